@@ -1,0 +1,63 @@
+# One command each: up, test, check, the benchmarks. CI runs the same ones (.ci/run).
+PYTHON ?= python3
+VENV ?= .venv
+# Passed on to `tailrace up`, pytest and the benchmarks: make up ARGS="--http-port 9090"
+ARGS ?=
+# Passed on to pip, for example to name a mirror.
+PIP_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
+# Stamps record what the environment holds; newer pins or metadata install again.
+MADE := $(VENV)/.stamp-made
+RUNTIME := $(VENV)/.stamp-runtime
+DEV := $(VENV)/.stamp-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help up test check bench-frame bench-decode clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+up: $(RUNTIME) ## install what serving needs, then serve the demo model on loopback
+	@exec $(BIN)/tailrace up $(ARGS)
+
+test: $(DEV) ## install what the tests need and run them all
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(DEV) ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy --strict
+
+bench-frame: $(DEV) ## time encode, decode and relay of a token frame
+	@$(BIN)/python tests/bench/bench_frame.py $(ARGS)
+
+bench-decode: $(DEV) ## time the demo model's decoding on this machine
+	@$(BIN)/python tests/bench/bench_decode.py $(ARGS)
+
+clean: ## remove caches and builds; keeps the environment and .tailrace
+	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+$(MADE):
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: '$(PYTHON)' not found; Tailrace needs Python 3.11 or newer (make up PYTHON=python3.12)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: Tailrace needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1); name another: make up PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: '$(PYTHON)' has no venv module; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@echo "==> making the virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(RUNTIME): pyproject.toml constraints.txt | $(MADE)
+	@echo "==> installing edge, origin and ledger (the first time takes about a minute; torch is the largest)"
+	@$(PIP_INSTALL) -e '.[edge,origin]'
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(MADE)
+	@echo "==> installing edge, origin and ledger with what the tests need (the first time takes minutes)"
+	@$(PIP_INSTALL) -e '.[edge,origin,dev]'
+	@touch $@ $(RUNTIME)

@@ -1,0 +1,171 @@
+"""The one error tree: every error says whose fault it is and what to do about it.
+
+An error that reaches a client becomes a JSON body or a `StreamError` frame with the
+same fields, so nothing is said twice in two vocabularies.
+"""
+
+from __future__ import annotations
+
+
+class TailraceError(Exception):
+    """Base of every error that Tailrace raises on purpose.
+
+    `code` is a stable snake_case word, `status` the HTTP status that carries it,
+    `retryable` whether the same request may succeed later without change, `field` the
+    part of the input at fault, `hint` what would be right, `retry_after_ms` how long to
+    wait before trying again.
+    """
+
+    code = "internal"
+    status = 500
+    retryable = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        status: int | None = None,
+        retryable: bool | None = None,
+        field: str | None = None,
+        hint: str | None = None,
+        retry_after_ms: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code if code is not None else self.code
+        self.status = status if status is not None else self.status
+        self.retryable = retryable if retryable is not None else self.retryable
+        self.field = field
+        self.hint = hint
+        self.retry_after_ms = retry_after_ms
+
+    def __str__(self) -> str:
+        where = f"{self.field}: " if self.field else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{where}{self.message}{hint}"
+
+
+# ---- the caller's fault ----
+
+
+class CallerError(TailraceError):
+    """The request is at fault; sending it again unchanged will fail again."""
+
+    code = "invalid_request"
+    status = 400
+
+
+class FrameError(CallerError):
+    """Bytes that are not a valid frame; names the field and the offset in the frame."""
+
+    code = "bad_frame"
+
+    def __init__(self, message: str, *, field: str, offset: int, hint: str | None = None) -> None:
+        super().__init__(f"{message} at byte {offset}", field=field, hint=hint)
+        self.offset = offset
+
+
+class SchemaMismatch(CallerError):
+    """The peer speaks another schema or frame version."""
+
+    code = "schema_mismatch"
+    status = 426
+
+
+class Unauthorized(CallerError):
+    """A resume token that is forged, expired, or signed by an unknown key."""
+
+    code = "bad_token"
+    status = 401
+
+
+class Forbidden(CallerError):
+    """A valid token without the right that the request needs."""
+
+    code = "missing_right"
+    status = 403
+
+
+class NotFound(CallerError):
+    """No such stream or model, or one that the caller may not know of."""
+
+    code = "not_found"
+    status = 404
+
+
+class Conflict(CallerError):
+    """The request contradicts what is already stored."""
+
+    code = "conflict"
+    status = 409
+
+
+class StaleEpoch(Conflict):
+    """An append or lease by a producer that another one has replaced."""
+
+    code = "stale_epoch"
+
+
+class WrongIndex(Conflict):
+    """An append that would leave a gap or write an index twice."""
+
+    code = "wrong_index"
+
+
+class TooLarge(CallerError):
+    """A body, frame or prompt over its limit."""
+
+    code = "too_large"
+    status = 413
+
+
+class BeyondEnd(CallerError):
+    """An index that the stream has not reached."""
+
+    code = "beyond_end"
+    status = 416
+
+
+# ---- our fault, or the weather ----
+
+
+class Unavailable(TailraceError):
+    """Nothing is wrong with the request; the service cannot take it now."""
+
+    code = "unavailable"
+    status = 503
+    retryable = True
+
+
+class OriginUnreachable(Unavailable):
+    """The edge has no link to an origin."""
+
+    code = "origin_unreachable"
+
+
+class Overloaded(Unavailable):
+    """A named queue is full."""
+
+    code = "overloaded"
+
+
+class LedgerFailed(Unavailable):
+    """The ledger's storage refused a write; nothing was released."""
+
+    code = "ledger_failed"
+
+
+# ---- the operator's fault ----
+
+
+class ConfigError(TailraceError):
+    """A setting that cannot work: names the setting, the file and what would be right."""
+
+    code = "bad_config"
+
+
+class ModelError(TailraceError):
+    """A checkpoint that cannot be served: names the file and the tensor or key."""
+
+    code = "bad_model"

@@ -1,0 +1,258 @@
+"""Whole frames of the client schema: encode, decode, split, and errors as frames.
+
+Standard library only: edges and clients import nothing else to speak the protocol. All
+that is needed to do so can be imported from here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Container
+
+from ledger import errors
+from ledger.bare import canonical, schema_hash
+from ledger.codec import (
+    HEADER_BYTES,
+    MAX_FRAME_BYTES,
+    PREFIX_BYTES,
+    VERSION,
+    VERSION_BITS,
+    Codec,
+    Inflate,
+    Raw,
+    corr_of,
+    patch_corr,
+    tag_of,
+    with_corr,
+)
+from ledger.errors import CallerError, FrameError, TailraceError
+from ledger.schema import (
+    CLIENT,
+    CLOSING,
+    FRAMES,
+    LOGGED,
+    SCHEMA_HASH,
+    SERVER,
+    STREAM_ID_BYTES,
+    Cancel,
+    Chunk,
+    Classification,
+    Credit,
+    Detach,
+    Durability,
+    Embedding,
+    FinishReason,
+    Frame,
+    Heartbeat,
+    Hello,
+    Logged,
+    Message,
+    Metrics,
+    Open,
+    Opened,
+    Priority,
+    Resume,
+    Revision,
+    Status,
+    Steer,
+    StreamEnd,
+    StreamError,
+    StreamState,
+    Tag,
+    Token,
+)
+from ledger.splitter import FrameSplitter
+
+__all__ = [
+    "CLIENT",
+    "CLOSING",
+    "CODEC",
+    "FRAMES",
+    "HEADER_BYTES",
+    "LOGGED",
+    "MAX_FRAME_BYTES",
+    "PREFIX_BYTES",
+    "SCHEMA_HASH",
+    "SERVER",
+    "STREAM_ID_BYTES",
+    "VERSION",
+    "Cancel",
+    "Chunk",
+    "Classification",
+    "Codec",
+    "Credit",
+    "Detach",
+    "Durability",
+    "Embedding",
+    "FinishReason",
+    "Frame",
+    "Heartbeat",
+    "Hello",
+    "Logged",
+    "Message",
+    "Metrics",
+    "Open",
+    "Opened",
+    "Priority",
+    "Resume",
+    "Revision",
+    "Splitter",
+    "Status",
+    "Steer",
+    "StreamEnd",
+    "StreamError",
+    "StreamState",
+    "Tag",
+    "Token",
+    "canonical",
+    "corr_of",
+    "decode",
+    "encode",
+    "error_frame",
+    "index_of",
+    "patch_corr",
+    "schema_hash",
+    "split",
+    "tag_of",
+    "to_error",
+    "with_corr",
+]
+
+CODEC: Codec[Frame] = Codec(FRAMES)
+
+
+# ---- encode and decode ----
+
+# Token frames are nearly all of the traffic. Those of a short text and a small index are
+# done here in a few C calls. These lines only ever succeed or step aside: everything else,
+# and whatever is wrong, goes to the table-driven codec, which says what is wrong with it.
+
+_SHORT = struct.Struct("<IBIB")  # header, tag, corr, length of the text
+_SHORT_BYTES = _SHORT.size
+_HEADER_LESS_SIZE = VERSION_BITS - HEADER_BYTES  # a plain header, less the frame's size
+_SHORT_TEXT_BYTES = 1 << 7  # texts below it have a one-byte length
+_SMALL_INDEX = 1 << 14  # indexes below it take at most two bytes
+_UVARINT = tuple(
+    bytes((n,)) if n < 1 << 7 else bytes((n & 0x7F | 0x80, n >> 7)) for n in range(_SMALL_INDEX)
+)
+_FROM_UVARINT = {raw: n for n, raw in enumerate(_UVARINT)}
+
+# The slots' own setters: a frozen dataclass's __init__ costs twice as much.
+_new_token = Token.__new__
+_set_text = vars(Token)["text"].__set__
+_set_index = vars(Token)["index"].__set__
+
+
+def encode(frame: Frame, corr: int = 0) -> bytes:
+    """One whole frame under `corr`; FrameError if a value is outside its type."""
+    if type(frame) is Token:
+        try:
+            text, index = frame.text.encode(), frame.index
+            size = len(text)
+            if size < _SHORT_TEXT_BYTES and 0 <= index < _SMALL_INDEX:
+                tail = text + _UVARINT[index]
+                header = _HEADER_LESS_SIZE + _SHORT_BYTES + len(tail)
+                return _SHORT.pack(header, 0, corr, size) + tail
+        except (AttributeError, TypeError, ValueError, struct.error):
+            pass  # outside its type: the codec names the field
+    return CODEC.encode(frame, corr)
+
+
+def decode(raw: Raw, inflate: Inflate | None = None) -> tuple[int, Frame]:
+    """(corr, frame) of exactly one whole frame.
+
+    Raises FrameError, with the field and the offset, and nothing else. A compressed payload
+    needs `inflate` (see ledger/codec.py). In a compressed frame the offsets are those of
+    the frame with its payload expanded in place.
+    """
+    try:
+        header, tag, corr, size = _SHORT.unpack_from(raw)
+        if tag == 0 and size < _SHORT_TEXT_BYTES and header - len(raw) == _HEADER_LESS_SIZE:
+            end = _SHORT_BYTES + size
+            token = _new_token(Token)
+            _set_text(token, raw[_SHORT_BYTES:end].decode())  # type: ignore[union-attr]
+            # What follows the text is one canonical varint, or not in the table.
+            _set_index(token, _FROM_UVARINT[raw[end:]])  # type: ignore[index]
+            return corr, token
+    except (AttributeError, KeyError, TypeError, ValueError, struct.error):
+        pass  # not of this shape, or not valid: the codec says which
+    return CODEC.decode(raw, inflate)
+
+
+def index_of(raw: Raw) -> int:
+    """The index of a raw logged frame."""
+    _, frame = decode(raw)
+    if isinstance(frame, Logged):
+        return frame.index
+    raise FrameError(f"{type(frame).__name__} has no index", field="tag", offset=HEADER_BYTES)
+
+
+class Splitter(FrameSplitter):
+    """Cuts a connection's bytes into whole raw frames of this schema.
+
+    `tags` narrows what is let through, say to CLIENT on the server's side.
+    """
+
+    def __init__(
+        self, max_frame_bytes: int = MAX_FRAME_BYTES, tags: Container[int] = frozenset(FRAMES)
+    ) -> None:
+        super().__init__(tags, max_frame_bytes)
+
+
+def split(data: Raw, tags: Container[int] = frozenset(FRAMES)) -> list[bytes]:
+    """The raw frames of one WebSocket message, in which every frame is whole."""
+    splitter = Splitter(tags=tags)
+    frames = splitter.feed(data)
+    if splitter.pending:
+        raise FrameError(
+            f"message ends {splitter.pending} bytes into a frame", field="header.length", offset=0
+        )
+    return frames
+
+
+# ---- errors as frames ----
+
+MAX_ERROR_TEXT = 1000  # characters of each text, so that an error always fits its frame
+
+_CLASSES = [
+    cls
+    for cls in vars(errors).values()
+    # A peer's bad_frame speaks of bytes that we sent: it has no offset here.
+    if isinstance(cls, type) and issubclass(cls, TailraceError) and cls is not FrameError
+]
+_BY_CODE = {cls.code: cls for cls in _CLASSES if "code" in vars(cls)}
+_BY_STATUS = {cls.status: cls for cls in _CLASSES if "status" in vars(cls)}
+
+
+def error_frame(exc: TailraceError) -> StreamError:
+    """The frame that tells a peer of `exc`; always encodable, long texts are cut."""
+    return StreamError(
+        code=_sendable(exc.code),
+        message=_sendable(exc.message),
+        retryable=exc.retryable,
+        status=exc.status,
+        field=None if exc.field is None else _sendable(exc.field),
+        hint=None if exc.hint is None else _sendable(exc.hint),
+        retry_after_ms=exc.retry_after_ms,
+    )
+
+
+def to_error(frame: StreamError) -> TailraceError:
+    """The error that a peer tells of: of the class that its code names, or its status."""
+    cls = _BY_CODE.get(frame.code) or _BY_STATUS.get(frame.status)
+    if cls is None:
+        cls = CallerError if 400 <= frame.status < 500 else TailraceError
+    return cls(
+        frame.message,
+        code=frame.code,
+        status=frame.status,
+        retryable=frame.retryable,
+        field=frame.field,
+        hint=frame.hint,
+        retry_after_ms=frame.retry_after_ms,
+    )
+
+
+def _sendable(text: str) -> str:
+    """Text with lone surrogates (a JSON escape can carry them in) made question marks."""
+    return text[:MAX_ERROR_TEXT].encode(errors="replace").decode()
