@@ -1,0 +1,129 @@
+"""One subscriber's frames on their way from the ledger to a corr of a link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Protocol
+
+from ledger.errors import TailraceError
+from ledger.frame import Tag, encode, error_frame, tag_of, with_corr
+from ledger.interface import Ledger, Record
+from ledger.subscriber import Subscriber
+from origin.service import status
+
+
+class Outlet(Protocol):
+    """The link's side that a feed writes to."""
+
+    congested: bool
+
+    def send(self, data: bytes) -> None: ...
+
+    def closed(self, corr: int) -> None:
+        """The feed has sent a closing frame; its corr is free."""
+        ...
+
+
+class Feed:
+    """Sends what its subscriber has credit for, from memory or storage, never both at once.
+
+    `attach` begins it; `pump` is called whenever something may have changed: a release, a
+    credit, a link that drains. It holds no frames: one that cannot send forgets nothing.
+    """
+
+    def __init__(self, outlet: Outlet, corr: int, subscriber: Subscriber, ledger: Ledger) -> None:
+        self.subscriber = subscriber
+        self._outlet = outlet
+        self._corr = corr
+        self._ledger = ledger
+        self._stream: bytes | None = None
+        self._stop_at: int | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    def attach(self, stream: bytes, released: int) -> None:
+        """Begin to read `stream`, whose next index is `released` now."""
+        self._stream = stream
+        self._stop_at = None if self.subscriber.follow else released
+        self._ledger.watch(stream, self.pump)
+        if self.subscriber.next >= released:
+            self._wait_for(self._begin_at_tip(stream))
+        else:
+            self.pump()
+
+    def detach(self) -> None:
+        """Stop at once; nothing more is sent."""
+        if self._stream is not None:
+            self._ledger.unwatch(self._stream, self.pump)
+            self._stream = None
+        if self._reading not in (None, asyncio.current_task()):
+            self._reading.cancel()
+
+    def grant(self, limit: int) -> None:
+        self.subscriber.grant(limit)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what may be sent now."""
+        while self._stream is not None and self._reading is None and not self._outlet.congested:
+            wanted = self.subscriber.wanted(self._released())
+            if wanted == 0:
+                self._finish_snapshot()
+                return
+            records = self._ledger.tip(self._stream, self.subscriber.next, wanted)
+            if records is None:
+                self._wait_for(self._read(self._stream, wanted))
+                return
+            self._send(records)
+
+    def _released(self) -> int:
+        assert self._stream is not None
+        released = self._ledger.released(self._stream)
+        return released if self._stop_at is None else min(released, self._stop_at)
+
+    def _wait_for(self, work: Coroutine[None, None, None]) -> None:
+        self._reading = asyncio.create_task(self._guard(work))
+
+    async def _guard(self, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except TailraceError as error:
+            self._close(encode(error_frame(error), self._corr))
+
+    async def _read(self, stream: bytes, wanted: int) -> None:
+        records = await self._ledger.read(stream, self.subscriber.next, wanted)
+        self._reading = None
+        self._send(records)
+        self.pump()
+
+    def _send(self, records: Sequence[Record]) -> None:
+        corr = self._corr
+        self._outlet.send(b"".join([with_corr(record.frame, corr) for record in records]))
+        self.subscriber.sent(len(records))
+        if tag_of(records[-1].frame) == Tag.STREAM_END:
+            self._close(b"")
+
+    async def _begin_at_tip(self, stream: bytes) -> None:
+        """A reader that has all of an ended stream is told so; nothing else would come."""
+        info = await self._ledger.info(stream)
+        if info.ended and self.subscriber.next >= info.next_index:
+            self._close(encode(status(info), self._corr))
+        else:
+            self._reading = None
+            self.pump()
+
+    def _finish_snapshot(self) -> None:
+        """A subscriber that does not follow is done when it has all that there was."""
+        if self._stop_at is not None and self.subscriber.next >= self._stop_at:
+            assert self._stream is not None  # pump has looked
+            self._wait_for(self._say_status(self._stream))
+
+    async def _say_status(self, stream: bytes) -> None:
+        info = await self._ledger.info(stream)
+        self._close(encode(status(info), self._corr))
+
+    def _close(self, last: bytes) -> None:
+        self.detach()
+        if last:
+            self._outlet.send(last)
+        self._outlet.closed(self._corr)

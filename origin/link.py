@@ -1,0 +1,213 @@
+"""The origin's end of a link: frames of many streams over one TCP connection to an edge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import cast
+
+import structlog
+
+from ledger.errors import CallerError, FrameError, LedgerFailed, SchemaMismatch, TailraceError
+from ledger.frame import (
+    CLIENT,
+    SCHEMA_HASH,
+    Cancel,
+    Credit,
+    Detach,
+    Frame,
+    Hello,
+    Open,
+    Resume,
+    Splitter,
+    Steer,
+    decode,
+    encode,
+    error_frame,
+)
+from ledger.subscriber import Subscriber
+from origin.feed import Feed
+from origin.service import Service, steer_refused
+
+MAX_CORRS = 65_536
+"""Streams at once on one link."""
+SEND_HIGH_BYTES = 1024 * 1024
+"""A link with so many unsent bytes is congested: its feeds wait."""
+
+log = structlog.get_logger("link")
+
+
+class EdgeLink(asyncio.Protocol):
+    """One connected edge. `links` is the set of live ones, `fatal` ends the origin."""
+
+    def __init__(
+        self, service: Service, links: set[EdgeLink], fatal: Callable[[LedgerFailed], None]
+    ) -> None:
+        self.congested = False
+        self._service = service
+        self._links = links
+        self._fatal = fatal
+        self._transport: asyncio.Transport | None = None
+        self._splitter = Splitter(tags=CLIENT)
+        self._greeted = False
+        self._feeds: dict[int, Feed] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._out: list[bytes] = []
+
+    # ---- the transport ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not isinstance: uvloop's transports are no subclass of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=SEND_HIGH_BYTES)
+        self.send(encode(Hello(SCHEMA_HASH, "tailrace-origin")))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._links.discard(self)
+        self._transport = None
+        for task in self._tasks:
+            task.cancel()
+        for feed in self._feeds.values():
+            feed.detach()
+        self._feeds.clear()
+
+    def pause_writing(self) -> None:
+        self.congested = True
+
+    def resume_writing(self) -> None:
+        self.congested = False
+        for feed in list(self._feeds.values()):
+            feed.pump()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for raw in self._splitter.feed(data):
+                self._take(raw)
+        except TailraceError as error:
+            self._refuse(error)
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes; all that one turn of the event loop queues goes out in one write."""
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(data)
+
+    def closed(self, corr: int) -> None:
+        self._feeds.pop(corr, None)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    def _flush(self) -> None:
+        if self._out and self._transport is not None:
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    def _refuse(self, error: TailraceError) -> None:
+        """The connection itself is at fault: say why and close it."""
+        log.warning("link.refused", error=str(error))
+        self.send(encode(error_frame(error)))
+        self.close()
+
+    # ---- frames ----
+
+    def _take(self, raw: bytes) -> None:
+        try:
+            corr, frame = decode(raw)
+        except FrameError as error:
+            self._answer_bad_frame(raw, error)
+            return
+        if not self._greeted:
+            self._greet(frame)
+        else:
+            self._dispatch(corr, frame)
+
+    def _answer_bad_frame(self, raw: bytes, error: FrameError) -> None:
+        """A bad payload costs its own stream only: the framing around it is sound."""
+        corr = int.from_bytes(raw[5:9], "little")
+        if not self._greeted or corr == 0:
+            raise error
+        self._fail(corr, error)
+
+    def _greet(self, frame: Frame) -> None:
+        if not isinstance(frame, Hello) or frame.schema != SCHEMA_HASH:
+            raise SchemaMismatch(
+                "the first frame must be a Hello of this schema",
+                hint=f"schema {SCHEMA_HASH.hex()}; run the same version at both ends",
+            )
+        self._greeted = True
+        self._links.add(self)
+        self.send(encode(self._service.heartbeat()))
+
+    def _dispatch(self, corr: int, frame: Frame) -> None:
+        match frame:
+            case Credit():
+                if (feed := self._feeds.get(corr)) is not None:
+                    feed.grant(frame.limit)
+            case Detach():
+                if (feed := self._feeds.pop(corr, None)) is not None:
+                    feed.detach()
+            case Open():
+                feed = self._feed(corr, 0, frame.credit, follow=True)
+                self._spawn(corr, self._open(corr, frame, feed))
+            case Resume():
+                start = 0 if frame.after is None else frame.after + 1
+                feed = self._feed(corr, start, frame.credit, follow=frame.follow)
+                self._spawn(corr, self._resume(corr, frame, feed))
+            case Cancel():
+                self._spawn(corr, self._cancel(corr, frame))
+            case Steer():
+                self._fail(corr, steer_refused())
+            case _:
+                raise FrameError("not expected here", field=type(frame).__name__, offset=4)
+
+    def _feed(self, corr: int, start: int, credit: int, *, follow: bool) -> Feed:
+        """The feed is known before its stream is: a Credit may overtake the answer."""
+        if corr == 0 or corr in self._feeds:
+            raise CallerError(f"corr {corr} is in use", code="corr_in_use", field="corr")
+        if len(self._feeds) >= MAX_CORRS:
+            raise CallerError(f"over {MAX_CORRS} streams on one link", status=429, field="corr")
+        subscriber = Subscriber.starting(start, credit, follow=follow)
+        feed = Feed(self, corr, subscriber, self._service.ledger)
+        self._feeds[corr] = feed
+        return feed
+
+    async def _open(self, corr: int, frame: Open, feed: Feed) -> None:
+        opened = await self._service.open(frame)
+        self._begin(corr, feed, encode(opened, corr), opened.stream, opened.next_index)
+
+    async def _resume(self, corr: int, frame: Resume, feed: Feed) -> None:
+        opened = await self._service.resume(frame)
+        self._begin(corr, feed, encode(opened, corr), opened.stream, opened.next_index)
+
+    def _begin(self, corr: int, feed: Feed, opened: bytes, stream: bytes, released: int) -> None:
+        if self._feeds.get(corr) is feed:  # not detached meanwhile
+            self.send(opened)
+            feed.attach(stream, released)
+
+    async def _cancel(self, corr: int, frame: Cancel) -> None:
+        self.send(encode(await self._service.cancel(frame), corr))
+
+    # ---- tasks and errors ----
+
+    def _spawn(self, corr: int, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(self._guard(corr, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guard(self, corr: int, work: Coroutine[None, None, None]) -> None:
+        """An error of one request is that request's answer."""
+        try:
+            await work
+        except LedgerFailed as error:
+            self._fail(corr, error)
+            self._fatal(error)
+        except TailraceError as error:
+            self._fail(corr, error)
+
+    def _fail(self, corr: int, error: TailraceError) -> None:
+        if (feed := self._feeds.pop(corr, None)) is not None:
+            feed.detach()
+        self.send(encode(error_frame(error), corr))

@@ -1,0 +1,157 @@
+"""The real processes, started as a user starts them, for tests that cut and kill them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 20.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    """A port that is free for TCP and UDP now."""
+    while True:
+        with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            tcp.bind(("127.0.0.1", 0))
+            port: int = tcp.getsockname()[1]
+            try:
+                udp.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+class Process:
+    """One `tailrace` command; its JSON log lines are events to wait for."""
+
+    def __init__(self, *command: object) -> None:
+        self.command = [sys.executable, "-m", "edge.cli", *map(str, command)]
+        self.events: list[dict[str, Any]] = []
+        self._news = asyncio.Condition()
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> Self:
+        self._process = await asyncio.create_subprocess_exec(
+            *self.command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def _read(self) -> None:
+        assert self._process is not None and self._process.stderr is not None
+        while line := await self._process.stderr.readline():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = {"message": line.decode(errors="replace").rstrip()}
+            async with self._news:
+                self.events.append(event)
+                self._news.notify_all()
+        async with self._news:
+            self.events.append({"message": "process.ended"})
+            self._news.notify_all()
+
+    async def saw(self, message: str, count: int = 1) -> dict[str, Any]:
+        """Wait for the `count`-th event whose message starts so; fails if the process ends."""
+
+        def seen() -> list[dict[str, Any]]:
+            return [e for e in self.events if str(e.get("message", "")).startswith(message)]
+
+        async with asyncio.timeout(START_TIMEOUT_S), self._news:
+            await self._news.wait_for(
+                lambda: len(seen()) >= count or self.events[-1:] == [{"message": "process.ended"}]
+            )
+        assert len(seen()) >= count, f"{self.command} ended: {self.events}"
+        return seen()[count - 1]
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end; returns the exit status."""
+        assert self._process is not None and self._reading is not None
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await self._process.wait()
+            await self._reading
+        assert self._process.returncode is not None
+        return self._process.returncode
+
+
+class Origin(Process):
+    """`tailrace origin`; `data` outlives it, so that a second one goes on with it."""
+
+    def __init__(self, data: Path, port: int | None = None, **flags: object) -> None:
+        self.data = data
+        self.port = port or free_port()
+        self.link = f"127.0.0.1:{self.port}"
+        more = [part for name, value in flags.items() for part in (f"--{name}", value)]
+        super().__init__("origin", "--link", self.link, "--data", data, *more)
+
+    async def ready(self) -> Self:
+        await self.start()
+        await self.saw("worker.ready")
+        return self
+
+    def worker_pid(self) -> int:
+        """The process of the worker that became ready last."""
+        ready = [event for event in self.events if event.get("message") == "worker.ready"]
+        return int(ready[-1]["pid"])
+
+    async def kill_worker(self) -> None:
+        """SIGKILL the worker, and wait until the supervisor has seen it."""
+        lost = sum(event.get("message") == "worker.lost" for event in self.events)
+        os.kill(self.worker_pid(), signal.SIGKILL)
+        await self.saw("worker.lost", lost + 1)
+
+
+class Edge(Process):
+    """`tailrace edge`, with TLS and HTTP/3 if given a certificate and its key."""
+
+    def __init__(self, origin: Origin, certificate: tuple[Path, Path] | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        flags: list[object] = ["--http", f"127.0.0.1:{self.port}", "--origin", origin.link]
+        if certificate is not None:
+            self.tls_port = free_port()
+            self.tls_url = f"https://localhost:{self.tls_port}"
+            flags += ["--https", f"127.0.0.1:{self.tls_port}"]
+            flags += ["--certificate", certificate[0], "--key", certificate[1]]
+        super().__init__("edge", *flags)
+
+    async def ready(self) -> Self:
+        await self.start()
+        await self.saw("Running on http://")
+        await self.saw("origin link up")
+        return self
+
+
+@asynccontextmanager
+async def running(*processes: Origin | Edge) -> AsyncIterator[None]:
+    """All of them ready, in this order; stopped at the end, in the reverse one."""
+    started: list[Process] = []
+    try:
+        for process in processes:
+            started.append(process)
+            await process.ready()
+        yield
+    finally:
+        for process in reversed(started):
+            await process.stop()
