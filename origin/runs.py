@@ -150,6 +150,14 @@ class Runs:
         elif (lost := _cannot_continue(stream.recipe, slot.ready, records)) is not None:
             await self._end(stream, FinishReason.ORIGIN_LOST, lost, records)
         else:
+            if stream.epoch > 1:
+                log.info(
+                    "stream.taken_over",
+                    stream=stream.id.hex(),
+                    epoch=stream.epoch,
+                    frames=len(records),
+                    slot=slot.number,
+                )
             slot.send(stream.recipe.run(records), run)
 
     async def _all_records(self, stream: bytes) -> list[Record]:

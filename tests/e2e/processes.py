@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -18,17 +19,21 @@ STOP_TIMEOUT_S = 20.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
+# Each port is handed out once, and below the range from which the kernel draws its own.
+_ports = itertools.count(20_000 + os.getpid() % 9_000)
+
+
 def free_port() -> int:
-    """A port that is free for TCP and UDP now."""
-    while True:
+    """A port that is free for TCP and UDP now, and was not given before."""
+    for port in _ports:
         with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-            tcp.bind(("127.0.0.1", 0))
-            port: int = tcp.getsockname()[1]
             try:
+                tcp.bind(("127.0.0.1", port))
                 udp.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return port
+    raise AssertionError("unreachable: the counter does not end")
 
 
 class Process:
@@ -83,9 +88,15 @@ class Process:
         assert len(seen()) >= count, f"{self.command} ended: {self.events}"
         return seen()[count - 1]
 
+    async def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        await self.stop(signal.SIGKILL)
+
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; returns the exit status."""
-        assert self._process is not None and self._reading is not None
+        if self._process is None:
+            return 0
+        assert self._reading is not None
         if self._process.returncode is None:
             self._process.send_signal(number)
         async with asyncio.timeout(STOP_TIMEOUT_S):
@@ -144,9 +155,14 @@ class Edge(Process):
 
 
 @asynccontextmanager
-async def running(*processes: Origin | Edge) -> AsyncIterator[None]:
-    """All of them ready, in this order; stopped at the end, in the reverse one."""
-    started: list[Process] = []
+async def running(
+    *processes: Origin | Edge, late: Sequence[Origin | Edge] = ()
+) -> AsyncIterator[None]:
+    """All of them ready, in this order; stopped at the end, in the reverse one.
+
+    Those in `late` are started by the test, and stopped with the others.
+    """
+    started: list[Process] = list(late)
     try:
         for process in processes:
             started.append(process)

@@ -1,0 +1,39 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.sse import TIMEOUT
+
+
+class House:
+    """An origin with two edges."""
+
+    def __init__(self, data: Path) -> None:
+        self.origin = Origin(data)
+        self.edges = [Edge(self.origin), Edge(self.origin)]
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    """For tests that kill: nobody else's."""
+    made = House(tmp_path)
+    async with running(made.origin, *made.edges):
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def standing_house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    """For tests that leave it as it was; one for all of a file."""
+    made = House(tmp_path_factory.mktemp("house"))
+    async with running(made.origin, *made.edges):
+        yield made
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    """A client that shares no connection with another test."""
+    async with httpx.AsyncClient(timeout=TIMEOUT) as made:
+        yield made

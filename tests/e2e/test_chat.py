@@ -1,0 +1,73 @@
+"""`tailrace chat` as a process against two edges."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from typing import NamedTuple
+
+import pytest
+
+from tests.e2e.conftest import House
+
+pytestmark = pytest.mark.anyio
+
+
+class Answer(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+async def chat(house: House, *arguments: str) -> Answer:
+    edges = [part for edge in house.edges for part in ("--edge", edge.url)]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "edge.cli", "chat", "Once upon a time", "--seed", "3", *edges),
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    stdout, stderr = await process.communicate()
+    assert process.returncode is not None
+    return Answer(process.returncode, stdout.decode(), stderr.decode())
+
+
+async def test_a_cut_answer_has_the_same_text_and_shows_where_it_went_on(house: House) -> None:
+    whole = await chat(house, "--raw-prompt", "--max-tokens", "30")
+    cut = await chat(house, "--raw-prompt", "--max-tokens", "30", "--cut-after", "12")
+    assert (whole.code, cut.code) == (0, 0)
+    assert whole.stdout == cut.stdout
+    marker = f"⟨cut after 12 tokens · resumed on {house.edges[1].url}, from index 12⟩"
+    assert cut.stderr.splitlines()[0] == marker
+    assert "⟨" not in whole.stderr
+    summary = r"30 tokens · TTFT \d+ ms · \d+ tok/s · 1 resume · length"
+    assert re.fullmatch(summary, cut.stderr.splitlines()[-1])
+
+
+async def test_json_is_one_document_with_the_same_text(house: House) -> None:
+    plain = await chat(house, "--max-tokens", "20")
+    document = await chat(house, "--max-tokens", "20", "--json")
+    said = json.loads(document.stdout)
+    assert said["text"] + "\n" == plain.stdout
+    assert said["resumes"] == 0
+    assert re.fullmatch("[0-9a-f]{32}", said["id"])
+    assert document.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--temperature", "9"), "temperature"),
+        (("--max-tokens", "0"), "max_tokens"),
+        (("--model", "gpt"), "model"),
+    ],
+)
+async def test_a_request_that_the_origin_refuses_is_wrong_usage(
+    house: House, arguments: tuple[str, str], said: str
+) -> None:
+    answer = await chat(house, *arguments)
+    assert (answer.code, answer.stdout) == (2, "")
+    assert answer.stderr.startswith("error: ")
+    assert said in answer.stderr

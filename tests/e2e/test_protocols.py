@@ -1,0 +1,132 @@
+"""The same stream over HTTP/1.1, HTTP/2, HTTP/3 and TLS, as real clients read it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import curl_cffi
+import httpx
+import pytest
+from curl_cffi import CurlHttpVersion
+
+from edge.certificate import development_certificate
+from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.sse import SSE, TIMEOUT, Reading, resume, start
+
+pytestmark = pytest.mark.anyio
+
+REQUEST: dict[str, Any] = {
+    "model": "demo",
+    "prompt": "Once upon a time",
+    "max_tokens": 40,
+    "temperature": 0.8,
+    "seed": 11,
+    "ignore_eos": True,
+}
+
+
+@dataclass
+class Secured:
+    """An edge with a certificate, and what a client needs to trust it."""
+
+    edge: Edge
+    certificate: Path
+
+
+@pytest.fixture(scope="module")
+async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    files = development_certificate(folder / "certificate", datetime.now(UTC))
+    origin = Origin(folder / "data")
+    edge = Edge(origin, (files.certificate, files.key))
+    async with running(origin, edge):
+        yield Secured(edge, files.certificate)
+
+
+@pytest.fixture
+async def reference(secured: Secured, client: httpx.AsyncClient) -> Reading:
+    return await start(client, secured.edge.url, REQUEST)
+
+
+@pytest.mark.parametrize("http2", [False, True])
+async def test_over_tls(secured: Secured, reference: Reading, http2: bool) -> None:
+    context = ssl.create_default_context(cafile=str(secured.certificate))
+    async with httpx.AsyncClient(verify=context, http2=http2, timeout=TIMEOUT) as client:
+        cut = await start(client, secured.edge.tls_url, REQUEST, stop_after=9)
+        joined = await resume(client, secured.edge.tls_url, cut)
+        version = (await client.get(f"{secured.edge.tls_url}/healthz")).http_version
+    assert version == ("HTTP/2" if http2 else "HTTP/1.1")
+    assert (joined.text, joined.indexes) == (reference.text, reference.indexes)
+
+
+def over_http3(secured: Secured) -> dict[str, Any]:
+    return {
+        "http_version": CurlHttpVersion.V3ONLY,
+        "verify": str(secured.certificate),
+        "timeout": 60,
+    }
+
+
+async def test_over_http3_cut_and_resumed(secured: Secured, reference: Reading) -> None:
+    url = f"{secured.edge.tls_url}/v1/generate"
+
+    def begin() -> tuple[str, bytes]:
+        """The first bytes of the stream, and then the connection is dropped."""
+        with curl_cffi.Session() as session:
+            response = session.post(
+                url, json=REQUEST, headers=SSE, stream=True, **over_http3(secured)
+            )
+            assert response.http_version == CurlHttpVersion.V3
+            assert response.status_code == 200
+            held = b""
+            for chunk in response.iter_content():
+                held += chunk
+                if b"\n\n" in held:
+                    break
+            return response.headers["Tailrace-Stream"], held
+
+    stream, held = await asyncio.to_thread(begin)
+    whole_events = held[: held.rindex(b"\n\n") + 2]
+    last = int(whole_events.rsplit(b"id: ", 1)[1].split(b"\n")[0])
+    rest = await asyncio.to_thread(
+        lambda: curl_cffi.get(
+            f"{url}/{stream}",
+            headers={**SSE, "Last-Event-ID": str(last)},
+            **over_http3(secured),
+        )
+    )
+    assert rest.status_code == 200
+    assert text_of(whole_events + rest.content) == reference.text
+
+
+async def test_http3_gives_the_json_document_too(secured: Secured, reference: Reading) -> None:
+    ask: Callable[[], Any] = lambda: curl_cffi.post(  # noqa: E731
+        f"{secured.edge.tls_url}/v1/generate", json=REQUEST, **over_http3(secured)
+    )
+    answer = await asyncio.to_thread(ask)
+    assert answer.http_version == CurlHttpVersion.V3
+    assert answer.json()["text"] == reference.text
+
+
+async def test_http11_says_where_http3_is(secured: Secured) -> None:
+    context = ssl.create_default_context(cafile=str(secured.certificate))
+    async with httpx.AsyncClient(verify=context) as client:
+        answer = await client.get(f"{secured.edge.tls_url}/healthz")
+    assert f'h3=":{secured.edge.tls_port}"' in answer.headers["alt-svc"]
+
+
+def text_of(events: bytes) -> str:
+    import json
+
+    texts = []
+    for block in events.decode().strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":"))
+        if fields and fields.get("event", "message") == "message":
+            texts.append(json.loads(fields["data"])["text"])
+    return "".join(texts)
