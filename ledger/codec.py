@@ -39,6 +39,9 @@ F = TypeVar("F")
 
 def length_of(header: int, max_frame_bytes: int = MAX_FRAME_BYTES) -> int:
     """The length that a header word declares, after checking all that it says."""
+    length = header & LENGTH_MASK
+    if header == VERSION_BITS | length and MIN_LENGTH_BYTES <= length <= max_frame_bytes:
+        return length  # the plain case, which relays see for every frame
     version = header >> LENGTH_BITS & 0xF
     if version != VERSION:
         error = FrameError(
@@ -52,7 +55,6 @@ def length_of(header: int, max_frame_bytes: int = MAX_FRAME_BYTES) -> int:
     flags = header >> 28
     if flags & ~FLAG_ZSTD:
         raise FrameError(f"unknown flags {flags:#x}", field="header.flags", offset=3)
-    length = header & LENGTH_MASK
     if length < MIN_LENGTH_BYTES:
         raise FrameError(
             f"length {length} cannot hold a tag and a corr", field="header.length", offset=0

@@ -129,6 +129,7 @@ CODEC: Codec[Frame] = Codec(FRAMES)
 
 _SHORT = struct.Struct("<IBIB")  # header, tag, corr, length of the text
 _SHORT_BYTES = _SHORT.size
+_pack_short, _unpack_short = _SHORT.pack, _SHORT.unpack_from
 _HEADER_LESS_SIZE = VERSION_BITS - HEADER_BYTES  # a plain header, less the frame's size
 _SHORT_TEXT_BYTES = 1 << 7  # texts below it have a one-byte length
 _SMALL_INDEX = 1 << 14  # indexes below it take at most two bytes
@@ -152,7 +153,7 @@ def encode(frame: Frame, corr: int = 0) -> bytes:
             if size < _SHORT_TEXT_BYTES and 0 <= index < _SMALL_INDEX:
                 tail = text + _UVARINT[index]
                 header = _HEADER_LESS_SIZE + _SHORT_BYTES + len(tail)
-                return _SHORT.pack(header, 0, corr, size) + tail
+                return _pack_short(header, 0, corr, size) + tail
         except (AttributeError, TypeError, ValueError, struct.error):
             pass  # outside its type: the codec names the field
     return CODEC.encode(frame, corr)
@@ -166,7 +167,7 @@ def decode(raw: Raw, inflate: Inflate | None = None) -> tuple[int, Frame]:
     the frame with its payload expanded in place.
     """
     try:
-        header, tag, corr, size = _SHORT.unpack_from(raw)
+        header, tag, corr, size = _unpack_short(raw)
         if tag == 0 and size < _SHORT_TEXT_BYTES and header - len(raw) == _HEADER_LESS_SIZE:
             end = _SHORT_BYTES + size
             token = _new_token(Token)

@@ -6,6 +6,7 @@ one of them to the schema file. PROTOCOL.md says what the frames mean.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Self
@@ -45,7 +46,7 @@ class Word(IntEnum):
                 return member
         raise CallerError(
             f"unknown {cls.__name__} {word!r}",
-            field=cls.__name__.lower(),
+            field=re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower(),
             hint="one of " + ", ".join(member.word for member in cls),
         )
 

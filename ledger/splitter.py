@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Container
 
-from ledger.codec import HEADER_BYTES, MAX_FRAME_BYTES, check_tag, length_of
+from ledger.codec import HEADER_BYTES, MAX_FRAME_BYTES, Raw, check_tag, length_of
 from ledger.errors import FrameError
+
+_HEADER = struct.Struct("<I")
+_HEADER_AND_TAG_BYTES = HEADER_BYTES + 1
 
 
 class FrameSplitter:
@@ -19,39 +23,49 @@ class FrameSplitter:
     def __init__(self, tags: Container[int], max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._tags = tags
         self._max_frame_bytes = max_frame_bytes
-        self._buffer = bytearray()
+        self._rest = bytearray()
+        self._needed = HEADER_BYTES  # bytes of `_rest` before there is anything to look at
         self._error: FrameError | None = None
 
     @property
     def pending(self) -> int:
         """Bytes of an unfinished frame held back."""
-        return len(self._buffer)
+        return len(self._rest)
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
+    def feed(self, data: Raw) -> list[bytes]:
         """The frames that `data` completes; FrameError at the first bad header."""
         if self._error is not None:
             raise self._error
-        self._buffer += data
+        if self._rest:
+            # Collected in place, so that a large frame in small pieces is copied once.
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return []
+            data = self._rest
         try:
-            frames, end = self._cut()
+            frames, end = self._cut(bytes(data))
         except FrameError as error:
             self._error = error
-            self._buffer.clear()
+            self._rest.clear()
             raise
-        del self._buffer[:end]
+        self._rest = bytearray(data[end:])
         return frames
 
-    def _cut(self) -> tuple[list[bytes], int]:
-        buffer = self._buffer
+    def _cut(self, data: bytes) -> tuple[list[bytes], int]:
+        """The whole frames in `data`, and where the unfinished one begins."""
         frames: list[bytes] = []
-        start, size = 0, len(buffer)
+        start, size = 0, len(data)
         while size - start >= HEADER_BYTES:
-            body = start + HEADER_BYTES
-            length = length_of(int.from_bytes(buffer[start:body], "little"), self._max_frame_bytes)
-            if size > body:
-                check_tag(buffer[body], self._tags)
-            if size - body < length:
-                break
-            frames.append(bytes(buffer[start : body + length]))
-            start = body + length
+            header: int = _HEADER.unpack_from(data, start)[0]
+            frame_bytes = HEADER_BYTES + length_of(header, self._max_frame_bytes)
+            if size - start < _HEADER_AND_TAG_BYTES:
+                self._needed = _HEADER_AND_TAG_BYTES
+                return frames, start
+            check_tag(data[start + HEADER_BYTES], self._tags)
+            if size - start < frame_bytes:
+                self._needed = frame_bytes
+                return frames, start
+            frames.append(data[start : start + frame_bytes])
+            start += frame_bytes
+        self._needed = HEADER_BYTES
         return frames, start

@@ -1,0 +1,46 @@
+"""Reads a .bare schema file, so that tests can hold classes and oracles to its text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ledger.bare import canonical
+
+ROOT = Path(__file__).parents[1]
+CLIENT_SCHEMA = ROOT / "ledger" / "tailrace.bare"
+WORKER_SCHEMA = ROOT / "origin" / "worker.bare"
+
+_DEFINITION = re.compile(r"type (\w+) (struct|enum|union|void|data\[\d+\])(?: \{ (.*?) \})?(?: |$)")
+_FIELD = re.compile(r"(\w+): (\S+)")
+_NUMBERED = re.compile(r"(\w+) = (\d+)")
+
+
+@dataclass
+class Schema:
+    """The definitions of one schema, each kind by name and in the order of the text."""
+
+    structs: dict[str, dict[str, str]] = field(default_factory=dict)
+    enums: dict[str, dict[str, int]] = field(default_factory=dict)
+    unions: dict[str, dict[str, int]] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+
+def read_schema(path: Path) -> Schema:
+    text = canonical(path.read_text(encoding="utf-8"))
+    schema = Schema()
+    end = 0
+    for found in _DEFINITION.finditer(text):
+        assert found.start() == end, f"not understood: {text[end : found.start()]!r}"
+        end = found.end()
+        name, kind, body = found[1], found[2], found[3] or ""
+        if kind in ("struct", "void"):
+            schema.structs[name] = dict(_FIELD.findall(body))
+        elif kind in ("enum", "union"):
+            numbered = {word: int(number) for word, number in _NUMBERED.findall(body)}
+            (schema.enums if kind == "enum" else schema.unions)[name] = numbered
+        else:
+            schema.aliases[name] = kind
+    assert end == len(text), f"not understood: {text[end:]!r}"
+    return schema

@@ -1,0 +1,90 @@
+"""PROTOCOL.md is held to the code: its bytes, its tables, its schema identity."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from ledger import errors
+from ledger.bare import schema_hash
+from ledger.errors import FrameError, TailraceError
+from ledger.frame import FRAMES, MAX_FRAME_BYTES, SCHEMA_HASH, decode, encode
+from tests.schema_text import CLIENT_SCHEMA, ROOT, read_schema
+from tests.vectors.generate import to_json
+
+TEXT = (ROOT / "PROTOCOL.md").read_text(encoding="utf-8")
+SCHEMA = read_schema(CLIENT_SCHEMA)
+
+
+def blocks(language: str) -> list[tuple[bytes, str]]:
+    """The bytes and the second line of each fenced block of a language."""
+    found = re.findall(rf"^```{language}\n(.*)\n(.*)\n```$", TEXT, re.MULTILINE)
+    return [(bytes.fromhex(hexes), says) for hexes, says in found]
+
+
+def rows(columns: int) -> Iterator[list[str]]:
+    """The cells of every table row of so many columns."""
+    for line in TEXT.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and len(cells) == columns:
+            yield cells
+
+
+@pytest.mark.parametrize(("raw", "says"), blocks("frame"))
+def test_an_example_frame_is_what_it_says(raw: bytes, says: str) -> None:
+    corr, frame = decode(raw)
+    found = re.fullmatch(r"corr (\d+): (\w+) (\{.*\})", says)
+    assert found
+    assert (corr, type(frame).__name__) == (int(found[1]), found[2])
+    assert to_json(frame) == json.loads(found[3])
+    assert encode(frame, corr) == raw
+
+
+@pytest.mark.parametrize(("raw", "says"), blocks("refused"))
+def test_an_example_of_a_refusal_is_refused_for_what_it_says(raw: bytes, says: str) -> None:
+    with pytest.raises(FrameError) as caught:
+        decode(raw)
+    error = caught.value
+    assert f"{error.code}: {error.field} at byte {error.offset}" == says
+
+
+def test_there_are_examples_of_both_kinds() -> None:
+    assert len(blocks("frame")) >= 8
+    assert len(blocks("refused")) >= 3
+
+
+def test_the_table_of_payloads_is_the_schema() -> None:
+    told = {
+        row[1].strip("`"): (int(row[0]), dict(re.findall(r"`(\w+): (\S+)`", row[2])))
+        for row in rows(4)
+        if row[0].isdigit() and row[1].startswith("`")
+    }
+    tags = {cls.__name__: tag for tag, cls in FRAMES.items()}
+    assert told == {name: (tag, SCHEMA.structs[name]) for name, tag in tags.items()}
+
+
+def test_the_table_of_enums_is_the_schema() -> None:
+    told = {
+        row[0].strip("`"): {name: int(n) for name, n in re.findall(r"`([A-Z_]+)` (\d+)", row[1])}
+        for row in rows(2)
+    }
+    assert {name: told.get(name) for name in SCHEMA.enums} == SCHEMA.enums
+
+
+def test_the_schema_identity_is_told() -> None:
+    assert f"`{SCHEMA_HASH.hex()}`" in TEXT
+    assert schema_hash(CLIENT_SCHEMA.read_text(encoding="utf-8")) == SCHEMA_HASH
+
+
+def test_every_class_of_the_error_tree_is_in_the_table_of_codes() -> None:
+    told = {row[0].strip("`"): (row[1], row[2]) for row in rows(4) if row[1].isdigit()}
+    for cls in vars(errors).values():
+        if isinstance(cls, type) and issubclass(cls, TailraceError):
+            assert told[cls.code] == (str(cls.status), "yes" if cls.retryable else "no")
+
+
+def test_the_limit_of_a_frame_is_told() -> None:
+    assert f"Length field of a frame | {MAX_FRAME_BYTES:,} bytes" in TEXT
