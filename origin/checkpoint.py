@@ -198,7 +198,7 @@ def _count(path: Path, raw: dict[str, Any], key: str) -> int:
 
 def _positive(path: Path, raw: dict[str, Any], key: str) -> float:
     value = raw.get(key)
-    if type(value) not in (int, float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise _bad(path, key, f"{value!r}, expected a number above 0")
     return float(value)
 

@@ -16,7 +16,7 @@ from origin.model import BitNetModel, prefill_chunks
 from origin.transcript import Transcript
 from origin.worker_frame import Emission, Run
 
-MAX_RUNNING_RUNS = 16
+MAX_RUNNING_RUNS = 32
 # Regenerating the cache of a continued run, decoding runs wait for this many tokens at most.
 REBUILD_TOKENS_PER_STEP = 16
 

@@ -4,7 +4,7 @@ A token's keys and values depend on the shapes that were multiplied to compute t
 fp32 matrix products are not the same for every row count. Token-exact continuation therefore
 fixes the shapes: a prompt goes through in chunks at absolute multiples of PREFILL_CHUNK_TOKENS
 and every generated token goes through alone. Ternary layers are exact in any shape: sums of
-int8 x ternary products stay below 2**24, which fp32 holds.
+int8 x ternary products are whole numbers, and below 2**24 fp32 holds them too.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ Progress = Callable[[str, int, int], None]
 
 
 class TernaryLinear:
-    """One or more ternary layers of the same input, unpacked to fp32 and fused into one product.
+    """One or more ternary layers of the same input, fused into one int8 product.
 
-    Equals `kernels.ternary.ternary_linear` of each part bit for bit, without unpacking again.
+    Equals `kernels.ternary.ternary_linear` of each part bit for bit. Weights stay int8, a
+    quarter of fp32: a decoded token reads all of them, and reading is what takes the time.
     """
 
     def __init__(self, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
         """parts: (packed uint8 [out / 4, in], scale [1]) of each fused layer, in output order."""
         unpacked = [unpack_ternary(packed) for packed, _ in parts]
-        # [in, out]: with a single row, BLAS reads this order a third faster than [out, in].
-        self._weight = torch.cat(unpacked).t().float().contiguous()
         rows = torch.tensor([len(part) for part in unpacked])
+        self._weight = torch.cat(unpacked).t()
         self._scale = torch.cat([scale.float() for _, scale in parts]).repeat_interleave(rows)
         self._int8_max = torch.tensor(float(INT8_MAX))
 
@@ -62,8 +62,9 @@ class TernaryLinear:
         absmax = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)
         # The oracle's 127 / absmax is this product in torch, and rounds as it does.
         factor = absmax.clamp_min_(MIN_ABSMAX).reciprocal_().mul_(self._int8_max)
-        summed = (x * factor).round_() @ self._weight
-        return summed.div_(factor).mul_(self._scale)
+        quantized = (x * factor).round_().to(torch.int8)
+        # The only int8 product with int32 sums that torch has on CPUs; torchao rests on it too.
+        return torch._int_mm(quantized, self._weight).div(factor).mul_(self._scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from origin.model import BitNetModel, load_model
+from origin.worker import TORCH_THREADS
+from tests.origin.tiny_checkpoint import write_checkpoint
+
+# As in a worker: a second thread costs more than it brings, and may change the last bits.
+torch.set_num_threads(TORCH_THREADS)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random BitNet of two layers; tests that change a checkpoint write their own."""
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="session")
+def model(checkpoint: Path) -> BitNetModel:
+    return load_model(checkpoint)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(checkpoint: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
