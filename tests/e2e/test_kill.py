@@ -69,7 +69,8 @@ async def test_the_edge_is_killed_and_the_reader_resumes_on_another(
     one, two = house.edges
     whole = await start(client, one.url, REQUEST)
     reading = Reading()
-    with pytest.raises(httpx.TransportError):
+
+    async def read_and_kill() -> None:
         async with client.stream(
             "POST", f"{one.url}/v1/generate", json=REQUEST, headers=SSE
         ) as response:
@@ -78,6 +79,9 @@ async def test_the_edge_is_killed_and_the_reader_resumes_on_another(
                 reading.events.append(event)
                 if len(reading.events) == 20:
                     await one.kill()
+
+    with pytest.raises(httpx.TransportError):
+        await read_and_kill()
     assert 20 <= len(reading.events) < TOKENS
     await resume(client, two.url, reading)
     assert (reading.text, reading.indexes) == (whole.text, whole.indexes)

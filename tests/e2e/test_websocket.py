@@ -80,12 +80,16 @@ async def read_until(client: Multiplex, frames: int) -> None:
 async def test_the_edge_is_killed_under_twenty_streams(house: House) -> None:
     whole = await uninterrupted(house, LONG)
     streams = [Stream() for _ in range(STREAMS)]
-    with pytest.raises(ConnectionClosed):
+
+    async def read_and_kill() -> None:
         async with connected(house.edges[0].url, streams) as client:
             await client.open(requests(LONG))
             await read_until(client, 10 * STREAMS)
             await house.edges[0].kill()
             await client.drain()
+
+    with pytest.raises(ConnectionClosed):
+        await read_and_kill()
     assert not any(stream.ended for stream in streams)
     await finish_on_second_edge(house, streams)
     assert same(streams, whole)

@@ -1,0 +1,1 @@
+"""The stateless relay between clients and an origin: killing any edge loses nothing."""

@@ -1,0 +1,31 @@
+"""How long to wait before trying again, so that a crowd does not come back at once.
+
+Full jitter, after "Exponential Backoff and Jitter" (AWS Architecture Blog, 2015): a draw
+from the whole range, whose upper end doubles with each failure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Delays between `least_s` and a ceiling that grows from twice that to `most_s`."""
+
+    least_s: float
+    most_s: float
+    random: Random = field(default_factory=Random)
+    failures: int = 0
+
+    def next_delay_s(self) -> float:
+        """The delay after one more failure."""
+        self.failures += 1
+        # The exponent is bounded: 2.0**1024 is an OverflowError after a long outage.
+        ceiling = min(self.most_s, self.least_s * 2.0 ** min(self.failures, 32))
+        return self.random.uniform(self.least_s, ceiling)
+
+    def reset(self) -> None:
+        """Something worked: the next failure is a first one."""
+        self.failures = 0

@@ -1,0 +1,240 @@
+"""The command `tailrace`: one subcommand a process, and the ones for people.
+
+Only typer is imported here. Everything else is imported by the command that runs, so that
+`tailrace --help` is quick and each part needs only its own extra installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ledger.errors import CallerError, ConfigError, TailraceError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+
+app = typer.Typer(
+    name="tailrace",
+    help="Token streams that survive being cut.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Help as plain text: loading rich for it costs more than everything else together.
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help="Settings.", no_args_is_help=True, rich_markup_mode=None)
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings; default tailrace.toml if present."),
+]
+# What `up` gives its children, so that they end when it does; edge/child.py says how.
+UntilEofOption = Annotated[bool, typer.Option("--until-eof", hidden=True)]
+
+
+def main() -> None:
+    """Run the command line; an error of the tree becomes one line and an exit code."""
+    try:
+        app()
+    except TailraceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        usage = isinstance(error, CallerError | ConfigError)
+        sys.exit(EXIT_USAGE if usage else EXIT_FAILED)
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Imports that need the extra `name`: a missing package says how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("edge", "ledger", "origin"):
+            raise  # a fault of ours, not of the installation
+        raise ConfigError(
+            f"the package {error.name!r} is not installed",
+            hint=f"pip install 'tailrace[{name}]'",
+        ) from error
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from edge.version import tailrace_version
+
+        typer.echo(f"tailrace {tailrace_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def tailrace(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    """Token streams that survive being cut."""
+
+
+@app.command()
+def up(
+    data: Annotated[
+        Path, typer.Option(help="Folder of ledger, certificate and logs.", file_okay=False)
+    ] = Path(".tailrace"),
+    http_port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP; 0: any free one.")] = 8080,
+    https_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="HTTPS and HTTP/3; 0: any free one.")
+    ] = 8443,
+    link_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Link from edge to origin; 0: any free one.")
+    ] = 8470,
+    sample: Annotated[bool, typer.Option(help="Stream a sample that is cut and resumed.")] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One line of JSON on stdout when ready.")
+    ] = False,
+) -> None:
+    """Serve the demo model on loopback: origin, edge and ledger."""
+    with extra("edge"):
+        from edge.up import UpOptions, run
+
+    run(UpOptions(data, http_port, https_port, link_port, sample, as_json))
+
+
+@app.command()
+def edge(
+    config: ConfigOption = None,
+    http: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="HTTP/1.1 and 2.")] = None,
+    https: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="HTTPS and, over QUIC, HTTP/3.")
+    ] = None,
+    origin: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The origin's link.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="For HTTPS and HTTP/3.", dir_okay=False)
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="The certificate's key.", dir_okay=False)
+    ] = None,
+    until_eof: UntilEofOption = False,
+) -> None:
+    """Run an edge: the relay between clients and an origin."""
+    with extra("edge"):
+        from edge.config import EdgeConfig
+        from edge.serve import run
+
+    settings = EdgeConfig.load(
+        config, http=http, https=https, origin=origin, certificate=certificate, key=key
+    )
+    _watch_parent(until_eof)
+    run(settings)
+
+
+@app.command()
+def origin(
+    config: ConfigOption = None,
+    link: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where edges connect.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of ledger and keys.", file_okay=False)
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Checkpoint folder.", file_okay=False)] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes.")] = None,
+    until_eof: UntilEofOption = False,
+) -> None:
+    """Run an origin: admission, ledger and the workers that generate."""
+    with extra("origin"):
+        from origin.config import LedgerConfig, OriginConfig
+        from origin.supervisor import run
+
+    settings = OriginConfig.load(config, link=link, data=data, model=model, workers=workers)
+    retention = LedgerConfig.load(config)
+    _watch_parent(until_eof)
+    run(settings, retention)
+
+
+def _watch_parent(until_eof: bool) -> None:
+    if until_eof:
+        from edge.child import stop_when_orphaned
+
+        stop_when_orphaned()
+
+
+@app.command()
+def chat(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT")],
+    edges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--edge", metavar="URL", help="An edge; several: any of them may resume the stream."
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="Model name.")] = "demo",
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens at most.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0: greedy.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the K likeliest; 0: all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from this much probability.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
+    cut_after: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Drop the connection after N tokens, and resume."),
+    ] = None,
+    raw_prompt: Annotated[
+        bool, typer.Option("--raw-prompt", help="Continue PROMPT instead of answering it.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document when it has ended.")
+    ] = False,
+) -> None:
+    """Stream an answer to PROMPT."""
+    with extra("edge"):
+        from edge.chat import ChatOptions, run
+
+    said = {"prompt": prompt} if raw_prompt else {"messages": [{"role": "user", "content": prompt}]}
+    sampling = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "stop": stop,
+    }
+    request = {"model": model, **said, **{k: v for k, v in sampling.items() if v is not None}}
+    options = ChatOptions(edges=edges, request=request, cut_after=cut_after, as_json=as_json)
+    try:
+        ended_well = run(options)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if not ended_well:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@config_app.command("check")
+def config_check(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Default tailrace.toml if present.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Load the settings of every part and print each with where it came from."""
+    from edge.config import EdgeConfig
+    from edge.config_check import report
+    from origin.config import LedgerConfig, OriginConfig
+
+    parts = (EdgeConfig, OriginConfig, LedgerConfig)
+    typer.echo(report(parts, file, as_json=as_json), nl=False)
+
+
+app.add_typer(config_app, name="config")
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""`tailrace config check`: the settings of every part, each with where it came from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ledger.errors import ConfigError
+from ledger.settings import DEFAULT_FILE, Settings
+
+
+class Setting(NamedTuple):
+    """One setting; `source` is `default`, a file, or the name of an environment variable."""
+
+    name: str
+    value: object
+    source: str
+
+
+def report(parts: Sequence[type[Settings]], file: Path | None, *, as_json: bool) -> str:
+    """Every setting of `parts` as text for a person, or as a JSON array of objects.
+
+    Without `file`, `tailrace.toml` is read if it is there. Raises ConfigError.
+    """
+    if file is not None and not file.is_file():
+        raise ConfigError(f"{file} is not a file", hint="name a TOML file, such as tailrace.toml")
+    settings = list(load_all(parts, file))
+    if as_json:
+        return json.dumps([setting._asdict() for setting in settings], indent=2) + "\n"
+    return _as_table(settings)
+
+
+def load_all(parts: Sequence[type[Settings]], file: Path | None) -> Iterator[Setting]:
+    """The settings of every part, in the order in which the parts declare them."""
+    for part in parts:
+        loaded = part.load(file)
+        values = loaded.model_dump(mode="json")
+        for key, value in values.items():
+            source = _source(loaded, key, file or DEFAULT_FILE)
+            yield Setting(f"{part.table}.{key}", value, source)
+
+
+def _source(loaded: Settings, key: str, file: Path) -> str:
+    """Flags apart, the environment wins over the file, and the file over the default."""
+    if key not in loaded.model_fields_set:
+        return "default"
+    variable = f"{loaded.model_config['env_prefix']}{key}".upper()
+    in_environment = variable in {name.upper() for name in os.environ}
+    return variable if in_environment else str(file)
+
+
+def _as_table(settings: list[Setting]) -> str:
+    """Columns padded to their widest cell; plain text, so that a pipe can take it."""
+    rows = [("setting", "value", "from")]
+    rows += [(name, json.dumps(value), source) for name, value, source in settings]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return "".join(
+        f"{name:{widths[0]}}  {value:{widths[1]}}  {source}\n" for name, value, source in rows
+    )

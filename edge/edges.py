@@ -1,0 +1,96 @@
+"""The edges that a client may use, and its tries to get an answer from one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+import httpx
+
+from edge.backoff import Backoff
+from edge.refusal import refusal
+from ledger.errors import TailraceError, Unavailable
+from ledger.frame import Status, StreamState
+
+RECONNECT_MIN_S = 0.05
+RECONNECT_MAX_S = 10.0
+
+State = Literal["connecting", "open", "waiting", "resumed", "ended"]
+OnState = Callable[[State, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """What all streams of one client share; `urls` are alike, any may be asked for any stream."""
+
+    urls: list[str]
+    http: httpx.AsyncClient
+    patience_s: float
+    random: Random
+    on_state: OnState | None
+
+    def tell(self, state: State, detail: str) -> None:
+        if self.on_state is not None:
+            self.on_state(state, detail)
+
+    async def cancel(self, stream: str, token: str | None) -> Status:
+        """Ask until an edge answers: cancelling twice is the same as once."""
+        attempts = Attempts(self)
+        while True:
+            url = f"{attempts.url}/v1/generate/{stream}/cancel"
+            try:
+                answer = await self.http.post(url, headers=token_header(token))
+                if answer.status_code != 200:
+                    raise refusal(answer.status_code, answer.headers, answer.content)
+            except (httpx.TransportError, TailraceError) as error:
+                await attempts.failed(error)
+                continue
+            said = answer.json()
+            state = StreamState.from_word(said["state"])
+            return Status(bytes.fromhex(said["id"]), state, said["next_index"])
+
+
+class Attempts:
+    """One request's tries: which edge is next, how long to wait, when to give up."""
+
+    def __init__(self, edges: Edges) -> None:
+        self._edges = edges
+        self._backoff = Backoff(RECONNECT_MIN_S, RECONNECT_MAX_S, edges.random)
+        self._nth = 0
+        self._failing_since: float | None = None
+
+    @property
+    def url(self) -> str:
+        """The edge whose turn it is."""
+        return self._edges.urls[self._nth]
+
+    def next_edge(self) -> None:
+        self._nth = (self._nth + 1) % len(self._edges.urls)
+
+    def worked(self) -> None:
+        self._backoff.reset()
+        self._failing_since = None
+
+    async def failed(self, error: httpx.TransportError | TailraceError) -> None:
+        """Wait, then try the next edge; raises when trying again is of no use."""
+        if not isinstance(error, TailraceError):
+            said = str(error) or type(error).__name__
+            error = Unavailable(f"{self.url}: {said}", code="edge_unreachable")
+        if not error.retryable:
+            raise error
+        now = asyncio.get_running_loop().time()
+        if self._failing_since is None:
+            self._failing_since = now
+        delay_s = max(self._backoff.next_delay_s(), (error.retry_after_ms or 0) / 1000)
+        if now + delay_s - self._failing_since > self._edges.patience_s:
+            raise error
+        self._edges.tell("waiting", f"{delay_s:.2f} s: {error}")
+        self.next_edge()
+        await asyncio.sleep(delay_s)
+
+
+def token_header(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Tailrace-Token": token}

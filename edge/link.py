@@ -1,0 +1,219 @@
+"""The origin link: one TCP connection to the origin, made again whenever it is lost.
+
+The thin asyncio shell around `Relay`: it moves bytes and keeps time, and decides nothing
+about streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import structlog
+
+from edge.backoff import Backoff
+from edge.relay import LinkState, Relay, Sink
+from ledger.errors import OriginUnreachable, Overloaded, TailraceError
+from ledger.frame import Heartbeat, Splitter, Tag, corr_of, encode, error_frame, tag_of
+
+LINK_RECONNECT_MIN_S = 0.1
+LINK_RECONNECT_MAX_S = 2.0
+LINK_CONNECT_TIMEOUT_S = 5.0
+LINK_SILENCE_S = 16.0
+"""An origin that has sent nothing for three of its heartbeats (5 s) is taken for dead."""
+LINK_TICK_S = 0.25
+"""How late a deadline may be noticed."""
+MAX_LINK_BUFFER_BYTES = 8 << 20
+"""Requests are refused while the origin leaves this much unread."""
+
+log = structlog.get_logger("tailrace.edge")
+
+
+class Connection(asyncio.Protocol):
+    """One TCP connection to the origin; `lost` is done when it ends, and says why."""
+
+    def __init__(self, link: Link) -> None:
+        loop = asyncio.get_running_loop()
+        self.link = link
+        self.lost: asyncio.Future[Exception | None] = loop.create_future()
+        self.heard_at = loop.time()
+        self._splitter = Splitter()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast: uvloop's transports have the interface, but not the base class.
+        self._transport = cast(asyncio.Transport, transport)
+        self.link.on_connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = self.link.now()
+        try:
+            self.link.on_frames(self._splitter.feed(data))
+        except TailraceError as error:
+            self.close(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._done(exc)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport else 0
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self, reason: Exception | None) -> None:
+        self._done(reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _done(self, reason: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+
+class Link:
+    """The way to the origin at `host:port` for everything that the edge serves."""
+
+    def __init__(self, host: str, port: int, backoff: Backoff | None = None) -> None:
+        self.host = host
+        self.port = port
+        self._relay = Relay()
+        self._backoff = backoff or Backoff(LINK_RECONNECT_MIN_S, LINK_RECONNECT_MAX_S)
+        self._connection: Connection | None = None
+        self._closing: TailraceError | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def up(self) -> bool:
+        return self._relay.state is LinkState.UP
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """The origin's last word on its readiness; without a link it is not ready."""
+        if self._relay.heartbeat is not None:
+            return self._relay.heartbeat
+        return Heartbeat(0, ready=False, reasons=(f"no link to the origin at {self.address}",))
+
+    @staticmethod
+    def now() -> float:
+        return asyncio.get_running_loop().time()
+
+    # ---- for views and sessions ----
+
+    def submit(self, sink: Sink, raw: bytes) -> None:
+        """Send one client frame; every answer, a refusal too, comes through `deliver`."""
+        refusal = self._refusal(tag_of(raw))
+        if refusal is not None:
+            sink.deliver(encode(error_frame(refusal), corr_of(raw)))
+            return
+        self._relay.submit(sink, raw, self.now())
+        self._flush()
+
+    def watch(self, sink: Sink) -> None:
+        """Deliver the origin's heartbeats to this sink too, and a StreamError at shutdown."""
+        self._relay.watch(sink)
+        self._flush()
+
+    def forget(self, sink: Sink) -> None:
+        """The client has gone: detach its streams, which run on."""
+        self._relay.forget(sink)
+        self._flush()
+
+    def refuse_all(self, error: TailraceError) -> None:
+        """End every stream here with `error`, and refuse new ones with it."""
+        self._closing = error
+        self._relay.refuse_all(error)
+        self._flush()
+
+    def _refusal(self, tag: int) -> TailraceError | None:
+        if tag in (Tag.CREDIT, Tag.DETACH):
+            return None
+        if self._closing is not None:
+            return self._closing
+        if self._connection is not None and self._connection.unsent_bytes > MAX_LINK_BUFFER_BYTES:
+            return Overloaded("the link to the origin is full", retry_after_ms=1000)
+        return None
+
+    # ---- for the connection ----
+
+    def on_connected(self, connection: Connection) -> None:
+        self._connection = connection
+        self._relay.connected()
+        self._flush()
+
+    def on_frames(self, frames: list[bytes]) -> None:
+        was_up = self.up
+        try:
+            self._relay.receive(frames)
+        finally:
+            self._flush()
+        if self.up and not was_up:
+            self._backoff.reset()
+            log.info("origin link up", origin=self.address, streams=self._relay.route_count)
+
+    def _flush(self) -> None:
+        """Carry out what the relay has decided, all of it in one write."""
+        to_send = self._relay.frames_to_send()
+        if to_send and self._connection is not None:
+            self._connection.write(b"".join(to_send))
+        for sink, raw in self._relay.frames_to_deliver():
+            sink.deliver(raw)
+
+    # ---- its life ----
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep the link up, as far as the origin lets it, while the block runs."""
+        tasks = [asyncio.create_task(self._connect_forever()), asyncio.create_task(self._tick())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._connection is not None:
+                self._connection.close(None)
+
+    async def _connect_forever(self) -> None:
+        while True:
+            reason = await self._connect_once()
+            # One line per outage: the failures that follow the first say nothing new.
+            if self._backoff.failures == 0:
+                log.warning("origin link down", origin=self.address, reason=str(reason))
+            await asyncio.sleep(self._backoff.next_delay_s())
+
+    async def _connect_once(self) -> Exception:
+        """One connection from its beginning to its end; gives the reason of the end."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(LINK_CONNECT_TIMEOUT_S):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self), self.host, self.port
+                )
+        except OSError as error:  # TimeoutError is one
+            return error
+        try:
+            reason = await connection.lost
+        finally:
+            self._connection = None
+            self._relay.disconnected(self.now())
+            self._flush()
+        return reason or OriginUnreachable("the origin closed the link")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(LINK_TICK_S)
+            now = self.now()
+            self._relay.expire(now)
+            self._flush()
+            connection = self._connection
+            if connection is not None and now - connection.heard_at > LINK_SILENCE_S:
+                silence = OriginUnreachable(f"the origin was silent for {LINK_SILENCE_S:.0f} s")
+                connection.close(silence)

@@ -1,0 +1,95 @@
+"""Parts of a request's line, headers and body, checked before anything is asked of the origin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from starlette.requests import Request
+
+from ledger.errors import CallerError, NotFound, TooLarge
+
+MAX_DISCARDED_BYTES = 8 << 20  # of a body over its limit
+MAX_INDEX = 2**64 - 1
+MAX_IDEMPOTENCY_KEY_CHARS = 255
+
+# Spelt out: \d would admit digits of other scripts.
+_STREAM_ID = re.compile(r"[0-9a-f]{32}")
+_NUMBER = re.compile(r"[0-9]{1,20}")
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """The request's body; TooLarge if it exceeds the limit.
+
+    What is over the limit is read and thrown away, within reason: a client that is still
+    sending when the connection closes would see a reset, not the answer (RFC 9112, 9.6).
+    """
+    most_bytes = limit_bytes + MAX_DISCARDED_BYTES
+    declared = request.headers.get("Content-Length", "")
+    if _NUMBER.fullmatch(declared) and int(declared) > most_bytes:
+        raise _too_large(limit_bytes)
+    body = bytearray()
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= limit_bytes:
+            body += chunk
+        elif size > most_bytes:
+            break
+    if size > limit_bytes:
+        raise _too_large(limit_bytes)
+    return bytes(body)
+
+
+def _too_large(limit_bytes: int) -> TooLarge:
+    return TooLarge("the request body is too large", hint=f"at most {limit_bytes} bytes")
+
+
+def parse_stream_id(text: str) -> bytes:
+    """The stream id that a path names; NotFound for whatever cannot be one."""
+    if _STREAM_ID.fullmatch(text) is None:
+        raise NotFound(
+            "no such stream",
+            code="unknown_stream",
+            field="id",
+            hint="a stream id is 32 hex digits",
+        )
+    return bytes.fromhex(text)
+
+
+def parse_after(after: Sequence[str], last_event_id: str | None) -> int | None:
+    """The index to resume after, from the values of `?after=` and from `Last-Event-ID`.
+
+    Raises CallerError for what is no index, and for two that differ.
+    """
+    given = {_index(text, "after") for text in after}
+    if last_event_id is not None:
+        given.add(_index(last_event_id, "Last-Event-ID"))
+    if len(given) > 1:
+        raise CallerError(
+            "two different indexes to resume after",
+            field="after",
+            hint="give either ?after= or Last-Event-ID",
+        )
+    return given.pop() if given else None
+
+
+def _index(text: str, field: str) -> int:
+    if _NUMBER.fullmatch(text) is None or int(text) > MAX_INDEX:
+        raise CallerError(
+            "not an index",
+            field=field,
+            hint="the index of the last frame you have, in decimal digits",
+        )
+    return int(text)
+
+
+def check_idempotency_key(key: str) -> str:
+    """The key as given; CallerError unless it is 1 to 255 printable ASCII characters."""
+    if 0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS and key.isascii() and key.isprintable():
+        return key
+    raise CallerError(
+        "not a usable idempotency key",
+        field="Idempotency-Key",
+        hint=f"1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable ASCII characters",
+    )

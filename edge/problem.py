@@ -1,0 +1,63 @@
+"""Errors as HTTP answers: one JSON shape for all, and never a traceback."""
+
+from __future__ import annotations
+
+import math
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ledger.errors import NotFound, TailraceError
+
+ErrorFields = dict[str, str | bool]
+
+
+def error_body(error: TailraceError) -> dict[str, ErrorFields]:
+    """The JSON document of an error: the fields of a StreamError that mean something here."""
+    fields: ErrorFields = {"code": error.code, "message": error.message}
+    if error.field is not None:
+        fields["field"] = error.field
+    if error.hint is not None:
+        fields["hint"] = error.hint
+    fields["retryable"] = error.retryable
+    return {"error": fields}
+
+
+def problem_response(error: TailraceError) -> JSONResponse:
+    """The whole answer, with the headers that RFC 9110 asks for (15.5.2, 10.2.3)."""
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    if error.retry_after_ms is not None:
+        headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Tailrace-Token"
+    return JSONResponse(error_body(error), error.status, headers)
+
+
+# ---- handlers that the application registers ----
+
+
+async def tailrace_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, TailraceError)
+    return problem_response(error)
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    """Errors that Starlette's router raises: an unknown path, a wrong method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return problem_response(NotFound(f"nothing is served at {request.url.path}"))
+    answer = problem_response(
+        TailraceError(
+            error.detail,
+            code="method_not_allowed" if error.status_code == 405 else "http_error",
+            status=error.status_code,
+        )
+    )
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def internal_error(_request: Request, _error: Exception) -> Response:
+    """Anything else is a fault of ours; the server logs its traceback, the client sees none."""
+    return problem_response(TailraceError("an error of this edge; its log says more"))

@@ -1,0 +1,334 @@
+"""The table of the origin link: which client's stream rides on which corr of the link.
+
+Sans-I/O: raw frames in, raw frames out, the time given by the caller. One link carries the
+streams of all clients of this edge. Each gets a corr of its own there (a route); a frame
+that passes only has its corr patched, its payload is not decoded.
+
+When the link is lost the table stays. On the next link every route is asked for again from
+the frame after the last one that passed, so that a client sees an origin's restart as a
+pause. Only then are the frames that a route holds on to decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from edge.version import software
+from ledger.errors import FrameError, OriginUnreachable, SchemaMismatch, TailraceError
+from ledger.frame import (
+    CLOSING,
+    LOGGED,
+    SCHEMA_HASH,
+    Credit,
+    Detach,
+    Heartbeat,
+    Hello,
+    Open,
+    Opened,
+    Resume,
+    StreamError,
+    Tag,
+    corr_of,
+    decode,
+    encode,
+    error_frame,
+    index_of,
+    tag_of,
+    to_error,
+    with_corr,
+)
+
+CONNECT_PATIENCE_S = 2.0
+"""How long a new request waits for a link that is down."""
+ORIGIN_PATIENCE_S = 30.0
+"""How long a stream that is under way waits for a lost link to come back."""
+RETRY_AFTER_MS = 1000
+"""What a client is told to wait that finds the link down."""
+MAX_CORR = 2**32 - 1
+
+
+class Sink(Protocol):
+    """Where the frames for one client go: an HTTP response, a WebSocket session."""
+
+    def deliver(self, raw: bytes) -> None:
+        """Take one raw frame under the client's corr; must not block and not raise."""
+
+
+class LinkState(Enum):
+    DOWN = "down"
+    GREETING = "greeting"  # connected; the origin's Hello is awaited
+    UP = "up"
+
+
+@dataclass(slots=True, eq=False)
+class Route:
+    """One request of one client. All frames are raw and under the link corr."""
+
+    sink: Sink
+    client_corr: int
+    link_corr: int
+    request: bytes
+    deadline: float | None  # when to give up unless the link is up by then
+    sent: bool = False  # the request has been on a link
+    opened: bytes | None = None
+    last: bytes | None = None  # the last logged frame that passed
+    credit: bytes | None = None
+    renewed: bool = False  # asked for again; frames that have passed may come once more
+
+
+class Relay:
+    """Give it what happens; then take `frames_to_send` and `frames_to_deliver`."""
+
+    def __init__(self, last_corr: int = 0) -> None:
+        self.state = LinkState.DOWN
+        self.heartbeat: Heartbeat | None = None
+        self._routes: dict[int, Route] = {}
+        self._by_client: dict[Sink, dict[int, Route]] = {}
+        self._watchers: dict[Sink, None] = {}
+        self._last_corr = last_corr
+        self._to_send: list[bytes] = []
+        self._to_deliver: list[tuple[Sink, bytes]] = []
+
+    @property
+    def route_count(self) -> int:
+        return len(self._routes)
+
+    # ---- what is to be done ----
+
+    def frames_to_send(self) -> list[bytes]:
+        """Frames for the origin since the last call."""
+        frames, self._to_send = self._to_send, []
+        return frames
+
+    def frames_to_deliver(self) -> list[tuple[Sink, bytes]]:
+        """Frames for clients since the last call."""
+        frames, self._to_deliver = self._to_deliver, []
+        return frames
+
+    # ---- what the link does ----
+
+    def connected(self) -> None:
+        """A new connection to the origin stands; the requests follow its Hello."""
+        self.state = LinkState.GREETING
+        self._to_send = [encode(Hello(SCHEMA_HASH, software("edge")))]
+
+    def disconnected(self, now: float) -> None:
+        """The link is gone: what can be asked for again waits, the rest ends here."""
+        self.state = LinkState.DOWN
+        self.heartbeat = None
+        self._to_send.clear()
+        for route in list(self._routes.values()):
+            if not route.sent:
+                continue
+            if can_renew(route):
+                if route.deadline is None:
+                    route.deadline = now + ORIGIN_PATIENCE_S
+            else:
+                self._fail(route, unreachable("the link to the origin was lost"))
+
+    def receive(self, frames: Iterable[bytes]) -> None:
+        """Whole raw frames from the origin.
+
+        Raises TailraceError when the origin breaks or ends the connection; it is to be
+        closed then.
+        """
+        routes = self._routes
+        deliver = self._to_deliver.append
+        for raw in frames:
+            corr = corr_of(raw)
+            if corr == 0 or self.state is not LinkState.UP:
+                self._receive_for_link(raw)
+                continue
+            route = routes.get(corr)
+            if route is None:
+                continue  # detached while the frame was on its way
+            tag = tag_of(raw)
+            if tag in LOGGED:
+                if route.renewed:
+                    if has_passed(route, raw):
+                        continue
+                    route.renewed = False
+                route.last = raw
+            elif tag == Tag.OPENED:
+                if route.opened is not None:
+                    continue  # the answer to a renewal: the client has had its own
+                route.opened = raw
+            if tag in CLOSING:
+                self._drop(route)
+            deliver((route.sink, with_corr(raw, route.client_corr)))
+
+    def _receive_for_link(self, raw: bytes) -> None:
+        """A frame on corr 0, or any frame before the origin's Hello."""
+        _, frame = decode(raw)
+        if isinstance(frame, StreamError):
+            raise to_error(frame)
+        if isinstance(frame, Hello) and self.state is LinkState.GREETING:
+            self._greeted(frame)
+        elif isinstance(frame, Heartbeat) and self.state is LinkState.UP:
+            self.heartbeat = frame
+            self._to_deliver.extend((sink, raw) for sink in self._watchers)
+        else:
+            name = type(frame).__name__
+            raise FrameError(f"{name} is out of place on the link", field="tag", offset=4)
+
+    def _greeted(self, hello: Hello) -> None:
+        if hello.schema != SCHEMA_HASH:
+            raise SchemaMismatch(
+                f"the origin ({hello.software}) speaks schema {hello.schema.hex()}",
+                hint=f"this edge speaks {SCHEMA_HASH.hex()}",
+            )
+        self.state = LinkState.UP
+        for route in self._routes.values():
+            self._ask(route)
+
+    # ---- what clients do ----
+
+    def submit(self, sink: Sink, raw: bytes, now: float) -> None:
+        """One raw client frame under the client's corr, valid for that client's session."""
+        tag = tag_of(raw)
+        client_corr = corr_of(raw)
+        if tag == Tag.CREDIT:
+            self._submit_credit(self._route(sink, client_corr), raw)
+        elif tag == Tag.DETACH:
+            self._detach(self._route(sink, client_corr))
+        else:
+            self._submit_request(sink, client_corr, raw, now)
+
+    def _submit_request(self, sink: Sink, client_corr: int, raw: bytes, now: float) -> None:
+        link_corr = self._free_corr()
+        request = with_corr(raw, link_corr)
+        route = Route(sink, client_corr, link_corr, request, now + CONNECT_PATIENCE_S)
+        self._routes[link_corr] = route
+        self._by_client.setdefault(sink, {})[client_corr] = route
+        if self.state is LinkState.UP:
+            self._ask(route)
+
+    def _submit_credit(self, route: Route | None, raw: bytes) -> None:
+        if route is None:
+            return  # the stream has closed while the credit was on its way
+        route.credit = with_corr(raw, route.link_corr)
+        if self.state is LinkState.UP:
+            self._to_send.append(route.credit)
+
+    def _detach(self, route: Route | None) -> None:
+        if route is None:
+            return
+        self._drop(route)
+        if self.state is LinkState.UP:
+            self._to_send.append(encode(Detach(), route.link_corr))
+
+    def forget(self, sink: Sink) -> None:
+        """The client has gone: detach all that is its own. Never a cancel."""
+        self._watchers.pop(sink, None)
+        for route in list(self._by_client.get(sink, {}).values()):
+            self._detach(route)
+
+    def watch(self, sink: Sink) -> None:
+        """Deliver the origin's heartbeats, beginning with the last, to this sink too."""
+        self._watchers[sink] = None
+        if self.heartbeat is not None:
+            self._to_deliver.append((sink, encode(self.heartbeat)))
+
+    # ---- what time does ----
+
+    def expire(self, now: float) -> None:
+        """Give up on the routes that have waited for the link for too long."""
+        if self.state is LinkState.UP:
+            return
+        late = [r for r in self._routes.values() if r.deadline is not None and r.deadline <= now]
+        for route in late:
+            self._fail(route, unreachable("this edge has no link to an origin"))
+
+    def refuse_all(self, error: TailraceError) -> None:
+        """End every route and tell every watcher: the edge itself is going away."""
+        for route in list(self._routes.values()):
+            if self.state is LinkState.UP:
+                self._to_send.append(encode(Detach(), route.link_corr))
+            self._fail(route, error)
+        farewell = encode(error_frame(error))
+        self._to_deliver.extend((sink, farewell) for sink in self._watchers)
+
+    # ---- routes ----
+
+    def _free_corr(self) -> int:
+        corr = self._last_corr
+        while True:
+            corr = corr % MAX_CORR + 1
+            if corr not in self._routes:
+                self._last_corr = corr
+                return corr
+
+    def _ask(self, route: Route) -> None:
+        """Send a route's request, or on a later link what continues it."""
+        route.deadline = None
+        if route.opened is not None:
+            route.renewed = True
+            self._to_send.append(encode(renewal(route), route.link_corr))
+        else:
+            self._to_send.append(route.request)
+            if route.credit is not None:
+                self._to_send.append(route.credit)
+        route.sent = True
+
+    def _route(self, sink: Sink, client_corr: int) -> Route | None:
+        return self._by_client.get(sink, {}).get(client_corr)
+
+    def _drop(self, route: Route) -> None:
+        del self._routes[route.link_corr]
+        routes = self._by_client[route.sink]
+        del routes[route.client_corr]
+        if not routes:
+            del self._by_client[route.sink]
+
+    def _fail(self, route: Route, error: TailraceError) -> None:
+        self._drop(route)
+        raw = encode(error_frame(error), route.client_corr)
+        self._to_deliver.append((route.sink, raw))
+
+
+def unreachable(message: str) -> OriginUnreachable:
+    return OriginUnreachable(message, retry_after_ms=RETRY_AFTER_MS)
+
+
+# ---- picking up after a lost link ----
+
+
+def can_renew(route: Route) -> bool:
+    """Whether asking for the route again cannot start or do anything twice."""
+    if route.opened is not None:
+        return True
+    _, request = decode(route.request)
+    if isinstance(request, Open):
+        return request.idempotency_key is not None
+    return tag_of(route.request) != Tag.STEER
+
+
+def has_passed(route: Route, raw: bytes) -> bool:
+    """Whether the client has had this logged frame from before the renewal."""
+    return route.last is not None and index_of(raw) <= index_of(route.last)
+
+
+def renewal(route: Route) -> Resume:
+    """The Resume that continues an opened route, with the credit that is still unused."""
+    _, request = decode(route.request)
+    _, opened = decode(route.opened or b"")
+    assert isinstance(request, Open | Resume) and isinstance(opened, Opened)
+    start = 0
+    if isinstance(request, Resume) and request.after is not None:
+        start = request.after + 1
+    next_index = start if route.last is None else index_of(route.last) + 1
+    limit = start + request.credit
+    if route.credit is not None:
+        _, credit = decode(route.credit)
+        assert isinstance(credit, Credit)
+        limit = max(limit, credit.limit)
+    return Resume(
+        stream=opened.stream,
+        after=next_index - 1 if next_index else None,
+        token=(request.token if isinstance(request, Resume) else None) or opened.token or None,
+        follow=request.follow if isinstance(request, Resume) else True,
+        credit=max(0, limit - next_index),
+    )

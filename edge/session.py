@@ -1,0 +1,265 @@
+"""One WebSocket client: many streams, told apart by corr.
+
+Sans-I/O: messages in; frames for the origin link and messages for the client out. The
+session knows what a client may send and holds the bounds; it knows nothing of sockets.
+
+A fault that concerns one stream ends that stream with a StreamError. A fault after which
+the frames of the connection mean nothing (no Hello, a bad frame, a corr used twice) ends
+the connection: StreamError on corr 0, then a close code of RFC 6455, 7.4.1.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import IntEnum
+
+from edge.version import software
+from ledger.errors import CallerError, FrameError, SchemaMismatch, TailraceError
+from ledger.frame import (
+    CLOSING,
+    LOGGED,
+    SCHEMA_HASH,
+    Cancel,
+    Credit,
+    Detach,
+    Frame,
+    Hello,
+    Open,
+    Resume,
+    Splitter,
+    Steer,
+    Tag,
+    corr_of,
+    decode,
+    encode,
+    error_frame,
+    index_of,
+    tag_of,
+)
+
+MAX_MESSAGE_BYTES = 64 << 10
+"""Of one WebSocket message, in either direction, unless one frame alone is larger."""
+MAX_STREAMS_PER_CONNECTION = 256
+MAX_CREDIT_FRAMES = 1024
+"""Frames of one stream that a client may ask to have in flight; bounds what waits here."""
+MAX_WAITING_REPLIES = 64
+"""Refusals that may wait for a client that does not read; then it is not read either."""
+
+
+class CloseCode(IntEnum):
+    GOING_AWAY = 1001
+    PROTOCOL_ERROR = 1002
+    UNSUPPORTED_DATA = 1003
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The connection is to be closed once what waits has been sent."""
+
+    code: CloseCode
+    reason: str
+
+
+@dataclass(slots=True)
+class Stream:
+    """What the session knows of an open corr."""
+
+    next_index: int = 0
+    last: bytes | None = None  # the last logged frame that left for the client
+
+
+class Session:
+    """Feed it `receive` and `deliver`; send what `next_message` gives until `close` is set."""
+
+    def __init__(self, max_streams: int = MAX_STREAMS_PER_CONNECTION) -> None:
+        self.close: Close | None = None
+        self._max_streams = max_streams
+        self._greeted = False
+        self._streams: dict[int, Stream] = {}
+        # What waits for the client: frames that credit bounds, then what it does not bound.
+        self._frames: deque[bytes] = deque()
+        self._replies: deque[bytes] = deque([encode(Hello(SCHEMA_HASH, software("edge")))])
+        self._heartbeat: bytes | None = None
+
+    # ---- from the client ----
+
+    def receive(self, message: bytes | str) -> list[bytes]:
+        """One WebSocket message; gives the frames for the origin link."""
+        forward: list[bytes] = []
+        if self.close is not None:
+            return forward
+        if isinstance(message, str):
+            text = CallerError("frames travel in binary messages", code="bad_frame")
+            self._end(text, CloseCode.UNSUPPORTED_DATA)
+            return forward
+        try:
+            for raw in _split(message):
+                self._receive_frame(raw, forward)
+        except TailraceError as error:
+            self._end(error, CloseCode.PROTOCOL_ERROR)
+        return forward
+
+    def _receive_frame(self, raw: bytes, forward: list[bytes]) -> None:
+        try:
+            corr, frame = decode(raw)
+        except FrameError as error:
+            corr = corr_of(raw)
+            if corr == 0 or not self._greeted:
+                raise
+            # The framing around a bad payload is sound: only its stream suffers.
+            self._abandon(corr, error, forward)
+            return
+        if not self._greeted:
+            self._greet(frame)
+        elif isinstance(frame, Credit):
+            self._credit(raw, corr, frame, forward)
+        elif isinstance(frame, Detach):
+            self._detach(corr, forward)
+        elif isinstance(frame, Open | Resume | Cancel | Steer):
+            self._request(raw, corr, frame, forward)
+        else:
+            name = type(frame).__name__
+            raise FrameError(f"{name} is not for a client to send here", field="tag", offset=4)
+
+    def _greet(self, frame: Frame) -> None:
+        if not isinstance(frame, Hello):
+            raise SchemaMismatch("the first frame must be a Hello")
+        if frame.schema != SCHEMA_HASH:
+            raise SchemaMismatch(
+                f"schema {frame.schema.hex()} is not spoken here",
+                field="Hello.schema",
+                hint=f"this edge speaks {SCHEMA_HASH.hex()}",
+            )
+        self._greeted = True
+
+    def _request(
+        self, raw: bytes, corr: int, frame: Open | Resume | Cancel | Steer, forward: list[bytes]
+    ) -> None:
+        if corr == 0 or corr in self._streams:
+            raise CallerError(
+                f"corr {corr} is not free",
+                code="corr_in_use",
+                field="corr",
+                hint="a request takes a corr that is not 0 and has no open stream",
+            )
+        if len(self._streams) >= self._max_streams:
+            self._refuse(corr, _too_many(self._max_streams))
+            return
+        credit = frame.credit if isinstance(frame, Open | Resume) else 0
+        if credit > MAX_CREDIT_FRAMES:
+            self._refuse(corr, _too_much_credit(f"{type(frame).__name__}.credit"))
+            return
+        after = frame.after if isinstance(frame, Resume) else None
+        self._streams[corr] = Stream(0 if after is None else after + 1)
+        forward.append(raw)
+
+    def _credit(self, raw: bytes, corr: int, frame: Credit, forward: list[bytes]) -> None:
+        stream = self._streams.get(corr)
+        if stream is None:
+            return  # the stream has closed while the credit was on its way
+        if stream.last is not None:
+            stream.next_index, stream.last = index_of(stream.last) + 1, None
+        if frame.limit > stream.next_index + MAX_CREDIT_FRAMES:
+            self._abandon(corr, _too_much_credit("Credit.limit"), forward)
+        else:
+            forward.append(raw)
+
+    def _detach(self, corr: int, forward: list[bytes]) -> None:
+        if self._streams.pop(corr, None) is None:
+            return
+        # The client may use the corr again at once: nothing old may follow on it.
+        self._frames = deque(raw for raw in self._frames if corr_of(raw) != corr)
+        forward.append(encode(Detach(), corr))
+
+    def _abandon(self, corr: int, error: TailraceError, forward: list[bytes]) -> None:
+        """End one stream, or refuse one request, for what the client sent on its corr."""
+        self._detach(corr, forward)
+        self._refuse(corr, error)
+
+    # ---- from the origin and the edge ----
+
+    def deliver(self, raw: bytes) -> None:
+        """One frame under the client's corr; on corr 0 a Heartbeat, or the edge's farewell."""
+        corr, tag = corr_of(raw), tag_of(raw)
+        if tag == Tag.HEARTBEAT:
+            self._heartbeat = raw  # takes the place of one that is still unsent
+        elif corr in self._streams:
+            self._frames.append(raw)
+        elif corr == 0 and tag == Tag.STREAM_ERROR and self.close is None:
+            self._replies.append(raw)
+            self.close = Close(CloseCode.GOING_AWAY, "this edge is shutting down")
+
+    # ---- to the client ----
+
+    @property
+    def congested(self) -> bool:
+        """The client leaves its answers unread: read nothing more from it."""
+        return len(self._replies) > MAX_WAITING_REPLIES
+
+    def next_message(self) -> bytes | None:
+        """The frames to send next, as one message; None when there are none.
+
+        Call it again only when the message has been sent: it frees corrs and counts credit.
+        """
+        message = bytearray()
+        while (queue := self._replies or self._frames) and _fits(message, queue[0]):
+            raw = queue.popleft()
+            message += raw
+            if queue is self._frames:
+                self._count(raw)
+        if self._heartbeat is not None and self._greeted and _fits(message, self._heartbeat):
+            message += self._heartbeat
+            self._heartbeat = None
+        return bytes(message) if message else None
+
+    def _count(self, raw: bytes) -> None:
+        """A frame of a stream leaves for the client."""
+        corr, tag = corr_of(raw), tag_of(raw)
+        if tag in CLOSING:
+            self._streams.pop(corr, None)
+        elif tag in LOGGED:
+            self._streams[corr].last = raw
+
+    # ---- errors ----
+
+    def _refuse(self, corr: int, error: TailraceError) -> None:
+        self._replies.append(encode(error_frame(error), corr))
+
+    def _end(self, error: TailraceError, code: CloseCode) -> None:
+        self._frames.clear()
+        self._refuse(0, error)
+        self.close = Close(code, error.code)
+
+
+def _fits(message: bytearray, raw: bytes) -> bool:
+    """Whether a frame may join the message; one larger than a message travels alone."""
+    return not message or len(message) + len(raw) <= MAX_MESSAGE_BYTES
+
+
+def _split(message: bytes) -> list[bytes]:
+    """The frames of one message, none of which may run on into the next."""
+    splitter = Splitter(max_frame_bytes=MAX_MESSAGE_BYTES)
+    frames = splitter.feed(message)
+    if splitter.pending:
+        raise FrameError("the message ends inside a frame", field="header.length", offset=0)
+    return frames
+
+
+def _too_many(limit: int) -> CallerError:
+    return CallerError(
+        f"over {limit} open streams on this connection",
+        code="too_many_streams",
+        status=429,
+        retryable=True,
+        hint="detach or finish one first, or open another connection",
+    )
+
+
+def _too_much_credit(field: str) -> CallerError:
+    return CallerError(
+        "more credit than may be in flight",
+        code="too_much_credit",
+        field=field,
+        hint=f"at most {MAX_CREDIT_FRAMES} frames beyond the last one received",
+    )

@@ -1,0 +1,62 @@
+"""Frames as server-sent events (WHATWG HTML, 9.2.6); the event id is the frame's index."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import asdict
+
+from edge.problem import error_body
+from ledger.errors import TailraceError
+from ledger.frame import Frame, StreamEnd, StreamError, Tag, Token, to_error
+
+PING = b": ping\n\n"
+"""A comment: keeps the connection alive, and no client sees an event."""
+
+
+def event(frame: Frame, tag: int) -> bytes:
+    """The event of one logged frame or StreamError.
+
+    Token is the plain message event, StreamEnd is `end`, StreamError is `error` (without
+    an id, so that Last-Event-ID stays at the last frame seen), any other is called as in
+    the schema, in snake case.
+    """
+    if isinstance(frame, Token):
+        return _format(frame.index, None, {"text": frame.text, "index": frame.index})
+    if isinstance(frame, StreamEnd):
+        return _format(frame.index, "end", end_fields(frame))
+    if isinstance(frame, StreamError):
+        return error_event(to_error(frame))
+    fields = asdict(frame)
+    return _format(fields["index"], Tag(tag).name.lower(), fields)
+
+
+def error_event(error: TailraceError) -> bytes:
+    return _format(None, "error", error_body(error))
+
+
+def end_fields(end: StreamEnd) -> dict[str, object]:
+    """The JSON of a StreamEnd; `message` only where there is one."""
+    fields: dict[str, object] = {
+        "total_tokens": end.total_tokens,
+        "finish_reason": end.finish_reason.word,
+        "index": end.index,
+        "prompt_tokens": end.prompt_tokens,
+    }
+    if end.message is not None:
+        fields["message"] = end.message
+    return fields
+
+
+def _format(index: int | None, name: str | None, fields: object) -> bytes:
+    # JSON leaves no bare line break in the data, so one data line always does.
+    data = json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    event_id = "" if index is None else f"id: {index}\n"
+    event_name = "" if name is None else f"event: {name}\n"
+    return f"{event_id}{event_name}data: {data}\n\n".encode()
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError(f"{type(value).__name__} is no part of a frame")

@@ -1,0 +1,129 @@
+"""`tailrace up`: origin and edge as child processes on loopback, and a sample to see it work."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from edge.certificate import CertificateFiles, development_certificate
+from edge.child import Child
+from edge.ports import HOST, claim_port
+from edge.welcome import Place, print_addresses, print_sample, ready_line, wait_until_ready
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What the command line chose; a port of 0 stands for any free one."""
+
+    data: Path
+    http_port: int = 8080
+    https_port: int = 8443
+    link_port: int = 8470
+    sample: bool = True
+    as_json: bool = False
+
+
+def run(options: UpOptions) -> None:
+    """Serve until SIGINT or SIGTERM. Raises TailraceError if it cannot start or stay up."""
+    asyncio.run(_serve(options))
+
+
+async def _serve(options: UpOptions) -> None:
+    started_s = time.monotonic()
+    # With --json stdout belongs to the one line that a program reads.
+    console = Console(stderr=options.as_json, highlight=False)
+    place = Place(
+        http=f"{HOST}:{claim_port(options.http_port, '--http-port')}",
+        https=f"{HOST}:{claim_port(options.https_port, '--https-port', quic=True)}",
+        link=f"{HOST}:{claim_port(options.link_port, '--link-port')}",
+        data=options.data.absolute(),
+    )
+    children = _children(place, console)
+
+    async def welcome() -> None:
+        await wait_until_ready(place, console)
+        ready_s = time.monotonic() - started_s
+        for child in children:
+            child.proven = True
+        if options.as_json:
+            pids = {child.name: child.pid for child in children}
+            print(ready_line(place, pids, ready_s), flush=True)
+        print_addresses(place, ready_s, console)
+        if options.sample:
+            await print_sample(place, console)
+        console.print("\nCtrl-C stops it.", style="dim")
+        await asyncio.Event().wait()
+
+    stop = _stop_signal()
+    await _until_first(stop.wait(), welcome(), *(child.keep_running() for child in children))
+    console.print("stopped", style="dim")
+
+
+async def _until_first(*parts: Coroutine[Any, Any, object]) -> None:
+    """Run all until one ends or fails; then stop the others, and wait until they have."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+def _stop_signal() -> asyncio.Event:
+    stopped = asyncio.Event()
+    for number in STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    return stopped
+
+
+# ---- the children ----
+
+
+def _children(place: Place, console: Console) -> tuple[Child, Child]:
+    """The origin and the edge, not yet started."""
+    logs = place.data / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    certificate = development_certificate(place.data / "certificate", datetime.now(UTC))
+
+    def announce(line: str) -> None:
+        console.print(line, style="yellow", markup=False)
+
+    origin = Child("origin", _origin_command(place), logs / "origin.log", announce)
+    edge = Child("edge", _edge_command(place, certificate), logs / "edge.log", announce)
+    return origin, edge
+
+
+def _command(name: str, flags: dict[str, object]) -> list[str]:
+    pairs = [part for flag, value in flags.items() for part in (flag, str(value))]
+    return [sys.executable, "-P", "-m", "edge.cli", name, *pairs, "--until-eof"]
+
+
+def _origin_command(place: Place) -> list[str]:
+    return _command("origin", {"--link": place.link, "--data": place.data})
+
+
+def _edge_command(place: Place, files: CertificateFiles) -> list[str]:
+    return _command(
+        "edge",
+        {
+            "--http": place.http,
+            "--https": place.https,
+            "--origin": place.link,
+            "--certificate": files.certificate,
+            "--key": files.key,
+        },
+    )

@@ -1,0 +1,111 @@
+"""Shows one stream as it comes, and where its connection was cut and went on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edge.client_stream import Stream
+from edge.edges import State
+from ledger.frame import StreamEnd, Token
+
+# All of C0 and C1 but tab and newline.
+CONTROLS = {
+    code: "\N{REPLACEMENT CHARACTER}"
+    for code in (*range(0x20), *range(0x7F, 0xA0))
+    if chr(code) not in "\t\n"
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How a stream went, as its reader saw it; `str` is the line that people get."""
+
+    total_tokens: int
+    finish_reason: str
+    ttft_s: float
+    tokens_per_s: float | None  # None for fewer than two tokens
+    resumes: int
+
+    def __str__(self) -> str:
+        parts = [_count(self.total_tokens, "token"), f"TTFT {self.ttft_s * 1000:.0f} ms"]
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:.0f} tok/s")
+        parts.append(_count(self.resumes, "resume"))
+        return " · ".join([*parts, self.finish_reason])
+
+
+def printable(text: str) -> str:
+    """`text` with the control characters that could steer a terminal replaced."""
+    return text.translate(CONTROLS)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+class Viewer:
+    """Writes the text of a stream's tokens to `write`, and what befell it to `note`.
+
+    With `cut_after` the connection is dropped, once, after so many tokens. `on_state` is
+    for the client that reads the stream.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        note: Callable[[str], None],
+        cut_after: int | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.text = ""
+        self.tokens = 0
+        self._write = write
+        self._note = note
+        self._cut_after = cut_after
+        self._clock_s = clock_s
+        self._was_cut = False
+        self._waiting = False
+
+    async def follow(self, stream: Stream) -> tuple[StreamEnd, Summary]:
+        """Read the stream to its end. Raises TailraceError if that cannot be reached."""
+        asked_s = self._clock_s()
+        first_s = last_s = asked_s
+        async for frame in stream:
+            if isinstance(frame, Token):
+                last_s = self._clock_s()
+                first_s = last_s if self.tokens == 0 else first_s
+                self._show(frame, stream)
+        end = stream.end
+        assert end is not None, "a stream that is iterated to its end has one"
+        elapsed_s = last_s - first_s
+        return end, Summary(
+            total_tokens=end.total_tokens,
+            finish_reason=end.finish_reason.word,
+            ttft_s=first_s - asked_s,
+            tokens_per_s=(self.tokens - 1) / elapsed_s if elapsed_s > 0 else None,
+            resumes=stream.resumes,
+        )
+
+    def on_state(self, state: State, detail: str) -> None:
+        match state:
+            case "waiting":
+                if not self._waiting:  # one note an outage, however many tries it takes
+                    self._note(f"⟨waiting {detail}⟩")
+                self._waiting = True
+            case "resumed":
+                what = "cut" if self._was_cut else "connection lost"
+                tokens = _count(self.tokens, "token")
+                self._note(f"⟨{what} after {tokens} · resumed on {detail}⟩")
+                self._was_cut = self._waiting = False
+            case "open":
+                self._waiting = False
+
+    def _show(self, token: Token, stream: Stream) -> None:
+        self.text += token.text
+        self.tokens += 1
+        self._write(token.text)
+        if self.tokens == self._cut_after:
+            self._was_cut = True
+            stream.cut()

@@ -1,0 +1,342 @@
+"""The HTTP views over a real origin link; how they stream is for tests/e2e to see."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.types import Message
+
+from edge.app import create_app
+from edge.config import EdgeConfig
+from edge.link import Link
+from ledger.errors import Unavailable
+from ledger.frame import (
+    SCHEMA_HASH,
+    Cancel,
+    Detach,
+    Open,
+    Resume,
+    decode,
+    error_frame,
+    split,
+)
+from tests.edge.scripted_origin import STREAM, TOKEN, ScriptedOrigin
+
+pytestmark = pytest.mark.anyio
+
+WORDS = 3
+ID = STREAM.hex()
+BODY = {"model": "demo", "prompt": "Once"}
+SSE = {"Accept": "text/event-stream"}
+FRAMES = {"Accept": "application/vnd.tailrace.frames"}
+EVENTS = (
+    'id: 0\ndata: {"text":" w0","index":0}\n\n'
+    'id: 1\ndata: {"text":" w1","index":1}\n\n'
+    'id: 2\ndata: {"text":" w2","index":2}\n\n'
+    "id: 3\nevent: end\n"
+    'data: {"total_tokens":3,"finish_reason":"length","index":3,"prompt_tokens":3}\n\n'
+)
+
+
+@asynccontextmanager
+async def edge(link: Link) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(link, EdgeConfig(http=("127.0.0.1:0",), max_body_bytes=2048))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
+        yield client
+
+
+@pytest.fixture
+async def origin() -> ScriptedOrigin:
+    return ScriptedOrigin(WORDS)
+
+
+@pytest.fixture
+async def client(origin: ScriptedOrigin) -> AsyncIterator[httpx.AsyncClient]:
+    async with origin.serving() as link, edge(link) as client:
+        yield client
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+# ---- starting ----
+
+
+async def test_events_carry_every_frame_and_headers_the_way_back(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/generate", json=BODY, headers=SSE)
+    assert answer.status_code == 200
+    assert answer.text == EVENTS
+    assert answer.headers["Tailrace-Stream"] == ID
+    assert answer.headers["Tailrace-Token"] == TOKEN
+    assert answer.headers["Content-Type"] == "text/event-stream"
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.headers["X-Accel-Buffering"] == "no"
+
+
+async def test_raw_frames_are_those_of_the_origin_on_corr_0(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    answer = await client.post("/v1/generate", json=BODY, headers=FRAMES)
+    assert [decode(raw) for raw in split(answer.content)] == [(0, f) for f in origin.frames]
+    assert answer.headers["Content-Type"] == "application/vnd.tailrace.frames"
+
+
+async def test_one_document_comes_at_the_end(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/generate", json=BODY)
+    assert answer.json() == {
+        "id": ID,
+        "model": "demo",
+        "text": " w0 w1 w2",
+        "finish_reason": "length",
+        "total_tokens": 3,
+        "prompt_tokens": 3,
+    }
+
+
+async def test_a_stream_longer_than_the_window_arrives_whole() -> None:
+    origin = ScriptedOrigin(1500)
+    async with origin.serving() as link, edge(link) as client:
+        answer = await client.post("/v1/generate", json=BODY)
+    assert answer.json()["text"] == "".join(f" w{n}" for n in range(1500))
+
+
+async def test_the_clients_idempotency_key_reaches_the_origin_or_else_one_of_the_edge(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    await client.post("/v1/generate", json=BODY, headers={"Idempotency-Key": "mine"})
+    await client.post("/v1/generate", json=BODY)
+    await client.post("/v1/generate", json=BODY)
+    keys = [frame.idempotency_key for frame in origin.received if isinstance(frame, Open)]
+    assert keys[0] == "mine"
+    assert len({key for key in keys if key}) == 3
+
+
+# ---- reading again ----
+
+
+async def test_events_go_on_after_the_last_event_id(client: httpx.AsyncClient) -> None:
+    answer = await client.get(f"/v1/generate/{ID}", headers=SSE | {"Last-Event-ID": "1"})
+    assert answer.text == EVENTS[EVENTS.index("id: 2") :]
+
+
+async def test_frames_go_on_after_the_index_in_the_query(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    answer = await client.get(f"/v1/generate/{ID}?after=1", headers=FRAMES)
+    assert [decode(raw)[1] for raw in split(answer.content)] == origin.frames[2:]
+
+
+@pytest.mark.parametrize("view", [SSE, FRAMES])
+async def test_a_reader_that_has_all_of_it_is_told_so(
+    client: httpx.AsyncClient, view: dict[str, str]
+) -> None:
+    answer = await client.get(f"/v1/generate/{ID}?after=3", headers=view)
+    assert (answer.status_code, answer.content) == (204, b"")
+
+
+async def test_the_document_of_an_ended_stream_has_text_and_end(client: httpx.AsyncClient) -> None:
+    document = (await client.get(f"/v1/generate/{ID}")).json()
+    assert document == {
+        "id": ID,
+        "model": "demo",
+        "state": "ended",
+        "next_index": 4,
+        "text": " w0 w1 w2",
+        "finish_reason": "length",
+        "total_tokens": 3,
+        "prompt_tokens": 3,
+    }
+
+
+async def test_the_document_of_a_running_stream_has_its_text_so_far(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    origin.released = 2
+    document = (await client.get(f"/v1/generate/{ID}")).json()
+    assert document == {
+        "id": ID,
+        "model": "demo",
+        "state": "running",
+        "next_index": 2,
+        "text": " w0 w1",
+        "prompt_tokens": 3,
+    }
+
+
+async def test_a_reader_presents_its_token(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    token = {"Tailrace-Token": "v1.mine"}
+    await client.get(f"/v1/generate/{ID}", headers=token)
+    await client.post(f"/v1/generate/{ID}/cancel", headers=token)
+    asked = [frame for frame in origin.received if isinstance(frame, Resume | Cancel)]
+    assert [frame.token for frame in asked] == ["v1.mine", "v1.mine"]
+
+
+async def test_cancel_answers_where_the_stream_ended(client: httpx.AsyncClient) -> None:
+    answer = await client.post(f"/v1/generate/{ID}/cancel")
+    assert answer.json() == {"id": ID, "state": "ended", "next_index": 4}
+
+
+# ---- errors ----
+
+Ask = Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]
+
+
+@pytest.mark.parametrize(
+    ("ask", "status", "code"),
+    [
+        (lambda c: c.post("/v1/generate", content=b"{"), 400, "invalid_json"),
+        (lambda c: c.post("/v1/generate", json=BODY | {"x": 1}), 400, "unknown_field"),
+        (lambda c: c.post("/v1/generate", json=BODY | {"model": "x"}), 404, "unknown_model"),
+        (lambda c: c.post("/v1/generate", content=b" " * 2049), 413, "too_large"),
+        (lambda c: c.post("/v1/generate", headers={"Accept": "a/b"}), 406, "not_acceptable"),
+        (lambda c: c.post("/v1/generate", headers={"Idempotency-Key": ""}), 400, "invalid_request"),
+        (lambda c: c.get("/v1/generate/%2e%2e"), 404, "unknown_stream"),
+        (lambda c: c.get("/v1/generate/" + "0" * 32), 404, "unknown_stream"),
+        (lambda c: c.get(f"/v1/generate/{ID}?after=9", headers=SSE), 416, "beyond_end"),
+        (lambda c: c.get(f"/v1/generate/{ID}?after=-1", headers=SSE), 400, "invalid_request"),
+        (lambda c: c.post("/v1/generate/x/cancel"), 404, "unknown_stream"),
+        (lambda c: c.get("/v1/nothing"), 404, "not_found"),
+        (lambda c: c.delete("/v1/generate"), 405, "method_not_allowed"),
+    ],
+)
+async def test_every_refusal_is_json_with_its_status(
+    client: httpx.AsyncClient, ask: Ask, status: int, code: str
+) -> None:
+    answer = await ask(client)
+    assert (answer.status_code, error_of(answer)["code"]) == (status, code)
+    assert error_of(answer)["message"]
+
+
+async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(client: httpx.AsyncClient) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b" " * 512
+
+    answer = await client.post("/v1/generate", content=endless())
+    assert answer.status_code == 413
+
+
+async def test_a_fault_of_ours_shows_no_traceback(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_args: object, **_kwargs: object) -> Open:
+        raise RuntimeError("a secret of the implementation")
+
+    monkeypatch.setattr("edge.generate.parse_generate", broken)
+    answer = await client.post("/v1/generate", json=BODY)
+    assert (answer.status_code, error_of(answer)["code"]) == (500, "internal")
+    assert "secret" not in answer.text
+
+
+# ---- health ----
+
+
+async def test_ready_is_what_the_origin_says(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    answer = await client.get("/readyz")
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "ready": True,
+        "reasons": [],
+        "models": ["demo"],
+        "origin": f"127.0.0.1:{origin.port}",
+    }
+
+
+async def test_without_a_link_an_edge_lives_but_is_not_ready() -> None:
+    async with edge(Link("127.0.0.1", 9)) as client:
+        assert (await client.get("/healthz")).status_code == 200
+        answer = await client.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["reasons"] == ["no link to the origin at 127.0.0.1:9"]
+
+
+async def test_the_version_names_the_schema(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/version")).json()["schema"] == SCHEMA_HASH.hex()
+
+
+# ---- one of the two goes away ----
+
+
+class Visit:
+    """One ASGI request whose client can watch the body grow and leave in the middle."""
+
+    def __init__(self, app: Starlette, accept: str) -> None:
+        self._body = json.dumps(BODY | {"prompt": "hold"}).encode()
+        self._left = asyncio.Event()
+        self._begun = asyncio.Event()
+        self.received = b""
+        headers = [(b"accept", accept.encode()), (b"host", b"edge")]
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/generate",
+            "raw_path": b"/v1/generate",
+            "query_string": b"",
+            "headers": headers,
+        }
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
+
+    async def first_frame(self) -> None:
+        await self._begun.wait()
+
+    def leave(self) -> None:
+        self._left.set()
+
+    async def _receive(self) -> Message:
+        body, self._body = self._body, b""
+        if body:
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        self.received += message.get("body", b"")
+        if self.received:
+            self._begun.set()
+
+
+@pytest.mark.parametrize("accept", [SSE["Accept"], FRAMES["Accept"]])
+async def test_a_client_that_leaves_is_detached(origin: ScriptedOrigin, accept: str) -> None:
+    async with origin.serving() as link:
+        visit = Visit(create_app(link, EdgeConfig()), accept)
+        await visit.first_frame()
+        visit.leave()
+        await visit.task
+        await origin.has_received(2)
+    assert [type(frame) for frame in origin.received] == [Open, Detach]
+
+
+async def test_a_stream_that_the_edge_abandons_ends_with_a_retryable_error(
+    origin: ScriptedOrigin,
+) -> None:
+    async with origin.serving() as link:
+        app = create_app(link, EdgeConfig())
+        events, frames = Visit(app, SSE["Accept"]), Visit(app, FRAMES["Accept"])
+        await events.first_frame()
+        await frames.first_frame()
+        link.refuse_all(Unavailable("shutting down"))
+        await asyncio.gather(events.task, frames.task)
+    event = events.received.decode().split("\n\n")[-2]
+    assert event.startswith("event: error\n")
+    assert json.loads(event.partition("data: ")[2])["error"]["retryable"]
+    _, last = decode(split(frames.received)[-1])
+    assert last == error_frame(Unavailable("shutting down"))
+
+
+async def test_an_edge_that_goes_away_takes_nothing_new(origin: ScriptedOrigin) -> None:
+    async with origin.serving() as link, edge(link) as client:
+        link.refuse_all(Unavailable("shutting down"))
+        assert (await client.post("/v1/generate", json=BODY)).status_code == 503
+    assert origin.received == []

@@ -1,0 +1,349 @@
+"""The relay alone: raw frames in, raw frames out, a clock that is a number."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from edge.relay import CONNECT_PATIENCE_S, ORIGIN_PATIENCE_S, LinkState, Relay
+from ledger.errors import FrameError, SchemaMismatch, TailraceError, Unavailable
+from ledger.frame import (
+    SCHEMA_HASH,
+    Cancel,
+    Credit,
+    Detach,
+    FinishReason,
+    Frame,
+    Heartbeat,
+    Hello,
+    Open,
+    Opened,
+    Resume,
+    Status,
+    Steer,
+    StreamEnd,
+    StreamError,
+    StreamState,
+    Token,
+    decode,
+    encode,
+)
+
+STREAM = bytes(range(16))
+OPENED = Opened(STREAM, 0, "v1.token", "demo", 3)
+OPEN = Open("demo", prompt="Once", credit=8)
+KEYED = Open("demo", prompt="Once", credit=8, idempotency_key="key")
+END = StreamEnd(2, FinishReason.LENGTH, 2, 3)
+
+
+@dataclass(eq=False)
+class Client:
+    """A sink that keeps what it is given, decoded."""
+
+    frames: list[tuple[int, Frame]] = field(default_factory=list)
+
+    def deliver(self, raw: bytes) -> None:
+        self.frames.append(decode(raw))
+
+
+class Link:
+    """A relay with the origin's side of its link, and a clock."""
+
+    def __init__(self, relay: Relay | None = None) -> None:
+        self.relay = Relay() if relay is None else relay
+        self.now = 1000.0
+
+    def connect(self) -> list[tuple[int, Frame]]:
+        """Bring the link up; gives what the relay asks for, without its Hello."""
+        self.relay.connected()
+        assert [type(frame) for _, frame in self.sent()] == [Hello]
+        self.says(Hello(SCHEMA_HASH, "test"))
+        return self.sent()
+
+    def lose(self) -> None:
+        self.relay.disconnected(self.now)
+        self.deliver()
+
+    def asks(self, client: Client, frame: Frame, corr: int = 1) -> None:
+        self.relay.submit(client, encode(frame, corr), self.now)
+        self.deliver()
+
+    def says(self, *frames: Frame, corr: int = 0) -> None:
+        self.relay.receive([encode(frame, corr) for frame in frames])
+        self.deliver()
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.relay.expire(self.now)
+        self.deliver()
+
+    def deliver(self) -> None:
+        for sink, raw in self.relay.frames_to_deliver():
+            sink.deliver(raw)
+
+    def sent(self) -> list[tuple[int, Frame]]:
+        return [decode(raw) for raw in self.relay.frames_to_send()]
+
+
+@pytest.fixture
+def link() -> Link:
+    link = Link()
+    link.connect()
+    return link
+
+
+def opened(link: Link, request: Frame = OPEN, corr: int = 1) -> tuple[Client, int]:
+    """A client whose request has been answered by Opened, and its corr on the link."""
+    client = Client()
+    link.asks(client, request, corr)
+    [(link_corr, sent)] = link.sent()
+    assert sent == request
+    link.says(OPENED, corr=link_corr)
+    assert client.frames.pop() == (corr, OPENED)
+    return client, link_corr
+
+
+def errors(client: Client) -> list[tuple[int, str, bool]]:
+    return [
+        (corr, frame.code, frame.retryable)
+        for corr, frame in client.frames
+        if isinstance(frame, StreamError)
+    ]
+
+
+# ---- the link's own frames ----
+
+
+def test_the_link_is_up_after_the_hello_of_both_sides() -> None:
+    relay = Relay()
+    relay.connected()
+    assert relay.state is LinkState.GREETING
+    relay.receive([encode(Hello(SCHEMA_HASH, "test"))])
+    assert relay.state.value == "up"
+
+
+def test_another_schema_is_refused() -> None:
+    relay = Relay()
+    relay.connected()
+    with pytest.raises(SchemaMismatch):
+        relay.receive([encode(Hello(b"otherone", "test"))])
+
+
+def test_an_error_of_the_connection_ends_it(link: Link) -> None:
+    with pytest.raises(TailraceError) as caught:
+        link.says(StreamError("schema_mismatch", "no", False, 426))
+    assert caught.value.code == "schema_mismatch"
+
+
+@pytest.mark.parametrize("frame", [Hello(SCHEMA_HASH, "again"), Token("x", 0)])
+def test_a_frame_that_does_not_belong_on_corr_0_ends_the_link(link: Link, frame: Frame) -> None:
+    with pytest.raises(FrameError):
+        link.says(frame)
+
+
+def test_watchers_get_the_last_heartbeat_and_those_to_come(link: Link) -> None:
+    client = Client()
+    link.says(Heartbeat(1, ready=True))
+    link.relay.watch(client)
+    link.says(Heartbeat(2, ready=False, reasons=("loading",)))
+    assert client.frames == [
+        (0, Heartbeat(1, ready=True)),
+        (0, Heartbeat(2, ready=False, reasons=("loading",))),
+    ]
+
+
+def test_without_a_link_there_is_no_heartbeat(link: Link) -> None:
+    link.says(Heartbeat(1, ready=True))
+    link.lose()
+    assert link.relay.heartbeat is None
+
+
+# ---- frames that pass ----
+
+
+def test_two_clients_may_use_the_same_corr(link: Link) -> None:
+    one, corr_one = opened(link, corr=7)
+    two, corr_two = opened(link, corr=7)
+    link.says(Token("1", 0), corr=corr_one)
+    link.says(Token("2", 0), corr=corr_two)
+    assert corr_one != corr_two
+    assert one.frames == [(7, Token("1", 0))]
+    assert two.frames == [(7, Token("2", 0))]
+
+
+def test_credit_and_detach_reach_the_origin_under_the_link_corr(link: Link) -> None:
+    client, corr = opened(link)
+    link.asks(client, Credit(20))
+    link.asks(client, Detach())
+    assert link.sent() == [(corr, Credit(20)), (corr, Detach())]
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [END, Status(STREAM, StreamState.ENDED, 3), StreamError("not_found", "no", False, 404)],
+)
+def test_a_closing_frame_ends_the_route(link: Link, closing: Frame) -> None:
+    client, corr = opened(link)
+    link.says(closing, corr=corr)
+    assert client.frames == [(1, closing)]
+    assert link.relay.route_count == 0
+    link.asks(client, Credit(20))
+    link.asks(client, Detach())
+    assert link.sent() == []
+
+
+def test_frames_on_their_way_to_a_detached_client_go_nowhere(link: Link) -> None:
+    client, corr = opened(link)
+    link.asks(client, Detach())
+    link.says(Token("late", 0), corr=corr)
+    assert client.frames == []
+
+
+def test_a_client_that_has_gone_is_detached_and_never_cancelled(link: Link) -> None:
+    client, one = opened(link, corr=1)
+    link.asks(client, OPEN, corr=2)
+    [(two, _)] = link.sent()
+    other, _ = opened(link)
+    link.relay.watch(client)
+    link.relay.forget(client)
+    assert link.sent() == [(one, Detach()), (two, Detach())]
+    link.says(Heartbeat(1, ready=True))
+    assert client.frames == []
+    assert link.relay.route_count == 1
+    assert other.frames == []
+
+
+def test_link_corrs_go_round_without_0() -> None:
+    link = Link(Relay(last_corr=2**32 - 2))
+    link.connect()
+    assert [opened(link)[1] for _ in range(3)] == [2**32 - 1, 1, 2]
+
+
+# ---- a lost link ----
+
+
+def test_a_stream_under_way_is_resumed_after_the_last_frame_that_passed(link: Link) -> None:
+    client, _ = opened(link)
+    link.says(Token("a", 0), Token("b", 1), corr=1)
+    link.asks(client, Credit(10))
+    link.sent()
+    link.lose()
+    assert link.connect() == [(1, Resume(STREAM, after=1, token="v1.token", credit=8))]
+    link.says(Opened(STREAM, 2, "v1.other", "demo", 3), END, corr=1)
+    assert client.frames == [(1, Token("a", 0)), (1, Token("b", 1)), (1, END)]
+
+
+def test_a_stream_without_a_frame_yet_is_resumed_from_its_beginning(link: Link) -> None:
+    opened(link)
+    link.lose()
+    assert link.connect() == [(1, Resume(STREAM, token="v1.token", credit=8))]
+
+
+def test_a_reader_is_resumed_from_where_it_asked_with_its_own_token(link: Link) -> None:
+    resume = Resume(STREAM, after=40, token="v1.mine", follow=False, credit=8)
+    opened(link, resume)
+    link.lose()
+    assert link.connect() == [(1, resume)]
+
+
+def test_used_up_credit_is_not_given_twice(link: Link) -> None:
+    opened(link, Open("demo", credit=2))
+    link.says(Token("a", 0), Token("b", 1), corr=1)
+    link.lose()
+    assert link.connect() == [(1, Resume(STREAM, after=1, token="v1.token", credit=0))]
+
+
+def test_frames_that_come_again_are_dropped(link: Link) -> None:
+    client, _ = opened(link)
+    link.says(Token("a", 0), Token("b", 1), corr=1)
+    link.lose()
+    link.connect()
+    link.says(Token("a", 0), Token("b", 1), END, corr=1)
+    assert client.frames == [(1, Token("a", 0)), (1, Token("b", 1)), (1, END)]
+
+
+def test_a_stream_survives_a_second_loss(link: Link) -> None:
+    client, _ = opened(link)
+    for index in range(3):
+        link.says(Token("x", index), corr=1)
+        link.lose()
+        [(_, resume)] = link.connect()
+        assert resume == Resume(STREAM, after=index, token="v1.token", credit=7 - index)
+    assert [frame for _, frame in client.frames] == [Token("x", index) for index in range(3)]
+
+
+def test_a_request_with_a_key_that_was_not_answered_is_sent_again(link: Link) -> None:
+    client = Client()
+    link.asks(client, KEYED)
+    link.asks(client, Credit(9))
+    link.lose()
+    assert client.frames == []
+    assert link.connect() == [(1, KEYED), (1, Credit(9))]
+
+
+@pytest.mark.parametrize("request_frame", [OPEN, Steer(STREAM, None, "go on")])
+def test_what_could_be_done_twice_fails_instead(link: Link, request_frame: Frame) -> None:
+    client = Client()
+    link.asks(client, request_frame)
+    link.lose()
+    assert errors(client) == [(1, "origin_unreachable", True)]
+    assert link.connect() == []
+
+
+def test_a_cancel_is_sent_again(link: Link) -> None:
+    link.asks(Client(), Cancel(STREAM))
+    link.lose()
+    assert link.connect() == [(1, Cancel(STREAM))]
+
+
+def test_a_client_that_goes_while_the_link_is_down_is_forgotten(link: Link) -> None:
+    client, _ = opened(link)
+    link.lose()
+    link.relay.forget(client)
+    assert link.connect() == []
+
+
+# ---- patience ----
+
+
+def test_a_stream_under_way_waits_longer_than_a_new_request(link: Link) -> None:
+    under_way, _ = opened(link)
+    link.lose()
+    new = Client()
+    link.asks(new, OPEN)
+    link.passes(CONNECT_PATIENCE_S)
+    assert errors(new) == [(1, "origin_unreachable", True)]
+    link.passes(ORIGIN_PATIENCE_S - CONNECT_PATIENCE_S - 1)
+    assert errors(under_way) == []
+    link.passes(1)
+    assert errors(under_way) == [(1, "origin_unreachable", True)]
+
+
+def test_a_new_request_is_sent_when_the_link_comes_in_time() -> None:
+    link = Link()
+    client = Client()
+    link.asks(client, OPEN)
+    link.passes(CONNECT_PATIENCE_S / 2)
+    assert link.connect() == [(1, OPEN)]
+    link.passes(ORIGIN_PATIENCE_S * 2)
+    assert client.frames == []
+
+
+def test_links_that_come_and_go_before_the_hello_do_not_prolong_the_patience(link: Link) -> None:
+    client, _ = opened(link)
+    link.lose()
+    for _ in range(3):
+        link.passes(ORIGIN_PATIENCE_S / 3)
+        link.relay.connected()
+        link.lose()
+    assert errors(client) == [(1, "origin_unreachable", True)]
+
+
+def test_an_edge_that_goes_away_says_so_to_everyone(link: Link) -> None:
+    client, corr = opened(link)
+    idle = Client()
+    link.relay.watch(idle)
+    link.relay.refuse_all(Unavailable("going"))
+    link.deliver()
+    assert errors(client) == [(1, "unavailable", True)]
+    assert errors(idle) == [(0, "unavailable", True)]
+    assert link.sent() == [(corr, Detach())]

@@ -1,0 +1,291 @@
+"""A WebSocket session alone: messages in, messages and frames for the link out."""
+
+import pytest
+
+from edge.session import (
+    MAX_CREDIT_FRAMES,
+    MAX_MESSAGE_BYTES,
+    MAX_STREAMS_PER_CONNECTION,
+    MAX_WAITING_REPLIES,
+    Close,
+    CloseCode,
+    Session,
+)
+from ledger.frame import (
+    SCHEMA_HASH,
+    Cancel,
+    Chunk,
+    Credit,
+    Detach,
+    FinishReason,
+    Frame,
+    Heartbeat,
+    Hello,
+    Open,
+    Opened,
+    Resume,
+    Status,
+    StreamEnd,
+    StreamError,
+    StreamState,
+    Token,
+    decode,
+    encode,
+    split,
+)
+
+STREAM = bytes(16)
+OPEN = Open("demo", prompt="Once", credit=4)
+END = StreamEnd(1, FinishReason.STOP, 1, 3)
+HELLO = encode(Hello(SCHEMA_HASH, "test"))
+
+
+def sent(session: Session) -> list[tuple[int, Frame]]:
+    """All frames that leave for the client now."""
+    frames: list[tuple[int, Frame]] = []
+    while (message := session.next_message()) is not None:
+        frames += map(decode, split(message))
+    return frames
+
+
+def errors(session: Session) -> list[tuple[int, str, int]]:
+    return [
+        (corr, frame.code, frame.status)
+        for corr, frame in sent(session)
+        if isinstance(frame, StreamError)
+    ]
+
+
+@pytest.fixture
+def session() -> Session:
+    session = Session()
+    session.receive(HELLO)
+    sent(session)
+    return session
+
+
+# ---- hello ----
+
+
+def test_both_sides_begin_with_hello() -> None:
+    session = Session()
+    [(corr, hello)] = sent(session)
+    assert corr == 0
+    assert isinstance(hello, Hello)
+    assert session.receive(HELLO) == []
+    assert session.close is None
+
+
+@pytest.mark.parametrize(
+    "first", [encode(OPEN, 1), encode(Hello(b"otherone", "test")), encode(Detach(), 1)]
+)
+def test_a_client_that_does_not_begin_with_this_schema_is_refused(first: bytes) -> None:
+    session = Session()
+    assert session.receive(first + encode(OPEN, 2)) == []
+    assert errors(session) == [(0, "schema_mismatch", 426)]
+    assert session.close == Close(CloseCode.PROTOCOL_ERROR, "schema_mismatch")
+
+
+# ---- requests ----
+
+
+def test_requests_pass_as_they_came(session: Session) -> None:
+    frames = [
+        encode(OPEN, 1),
+        encode(Resume(STREAM, credit=1), 2),
+        encode(Cancel(STREAM), 3),
+        encode(Credit(8), 1),
+        encode(Detach(), 2),
+    ]
+    assert session.receive(b"".join(frames)) == frames
+
+
+def test_hello_and_a_request_may_share_a_message() -> None:
+    assert Session().receive(HELLO + encode(OPEN, 1)) == [encode(OPEN, 1)]
+
+
+def test_credit_and_detach_for_a_stream_that_has_closed_go_nowhere(session: Session) -> None:
+    assert session.receive(encode(Credit(8), 9) + encode(Detach(), 9)) == []
+    assert session.close is None
+
+
+@pytest.mark.parametrize("corr", [0, 1])
+def test_a_corr_that_is_not_free_ends_the_connection(session: Session, corr: int) -> None:
+    session.receive(encode(OPEN, 1))
+    assert session.receive(encode(Cancel(STREAM), corr)) == []
+    assert errors(session) == [(0, "corr_in_use", 400)]
+    assert session.close == Close(CloseCode.PROTOCOL_ERROR, "corr_in_use")
+
+
+@pytest.mark.parametrize("closing", [END, Status(STREAM, StreamState.ENDED, 2)])
+def test_a_corr_is_free_again_when_its_last_frame_has_left(
+    session: Session, closing: Frame
+) -> None:
+    session.receive(encode(OPEN, 1))
+    session.deliver(encode(closing, 1))
+    sent(session)
+    assert session.receive(encode(OPEN, 1)) == [encode(OPEN, 1)]
+
+
+def test_nothing_of_a_detached_stream_follows_on_its_corr(session: Session) -> None:
+    session.receive(encode(OPEN, 1) + encode(OPEN, 2))
+    session.deliver(encode(Token("old", 0), 1))
+    session.deliver(encode(Token("other", 0), 2))
+    session.receive(encode(Detach(), 1) + encode(OPEN, 1))
+    assert sent(session) == [(2, Token("other", 0))]
+
+
+# ---- bad input ----
+
+
+def test_text_is_unsupported(session: Session) -> None:
+    session.receive("hello")
+    assert errors(session) == [(0, "bad_frame", 400)]
+    assert session.close == Close(CloseCode.UNSUPPORTED_DATA, "bad_frame")
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (encode(OPEN, 1)[:-1], "bad_frame"),
+        (encode(OPEN, 1) + b"\x05", "bad_frame"),
+        (b"\x00\x00\x01\x01" + bytes(65_536), "bad_frame"),  # a length over the limit
+        (b"\x05\x00\x00\x02" + bytes(5), "bad_version"),
+        (b"\x05\x00\x00\x01" + b"\x3f" + bytes(4), "bad_frame"),  # an unknown tag
+        (encode(Token("mine", 0), 1), "bad_frame"),
+        (HELLO, "bad_frame"),
+        (encode(Open("demo"), 0)[:9] + b"\xff", "bad_frame"),
+    ],
+)
+def test_bytes_after_which_nothing_makes_sense_end_the_connection(
+    session: Session, message: bytes, code: str
+) -> None:
+    assert session.receive(message) == []
+    [(corr, found, _)] = errors(session)
+    assert (corr, found) == (0, code)
+    assert session.close == Close(CloseCode.PROTOCOL_ERROR, code)
+
+
+def test_frames_before_the_bad_one_count(session: Session) -> None:
+    assert session.receive(encode(OPEN, 1) + encode(HELLO_AGAIN, 0)) == [encode(OPEN, 1)]
+
+
+HELLO_AGAIN = Hello(SCHEMA_HASH, "test")
+
+
+def test_a_closing_session_hears_nothing_more(session: Session) -> None:
+    session.receive("hello")
+    assert session.receive(encode(OPEN, 1)) == []
+
+
+def test_a_bad_payload_costs_its_own_stream_only(session: Session) -> None:
+    session.receive(encode(OPEN, 1))
+    bad_credit = b"\x06\x00\x00\x01" + encode(Credit(0), 1)[4:9] + b"\x80"
+    assert session.receive(bad_credit + encode(OPEN, 2)) == [
+        encode(Detach(), 1),
+        encode(OPEN, 2),
+    ]
+    assert errors(session) == [(1, "bad_frame", 400)]
+    assert session.close is None
+
+
+# ---- bounds ----
+
+
+def test_streams_over_the_cap_are_refused_one_by_one() -> None:
+    session = Session(max_streams=2)
+    session.receive(HELLO)
+    assert len(session.receive(b"".join(encode(OPEN, corr) for corr in (1, 2, 3)))) == 2
+    assert errors(session) == [(3, "too_many_streams", 429)]
+    session.receive(encode(Detach(), 1))
+    assert session.receive(encode(OPEN, 3)) == [encode(OPEN, 3)]
+
+
+def test_the_cap_is_256_unless_told_otherwise(session: Session) -> None:
+    opens = b"".join(encode(OPEN, corr) for corr in range(1, MAX_STREAMS_PER_CONNECTION + 2))
+    assert len(session.receive(opens)) == 256
+
+
+@pytest.mark.parametrize(
+    "request_frame",
+    [
+        Open("demo", credit=MAX_CREDIT_FRAMES + 1),
+        Resume(STREAM, after=5, credit=MAX_CREDIT_FRAMES + 1),
+    ],
+)
+def test_a_request_for_too_much_credit_is_refused(session: Session, request_frame: Frame) -> None:
+    assert session.receive(encode(request_frame, 1)) == []
+    assert errors(session) == [(1, "too_much_credit", 400)]
+    assert session.receive(encode(OPEN, 1)) == [encode(OPEN, 1)]
+
+
+def test_credit_counts_from_the_last_frame_that_has_left(session: Session) -> None:
+    session.receive(encode(OPEN, 1))
+    session.deliver(encode(Token("a", 0), 1))
+    sent(session)
+    most = encode(Credit(1 + MAX_CREDIT_FRAMES), 1)
+    assert session.receive(most) == [most]
+    session.deliver(encode(Token("b", 1), 1))  # waits here: not yet with the client
+    assert session.receive(encode(Credit(2 + MAX_CREDIT_FRAMES), 1)) == [encode(Detach(), 1)]
+    assert sent(session)[0][1] != Token("b", 1)
+
+
+def test_credit_of_a_resumed_stream_counts_from_where_it_resumes(session: Session) -> None:
+    session.receive(encode(Resume(STREAM, after=5000), 1))
+    most = encode(Credit(5001 + MAX_CREDIT_FRAMES), 1)
+    assert session.receive(most) == [most]
+
+
+def test_a_client_that_leaves_its_refusals_unread_is_not_read_either(session: Session) -> None:
+    refused = encode(Open("demo", credit=MAX_CREDIT_FRAMES + 1), 1)
+    congested = []
+    for _ in range(MAX_WAITING_REPLIES + 1):
+        session.receive(refused)
+        congested.append(session.congested)
+    assert congested == [False] * MAX_WAITING_REPLIES + [True]
+    sent(session)
+    assert not session.congested
+
+
+# ---- messages ----
+
+
+def test_frames_that_wait_together_leave_together(session: Session) -> None:
+    session.receive(encode(OPEN, 1))
+    frames: list[Frame] = [Opened(STREAM, 0, "", "demo", 3), Token("a", 0), END]
+    for frame in frames:
+        session.deliver(encode(frame, 1))
+    message = session.next_message()
+    assert message == b"".join(encode(frame, 1) for frame in frames)
+    assert session.next_message() is None
+
+
+def test_no_message_is_over_the_limit_and_no_frame_is_cut(session: Session) -> None:
+    session.receive(encode(OPEN, 1))
+    for index in range(3):
+        session.deliver(encode(Chunk(bytes(40_000), False, index), 1))
+    messages = [session.next_message() for _ in range(3)]
+    assert [len(split(message or b"")) for message in messages] == [1, 1, 1]
+
+
+def test_a_frame_over_the_limit_travels_alone(session: Session) -> None:
+    session.receive(encode(OPEN, 1))
+    large = encode(Chunk(bytes(MAX_MESSAGE_BYTES), False, 0), 1)
+    session.deliver(large)
+    session.deliver(encode(Token("a", 1), 1))
+    assert session.next_message() == large
+    assert session.next_message() == encode(Token("a", 1), 1)
+
+
+def test_only_the_newest_heartbeat_waits(session: Session) -> None:
+    session.deliver(encode(Heartbeat(1, ready=True)))
+    session.deliver(encode(Heartbeat(2, ready=True)))
+    assert sent(session) == [(0, Heartbeat(2, ready=True))]
+
+
+def test_an_edge_that_goes_away_closes_the_connection(session: Session) -> None:
+    farewell = StreamError("unavailable", "shutting down", True, 503)
+    session.deliver(encode(farewell, 0))
+    assert sent(session) == [(0, farewell)]
+    assert session.close is not None
+    assert session.close.code is CloseCode.GOING_AWAY
