@@ -18,7 +18,7 @@ from origin.recipe import Recipe, prompt_hash
 MAX_TEMPERATURE = 2.0
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128
-MAX_KEY_CHARS = 256
+MAX_KEY_CHARS = 255
 MAX_TOP_K = 1 << 20
 DEFAULT_MAX_TOKENS = 256
 

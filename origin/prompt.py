@@ -22,9 +22,8 @@ class PromptReader:
 
     def __init__(self, directory: Path) -> None:
         config = _json(directory / "config.json")
-        generation = directory / "generation_config.json"
-        defaults = _json(generation) if generation.exists() else {}
-        tokenizer_config = _json(directory / "tokenizer_config.json")
+        defaults = _json_or_empty(directory / "generation_config.json")
+        tokenizer_config = _json_or_empty(directory / "tokenizer_config.json")
         self.context = _number(config, "max_position_embeddings", directory / "config.json")
         self.temperature = float(defaults.get("temperature", 1.0))
         self.top_k = int(defaults.get("top_k", 0))
@@ -93,6 +92,10 @@ def _template(tokenizer_config: dict[str, Any]) -> Any:
         if (token := tokenizer_config.get(name)) is not None
     }
     return environment.from_string(source, globals=special)
+
+
+def _json_or_empty(path: Path) -> dict[str, Any]:
+    return _json(path) if path.exists() else {}
 
 
 def _json(path: Path) -> dict[str, Any]:
