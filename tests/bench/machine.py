@@ -1,0 +1,17 @@
+"""What a figure was measured on."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+
+def cpu() -> str:
+    """Number and name of the processors, as far as the system tells."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text(encoding="utf-8").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        if names:
+            return f"{len(names)} x {names[0]}"
+    return platform.processor() or platform.machine()
