@@ -1,0 +1,124 @@
+"""The committed checkpoint in transformers and in our model: the same numbers, the same text.
+
+Both round activations to int8. Where one lies on the edge between two integers, the last bit of
+a sum picks the side, and the two models step apart by about a hundredth of a logit; so do
+transformers' own cached and uncached passes. Exact comparison therefore takes prompts whose
+activations all keep clear of an edge, which depends on the weights alone.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+import origin.demo
+from kernels.ternary import quantize_activations
+from origin.demo.corpus import documents, text
+from origin.demo.evaluate import answer, chat
+from origin.model import BitNetModel, load_model
+
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # transformers compiles parts of BitNet otherwise
+
+MODEL_DIRECTORY = Path(origin.demo.__file__).parent / "model"
+PROMPTS = 200
+PROMPT_TOKENS = 4
+CLEAR_OF_EDGES = 2e-5  # of an integer step; rounding noise is a few 1e-6
+EDGE_EFFECT = 0.25  # logits
+
+
+@pytest.fixture(scope="module")
+def demo() -> BitNetModel:
+    return load_model(MODEL_DIRECTORY)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MODEL_DIRECTORY / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    """The checkpoint in transformers, every weight in fp32."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoModelForCausalLM
+
+        loaded = AutoModelForCausalLM.from_pretrained(MODEL_DIRECTORY, dtype=torch.float32)
+    # Its own .float() refuses quantised models, whose embeddings and norms stay bf16 otherwise.
+    return torch.nn.Module.float(loaded)
+
+
+def reference_logits(reference: Any, ids: list[int]) -> tuple[torch.Tensor, float]:
+    """Logits [T, vocab], and how near an activation came to an edge between two integers."""
+    nearest = [1.0]
+
+    def look(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        factor = quantize_activations(inputs[0])[1]
+        scaled = inputs[0] * factor
+        nearest.append(float((scaled - scaled.floor() - 0.5).abs().min()))
+
+    linears = [m for m in reference.modules() if type(m).__name__ == "AutoBitLinear"]
+    hooks = [linear.register_forward_pre_hook(look) for linear in linears]
+    with torch.inference_mode():
+        logits: torch.Tensor = reference(torch.tensor([ids])).logits[0]
+    for hook in hooks:
+        hook.remove()
+    assert linears
+    return logits, min(nearest)
+
+
+def test_logits_differ_by_less_than_1e_5(
+    demo: BitNetModel, reference: Any, tokenizer: Tokenizer
+) -> None:
+    clear, rng = 0, Random(1)
+    for document in islice(documents(99), PROMPTS):
+        whole = tokenizer.encode(text(document)).ids
+        start = rng.randrange(len(whole) - PROMPT_TOKENS)
+        ids = whole[start : start + PROMPT_TOKENS]
+        expected, nearest = reference_logits(reference, ids)
+        difference = float((demo.forward(ids) - expected).abs().max())
+        assert difference < (1e-5 if nearest > CLEAR_OF_EDGES else EDGE_EFFECT)
+        clear += nearest > CLEAR_OF_EDGES
+    assert clear > PROMPTS // 10
+
+
+QUESTIONS = (
+    "What is 12 + 30?",
+    "What is 83 - 47?",
+    "Count from 3 to 9.",
+    "Reverse the word lamp.",
+    "Mira has the red kite. Mira gives the red kite to Otto. Who has the red kite?",
+    "Hello!",
+)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_greedy_text_is_the_same(
+    demo: BitNetModel, reference: Any, tokenizer: Tokenizer, question: str
+) -> None:
+    ids = tokenizer.encode(chat(question)).ids
+    generated = reference.generate(torch.tensor([ids]), max_new_tokens=80, do_sample=False)
+    theirs = tokenizer.decode(generated[0, len(ids) :].tolist())
+    assert theirs
+    assert answer(demo, tokenizer, chat(question), 80).text == theirs
+
+
+def test_every_token_of_a_story_is_one_that_transformers_would_choose(
+    demo: BitNetModel, reference: Any, tokenizer: Tokenizer
+) -> None:
+    prompt = chat("Tell me a long story about a fox.")
+    told = answer(demo, tokenizer, prompt, 400)
+    ids = tokenizer.encode(prompt + told.text).ids
+    start = len(tokenizer.encode(prompt).ids)
+    before = reference_logits(reference, ids)[0][start - 1 : -1]
+    chosen = before.gather(1, torch.tensor(ids[start:])[:, None])[:, 0]
+    assert len(chosen) > 100
+    assert bool((before.amax(1) - chosen < EDGE_EFFECT).all())
