@@ -39,8 +39,8 @@ class TailraceClient:
     """Streams from any of several edges of one origin.
 
     `on_state(state, detail)` is told what the connection does: connecting, open, waiting
-    (for another try), resumed, ended. `verify` is httpx's: False, or an SSL context, for a
-    development certificate.
+    (for another try), resumed, ended. `verify` and `trust_env` are httpx's: False, or an SSL
+    context, for a development certificate; whether proxies of the environment are used.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class TailraceClient:
         on_state: OnState | None = None,
         patience_s: float = PATIENCE_S,
         verify: Any = True,
+        trust_env: bool = True,
         random: Random | None = None,
     ) -> None:
         if not edges or not all(edge.startswith(("http://", "https://")) for edge in edges):
@@ -58,6 +59,7 @@ class TailraceClient:
             )
         self._http = httpx.AsyncClient(
             verify=verify,
+            trust_env=trust_env,
             timeout=httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_keepalive_connections=MAX_KEPT_CONNECTIONS),
             headers={"User-Agent": software("client")},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from edge.subscriber import Subscriber
 from ledger.frame import (
@@ -17,27 +17,26 @@ from ledger.frame import (
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Collected:
-    """What was read of a stream: its texts, and the frame that closed it."""
+    """What was read of a stream: its text, and the frame that closed it."""
 
-    texts: list[str] = field(default_factory=list)
-    closing: StreamEnd | Status | None = None
+    text: str
+    closing: StreamEnd | Status
 
 
 async def collect(subscriber: Subscriber) -> Collected:
     """All frames until one closes the stream; raises what a StreamError says."""
-    collected = Collected()
-    while collected.closing is None:
+    texts: list[str] = []
+    while True:
         for raw in await subscriber.take():
             _, frame = decode(raw)
             if isinstance(frame, Token):
-                collected.texts.append(frame.text)
+                texts.append(frame.text)
             elif isinstance(frame, StreamEnd | Status):
-                collected.closing = frame
+                return Collected("".join(texts), frame)
             elif isinstance(frame, StreamError):
                 raise to_error(frame)
-    return collected
 
 
 def answer_document(opened: Opened, collected: Collected) -> dict[str, object]:
@@ -45,7 +44,7 @@ def answer_document(opened: Opened, collected: Collected) -> dict[str, object]:
     return {
         "id": opened.stream.hex(),
         "model": opened.model,
-        "text": "".join(collected.texts),
+        "text": collected.text,
         **_end_fields(collected.closing),
         "prompt_tokens": opened.prompt_tokens,
     }
@@ -57,20 +56,19 @@ def state_document(opened: Opened, collected: Collected) -> dict[str, object]:
     if isinstance(closing, Status):
         state, next_index = closing.state, closing.next_index
     else:
-        state = StreamState.RUNNING if closing is None else StreamState.ENDED
-        next_index = opened.next_index if closing is None else closing.index + 1
+        state, next_index = StreamState.ENDED, closing.index + 1
     return {
         "id": opened.stream.hex(),
         "model": opened.model,
         "state": state.word,
         "next_index": next_index,
-        "text": "".join(collected.texts),
+        "text": collected.text,
         **_end_fields(closing),
         "prompt_tokens": opened.prompt_tokens,
     }
 
 
-def _end_fields(closing: StreamEnd | Status | None) -> dict[str, object]:
+def _end_fields(closing: StreamEnd | Status) -> dict[str, object]:
     if not isinstance(closing, StreamEnd):
         return {}
     fields: dict[str, object] = {

@@ -100,7 +100,7 @@ def _children(place: Place, console: Console) -> tuple[Child, Child]:
     certificate = development_certificate(place.data / "certificate", datetime.now(UTC))
 
     def announce(line: str) -> None:
-        console.print(line, style="yellow", markup=False)
+        console.print(line, style="yellow", markup=False, soft_wrap=True)
 
     origin = Child("origin", _origin_command(place), logs / "origin.log", announce)
     edge = Child("edge", _edge_command(place, certificate), logs / "edge.log", announce)

@@ -115,7 +115,10 @@ async def print_sample(place: Place, console: Console) -> None:
     viewer = Viewer(write, note, SAMPLE_CUT_AFTER)
     write(f"  {SAMPLE_PROMPT}")
     try:
-        async with TailraceClient([place.http_url], on_state=viewer.on_state) as client:
+        # trust_env: a proxy of the environment is no way to loopback.
+        async with TailraceClient(
+            [place.http_url], on_state=viewer.on_state, trust_env=False
+        ) as client:
             sample = client.generate(
                 prompt=SAMPLE_PROMPT, max_tokens=SAMPLE_TOKENS, seed=SAMPLE_SEED
             )

@@ -231,9 +231,7 @@ class SqliteLedger:
 
     def _keep(self, row: StreamRow, covered: int) -> Tail:
         durability, ended = Durability(row.durability), bool(row.ended)
-        info = StreamInfo(
-            row.id, row.epoch, covered, ended, durability, row.recipe, row.created_ms
-        )
+        info = StreamInfo(row.id, row.epoch, covered, ended, durability, row.recipe, row.created_ms)
         tail = Tail(
             sid=row.sid,
             info=info,

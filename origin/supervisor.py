@@ -100,9 +100,7 @@ class Supervisor:
         parts += [asyncio.create_task(self._beat()), asyncio.create_task(self._sweep())]
         stopped = asyncio.create_task(_stop_signal())
         try:
-            await asyncio.wait(
-                (*parts, stopped, self._failed), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait((*parts, stopped, self._failed), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for part in (*parts, stopped):
                 part.cancel()

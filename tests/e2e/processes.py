@@ -169,5 +169,5 @@ async def running(
             await process.ready()
         yield
     finally:
-        for process in reversed(started):
-            await process.stop()
+        for done in reversed(started):
+            await done.stop()

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from edge.client import TailraceClient
@@ -39,6 +39,14 @@ def tailrace_up(data: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[
         process.communicate()
 
 
+def lines_until(stream: IO[str] | None, last: str) -> Iterator[str]:
+    assert stream is not None
+    for line in stream:
+        yield line
+        if line.rstrip() == last:
+            return
+
+
 async def generate(url: str) -> str:
     async with TailraceClient([url], patience_s=TIMEOUT_S) as client:
         stream = client.generate(prompt="Once upon a time", max_tokens=8, seed=1)
@@ -57,6 +65,7 @@ def read_to_end(connection: socket.socket) -> None:
 def test_up_shows_a_sample_replaces_an_edge_that_dies_and_stops_when_told(tmp_path: Path) -> None:
     with tailrace_up(tmp_path, *ANY_PORTS) as (process, ready):
         assert ready["ready"] is True
+        shown = "".join(lines_until(process.stderr, "Ctrl-C stops it."))
         text = asyncio.run(generate(ready["http"]))
         assert text
 
@@ -64,11 +73,11 @@ def test_up_shows_a_sample_replaces_an_edge_that_dies_and_stops_when_told(tmp_pa
         assert asyncio.run(generate(ready["http"])) == text
 
         process.terminate()
-        _, shown = process.communicate(timeout=TIMEOUT_S)
+        _, shown_later = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
     assert f"curl -N {ready['http']}/v1/generate" in shown
     assert f"⟨cut after 24 tokens · resumed on {ready['http']}, from index 24⟩" in shown
-    assert "the edge was ended by SIGKILL; starting it again" in shown
+    assert "the edge was ended by SIGKILL; starting it again" in shown_later
     assert (tmp_path / "ledger.db").is_file()
 
 

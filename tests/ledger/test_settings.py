@@ -63,7 +63,7 @@ def test_a_bad_file_is_refused_with_its_key_and_what_would_be_right(
 
 
 def test_a_named_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="absent.toml"):
+    with pytest.raises(ConfigError, match=r"absent\.toml"):
         Part.load(tmp_path / "absent.toml")
 
 
