@@ -49,9 +49,10 @@ async def serve(config: EdgeConfig) -> None:
             Unavailable("this edge is shutting down", hint="resume on another, or here again")
         )
 
-    app = create_app(link, config)
+    server = server_config(config)
     try:
-        await hypercorn_serve(app, server_config(config), shutdown_trigger=shutdown)  # type: ignore[arg-type]
+        _try_addresses(server)
+        await hypercorn_serve(create_app(link, config), server, shutdown_trigger=shutdown)  # type: ignore[arg-type]
     except OSError as error:
         raise ConfigError(
             f"cannot listen or read the certificate: {error}",
@@ -81,6 +82,13 @@ def server_config(config: EdgeConfig) -> Config:
     server.websocket_max_message_size = MAX_MESSAGE_BYTES
     server.websocket_ping_interval = WEBSOCKET_PING_INTERVAL_S
     return server
+
+
+def _try_addresses(server: Config) -> None:
+    """Bind what is going to be bound, so that a busy port is an error before anything starts."""
+    sockets = server.create_sockets()
+    for bound in (*sockets.secure_sockets, *sockets.insecure_sockets, *sockets.quic_sockets):
+        bound.close()
 
 
 def _stop_signal() -> asyncio.Event:

@@ -36,6 +36,7 @@ class SqliteLedger:
         self._now_ms = now_ms
         self._tails: dict[bytes, Tail] = {}
         self._by_sid: dict[int, Tail] = {}
+        self._touched: dict[int, int] = {}  # sid to expires_ms, not yet in the file
         self._loading = asyncio.Lock()
         self._seq = 0
         self._commits = GroupCommit(self._write)
@@ -147,7 +148,6 @@ class SqliteLedger:
         await self._file.compact(segments, ended, min(kept, default=self._seq + 1))
         for tail, count in zip(ripe, counts, strict=True):
             tail.drop(count)
-            tail.expires_ms = now + tail.ttl_ms
             self._evict_if_idle(tail)
 
     # ---- reading ----
@@ -158,7 +158,7 @@ class SqliteLedger:
 
     async def read(self, stream: bytes, start: int, limit: int) -> list[Record]:
         tail = await self._resident(stream)
-        tail.expires_ms = self._now_ms() + tail.ttl_ms
+        self._touch(tail)
         records: list[Record] = []
         while len(records) < limit and start + len(records) < tail.released:
             at, room = start + len(records), limit - len(records)
@@ -199,9 +199,12 @@ class SqliteLedger:
 
     async def expire(self) -> int:
         now = self._now_ms()
-        await self._file.touch([(t.expires_ms, t.sid) for t in self._by_sid.values()])
         for tail in list(self._by_sid.values()):
+            if tail.watchers:
+                self._touch(tail)
             self._evict_if_idle(tail)
+        touched, self._touched = self._touched, {}
+        await self._file.touch([(expires_ms, sid) for sid, expires_ms in touched.items()])
         removed = 0
         while sids := await self._file.remove_expired(now, EXPIRE_STREAMS):
             removed += len(sids)
@@ -210,6 +213,9 @@ class SqliteLedger:
                 if gone is not None:
                     del self._tails[gone.info.stream]
         return removed
+
+    def _touch(self, tail: Tail) -> None:
+        self._touched[tail.sid] = self._now_ms() + tail.ttl_ms
 
     # ---- residence ----
 
@@ -238,7 +244,6 @@ class SqliteLedger:
             first=covered,
             accepted=covered,
             released=covered,
-            expires_ms=row.expires_ms,
             ttl_ms=row.ttl_ms,
             end_accepted=ended,
             epoch=row.epoch,

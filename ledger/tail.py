@@ -31,7 +31,6 @@ class Tail:
     first: int
     accepted: int
     released: int
-    expires_ms: int
     ttl_ms: int
     end_accepted: bool = False
     records: list[Record] = field(default_factory=list)

@@ -65,8 +65,8 @@ class EdgeLink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._links.discard(self)
         self._transport = None
-        for task in self._tasks:
-            task.cancel()
+        # Requests under way are carried out: a stream that was created must be started too,
+        # or its idempotency key would name one that never runs.
         for feed in self._feeds.values():
             feed.detach()
         self._feeds.clear()

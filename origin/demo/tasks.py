@@ -17,7 +17,7 @@ from origin.demo.words import COLOURS, NAMES, SPELLABLE, THINGS
 
 HELD_OUT_ONE_IN = 20
 MAX_OPERAND = 99
-MAX_COUNT_TERMS = 12
+MAX_COUNT_TERMS = 10
 MAX_LETTERS = 7
 MAX_LIST = 5
 
@@ -77,12 +77,12 @@ def _subtract_steps(a: int, b: int) -> str:
 
 
 def count(rng: Random) -> tuple[Task, bool]:
-    step = rng.choice((1, 1, 1, 2, 5, 10))
+    step = rng.choice((1, 1, 1, 1, 1, 1, 2, 5, 10))
     terms = rng.randint(3, MAX_COUNT_TERMS)
-    first = rng.randint(1, MAX_OPERAND)
+    first = rng.randint(1, rng.choice((9, 20, MAX_OPERAND)))
     last = first + step * (terms - 1)
     by = "" if step == 1 else f" by {step}s"
-    if rng.random() < 0.3:
+    if rng.random() < 0.2:
         first, last, step = last, first, -step
         asked = rng.choice(["Count down from {} to {}{}.", "Count backwards from {} to {}{}."])
     else:
@@ -161,8 +161,9 @@ KINDS_OF_TASK: dict[str, Callable[[Random], tuple[Task, bool]]] = {
     "repeat": repeat,
     "who_has": who_has,
 }
-# Sums need the most practice; plain copying comes next, since stories live on it too.
-_WEIGHTS = (4, 4, 3, 2, 2, 2, 1, 4, 4)
+# Counting needs the most practice, because where to stop is seen once in an answer; then sums,
+# and who has what, since stories live on it too.
+_WEIGHTS = (4, 4, 7, 3, 2, 2, 1, 3, 4)
 
 
 def draw(rng: Random, kind: str | None = None, *, held_out: bool = False) -> Task:

@@ -10,7 +10,7 @@ STREAM = bytes(16)
 
 def tail() -> Tail:
     info = StreamInfo(STREAM, 1, 0, False, Durability.PROCESS, "{}", 0)
-    return Tail(sid=1, info=info, first=0, accepted=0, released=0, expires_ms=0, ttl_ms=1000)
+    return Tail(sid=1, info=info, first=0, accepted=0, released=0, ttl_ms=1000)
 
 
 def token(index: int, text: str = "a") -> Record:

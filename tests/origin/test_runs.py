@@ -42,9 +42,11 @@ class Slot(WorkerSlot):
     def __init__(self, number: int, runs: Runs) -> None:
         super().__init__(number, Path(), "demo", runs)
         self.sent: list[tuple[int, Frame]] = []
+        self.ordered = asyncio.Event()
 
     def send(self, frame: Frame, run: int) -> None:
         self.sent.append((run, frame))
+        self.ordered.set()
 
     @property
     def last(self) -> tuple[int, Frame]:

@@ -1,0 +1,281 @@
+"""The origin's end of a link, over a real socket and a real ledger; workers are the test's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from ledger.errors import LedgerFailed
+from ledger.frame import (
+    SCHEMA_HASH,
+    Cancel,
+    Credit,
+    Detach,
+    Frame,
+    Heartbeat,
+    Hello,
+    Open,
+    Opened,
+    Resume,
+    Splitter,
+    Status,
+    Steer,
+    StreamError,
+    StreamState,
+    Token,
+    decode,
+    encode,
+)
+from ledger.sqlite import SqliteLedger
+from origin.config import LedgerConfig, OriginConfig
+from origin.link import EdgeLink
+from origin.prompt import PromptReader
+from origin.resume_token import TokenKeys
+from origin.service import Service
+from tests.origin.test_runs import Slot, Stage
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = Open(model="demo", prompt="The fox", max_tokens=9, seed=1, credit=100)
+
+
+class Client:
+    """An edge of frames."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._splitter = Splitter()
+        self._frames: list[tuple[int, Frame]] = []
+
+    def send(self, frame: Frame, corr: int = 0) -> None:
+        self._writer.write(encode(frame, corr))
+
+    def send_raw(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def next(self) -> tuple[int, Frame]:
+        """The next frame that is no heartbeat; EOFError when the link is closed."""
+        while True:
+            while self._frames:
+                corr, frame = self._frames.pop(0)
+                if not isinstance(frame, Heartbeat):
+                    return corr, frame
+            async with asyncio.timeout(30):
+                data = await self._reader.read(65_536)
+            if not data:
+                raise EOFError
+            self._frames += map(decode, self._splitter.feed(data))
+
+    async def errors_until_closed(self) -> list[StreamError]:
+        """The errors on corr 0 that come before the origin closes."""
+        errors = []
+        with suppress(EOFError):
+            while True:
+                corr, frame = await self.next()
+                if corr == 0 and isinstance(frame, StreamError):
+                    errors.append(frame)
+        return errors
+
+    async def leave(self) -> None:
+        self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+class House(Stage):
+    """A link server with one worker slot, and the errors that would end the origin."""
+
+    def __init__(self, ledger: SqliteLedger, model: Path, *, require_token: bool = False) -> None:
+        super().__init__(ledger)
+        self.fatal: list[LedgerFailed] = []
+        self.links: set[EdgeLink] = set()
+        self.now = 1000
+        self.service = Service(
+            ledger=ledger,
+            runs=self.runs,
+            keys=TokenKeys({"k": bytes(32)}),
+            reader=PromptReader(model),
+            config=OriginConfig(require_token=require_token),
+            retention=LedgerConfig(retention_s=60),
+            now_ms=lambda: self.now,
+        )
+        self.port = 0
+        self.clients: list[Client] = []
+
+    @property
+    def slot(self) -> Slot:
+        return self.slots[0]
+
+    def link(self) -> EdgeLink:
+        return EdgeLink(self.service, self.links, self.fatal.append)
+
+    async def connected(self) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.clients.append(client)
+        return client
+
+    async def greeted(self) -> Client:
+        client = await self.connected()
+        client.send(Hello(SCHEMA_HASH, "test"))
+        _, hello = await client.next()
+        assert hello == Hello(SCHEMA_HASH, "tailrace-origin")
+        return client
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, model: Path, *, require_token: bool = False
+) -> AsyncIterator[House]:
+    """A house whose link listens and whose model is loaded."""
+    ledger = await SqliteLedger.open(folder / "ledger.db", lambda: 1000)
+    house = House(ledger, model, require_token=require_token)
+    server = await asyncio.get_running_loop().create_server(house.link, "127.0.0.1", 0)
+    house.port = server.sockets[0].getsockname()[1]
+    await house.ready(house.slot)
+    try:
+        yield house
+    finally:
+        for client in house.clients:
+            await client.leave()
+        server.close()
+        await ledger.close()
+
+
+@pytest.fixture
+async def house(tmp_path: Path, checkpoint: Path) -> AsyncIterator[House]:
+    async with serving(tmp_path, checkpoint) as made:
+        yield made
+
+
+async def opened(client: Client, corr: int = 1, request: Open = REQUEST) -> Opened:
+    client.send(request, corr)
+    answer_corr, answer = await client.next()
+    assert answer_corr == corr
+    assert isinstance(answer, Opened), answer
+    return answer
+
+
+async def test_a_stream_is_opened_and_its_tokens_come_on_its_corr(house: House) -> None:
+    client = await house.greeted()
+    await opened(client, corr=5)
+    await house.step(house.slot, house.slot.last[0], 0, "a")
+    assert await client.next() == (5, Token("a", 0))
+
+
+async def test_a_stream_whose_opener_left_at_once_runs_all_the_same(house: House) -> None:
+    client = await house.greeted()
+    client.send(Open(model="demo", prompt="The fox", idempotency_key="key"), 1)
+    await client.leave()
+    again = await house.greeted()
+    answer = await opened(
+        again, request=Open(model="demo", prompt="The fox", idempotency_key="key")
+    )
+    assert len(house.slot.sent) == 1  # started, and once
+    await house.step(house.slot, house.slot.last[0], 0, "a")
+    assert (await house.ledger.info(answer.stream)).next_index == 1
+
+
+async def test_credit_that_overtakes_the_answer_counts(house: House) -> None:
+    client = await house.greeted()
+    client.send(Open(model="demo", prompt="The fox"), 1)
+    client.send(Credit(1), 1)
+    _, answer = await client.next()
+    assert isinstance(answer, Opened)
+    for index in range(2):
+        await house.step(house.slot, house.slot.last[0], index, "a")
+    assert await client.next() == (1, Token("a", 0))
+    client.send(Cancel(bytes(16)), 2)  # its answer shows that no second token came before it
+    corr, _ = await client.next()
+    assert corr == 2
+
+
+async def test_a_detached_corr_is_free_and_silent(house: House) -> None:
+    client = await house.greeted()
+    stream = (await opened(client)).stream
+    client.send(Detach(), 1)
+    client.send(Resume(stream, credit=10), 1)
+    _, answer = await client.next()
+    assert isinstance(answer, Opened)
+    await house.step(house.slot, house.slot.last[0], 0, "a")
+    assert await client.next() == (1, Token("a", 0))
+
+
+async def test_a_cancel_is_answered_when_the_end_is_durable(house: House) -> None:
+    client = await house.greeted()
+    stream = (await opened(client)).stream
+    house.slot.ordered.clear()
+    client.send(Cancel(stream), 2)
+    await asyncio.wait_for(house.slot.ordered.wait(), 30)
+    await house.step(house.slot, house.slot.last[0], 0, None)
+    answers = [await client.next(), await client.next()]
+    assert (2, Status(stream, StreamState.ENDED, 1)) in answers
+
+
+async def test_a_token_is_needed_where_the_origin_asks_for_one(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with serving(tmp_path, checkpoint, require_token=True) as house:
+        client = await house.greeted()
+        answer = await opened(client)
+        client.send(Resume(answer.stream), 2)
+        client.send(Resume(answer.stream, token=answer.token), 3)
+        answers = dict([await client.next(), await client.next()])
+        assert isinstance(answers[2], StreamError)
+        assert answers[2].status == 401
+        assert isinstance(answers[3], Opened)
+        house.now += 61_000
+        client.send(Resume(answer.stream, token=answer.token), 4)
+        _, expired = await client.next()
+        assert isinstance(expired, StreamError)
+        assert expired.status == 401
+
+
+async def test_steering_is_refused_in_words(house: House) -> None:
+    client = await house.greeted()
+    client.send(Steer(bytes(16), None, "text"), 3)
+    corr, answer = await client.next()
+    assert corr == 3
+    assert isinstance(answer, StreamError)
+    assert answer.code == "unsupported"
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [encode(REQUEST, 1)],
+        [encode(Hello(bytes(8), "another schema"))],
+        [encode(Hello(SCHEMA_HASH, "x")), encode(Hello(SCHEMA_HASH, "again"))],
+        [encode(Hello(SCHEMA_HASH, "x")), encode(REQUEST, 0)],
+        [encode(Hello(SCHEMA_HASH, "x")), encode(REQUEST, 1) * 2],
+        [encode(Hello(SCHEMA_HASH, "x")), b"\x05\x00\x00\x02\x10\x00\x00\x00\x00"],
+        [encode(Hello(SCHEMA_HASH, "x")), encode(Token("a server's frame", 0), 1)],
+        [b"GET / HTTP/1.1\r\n\r\n"],
+    ],
+)
+async def test_a_peer_that_breaks_the_protocol_is_told_and_dropped(
+    house: House, frames: list[bytes]
+) -> None:
+    client = await house.connected()
+    client.send_raw(b"".join(frames))
+    [error] = await client.errors_until_closed()
+    assert error.status in (400, 426)
+    other = await house.greeted()  # the origin goes on
+    assert (await opened(other)).model == "demo"
+
+
+async def test_a_failing_ledger_ends_the_origin_and_shows_nothing(house: House) -> None:
+    client = await house.greeted()
+    await opened(client)
+    await house.ledger._file._writer.execute("DROP TABLE log")
+    with pytest.raises(LedgerFailed):
+        await house.step(house.slot, house.slot.last[0], 0, "never shown")
+    client.send(REQUEST, 2)
+    corr, answer = await client.next()
+    assert corr == 2
+    assert isinstance(answer, StreamError)
+    assert answer.code == "ledger_failed"
+    assert len(house.fatal) == 1
