@@ -84,7 +84,7 @@ async def test_the_edge_is_killed_under_twenty_streams(house: House) -> None:
     async def read_and_kill() -> None:
         async with connected(house.edges[0].url, streams) as client:
             await client.open(requests(LONG))
-            await read_until(client, 10 * STREAMS)
+            await read_until(client, 25 * STREAMS)
             await house.edges[0].kill()
             await client.drain()
 
@@ -100,7 +100,7 @@ async def test_the_worker_is_killed_under_twenty_streams(house: House) -> None:
     streams = [Stream() for _ in range(STREAMS)]
     async with connected(house.edges[0].url, streams) as client:
         await client.open(requests(LONG))
-        await read_until(client, 10 * STREAMS)
+        await read_until(client, 25 * STREAMS)
         await house.origin.kill_worker()
         await client.drain()
     assert same(streams, whole)

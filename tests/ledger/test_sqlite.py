@@ -119,6 +119,25 @@ async def test_relaxed_streams_are_released_before_the_commit(tmp_path: Path) ->
         assert await ledger.read(A, 0, 10) == [token(0)]
 
 
+async def test_a_power_stream_is_fsynced_and_only_then_released(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        await ledger.create(new(A))
+        await ledger.create(new(B, Durability.POWER))
+        levels: list[int] = []
+
+        async def append(batch: list[Append]) -> None:
+            assert await ledger.append(batch) == []
+            [(level,)] = await ledger._file._writer.execute_fetchall("PRAGMA synchronous")
+            levels.append(level)
+
+        await append(tokens(A, [0]))
+        await append(tokens(B, [0]))
+        await append(tokens(A, [1]))
+        await append([*tokens(A, [2]), *tokens(B, [1])])  # one group: the stricter one rules
+        normal, full = 1, 2  # SQLite's numbers; FULL syncs the WAL in every commit
+        assert levels == [normal, full, normal, full]
+
+
 async def test_streams_share_one_commit_while_another_is_in_flight(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
         streams = [bytes([n]) * 16 for n in range(1, 33)]
