@@ -40,7 +40,8 @@ class Process:
     """One `tailrace` command; its JSON log lines are events to wait for."""
 
     def __init__(self, *command: object) -> None:
-        self.command = [sys.executable, "-m", "edge.cli", *map(str, command)]
+        # As `tailrace up` does: the process ends with the test run, however that ends.
+        self.command = [sys.executable, "-m", "edge.cli", *map(str, command), "--until-eof"]
         self.events: list[dict[str, Any]] = []
         self._news = asyncio.Condition()
         self._process: asyncio.subprocess.Process | None = None
@@ -56,6 +57,7 @@ class Process:
             *self.command,
             cwd=ROOT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdin=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
         self._reading = asyncio.create_task(self._read())
