@@ -14,7 +14,7 @@ RUNTIME := $(VENV)/.stamp-runtime
 DEV := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check bench-frame bench-decode clean
+.PHONY: help up test check bench-frame bench-decode bench-resume clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -36,6 +36,9 @@ bench-frame: $(DEV) ## time encode, decode and relay of a token frame
 
 bench-decode: $(DEV) ## time the demo model's decoding on this machine
 	@$(BIN)/python tests/bench/bench_decode.py $(ARGS)
+
+bench-resume: $(DEV) ## time what a reader waits when something is cut or killed
+	@$(BIN)/python tests/bench/bench_resume.py $(ARGS)
 
 clean: ## remove caches and builds; keeps the environment and .tailrace
 	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -7,6 +7,7 @@ spells the same keys `TAILRACE_EDGE_HTTP` and so on.
 from __future__ import annotations
 
 import tomllib
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -38,7 +39,24 @@ class Settings(BaseSettings):
         try:
             return cls(**given, **{f"{_FROM_FILE}{key}": value for key, value in table.items()})
         except ValidationError as error:
-            raise _explain(error, cls.table, file) from error
+            raise cls._explain(error, file) from error
+
+    @classmethod
+    def _explain(cls, error: ValidationError, file: Path | None) -> ConfigError:
+        """The first finding, with every place that the value may have come from."""
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:  # about several settings at once
+            return ConfigError(message, field=cls.table)
+        key = ".".join(str(part) for part in first["loc"])
+        field = f"{cls.table}.{key}"
+        variable = f"TAILRACE_{cls.table}_{first['loc'][0]}".upper()
+        where = f"see {file}, {variable} or the flag" if file else f"see {variable} or the flag"
+        if first["type"] == "extra_forbidden":
+            closest = get_close_matches(key, cls.model_fields, n=1)
+            guess = f"did you mean {closest[0]}? " if closest else ""
+            return ConfigError("unknown setting", field=field, hint=guess + where)
+        return ConfigError(f"{message}, not {first['input']!r}", field=field, hint=where)
 
     @classmethod
     def settings_customise_sources(
@@ -91,10 +109,3 @@ def _read_table(file: Path, table: str) -> dict[str, Any]:
     return values
 
 
-def _explain(error: ValidationError, table: str, file: Path | None) -> ConfigError:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    where = f" (file {file}, TAILRACE_{table.upper()}_{key.upper()} or the flag)" if file else ""
-    if first["type"] == "extra_forbidden":
-        return ConfigError(f"unknown setting{where}", field=f"{table}.{key}")
-    return ConfigError(f"{first['msg']}, not {first['input']!r}{where}", field=f"{table}.{key}")

@@ -63,6 +63,7 @@ class Runs:
         self._slots: list[WorkerSlot] = []
         self._numbers = itertools.count(1)
         self._loading: LoadProgress | None = None
+        self._deaths = 0  # of workers since one became ready
         self.model: Ready | None = None
 
     @property
@@ -76,7 +77,8 @@ class Runs:
         if self._slots:
             return ()
         if self._loading is None:
-            return ("starting a worker",)
+            again = f"; {self._deaths} died before, see the origin's log" if self._deaths else ""
+            return (f"starting a worker{again}",)
         progress = self._loading
         return (f"loading: {progress.stage} {progress.done}/{progress.total}",)
 
@@ -204,6 +206,7 @@ class Runs:
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
         self.model = ready
         self._loading = None
+        self._deaths = 0
         self._slots.append(slot)
         self._changed()
         await self._assign()
@@ -235,6 +238,8 @@ class Runs:
     async def worker_lost(self, slot: WorkerSlot) -> None:
         if slot in self._slots:
             self._slots.remove(slot)
+        self._deaths += 1
+        self._loading = None
         orphans = [stream for (owner, _), stream in self._runs.items() if owner is slot]
         for stream in orphans:
             del self._runs[slot, stream.run]

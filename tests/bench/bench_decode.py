@@ -24,6 +24,7 @@ from origin.engine import Engine  # noqa: E402
 from origin.model import load_model  # noqa: E402
 from origin.worker import TORCH_THREADS, load_tokenizer  # noqa: E402
 from origin.worker_frame import Run  # noqa: E402
+from tests.bench.machine import cpu  # noqa: E402
 
 DEMO_MODEL = ROOT / "origin" / "demo" / "model"
 PROMPT = "Once upon a time there was a fox who lived by the river."
@@ -80,20 +81,13 @@ def summary(result: dict[str, object], prompt_tokens: int) -> dict[str, object]:
         "tokens": TOKENS,
         "repeats": REPEATS,
         "threads": torch.get_num_threads(),
-        "cpu": cpu_name(),
+        "cpu": cpu(),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "tokenizers": tokenizers.__version__,
         },
     }
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":

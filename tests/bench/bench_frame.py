@@ -27,6 +27,7 @@ from ledger.frame import (  # noqa: E402
     index_of,
     patch_corr,
 )
+from tests.bench.machine import cpu  # noqa: E402
 
 CALLS = 20_000
 REPEATS = 40  # short and many: the best one falls between the work of others
@@ -37,16 +38,6 @@ def microseconds(act: Callable[[], object], calls: int = CALLS) -> float:
     best = min(repeat(act, timer=process_time, number=calls, repeat=REPEATS))
     empty = min(repeat(lambda: None, timer=process_time, number=calls, repeat=REPEATS))
     return round((best - empty) / calls * 1e6, 3)
-
-
-def cpu() -> str:
-    """The name of the processor, where the system tells."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def main() -> None:

@@ -271,7 +271,7 @@ async def test_readiness_tells_what_is_awaited(stage: Stage) -> None:
         ("starting a worker",),
         ("loading: unpack 2/6",),
         (),
-        ("starting a worker",),
+        ("starting a worker; 1 died before, see the origin's log",),
     ]
     assert stage.changes == 3
 
