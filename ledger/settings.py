@@ -107,5 +107,3 @@ def _read_table(file: Path, table: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: {table} must be a table", field=table, hint=f"write [{table}]")
     return values
-
-

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Protocol
 
 from ledger.errors import TailraceError
-from ledger.frame import Tag, encode, error_frame, tag_of, with_corr
+from ledger.frame import Status, StreamState, Tag, encode, error_frame, tag_of, with_corr
 from ledger.interface import Ledger, Record
 from ledger.subscriber import Subscriber
 from origin.service import status
@@ -113,14 +113,14 @@ class Feed:
             self.pump()
 
     def _finish_snapshot(self) -> None:
-        """A subscriber that does not follow is done when it has all that there was."""
+        """A subscriber that does not follow is done when it has all that there was.
+
+        The status is of that moment too, so that its `next_index` is where to go on.
+        """
         if self._stop_at is not None and self.subscriber.next >= self._stop_at:
             assert self._stream is not None  # pump has looked
-            self._wait_for(self._say_status(self._stream))
-
-    async def _say_status(self, stream: bytes) -> None:
-        info = await self._ledger.info(stream)
-        self._close(encode(status(info), self._corr))
+            was = Status(self._stream, StreamState.RUNNING, self._stop_at)
+            self._close(encode(was, self._corr))
 
     def _close(self, last: bytes) -> None:
         self.detach()

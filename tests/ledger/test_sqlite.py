@@ -265,6 +265,17 @@ async def test_the_log_is_pruned_once_segments_hold_it(tmp_path: Path) -> None:
     assert rows == 0
 
 
+async def test_pruning_spares_what_no_segment_holds_yet(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        await ledger.create(new(A))
+        await ledger.create(new(B))
+        await ledger.append(tokens(A, [0]))  # the oldest row of the log, and only there
+        await finish(ledger, B, 3)
+        await ledger.append(tokens(A, [1]))
+    async with opened(tmp_path) as ledger:
+        assert await ledger.read(A, 0, 10) == [token(0), token(1)]
+
+
 async def test_a_second_process_cannot_open_the_same_ledger(tmp_path: Path) -> None:
     async with opened(tmp_path):
         with pytest.raises(ConfigError, match="in use by another process"):

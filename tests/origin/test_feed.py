@@ -143,6 +143,17 @@ async def test_a_snapshot_of_a_running_stream_ends_with_its_status(stage: Stage)
     assert outlet.frames[-1] == Status(STREAM, StreamState.RUNNING, 4)
 
 
+async def test_a_snapshot_is_of_one_moment_however_slowly_it_is_read(stage: Stage) -> None:
+    await stage.produce(4)
+    feed, outlet = await stage.feed(credit=2, follow=False)
+    await stage.produce(3)
+    await stage.end()
+    feed.grant(100)
+    await asyncio.wait_for(outlet.done.wait(), 30)
+    assert outlet.indexes == [0, 1, 2, 3]
+    assert outlet.frames[-1] == Status(STREAM, StreamState.RUNNING, 4)
+
+
 async def test_a_snapshot_of_an_ended_stream_ends_with_its_end(stage: Stage) -> None:
     await stage.produce(2)
     await stage.end()

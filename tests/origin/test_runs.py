@@ -138,6 +138,21 @@ async def test_another_worker_goes_on_from_what_the_ledger_holds(stage: Stage) -
     assert (await stage.ledger.info(A)).epoch == 2
 
 
+async def test_a_worker_that_dies_while_it_is_given_a_stream_is_not_sent_it(stage: Stage) -> None:
+    one, two = stage.slots
+    await stage.ready(one)
+    await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
+    giving = asyncio.create_task(stage.runs.restore(A, RECIPE))
+    await asyncio.sleep(0)  # it waits for the ledger now
+    assert not giving.done()
+    await stage.lost(one)
+    await stage.ready(one)  # the slot's next worker, which has its own order
+    await giving
+    assert len(one.sent) == 1
+    assert two.sent == []
+    assert one.last[0] == stage.runs._streams[A].run
+
+
 async def test_a_lost_workers_late_frames_are_not_stored(stage: Stage) -> None:
     one, two = stage.slots
     await stage.ready(one)
