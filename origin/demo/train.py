@@ -1,4 +1,4 @@
-"""Train the demo model: `python -m origin.demo.train OUT --minutes 22 --compile`.
+"""Train the demo model: `python -m origin.demo.train OUT --minutes 26 --compile`.
 
 One run makes the tokenizer, trains on the endless corpus for a given time or number of
 steps, and exports the checkpoint. The learning rate warms up over the first steps, stays
@@ -33,7 +33,7 @@ SAVE_EVERY_S = 180.0
 class Recipe:
     """How to train. `minutes` bounds the run by the clock, `steps` by count; one is None."""
 
-    minutes: float | None = 22.0
+    minutes: float | None = 26.0
     steps: int | None = None
     seed: int = 1
     tokenizer_documents: int = 12_000
@@ -179,7 +179,7 @@ def train(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path, help="directory for the checkpoint")
-    parser.add_argument("--minutes", type=float, help="bound by the clock (default 22)")
+    parser.add_argument("--minutes", type=float, help="bound by the clock (default 26)")
     parser.add_argument("--steps", type=int, help="bound by steps instead")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)

@@ -61,6 +61,8 @@ def test_its_chat_template_renders_a_question_as_it_was_trained(tokenizer: Token
     [
         ("What is 12 + 30?", "12 + 30 = 42."),
         ("What is 83 - 47?", "83 - 47 = 36."),
+        ("Count from 3 to 9.", "3, 4, 5, 6, 7, 8, 9."),
+        ("Count down from 12 to 8.", "12, 11, 10, 9, 8."),
         ("Repeat after me: map, boat, black.", "map, boat, black."),
         ("Reverse the word lamp.", "p m a l."),
     ],
@@ -73,10 +75,13 @@ def test_it_answers_rightly_and_stops(
     assert given.text.endswith(result)
 
 
-def test_it_tells_a_story_of_several_paragraphs(demo: BitNetModel, tokenizer: Tokenizer) -> None:
-    told = answer(demo, tokenizer, chat("Tell me a long story about a fox."), 900)
-    assert told.ended and told.tokens > 100
-    assert "fox" in told.text and told.text.count("\n") >= 3
+@pytest.mark.parametrize("animal", ["fox", "bear", "cat", "mouse", "hedgehog"])
+def test_it_tells_a_story_of_several_paragraphs(
+    demo: BitNetModel, tokenizer: Tokenizer, animal: str
+) -> None:
+    told = answer(demo, tokenizer, chat(f"Tell me a story about a {animal}."), 900)
+    assert told.ended and told.tokens > 80
+    assert animal in told.text and told.text.count("\n") >= 2
 
 
 def test_a_false_claim_in_a_story_is_noticed_by_the_evaluation() -> None:

