@@ -22,7 +22,7 @@ from origin.recipe import Recipe
 from origin.worker_frame import Emission, Halt, LoadProgress, Ready, Step
 from origin.worker_process import WorkerSlot
 
-MAX_IDLE_TAKEOVERS = 3
+MAX_IDLE_TAKEOVERS = 5
 """A stream that loses so many workers without a new token between is ended as failed: it
 may be the one that kills them."""
 OVERLOADED_RETRY_MS = 1_000

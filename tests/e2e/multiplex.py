@@ -66,22 +66,29 @@ class Multiplex:
         await self._send([encode(Credit(limit), number + 1)])
 
     async def read(self) -> AsyncIterator[tuple[int, Frame]]:
-        """(stream number, logged frame) in order of arrival, each kept in its stream."""
+        """(stream number, logged frame) in order of arrival.
+
+        All frames of a message are kept in their streams before the first is yielded: whoever
+        stops reading in the middle of a message has lost none of it.
+        """
         async for message in self._socket:
             assert isinstance(message, bytes)
-            for raw in split(message):
-                corr, frame = decode(raw)
-                if corr == 0:
-                    assert isinstance(frame, Hello | Heartbeat), frame
-                    continue
-                stream = self.streams[corr - 1]
-                if isinstance(frame, Opened):
-                    stream.id, stream.token = frame.stream, frame.token
-                else:
-                    assert isinstance(frame, Token | StreamEnd), frame
-                    assert frame.index == len(stream.frames), "a gap or a double"
-                    stream.frames.append(frame)
-                    yield corr - 1, frame
+            for arrived in [self._keep(*decode(raw)) for raw in split(message)]:
+                if arrived is not None:
+                    yield arrived
+
+    def _keep(self, corr: int, frame: Frame) -> tuple[int, Frame] | None:
+        if corr == 0:
+            assert isinstance(frame, Hello | Heartbeat), frame
+            return None
+        stream = self.streams[corr - 1]
+        if isinstance(frame, Opened):
+            stream.id, stream.token = frame.stream, frame.token
+            return None
+        assert isinstance(frame, Token | StreamEnd), frame
+        assert frame.index == len(stream.frames), "a gap or a double"
+        stream.frames.append(frame)
+        return corr - 1, frame
 
     async def drain(self) -> None:
         """Read until every stream has ended."""
