@@ -22,9 +22,9 @@ from origin.recipe import Recipe
 from origin.worker_frame import Emission, Halt, LoadProgress, Ready, Step
 from origin.worker_process import WorkerSlot
 
-MAX_IDLE_TAKEOVERS = 5
-"""A stream that loses so many workers without a new token between is ended as failed: it
-may be the one that kills them."""
+MAX_DEATHS = 5
+"""A stream that so many workers in a row died on, when no other could be the cause, is ended
+as failed."""
 OVERLOADED_RETRY_MS = 1_000
 LOADING_RETRY_MS = 500
 REPLAY_RECORDS = 4096
@@ -37,7 +37,10 @@ log = structlog.get_logger("runs")
 class Stream:
     """A stream that is generated or waits for it; `slot` and `run` while on a worker.
 
-    `started` says that epoch 1 was handed out: the next worker must take over.
+    `started` says that epoch 1 was handed out: the next worker must take over. `proven`: it has
+    made a token on its worker. A worker that dies may have died of any stream that was not
+    proven; each of them is a `suspect` then, and is tried again with no other unproven one
+    beside it, so that the one which kills workers is found and its neighbours are not blamed.
     """
 
     id: bytes
@@ -47,7 +50,9 @@ class Stream:
     run: int = 0
     slot: WorkerSlot | None = None
     cancelled: bool = False
-    idle_takeovers: int = 0
+    proven: bool = False
+    suspect: bool = False
+    deaths: int = 0
 
 
 class Runs:
@@ -123,11 +128,17 @@ class Runs:
         await self._assign()
 
     async def _assign(self) -> None:
-        """Give waiting streams to the worker with the fewest runs, while there is one."""
-        while self._waiting and self._slots:
-            stream = self._waiting.popleft()
-            slot = min(self._slots, key=self._load)
-            await self._hand_over(stream, slot)
+        """Give waiting streams, in order, to the worker with the fewest runs that may take them."""
+        while self._waiting:
+            slots = [slot for slot in self._slots if self._may_take(slot, self._waiting[0])]
+            if not slots:
+                return
+            await self._hand_over(self._waiting.popleft(), min(slots, key=self._load))
+
+    def _may_take(self, slot: WorkerSlot, stream: Stream) -> bool:
+        """A suspect shares a worker with proven streams only."""
+        unproven = [s for (owner, _), s in self._runs.items() if owner is slot and not s.proven]
+        return not unproven if stream.suspect else not any(s.suspect for s in unproven)
 
     def _load(self, slot: WorkerSlot) -> int:
         return sum(1 for owner, _ in self._runs if owner is slot)
@@ -135,7 +146,7 @@ class Runs:
     async def _hand_over(self, stream: Stream, slot: WorkerSlot) -> None:
         assert slot.ready is not None  # only ready slots are in _slots
         run = stream.run = next(self._numbers)
-        stream.slot = slot
+        stream.slot, stream.proven = slot, False
         self._runs[slot, run] = stream
         try:
             if stream.started:
@@ -224,9 +235,10 @@ class Runs:
         for emission in step.emissions:
             stream = self._runs.get((slot, emission.run))
             if stream is not None:
-                stream.idle_takeovers = 0
+                stream.proven, stream.suspect, stream.deaths = True, False, 0
                 if tag_of(emission.frame) == Tag.STREAM_END:
                     self._forget(stream)
+        await self._assign()
 
     def _appends(self, slot: WorkerSlot, emissions: Iterable[Emission]) -> Iterable[Append]:
         for emission in emissions:
@@ -241,20 +253,27 @@ class Runs:
         self._deaths += 1
         self._loading = None
         orphans = [stream for (owner, _), stream in self._runs.items() if owner is slot]
+        unproven = [stream for stream in orphans if not stream.proven]
         for stream in orphans:
             del self._runs[slot, stream.run]
             stream.slot = None
-            stream.idle_takeovers += 1
+            stream.suspect = not stream.proven
         self._changed()
-        for stream in orphans:
-            if stream.idle_takeovers >= MAX_IDLE_TAKEOVERS:
-                message = f"{stream.idle_takeovers} workers died on this stream"
-                await self._end(stream, FinishReason.FAILED, message)
-        # In front of those that have waited for their first token: a reader sees a pause.
+        if len(unproven) == 1:
+            await self._blame(unproven[0])
+        # In front of those that have waited for their first token, because their readers see a
+        # pause; suspects last, because each of them holds up who comes after.
+        orphans.sort(key=lambda stream: stream.suspect)
         self._waiting.extendleft(
             stream for stream in reversed(orphans) if stream.id in self._streams
         )
         await self._assign()
+
+    async def _blame(self, stream: Stream) -> None:
+        stream.deaths += 1
+        if stream.deaths >= MAX_DEATHS:
+            message = f"{stream.deaths} workers died on this stream"
+            await self._end(stream, FinishReason.FAILED, message)
 
 
 def _cannot_continue(recipe: Recipe, ready: Ready, records: list[Record]) -> str | None:

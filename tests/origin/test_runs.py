@@ -13,7 +13,7 @@ from ledger.frame import Durability, FinishReason, StreamEnd, Token, decode, enc
 from ledger.interface import NewStream
 from ledger.sqlite import SqliteLedger
 from origin.recipe import Recipe, prompt_hash
-from origin.runs import MAX_IDLE_TAKEOVERS, Runs
+from origin.runs import MAX_DEATHS, Runs
 from origin.worker_frame import Emission, Frame, Halt, LoadProgress, Ready, Run, Step
 from origin.worker_process import WorkerSlot
 
@@ -169,25 +169,60 @@ async def test_a_lost_workers_late_frames_are_not_stored(stage: Stage) -> None:
 async def test_a_stream_that_keeps_killing_workers_is_ended_as_failed(stage: Stage) -> None:
     one = stage.slots[0]
     await stage.start(A)
-    for _ in range(MAX_IDLE_TAKEOVERS):
+    for _ in range(MAX_DEATHS):
         await stage.ready(one)
         await stage.lost(one)
     [end] = await stage.frames(A)
     assert isinstance(end, StreamEnd)
     assert end.finish_reason is FinishReason.FAILED
-    assert end.message == f"{MAX_IDLE_TAKEOVERS} workers died on this stream"
+    assert end.message == f"{MAX_DEATHS} workers died on this stream"
     await stage.ready(one)
     assert stage.runs.count == 0
+
+
+async def test_the_neighbours_of_a_stream_that_kills_workers_are_not_blamed(stage: Stage) -> None:
+    one = stage.slots[0]
+    await stage.ready(one)
+    await stage.start(A)
+    await stage.start(B)  # the one that kills
+    await stage.lost(one)  # either may have been the cause
+    for life in range(MAX_DEATHS):
+        before = len(one.sent)
+        await stage.ready(one)
+        assert len(one.sent) == before + 1  # A alone
+        await stage.step(one, one.last[0], life, "a")
+        assert len(one.sent) == before + 2  # A is proven, and B is tried beside it
+        await stage.lost(one)
+    assert await stage.frames(A) == [Token("a", index) for index in range(MAX_DEATHS)]
+    [end] = await stage.frames(B)
+    assert isinstance(end, StreamEnd)
+    assert end.finish_reason is FinishReason.FAILED
+    await stage.ready(one)
+    assert stage.runs.count == 1
+
+
+async def test_suspects_are_tried_one_after_the_other(stage: Stage) -> None:
+    one, two = stage.slots
+    await stage.ready(one)
+    for stream in (A, B, C):
+        await stage.start(stream)
+    await stage.lost(one)
+    await stage.ready(two)
+    for stream in (A, B, C):
+        [run] = [run for run, _ in two.sent[-1:]]
+        assert stage.runs._streams[stream].run == run
+        await stage.step(two, run, 0, "a")
+    assert len(two.sent) == 3
 
 
 async def test_a_stream_that_makes_tokens_between_deaths_goes_on(stage: Stage) -> None:
     one = stage.slots[0]
     await stage.start(A)
-    for index in range(MAX_IDLE_TAKEOVERS + 2):
+    for index in range(MAX_DEATHS + 2):
         await stage.ready(one)
         await stage.step(one, one.last[0], index, "a")
         await stage.lost(one)
-    assert len(await stage.frames(A)) == MAX_IDLE_TAKEOVERS + 2
+    assert len(await stage.frames(A)) == MAX_DEATHS + 2
     assert stage.runs.count == 1
 
 
