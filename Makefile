@@ -62,5 +62,5 @@ $(RUNTIME): pyproject.toml constraints.txt | $(MADE)
 
 $(DEV): pyproject.toml constraints.txt | $(MADE)
 	@echo "==> installing edge, origin and ledger with what the tests need (the first time takes minutes)"
-	@$(PIP_INSTALL) -e '.[edge,origin,dev]'
+	@$(PIP_INSTALL) -e '.[edge,origin,postgres,dev]'
 	@touch $@ $(RUNTIME)

@@ -156,6 +156,12 @@ class LedgerFailed(Unavailable):
     code = "ledger_failed"
 
 
+class Damaged(TailraceError):
+    """Stored bytes that cannot be what was written; names what is affected. The rest is not."""
+
+    code = "damaged"
+
+
 # ---- the operator's fault ----
 
 

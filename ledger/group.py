@@ -1,54 +1,61 @@
-"""Group commit: while one group is being written, the next one forms.
+"""Group commit: all that arrives in one turn of the event loop, or during a commit, is one.
 
-The appends of all streams that arrive during a commit share the next one, so the cost of
-a commit (a thread hop, a WAL frame, perhaps an fsync) is paid once for all of them.
+A commit of class `process` is a few microseconds of SQLite on the event loop itself: a
+hop to a thread and back would cost seven times as much. One of class `power` waits for the
+disk in a thread, and the next group forms meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ledger.errors import LedgerFailed
-from ledger.interface import Record
+from ledger.storage import Commit, Storage
 from ledger.tail import Tail
 
 MAX_FORMING_BYTES = 4 * 1024 * 1024
-"""Frame bytes that may wait for the next commit; producers beyond that wait."""
+"""Bytes of frames and values that may wait for the next commit; who comes then, waits."""
 
 
 @dataclass(slots=True)
 class Group:
-    """The appends of one commit, each with the tail that reserved its index."""
+    """What the next commit stores, who waits for it, and which tails it moves on."""
 
-    done: asyncio.Future[None]
-    entries: list[tuple[Tail, int, Record]] = field(default_factory=list)
+    commit: Commit = field(default_factory=Commit)
+    tails: list[Tail] = field(default_factory=list)  # one for each frame
+    indexes: list[int] = field(default_factory=list)
     bytes: int = 0
-    power: bool = False
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    segmented: list[tuple[Tail, int]] = field(default_factory=list)  # stored until
 
-    def add(self, tail: Tail, index: int, record: Record) -> None:
-        self.entries.append((tail, index, record))
-        self.bytes += len(record.frame)
+    def add(self, tail: Tail, index: int, size: int) -> None:
+        self.tails.append(tail)
+        self.indexes.append(index)
+        self.bytes += size
 
 
 class GroupCommit:
-    """One writer. `write` stores and releases a whole group; an error from it is final."""
+    """The one writer. `prepare` completes a group's commit, `release` is told of its success."""
 
-    def __init__(self, write: Callable[[Group], Awaitable[None]]) -> None:
-        self._write = write
-        self._forming = self._new_group()
-        self._work = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
+    def __init__(
+        self,
+        storage: Storage,
+        prepare: Callable[[Group], None],
+        release: Callable[[Group], None],
+    ) -> None:
+        self._storage = storage
+        self._prepare = prepare
+        self._release = release
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+        self._in_flight: asyncio.Task[None] | None = None
         self._failure: LedgerFailed | None = None
-        self._closing = False
-        self._task = asyncio.create_task(self._run(), name="ledger-writer")
+        self._room_waiters: list[asyncio.Future[None]] = []
+        self.forming = Group()
 
-    async def room(self) -> None:
-        """Wait until the forming group may grow; raises the failure of a broken ledger."""
-        await self._room.wait()
-        self.check()
+    # ---- for who writes ----
 
     def check(self) -> None:
         """Raise the failure that stopped the writer, if any."""
@@ -56,46 +63,86 @@ class GroupCommit:
             raise self._failure
 
     @property
-    def forming(self) -> Group:
-        """The group that the next commit takes. Add to it without awaiting in between."""
-        return self._forming
+    def has_room(self) -> bool:
+        return self.forming.bytes < MAX_FORMING_BYTES
 
-    async def commit(self, group: Group) -> None:
-        """Wait until the group is durable and released."""
-        if group.bytes >= MAX_FORMING_BYTES:
-            self._room.clear()
-        self._work.set()
-        # Shielded: a producer that is cancelled must not cancel its neighbours' commit.
-        await asyncio.shield(group.done)
+    async def room(self) -> None:
+        """Wait until the forming group may grow; raises the failure of a broken ledger."""
+        while not self.has_room and self._failure is None:
+            await self._wait_in(self._room_waiters)
+        self.check()
 
-    async def close(self) -> None:
-        """Write what has formed, then stop."""
-        self._closing = True
-        self._work.set()
-        await self._task
+    def schedule(self) -> None:
+        """Commit what has formed at the end of this turn of the event loop."""
+        if not self._scheduled and self._in_flight is None:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
 
-    def _new_group(self) -> Group:
-        return Group(asyncio.get_running_loop().create_future())
+    async def commit(self) -> None:
+        """Schedule, and wait until what is forming now is as durable as it asks."""
+        self.check()
+        self.schedule()
+        await self._wait_in(self.forming.waiters)
 
-    async def _run(self) -> None:
-        while self._failure is None and not (self._closing and not self._forming.entries):
-            await self._work.wait()
-            self._work.clear()
-            # One swap with no await in it: an append is in the old group or in the new one.
-            group, self._forming = self._forming, self._new_group()
-            self._room.set()
-            if not group.entries:
-                continue
-            try:
-                await self._write(group)
-            except LedgerFailed as error:
-                self._fail(error, group)
-            else:
-                group.done.set_result(None)
+    async def _wait_in(self, waiters: list[asyncio.Future[None]]) -> None:
+        # A future each, so that a producer that is cancelled takes nobody with it.
+        waiter = self._loop.create_future()
+        waiters.append(waiter)
+        await waiter
+
+    # ---- the writer ----
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._failure is not None:
+            self._fail(self._failure, Group())
+            return
+        # One swap with no await in it: an append is in the old group or in the new one.
+        group, self.forming = self.forming, Group()
+        _resolve(self._room_waiters)
+        self._room_waiters = []
+        try:
+            self._prepare(group)
+            if group.commit.power:
+                self._in_flight = self._loop.create_task(self._durably(group))
+                return
+            if not group.commit.empty:
+                self._storage.commit(group.commit)
+        except LedgerFailed as error:
+            self._fail(error, group)
+            return
+        except Exception as error:
+            # Whatever it is, nobody may wait for ever.
+            self._fail(LedgerFailed(f"the commit could not be made: {error!r}"), group)
+            raise
+        self._done(group)
+
+    async def _durably(self, group: Group) -> None:
+        try:
+            await self._storage.commit_durably(group.commit)
+        except LedgerFailed as error:
+            self._in_flight = None
+            self._fail(error, group)
+            return
+        self._in_flight = None
+        self._done(group)
+        if self.forming.waiters or self.forming.bytes:
+            self.schedule()
+
+    def _done(self, group: Group) -> None:
+        self._release(group)
+        _resolve(group.waiters)
 
     def _fail(self, error: LedgerFailed, group: Group) -> None:
         self._failure = error
-        for broken in (group, self._forming):
-            broken.done.set_exception(error)
-            broken.done.exception()  # seen here; those who wait on it see it too
-        self._room.set()
+        waiting = [*group.waiters, *self.forming.waiters, *self._room_waiters]
+        self.forming, self._room_waiters = Group(), []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+
+def _resolve(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)

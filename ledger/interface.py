@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from ledger.errors import TailraceError
 from ledger.frame import Durability
 
 STREAM_ID_BYTES = 16
+
+
+class StreamKind(IntEnum):
+    """Who appends to a stream, and so who goes on with it when its producer is gone."""
+
+    GENERATION = 0
+    """An engine. Without a StreamEnd it is unfinished, and another worker takes it over."""
+    OBJECT = 1
+    """An object, which also ends and deletes it; it has no retention of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,7 @@ class NewStream:
     ttl_s: float
     idempotency_key: str | None = None
     request_hash: bytes = b""
+    kind: StreamKind = StreamKind.GENERATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,7 @@ class StreamInfo:
     durability: Durability
     recipe: str
     created_ms: int
+    kind: StreamKind = StreamKind.GENERATION
 
 
 class Record(NamedTuple):
@@ -53,8 +65,7 @@ class Record(NamedTuple):
     ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """One record on its way into a stream, by the producer that holds `epoch`."""
 
     stream: bytes
@@ -70,6 +81,104 @@ class Refusal(NamedTuple):
     error: TailraceError
 
 
+# ---- objects ----
+
+
+class ObjectKey(NamedTuple):
+    """The address of an object: its class and its name, both 1 to 512 characters."""
+
+    kind: str
+    name: str
+
+
+class Alarm(NamedTuple):
+    """When an object wants to be woken, in Unix ms, and how often that has failed already."""
+
+    at_ms: int
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectState:
+    """What is stored of an object beside its values. `epoch` fences its former owners."""
+
+    epoch: int
+    alarm: Alarm | None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectWrite:
+    """All that one object changes at once; stored as a whole or not at all.
+
+    The order is: `clear` (drop every value), `deletes`, `puts`; then `creates`, `appends`,
+    `drops` of streams of `StreamKind.OBJECT`. An append that a stream refuses (StaleEpoch,
+    WrongIndex, Conflict) refuses the whole write. `alarm` is stored if `sets_alarm`.
+    """
+
+    key: ObjectKey
+    epoch: int
+    puts: Mapping[str, bytes] = field(default_factory=dict)
+    deletes: Sequence[str] = ()
+    clear: bool = False
+    alarm: Alarm | None = None
+    sets_alarm: bool = False
+    creates: Sequence[NewStream] = ()
+    appends: Sequence[Append] = ()
+    drops: Sequence[bytes] = ()
+    durability: Durability = Durability.PROCESS
+
+
+class ObjectStore(Protocol):
+    """The durable side of objects: values by key, one alarm each, fenced by epoch.
+
+    Reading needs no claim. Methods raise `LedgerFailed` as a ledger's do.
+    """
+
+    async def claim(self, key: ObjectKey) -> ObjectState:
+        """Become the object's owner: its epoch is raised, and every older one is fenced."""
+        ...
+
+    async def owns(self, key: ObjectKey, epoch: int) -> bool:
+        """Whether the owner that claimed `epoch` is still the last one."""
+        ...
+
+    async def get(self, key: ObjectKey, names: Sequence[str]) -> dict[str, bytes]:
+        """The values that exist among `names`."""
+        ...
+
+    async def list(
+        self,
+        key: ObjectKey,
+        *,
+        prefix: str = "",
+        start: str | None = None,
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> dict[str, bytes]:
+        """Values by name in order of their UTF-8 bytes: `start` included, `end` not."""
+        ...
+
+    async def write(self, write: ObjectWrite) -> None:
+        """Store in a group commit; returns when durable. `StaleEpoch` from a former owner."""
+        ...
+
+    async def due(self, now_ms: int, limit: int) -> Sequence[tuple[ObjectKey, Alarm]]:
+        """Alarms up to `now_ms`, earliest first."""
+        ...
+
+    async def next_alarm_ms(self) -> int | None:
+        """When the earliest alarm is."""
+        ...
+
+    async def names(self, kind: str, *, after: str = "", limit: int = 1000) -> Sequence[str]:
+        """Names of objects of a class that have a value or an alarm, in order."""
+        ...
+
+
+# ---- the ledger ----
+
+
 class Ledger(Protocol):
     """Durable, ordered, fenced streams of frames.
 
@@ -77,6 +186,9 @@ class Ledger(Protocol):
     `NotFound` for an unknown stream and `LedgerFailed` when storage refuses a write;
     after `LedgerFailed` the ledger takes no more writes until it is opened again.
     """
+
+    @property
+    def objects(self) -> ObjectStore: ...
 
     async def create(self, new: NewStream) -> tuple[StreamInfo, bool]:
         """Make a stream at epoch 1; the flag is False where its idempotency key had one."""
@@ -89,14 +201,24 @@ class Ledger(Protocol):
         ...
 
     async def append(self, batch: Sequence[Append]) -> list[Refusal]:
-        """Store a batch in one group commit; returns when it is durable and released."""
+        """Store a batch in one group commit; returns when it is durable and released.
+
+        What a stream refuses (`StaleEpoch`, `WrongIndex`, `Conflict` after its end), and what
+        is for an unknown one (`NotFound`), comes back; the rest of the batch is stored.
+        Waits while the queue of uncommitted frames is full. A batch of `relaxed` streams
+        only is released and returns at once.
+        """
         ...
 
     async def read(self, stream: bytes, start: int, limit: int) -> list[Record]:
         """At most `limit` released records from index `start` on; empty at the tip."""
         ...
 
-    def tip(self, stream: bytes, start: int, limit: int) -> list[Record] | None:
+    async def frames(self, stream: bytes, start: int, limit: int) -> list[bytes]:
+        """The frames of `read` alone: what a client is sent, and quicker to get."""
+        ...
+
+    def tip(self, stream: bytes, start: int, limit: int) -> list[bytes] | None:
         """The same from memory, without waiting; None where storage must be asked."""
         ...
 
@@ -111,7 +233,15 @@ class Ledger(Protocol):
         ...
 
     async def unfinished(self) -> list[bytes]:
-        """Streams without a StreamEnd, oldest first: what a new producer must take over."""
+        """Generations without a StreamEnd whose producer's lease is gone, oldest first.
+
+        A file has one owner, so after opening it that is all of them. Where several origins
+        share a ledger it is those of the origins that no longer renew their lease.
+        """
+        ...
+
+    async def delete(self, stream: bytes) -> None:
+        """Remove a stream and all of its frames now, whatever its retention."""
         ...
 
     async def expire(self) -> int:

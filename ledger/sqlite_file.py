@@ -1,345 +1,317 @@
-"""The SQLite file under a ledger: its schema, its two connections, its statements.
+"""The SQLite file under a ledger: its connections, its statements, its WAL.
 
-One connection writes and checkpoints, the other only reads: SQLite before 3.51.3 can
-corrupt a WAL that two connections reset at once. A lock file keeps a second process away.
+One connection writes, on the event loop or in a thread, never both. One reads single rows
+on the event loop, one reads segments in a thread. One moves the WAL into the database in a
+thread of its own, beside the writer; that is safe since SQLite 3.51.3, which is why this is
+apsw, which brings a current SQLite with it, and not the system's. A lock file keeps a
+second process away.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
-import sqlite3
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, TypeVar
 
-import aiosqlite
+import apsw
 
-from ledger.errors import ConfigError, LedgerFailed
-from ledger.frame import Durability
-from ledger.interface import NewStream
-from ledger.record import Entry, pack_batch, unpack_batch
+from ledger.errors import ConfigError, Damaged, LedgerFailed
+from ledger.interface import ObjectKey
+from ledger.sqlite_schema import connect_reader, connect_writer, lock
+from ledger.sqlite_thread import WorkThread
+from ledger.storage import Commit, ObjectRow, SegmentRow, StreamRow
 
-SCHEMA_VERSION = 1
-APPLICATION_ID = 0x54_52_4C_31  # "TRL1"
-BUSY_TIMEOUT_MS = 5_000
-WAL_LIMIT_BYTES = 64 * 1024 * 1024
-"""The WAL file is cut back to this size after a checkpoint."""
-VACUUM_PAGES = 256
-"""Free pages given back to the file system per sweep."""
+CHECKPOINT_PAGES = 4_096
+"""WAL pages (4 KiB each) after which they are moved into the database in the background."""
+CHECKPOINT_REST_PAGES = 64
+"""What the writer may be asked to move itself, so that a WAL under load can begin anew."""
+MAX_CHECKPOINT_PASSES = 5
+"""Passes in the background, each of which has less to move than the one before."""
 
-_SCHEMA = """
-CREATE TABLE stream (
-    sid             INTEGER PRIMARY KEY,      -- short local id, used by log and segment
-    id              BLOB    NOT NULL UNIQUE,  -- 16 random bytes, the public id
-    epoch           INTEGER NOT NULL,         -- fencing number of the current producer
-    ended           INTEGER NOT NULL,         -- 1 once the StreamEnd is in a segment
-    durability      INTEGER NOT NULL,
-    recipe          TEXT    NOT NULL,         -- what a continuation needs, JSON
-    created_ms      INTEGER NOT NULL,         -- Unix time
-    ttl_ms          INTEGER NOT NULL,
-    expires_ms      INTEGER NOT NULL,         -- Unix time; slides with reads and writes
-    idempotency_key TEXT    UNIQUE,
-    request_hash    BLOB    NOT NULL
-);
-CREATE INDEX stream_by_expiry ON stream (expires_ms) WHERE ended = 1;
-CREATE INDEX stream_unfinished ON stream (created_ms) WHERE ended = 0;
-CREATE TABLE log (seq INTEGER PRIMARY KEY, batch BLOB NOT NULL);
-CREATE TABLE segment (
-    sid     INTEGER NOT NULL,
-    first   INTEGER NOT NULL,                 -- index of its first record
-    length  INTEGER NOT NULL,                 -- records in it
-    records BLOB    NOT NULL,
-    PRIMARY KEY (sid, first)
-) WITHOUT ROWID;
-"""
+DAMAGED_HINT = "see to the disk; restore the file from a copy"
+
+T = TypeVar("T")
+Rows = Sequence[Sequence[Any]]
+
+_STREAM = ", ".join(StreamRow._fields)
+_OBJECT = ", ".join(ObjectRow._fields)
 
 
-class StreamRow(NamedTuple):
-    """One row of the table `stream`."""
-
-    sid: int
-    id: bytes
-    epoch: int
-    ended: int
-    durability: int
-    recipe: str
-    created_ms: int
-    ttl_ms: int
-    expires_ms: int
-    idempotency_key: str | None
-    request_hash: bytes
+def _insert(table: str, columns: int, *, replace: bool = False) -> str:
+    verb = "REPLACE" if replace else "INSERT"
+    return f"{verb} INTO {table} VALUES ({', '.join('?' * columns)})"
 
 
-class SegmentRow(NamedTuple):
-    """One row of the table `segment`."""
-
-    sid: int
-    first: int
-    length: int
-    records: bytes
-
-
-_STREAM_COLUMNS = ", ".join(StreamRow._fields)
+_INSERT_LOG = _insert("log", 2)
+_INSERT_STREAM = _insert("stream", len(StreamRow._fields))
+_INSERT_SEGMENT = _insert("segment", len(SegmentRow._fields), replace=True)
+_UPSERT_OBJECT = (
+    _insert("object", len(ObjectRow._fields)) + " ON CONFLICT (oid) DO UPDATE SET"
+    " epoch = excluded.epoch, alarm_ms = excluded.alarm_ms, alarm_retries = excluded.alarm_retries"
+)
+_PUT_VALUE = _insert("object_value", 3, replace=True)
 
 
 class SqliteFile:
-    """The open file. Every method is one transaction; errors come as `LedgerFailed`."""
+    """`ledger.storage.Storage` on one file. Make it with `open`."""
 
-    def __init__(
-        self, path: Path, writer: aiosqlite.Connection, reader: aiosqlite.Connection, lock: int
-    ) -> None:
+    def __init__(self, path: Path, writer: apsw.Connection, vfs: str | None, lock: int) -> None:
         self.path = path
         self._writer = writer
-        self._reader = reader
+        self._local = connect_reader(path, vfs)
+        self._reader = connect_reader(path, vfs)
+        self._checkpointer = apsw.Connection(str(path), vfs=vfs)
         self._lock = lock
-        self._writing = asyncio.Lock()
-        self._synchronous_full = False
+        self._full = False
         self._failure: LedgerFailed | None = None
+        self._writing = WorkThread("ledger-writer")
+        self._reading = WorkThread("ledger-reader")
+        self._moving = WorkThread("ledger-checkpoint")
+        self._checkpoint: asyncio.Task[None] | None = None
+        self._wal_pages = 0
+        self._checkpoint_at = CHECKPOINT_PAGES
+        self._finish_checkpoint = False
+        writer.set_wal_hook(self._after_commit)
 
     @classmethod
-    async def open(cls, path: Path) -> SqliteFile:
+    async def open(cls, path: Path, vfs: str | None = None) -> SqliteFile:
         """Open or make the file at `path`; `ConfigError` if it is another's or locked."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = _lock(path)
+        descriptor = lock(path)
         try:
-            writer = await aiosqlite.connect(path, isolation_level=None)
-            try:
-                await _prepare(writer, path)
-                reader = await aiosqlite.connect(path, isolation_level=None)
-                await reader.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-                await reader.execute("PRAGMA wal_autocheckpoint = 0")
-                await reader.execute("PRAGMA query_only = 1")
-            except BaseException:
-                await writer.close()
-                raise
-        except sqlite3.DatabaseError as error:
-            os.close(lock)
+            writer = connect_writer(path, vfs)
+            return cls(path, writer, vfs, descriptor)
+        except apsw.Error as error:
+            os.close(descriptor)
             raise ConfigError(f"{path}: {error}", field="ledger.path") from error
         except BaseException:
-            os.close(lock)
+            os.close(descriptor)
             raise
-        return cls(path, writer, reader, lock)
 
     async def close(self) -> None:
-        async with self._writing:
-            await self._reader.close()
-            await self._writer.close()
-            os.close(self._lock)
+        if self._checkpoint is not None:
+            await self._checkpoint
+        for thread in (self._writing, self._reading, self._moving):
+            await thread.close()
+        # The writer last: who closes last moves the WAL into the database and removes it.
+        for connection in (self._local, self._reader, self._checkpointer, self._writer):
+            try:
+                connection.close()
+            except apsw.Error as error:
+                self._failure = self._failed(error)
+        os.close(self._lock)
 
     # ---- writing ----
 
-    async def insert_log(self, seq: int, entries: Sequence[Entry], *, power: bool) -> None:
-        """Store one group commit; with `power` it is fsynced before this returns."""
-        blob = pack_batch(entries)
-        async with self._writing:
-            await self._set_synchronous(full=power)
-            await self._write("INSERT INTO log VALUES (?, ?)", (seq, blob))
+    def commit(self, commit: Commit) -> None:
+        self._apply(commit, full=False)
+        self._maybe_checkpoint()
 
-    async def insert_stream(self, new: NewStream, created_ms: int) -> StreamRow:
-        """Store a new stream at epoch 1; `sqlite3.IntegrityError` if its key is taken."""
-        ttl_ms = int(new.ttl_s * 1000)
-        values = (
-            new.stream,
-            1,
-            0,
-            int(new.durability),
-            new.recipe,
-            created_ms,
-            ttl_ms,
-            created_ms + ttl_ms,
-            new.idempotency_key,
-            new.request_hash,
-        )
-        async with self._writing:
-            await self._set_synchronous(full=new.durability is Durability.POWER)
-            cursor = await self._write(
-                f"INSERT INTO stream VALUES (NULL{', ?' * len(values)})", values
-            )
-        assert cursor.lastrowid is not None  # an INSERT always sets it
-        return StreamRow(cursor.lastrowid, *values)
+    async def commit_durably(self, commit: Commit) -> None:
+        await self._writing.run(lambda: self._apply(commit, full=True))
+        self._maybe_checkpoint()
 
-    async def set_epoch(self, sid: int, epoch: int) -> None:
-        async with self._writing:
-            await self._set_synchronous(full=True)
-            await self._write("UPDATE stream SET epoch = ? WHERE sid = ?", (epoch, sid))
+    def _apply(self, commit: Commit, *, full: bool) -> None:
+        if self._failure is not None:
+            # After a failed write the state on disk is unknown: no further one is tried.
+            raise self._failure
+        writer = self._writer
+        try:
+            if full != self._full:
+                writer.execute(f"PRAGMA synchronous = {'FULL' if full else 'NORMAL'}")
+                self._full = full
+            if self._finish_checkpoint:
+                self._finish_checkpoint = False
+                writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            if commit.only_log:
+                writer.execute(_INSERT_LOG, (commit.seq, commit.log))
+                return
+            writer.execute("BEGIN IMMEDIATE")
+            for sql, rows in _statements(commit):
+                writer.executemany(sql, rows)
+            writer.execute("COMMIT")
+        except apsw.Error as error:
+            self._failure = self._failed(error)
+            raise self._failure from error
 
-    async def compact(
-        self, segments: Sequence[SegmentRow], ended: Sequence[tuple[int, int]], keep_from: int
-    ) -> None:
-        """Store segments, mark `(expires_ms, sid)` as ended, prune the log before `keep_from`."""
-        await self._transaction(
-            ("INSERT INTO segment VALUES (?, ?, ?, ?)", segments),
-            ("UPDATE stream SET ended = 1, expires_ms = ? WHERE sid = ?", ended),
-            ("DELETE FROM log WHERE seq < ?", [(keep_from,)]),
-        )
+    # ---- the WAL ----
 
-    async def touch(self, expiries: Sequence[tuple[int, int]]) -> None:
-        """Slide `(expires_ms, sid)`."""
-        await self._transaction(("UPDATE stream SET expires_ms = ? WHERE sid = ?", expiries))
+    def _after_commit(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        if pages < self._wal_pages:  # it has begun anew
+            self._checkpoint_at = CHECKPOINT_PAGES
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
 
-    async def remove_expired(self, now_ms: int, limit: int) -> list[int]:
-        """Remove at most `limit` ended streams past their expiry; returns their sids."""
-        rows = await self._read(
-            "SELECT sid FROM stream WHERE ended = 1 AND expires_ms <= ?"
-            " ORDER BY expires_ms LIMIT ?",
-            (now_ms, limit),
-        )
-        sids = [int(row[0]) for row in rows]
-        if sids:
-            keys = [(sid,) for sid in sids]
-            await self._transaction(
-                ("DELETE FROM segment WHERE sid = ?", keys),
-                ("DELETE FROM stream WHERE sid = ?", keys),
-            )
-            async with self._writing:
-                await self._write(f"PRAGMA incremental_vacuum({VACUUM_PAGES})", ())
-        return sids
+    def _maybe_checkpoint(self) -> None:
+        if self._wal_pages >= self._checkpoint_at and self._checkpoint is None:
+            self._checkpoint = asyncio.create_task(self._move_wal())
+
+    async def _move_wal(self) -> None:
+        """Move the WAL while the writer goes on adding to it.
+
+        It begins anew only when all of it is moved at some moment. Under load that never
+        happens by itself: the writer is asked for the last few pages then.
+        """
+        self._checkpoint_at = self._wal_pages + CHECKPOINT_PAGES
+        try:
+            for _ in range(MAX_CHECKPOINT_PASSES):
+                pages, moved = await self._moving.run(self._checkpointer.wal_checkpoint)
+                rest = pages - moved
+                if rest <= CHECKPOINT_REST_PAGES:
+                    self._finish_checkpoint = rest > 0 or self._wal_pages > pages
+                    break
+        except apsw.BusyError:
+            pass  # a reader holds on to an old page, or the writer is at it itself
+        except apsw.Error as error:
+            self._failure = self._failed(error)
+        finally:
+            self._checkpoint = None
 
     # ---- reading ----
 
+    async def streams_by_sid(self, sids: Sequence[int]) -> list[StreamRow]:
+        sql = f"SELECT {_STREAM} FROM stream WHERE sid = ?"
+        return [StreamRow(*row) for sid in sids for row in self._look(sql, (sid,))]
+
     async def stream_by_id(self, stream: bytes) -> StreamRow | None:
-        return await self._stream("id = ?", stream)
+        return self._stream("id = ?", stream)
 
     async def stream_by_key(self, idempotency_key: str) -> StreamRow | None:
-        return await self._stream("idempotency_key = ?", idempotency_key)
+        return self._stream("idempotency_key = ?", idempotency_key)
 
-    async def unfinished(self) -> list[StreamRow]:
-        """Streams not marked as ended, oldest first (their end may still be in the log)."""
+    async def unfinished(self, kind: int) -> list[StreamRow]:
         rows = await self._read(
-            f"SELECT {_STREAM_COLUMNS} FROM stream WHERE ended = 0 ORDER BY created_ms, sid", ()
+            f"SELECT {_STREAM} FROM stream WHERE ended = 0 AND kind = ? ORDER BY created_ms, sid",
+            (kind,),
         )
         return [StreamRow(*row) for row in rows]
 
     async def covered(self, sid: int) -> int:
-        """The index after the stream's last segment."""
-        rows = await self._read(
+        rows = self._look(
             "SELECT first + length FROM segment WHERE sid = ? ORDER BY first DESC LIMIT 1", (sid,)
         )
-        return int(rows[0][0]) if rows else 0
+        return rows[0][0] if rows else 0
 
     async def segments(self, sid: int, start: int, limit: int) -> list[SegmentRow]:
-        """Segments from the one that holds index `start` on, at most `limit`."""
         rows = await self._read(
-            "SELECT sid, first, length, records FROM segment WHERE sid = ?1 AND first >= coalesce("
+            "SELECT sid, first, length, coding, records FROM segment WHERE sid = ?1"
+            " AND first >= coalesce("
             "(SELECT max(first) FROM segment WHERE sid = ?1 AND first <= ?2), ?2)"
             " ORDER BY first LIMIT ?3",
             (sid, start, limit),
         )
         return [SegmentRow(*row) for row in rows]
 
-    async def log(self) -> list[tuple[int, list[Entry]]]:
-        """The whole remaining log in order, for recovery."""
-        rows = await self._read("SELECT seq, batch FROM log ORDER BY seq", ())
-        return [
-            (int(seq), list(unpack_batch(batch, where=f"{self.path}: log row {seq}")))
-            for seq, batch in rows
-        ]
+    async def log(self) -> list[tuple[int, bytes]]:
+        return await self._read("SELECT seq, batch FROM log ORDER BY seq", ())
 
-    async def _stream(self, where: str, value: object) -> StreamRow | None:
-        rows = await self._read(f"SELECT {_STREAM_COLUMNS} FROM stream WHERE {where}", (value,))
+    async def last_numbers(self) -> tuple[int, int]:
+        rows = self._look(
+            "SELECT max((SELECT coalesce(max(sid), 0) FROM stream),"
+            " (SELECT coalesce(max(sid), 0) FROM segment)),"
+            " (SELECT coalesce(max(oid), 0) FROM object)",
+            (),
+        )
+        return int(rows[0][0]), int(rows[0][1])
+
+    async def expired(self, kind: int, now_ms: int, limit: int) -> list[int]:
+        rows = self._look(
+            "SELECT sid FROM stream WHERE ended = 1 AND kind = ? AND expires_ms <= ?"
+            " ORDER BY expires_ms LIMIT ?",
+            (kind, now_ms, limit),
+        )
+        return [row[0] for row in rows]
+
+    async def object_row(self, key: ObjectKey) -> ObjectRow | None:
+        rows = self._look(f"SELECT {_OBJECT} FROM object WHERE kind = ? AND name = ?", key)
+        return ObjectRow(*rows[0]) if rows else None
+
+    async def values(self, oid: int, names: Sequence[str]) -> list[tuple[str, bytes]]:
+        sql = "SELECT name, value FROM object_value WHERE oid = ? AND name = ?"
+        return [row for name in names for row in self._look(sql, (oid, name))]
+
+    async def value_range(
+        self, oid: int, start: str, end: str | None, limit: int, *, reverse: bool
+    ) -> list[tuple[str, bytes]]:
+        below = "" if end is None else " AND name < ?3"
+        order = "DESC" if reverse else "ASC"
+        return await self._read(
+            "SELECT name, value FROM object_value WHERE oid = ?1 AND name >= ?2"
+            f"{below} ORDER BY name {order} LIMIT ?4",
+            (oid, start, end, limit),
+        )
+
+    async def alarms(self, now_ms: int, limit: int) -> list[ObjectRow]:
+        rows = self._look(
+            f"SELECT {_OBJECT} FROM object WHERE alarm_ms <= ? ORDER BY alarm_ms, oid LIMIT ?",
+            (now_ms, limit),
+        )
+        return [ObjectRow(*row) for row in rows]
+
+    async def next_alarm_ms(self) -> int | None:
+        rows = self._look("SELECT min(alarm_ms) FROM object WHERE alarm_ms IS NOT NULL", ())
+        return None if rows[0][0] is None else int(rows[0][0])
+
+    async def object_names(self, kind: str, after: str, limit: int) -> list[str]:
+        rows = await self._read(
+            "SELECT name FROM object WHERE kind = ? AND name > ? AND (alarm_ms IS NOT NULL"
+            " OR EXISTS (SELECT 1 FROM object_value WHERE object_value.oid = object.oid))"
+            " ORDER BY name LIMIT ?",
+            (kind, after, limit),
+        )
+        return [row[0] for row in rows]
+
+    def _stream(self, where: str, value: object) -> StreamRow | None:
+        rows = self._look(f"SELECT {_STREAM} FROM stream WHERE {where}", (value,))
         return StreamRow(*rows[0]) if rows else None
 
-    # ---- statements ----
+    def _look(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        """A few rows by index, at once: a hop to a thread would take longer than the lookup."""
+        return self._guard(lambda: self._local.execute(sql, values).fetchall())
 
-    async def _set_synchronous(self, *, full: bool) -> None:
-        if full != self._synchronous_full:
-            await self._write(f"PRAGMA synchronous = {'FULL' if full else 'NORMAL'}", ())
-            self._synchronous_full = full
+    async def _read(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        return await self._reading.run(
+            lambda: self._guard(lambda: self._reader.execute(sql, values).fetchall())
+        )
 
-    async def _transaction(self, *steps: tuple[str, Sequence[Sequence[object]]]) -> None:
-        """Run each statement over its rows, all in one transaction."""
-
-        async def run() -> None:
-            async with self._writing:
-                await self._write("BEGIN IMMEDIATE", ())
-                for sql, rows in steps:
-                    await self._write_many(sql, rows)
-                await self._write("COMMIT", ())
-
-        # Shielded: a caller that is cancelled must not leave a transaction open, or the
-        # commits after it would join it and never be durable.
-        await asyncio.shield(asyncio.create_task(run()))
-
-    async def _write(self, sql: str, values: Sequence[object]) -> aiosqlite.Cursor:
-        self._check()
+    def _guard(self, read: Callable[[], T]) -> T:
         try:
-            return await self._writer.execute(sql, values)
-        except sqlite3.IntegrityError:
-            raise
-        except sqlite3.Error as error:
-            raise self._broken(error) from error
+            return read()
+        except apsw.Error as error:
+            raise Damaged(f"{self.path} cannot be read: {error}", hint=DAMAGED_HINT) from error
 
-    async def _write_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
-        self._check()
-        try:
-            await self._writer.executemany(sql, rows)
-        except sqlite3.Error as error:
-            raise self._broken(error) from error
+    @property
+    def name(self) -> str:
+        return str(self.path)
 
-    def _check(self) -> None:
-        """After a failed write the state on disk is unknown: no further write is tried."""
-        if self._failure is not None:
-            raise self._failure
-
-    def _broken(self, error: sqlite3.Error) -> LedgerFailed:
-        self._failure = self._failed(error)
-        return self._failure
-
-    async def _read(self, sql: str, values: Sequence[object]) -> list[sqlite3.Row]:
-        try:
-            return list(await self._reader.execute_fetchall(sql, values))
-        except sqlite3.Error as error:
-            raise self._failed(error) from error
-
-    def _failed(self, error: sqlite3.Error) -> LedgerFailed:
+    def _failed(self, error: apsw.Error) -> LedgerFailed:
         return LedgerFailed(
             f"{self.path}: {error}", hint="see to the disk, then start the origin again"
         )
 
 
-def _lock(path: Path) -> int:
-    """Take the lock file beside `path` for this process; it falls with the process."""
-    descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise ConfigError(
-            f"{path} is in use by another process",
-            field="ledger.path",
-            hint="one origin per ledger file; stop the other one or give this one its own path",
-        ) from error
-    return descriptor
-
-
-async def _prepare(writer: aiosqlite.Connection, path: Path) -> None:
-    """Set the pragmas, make the schema in a new file, refuse a foreign or newer one."""
-    await writer.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-    version = await _pragma(writer, "user_version")
-    application = await _pragma(writer, "application_id")
-    tables = list(await writer.execute_fetchall("SELECT 1 FROM sqlite_schema LIMIT 1"))
-    if (tables and application != APPLICATION_ID) or version > SCHEMA_VERSION:
-        raise ConfigError(
-            f"{path} is not a ledger of version {SCHEMA_VERSION} (it says {version})",
-            field="ledger.path",
-            hint="a newer Tailrace wrote it, or it is another program's file",
-        )
-    if not tables:
-        await writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        await writer.executescript(
-            f"BEGIN;{_SCHEMA}PRAGMA application_id = {APPLICATION_ID};"
-            f"PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
-        )
-    await writer.execute("PRAGMA journal_mode = WAL")
-    await writer.execute("PRAGMA synchronous = NORMAL")
-    await writer.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
-    with suppress(OSError):
-        path.chmod(0o600)
-
-
-async def _pragma(connection: aiosqlite.Connection, name: str) -> int:
-    rows = list(await connection.execute_fetchall(f"PRAGMA {name}"))
-    return int(rows[0][0])
+def _statements(commit: Commit) -> list[tuple[str, Rows]]:
+    """The statements of a commit, each with its rows, in their order."""
+    steps: list[tuple[str, Rows]] = [
+        (_INSERT_STREAM, commit.streams),
+        ("UPDATE stream SET epoch = ? WHERE sid = ?", commit.epochs),
+        (_INSERT_LOG, [(commit.seq, commit.log)] if commit.log else ()),
+        (_INSERT_SEGMENT, commit.segments),
+        ("UPDATE stream SET ended = 1, expires_ms = ? WHERE sid = ?", commit.ended),
+        ("UPDATE stream SET expires_ms = ? WHERE sid = ?", commit.touched),
+        ("DELETE FROM segment WHERE sid = ?", [(sid,) for sid in commit.removed]),
+        ("DELETE FROM stream WHERE sid = ?", [(sid,) for sid in commit.removed]),
+        (_UPSERT_OBJECT, commit.objects),
+    ]
+    for oid, name, value in commit.values:
+        if name is None:
+            steps.append(("DELETE FROM object_value WHERE oid = ?", [(oid,)]))
+        elif value is None:
+            steps.append(("DELETE FROM object_value WHERE oid = ? AND name = ?", [(oid, name)]))
+        else:
+            steps.append((_PUT_VALUE, [(oid, name, value)]))
+    if commit.keep_from is not None:
+        steps.append(("DELETE FROM log WHERE seq < ?", [(commit.keep_from,)]))
+    return [step for step in steps if step[1]]

@@ -1,9 +1,9 @@
-"""The live end of one stream in memory: what is accepted, what is released, who watches.
+"""The live end of one stream in memory: what is accepted, released, stored; who watches.
 
-Sans-I/O. Two numbers move: `accepted`, the next index a producer may append, and
-`released`, the next index readers may see. A record lies between them while its group
-commit is in flight. `records` holds the released records from index `first` on that are
-in the log but not yet in a segment.
+Sans-I/O. Four indexes, each at most the next: `first` (the oldest frame in memory),
+`stored` (segments hold everything before it), `released` (readers may see everything
+before it) and `accepted` (the next index a producer may append). Between `stored` and
+`released` a frame is in the log, between `released` and `accepted` its commit is in flight.
 """
 
 from __future__ import annotations
@@ -24,23 +24,45 @@ slow stream does not keep the log from being pruned."""
 
 @dataclass(slots=True)
 class Tail:
-    """One resident stream. `sid` is its short local id; `first` the index of `records[0]`."""
+    """One resident stream. `sid` is its short local id; `frames[0]` has index `first`."""
 
     sid: int
     info: StreamInfo
-    first: int
-    accepted: int
-    released: int
     ttl_ms: int
+    epoch: int
+    first: int
+    stored: int
+    released: int
+    accepted: int
     end_accepted: bool = False
-    records: list[Record] = field(default_factory=list)
-    record_bytes: int = 0
-    oldest_seq: int = 0
-    epoch: int = 1
+    frames: list[bytes] = field(default_factory=list)
+    ids: list[tuple[int, ...]] = field(default_factory=list)
+    unstored_bytes: int = 0
+    oldest_seq: int = 0  # the log row of the frame at `stored`
+    used: bool = True  # since the last sweep
     watchers: list[Callable[[], None]] = field(default_factory=list)
 
+    @classmethod
+    def at(cls, sid: int, info: StreamInfo, ttl_ms: int) -> Tail:
+        """The tail of a stream of which segments hold everything so far."""
+        at = info.next_index
+        return cls(sid, info, ttl_ms, info.epoch, at, at, at, at, end_accepted=info.ended)
+
+    # ---- producing ----
+
     def accept(self, append: Append) -> None:
-        """Reserve the append's index, or raise `StaleEpoch`, `WrongIndex` or `Conflict`."""
+        """Take the next record, or raise `StaleEpoch`, `WrongIndex` or `Conflict`."""
+        frame, ids = append.record
+        if append.epoch != self.epoch or append.index != self.accepted or self.end_accepted:
+            self._refuse(append)
+        self.accepted += 1
+        self.frames.append(frame)
+        self.ids.append(ids)
+        self.unstored_bytes += len(frame)
+        if tag_of(frame) == Tag.STREAM_END:
+            self.end_accepted = True
+
+    def _refuse(self, append: Append) -> None:
         if append.epoch != self.epoch:
             raise StaleEpoch(
                 f"epoch {append.epoch} was replaced by epoch {self.epoch}",
@@ -49,49 +71,45 @@ class Tail:
             )
         if self.end_accepted:
             raise Conflict("the stream has ended", field="index", hint="nothing follows its end")
-        if append.index != self.accepted:
-            raise WrongIndex(
-                f"index {append.index} is not the next one",
-                field="index",
-                hint=f"the next index is {self.accepted}",
-            )
-        self.accepted += 1
-        self.end_accepted = tag_of(append.record.frame) == Tag.STREAM_END
+        raise WrongIndex(
+            f"index {append.index} is not the next one",
+            field="index",
+            hint=f"the next index is {self.accepted}",
+        )
 
-    def release(self, record: Record, seq: int) -> None:
-        """Make the next accepted record readable; it was written in log row `seq`."""
-        if not self.records:
-            self.oldest_seq = seq
-        self.records.append(record)
-        self.record_bytes += len(record.frame)
-        self.released += 1
+    def withdraw(self, accepted: int) -> None:
+        """Undo the acceptance of everything from index `accepted` on."""
+        keep = accepted - self.first
+        self.unstored_bytes -= sum(len(frame) for frame in self.frames[keep:])
+        if len(self.frames) > keep:
+            self.end_accepted = False  # only a last frame can have been an end
+        del self.frames[keep:], self.ids[keep:]
+        self.accepted = accepted
+
+    # ---- reading ----
 
     def wake(self) -> None:
         for watcher in tuple(self.watchers):
             watcher()
 
-    def take(self, start: int, limit: int) -> list[Record] | None:
-        """Records from `start` on, or None where they lie before the tail."""
-        if start < self.first:
+    def take(self, start: int, limit: int) -> list[bytes] | None:
+        """Released frames from `start` on, or None where they lie before the tail."""
+        begin = start - self.first
+        if begin < 0:
             return None
-        return self.records[start - self.first : start - self.first + limit]
+        return self.frames[begin : min(begin + limit, self.released - self.first)]
+
+    def records(self, start: int, limit: int) -> list[Record] | None:
+        """The same with their ids."""
+        frames = self.take(start, limit)
+        if frames is None:
+            return None
+        begin = start - self.first
+        return [Record(*pair) for pair in zip(frames, self.ids[begin:], strict=False)]
 
     @property
     def ended(self) -> bool:
         return self.end_accepted and self.released == self.accepted
-
-    def wants_segment(self, seq: int) -> bool:
-        """Whether the tail should become a segment now that log row `seq` is written."""
-        if not self.records:
-            return False
-        aged = seq - self.oldest_seq >= MAX_TAIL_BATCHES
-        return self.record_bytes >= SEGMENT_BYTES or aged or self.ended
-
-    def drop(self, count: int) -> None:
-        """Forget the first `count` records: a segment holds them now."""
-        del self.records[:count]
-        self.first += count
-        self.record_bytes = sum(len(record.frame) for record in self.records)
 
     def snapshot(self) -> StreamInfo:
         """The stream as a reader may know it at this moment."""
@@ -104,4 +122,33 @@ class Tail:
             info.durability,
             info.recipe,
             info.created_ms,
+            info.kind,
         )
+
+    # ---- storing ----
+
+    @property
+    def ripe(self) -> bool:
+        """Whether it should become a segment for its size, or because nothing will follow."""
+        return self.unstored_bytes >= SEGMENT_BYTES or self.end_accepted
+
+    def unstored(self) -> tuple[list[bytes], list[tuple[int, ...]]]:
+        """The frames and ids that no segment holds yet."""
+        begin = self.stored - self.first
+        return self.frames[begin:], self.ids[begin:]
+
+    def was_stored(self, until: int) -> None:
+        """A segment holds everything before `until` now.
+
+        While somebody watches, the segment before it stays in memory, so that a reader that
+        is a little behind need not ask storage.
+        """
+        keep_from = self.stored if self.watchers else until
+        del self.frames[: keep_from - self.first], self.ids[: keep_from - self.first]
+        self.first, self.stored = keep_from, until
+        self.unstored_bytes = sum(len(frame) for frame in self.frames[until - keep_from :])
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing would be lost by forgetting it until somebody asks again."""
+        return self.stored == self.accepted == self.released and not self.watchers

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Protocol
 
-from ledger.errors import TailraceError
+from ledger.errors import NotFound, TailraceError
 from ledger.frame import Status, StreamState, Tag, encode, error_frame, tag_of, with_corr
-from ledger.interface import Ledger, Record
+from ledger.interface import Ledger
 from ledger.subscriber import Subscriber
 from origin.service import status
 
@@ -66,15 +66,19 @@ class Feed:
     def pump(self) -> None:
         """Send what may be sent now."""
         while self._stream is not None and self._reading is None and not self._outlet.congested:
-            wanted = self.subscriber.wanted(self._released())
+            try:
+                wanted = self.subscriber.wanted(self._released())
+            except NotFound as error:  # it was deleted
+                self._close(encode(error_frame(error), self._corr))
+                return
             if wanted == 0:
                 self._finish_snapshot()
                 return
-            records = self._ledger.tip(self._stream, self.subscriber.next, wanted)
-            if records is None:
+            frames = self._ledger.tip(self._stream, self.subscriber.next, wanted)
+            if frames is None:
                 self._wait_for(self._read(self._stream, wanted))
                 return
-            self._send(records)
+            self._send(frames)
 
     def _released(self) -> int:
         assert self._stream is not None
@@ -91,16 +95,16 @@ class Feed:
             self._close(encode(error_frame(error), self._corr))
 
     async def _read(self, stream: bytes, wanted: int) -> None:
-        records = await self._ledger.read(stream, self.subscriber.next, wanted)
+        frames = await self._ledger.frames(stream, self.subscriber.next, wanted)
         self._reading = None
-        self._send(records)
+        self._send(frames)
         self.pump()
 
-    def _send(self, records: Sequence[Record]) -> None:
+    def _send(self, frames: Sequence[bytes]) -> None:
         corr = self._corr
-        self._outlet.send(b"".join([with_corr(record.frame, corr) for record in records]))
-        self.subscriber.sent(len(records))
-        if tag_of(records[-1].frame) == Tag.STREAM_END:
+        self._outlet.send(b"".join([with_corr(frame, corr) for frame in frames]))
+        self.subscriber.sent(len(frames))
+        if tag_of(frames[-1]) == Tag.STREAM_END:
             self._close(b"")
 
     async def _begin_at_tip(self, stream: bytes) -> None:

@@ -171,7 +171,7 @@ def test_help_loads_no_server_and_no_model_library() -> None:
     """What keeps `tailrace --help` quick, said without a clock."""
     result = run_python(
         "import sys, edge.cli\n"
-        "heavy = {'torch', 'starlette', 'hypercorn', 'httpx', 'pydantic', 'aiosqlite', 'rich'}\n"
+        "heavy = {'torch', 'starlette', 'hypercorn', 'httpx', 'pydantic', 'apsw', 'rich'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert result.stdout.strip() == "[]", result.stderr

@@ -256,7 +256,7 @@ def test_an_edge_is_a_url(urls: list[str]) -> None:
 def test_the_client_needs_nothing_of_the_server() -> None:
     script = (
         "import sys\n"
-        "for name in ('starlette', 'hypercorn', 'uvloop', 'pydantic', 'structlog', 'aiosqlite'):\n"
+        "for name in ('starlette', 'hypercorn', 'uvloop', 'pydantic', 'structlog', 'apsw'):\n"
         "    sys.modules[name] = None\n"
         "import edge.client\n"
     )

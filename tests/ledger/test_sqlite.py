@@ -6,10 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import ConfigError, Conflict, LedgerFailed, NotFound, StaleEpoch, WrongIndex
+from ledger.errors import (
+    ConfigError,
+    Conflict,
+    Damaged,
+    LedgerFailed,
+    NotFound,
+    StaleEpoch,
+    WrongIndex,
+)
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode, index_of
 from ledger.interface import Append, NewStream, Record
 from ledger.sqlite import SqliteLedger
+from ledger.sqlite_file import SqliteFile
 from ledger.tail import SEGMENT_BYTES
 
 pytestmark = pytest.mark.anyio
@@ -81,9 +90,22 @@ async def test_replay_crosses_segments_and_tail_without_gap_or_double(tmp_path: 
         for index in range(20):
             await ledger.append([Append(A, 1, index, token(index, long))])
         assert ledger.tip(A, 0, 1) is None  # the first ones lie in segments now
-        assert ledger.tip(A, 19, 1) == [token(19, long)]
+        assert ledger.tip(A, 19, 1) == [token(19, long).frame]
         for start in range(21):
             assert indexes(await ledger.read(A, start, 100)) == list(range(start, 20))
+            frames = [token(index, long).frame for index in range(start, 20)]
+            assert await ledger.frames(A, start, 100) == frames
+
+
+async def test_a_watched_stream_keeps_its_last_segment_in_memory(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        await ledger.create(new())
+        ledger.watch(A, lambda: None)
+        half = "x" * (SEGMENT_BYTES // 2)
+        for index in range(7):
+            await ledger.append([Append(A, 1, index, token(index, half))])
+        assert ledger.tip(A, 3, 1) is None
+        assert ledger.tip(A, 4, 9) == [token(index, half).frame for index in (4, 5, 6)]
 
 
 async def test_a_watcher_is_woken_only_when_the_frame_is_in_the_file(tmp_path: Path) -> None:
@@ -110,11 +132,11 @@ async def test_relaxed_streams_are_released_before_the_commit(tmp_path: Path) ->
         await ledger.create(new(durability=Durability.RELAXED))
         woken: list[int] = []
         ledger.watch(A, lambda: woken.append(ledger.released(A)))
-        appending = asyncio.ensure_future(ledger.append(tokens(A, [0])))
-        await asyncio.sleep(0)
+        outside = sqlite3.connect(tmp_path / "ledger.db")
+        assert await ledger.append(tokens(A, [0])) == []
         assert woken == [1]
-        assert not appending.done()
-        await appending
+        assert outside.execute("SELECT count(*) FROM log").fetchone() == (0,)
+        outside.close()
     async with opened(tmp_path) as ledger:
         assert await ledger.read(A, 0, 10) == [token(0)]
 
@@ -123,12 +145,12 @@ async def test_a_power_stream_is_fsynced_and_only_then_released(tmp_path: Path) 
     async with opened(tmp_path) as ledger:
         await ledger.create(new(A))
         await ledger.create(new(B, Durability.POWER))
-        levels: list[int] = []
+        levels: list[object] = []
 
         async def append(batch: list[Append]) -> None:
             assert await ledger.append(batch) == []
-            [(level,)] = await ledger._file._writer.execute_fetchall("PRAGMA synchronous")
-            levels.append(level)
+            assert isinstance(ledger._storage, SqliteFile)
+            levels.append(ledger._storage._writer.execute("PRAGMA synchronous").get)
 
         await append(tokens(A, [0]))
         await append(tokens(B, [0]))
@@ -301,7 +323,7 @@ async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     file = sqlite3.connect(tmp_path / "ledger.db")
     file.execute("PRAGMA user_version = 99")
     file.close()
-    with pytest.raises(ConfigError, match="it says 99"):
+    with pytest.raises(ConfigError, match="a ledger of version 99"):
         await SqliteLedger.open(tmp_path / "ledger.db", Clock())
 
 
@@ -313,7 +335,7 @@ async def test_a_damaged_log_row_is_named(tmp_path: Path) -> None:
     file.execute("UPDATE log SET batch = x'00112233445566'")
     file.commit()
     file.close()
-    with pytest.raises(LedgerFailed, match="log row 1 does not match its checksum"):
+    with pytest.raises(Damaged, match="log row 1 does not match its checksum"):
         await SqliteLedger.open(tmp_path / "ledger.db", Clock())
 
 
@@ -326,7 +348,7 @@ async def test_a_missing_log_row_is_noticed_at_recovery(tmp_path: Path) -> None:
     file.execute("DELETE FROM log WHERE seq = 2")
     file.commit()
     file.close()
-    with pytest.raises(LedgerFailed, match="jumps from index 1 to 2"):
+    with pytest.raises(Damaged, match="jumps from index 1 to 2"):
         await SqliteLedger.open(tmp_path / "ledger.db", Clock())
 
 
@@ -359,3 +381,42 @@ async def test_a_cancelled_producer_does_not_cancel_its_neighbours(tmp_path: Pat
         assert await staying == []
         assert indexes(await ledger.read(B, 0, 10)) == [0]
         assert indexes(await ledger.read(A, 0, 10)) == [0]
+
+
+async def test_an_append_to_an_unknown_stream_does_not_cost_its_batch(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        await ledger.create(new(A))
+        [refusal] = await ledger.append([*tokens(B, [0]), *tokens(A, [0])])
+        assert isinstance(refusal.error, NotFound)
+        assert indexes(await ledger.read(A, 0, 10)) == [0]
+
+
+async def test_a_deleted_stream_is_gone_and_its_number_is_not_used_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        await ledger.create(new(A))
+        await ledger.append(tokens(A, range(3)))
+        deleting = asyncio.ensure_future(ledger.delete(A))
+        await asyncio.gather(ledger.append(tokens(A, [3])), deleting)
+        with pytest.raises(NotFound):
+            await ledger.info(A)
+    async with opened(tmp_path) as ledger:
+        await ledger.create(new(B))
+        await ledger.append(tokens(B, [0]))
+    async with opened(tmp_path) as ledger:
+        assert indexes(await ledger.read(B, 0, 10)) == [0]
+
+
+async def test_idle_streams_leave_memory_and_come_back(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        streams = [n.to_bytes(16, "big") for n in range(1, 200)]
+        for stream in streams:
+            await ledger.create(new(stream))
+            await ledger.append(tokens(stream, range(3)))
+        for _ in range(3):
+            await ledger.expire()
+            while ledger._ripe:
+                await ledger.delete(streams.pop())
+        assert ledger._tails == {}
+        for stream in streams:
+            assert await ledger.append(tokens(stream, [3])) == []
+            assert indexes(await ledger.read(stream, 0, 10)) == [0, 1, 2, 3]

@@ -3,14 +3,13 @@ import pytest
 from ledger.errors import Conflict, StaleEpoch, WrongIndex
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, Record, StreamInfo
-from ledger.tail import MAX_TAIL_BATCHES, SEGMENT_BYTES, Tail
+from ledger.tail import SEGMENT_BYTES, Tail
 
 STREAM = bytes(16)
 
 
 def tail() -> Tail:
-    info = StreamInfo(STREAM, 1, 0, False, Durability.PROCESS, "{}", 0)
-    return Tail(sid=1, info=info, first=0, accepted=0, released=0, ttl_ms=1000)
+    return Tail.at(1, StreamInfo(STREAM, 1, 0, False, Durability.PROCESS, "{}", 0), 1000)
 
 
 def token(index: int, text: str = "a") -> Record:
@@ -43,13 +42,23 @@ def test_nothing_follows_the_end() -> None:
         stream.accept(Append(STREAM, 1, 1, token(1)))
 
 
+def filled(*texts: str) -> Tail:
+    """A tail of tokens, all released."""
+    stream = tail()
+    for index, text in enumerate(texts):
+        stream.accept(Append(STREAM, 1, index, token(index, text)))
+    stream.released = stream.accepted
+    return stream
+
+
 def test_an_accepted_record_is_unreadable_until_it_is_released() -> None:
     stream = tail()
     stream.accept(Append(STREAM, 1, 0, token(0)))
     assert stream.take(0, 10) == []
     assert stream.snapshot().next_index == 0
-    stream.release(token(0), seq=1)
-    assert stream.take(0, 10) == [token(0)]
+    stream.released = 1
+    assert stream.take(0, 10) == [token(0).frame]
+    assert stream.records(0, 10) == [token(0)]
     assert stream.snapshot().next_index == 1
 
 
@@ -57,29 +66,42 @@ def test_a_stream_has_ended_only_when_its_end_is_released() -> None:
     stream = tail()
     stream.accept(Append(STREAM, 1, 0, end(0)))
     assert not stream.ended
-    stream.release(end(0), seq=1)
+    stream.released = 1
     assert stream.ended
 
 
-def test_a_tail_becomes_a_segment_when_large_or_old_or_ended() -> None:
-    large, old, ended, fresh = tail(), tail(), tail(), tail()
-    large.release(token(0, "x" * SEGMENT_BYTES), seq=1)
-    old.release(token(0), seq=1)
-    fresh.release(token(0), seq=MAX_TAIL_BATCHES)
+def test_a_tail_is_ripe_for_a_segment_when_large_or_ended() -> None:
+    ended = tail()
     ended.accept(Append(STREAM, 1, 0, end(0)))
-    ended.release(end(0), seq=1)
-    assert large.wants_segment(1)
-    assert ended.wants_segment(1)
-    assert old.wants_segment(1 + MAX_TAIL_BATCHES)
-    assert not fresh.wants_segment(1 + MAX_TAIL_BATCHES)
-    assert not tail().wants_segment(10 * MAX_TAIL_BATCHES)
+    assert filled("x" * SEGMENT_BYTES).ripe
+    assert ended.ripe
+    assert not filled("a").ripe
 
 
 def test_what_a_segment_holds_is_no_longer_in_the_tail() -> None:
-    stream = tail()
-    for index in range(3):
-        stream.release(token(index), seq=1)
-    stream.drop(2)
+    stream = filled("a", "b", "c")
+    stream.was_stored(2)
     assert stream.take(0, 10) is None
-    assert stream.take(2, 10) == [token(2)]
-    assert stream.record_bytes == len(token(2).frame)
+    assert stream.take(2, 10) == [token(2, "c").frame]
+    assert stream.unstored() == ([token(2, "c").frame], [(7,)])
+    assert stream.unstored_bytes == len(token(2, "c").frame)
+
+
+def test_the_last_segment_stays_for_those_who_watch() -> None:
+    stream = filled("a", "b", "c")
+    stream.watchers.append(lambda: None)
+    stream.was_stored(1)
+    stream.was_stored(2)
+    assert stream.take(0, 10) is None
+    assert stream.take(1, 10) == [token(1, "b").frame, token(2, "c").frame]
+    assert stream.unstored_bytes == len(token(2, "c").frame)
+
+
+def test_a_withdrawn_end_may_be_followed_again() -> None:
+    stream = filled("a")
+    before = stream.unstored_bytes
+    stream.accept(Append(STREAM, 1, 1, token(1)))
+    stream.accept(Append(STREAM, 1, 2, end(2)))
+    stream.withdraw(1)
+    assert (stream.accepted, stream.end_accepted, stream.unstored_bytes) == (1, False, before)
+    stream.accept(Append(STREAM, 1, 1, token(1)))

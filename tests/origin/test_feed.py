@@ -175,10 +175,10 @@ async def test_a_storage_error_ends_the_feed_with_a_stream_error(
 ) -> None:
     await stage.produce(20, LONG)
 
-    async def broken(*_: object) -> list[Record]:
+    async def broken(*_: object) -> list[bytes]:
         raise LedgerFailed("the disk is gone")
 
-    monkeypatch.setattr(stage.ledger, "read", broken)
+    monkeypatch.setattr(stage.ledger, "frames", broken)
     _, outlet = await stage.feed()
     await asyncio.wait_for(outlet.done.wait(), 30)
     [error] = outlet.frames

@@ -1,0 +1,161 @@
+"""What a ledger asks of the storage below it: one atomic commit at a time, and reads.
+
+`Commit` is the whole of what one group commit changes. A storage applies it entirely or
+not at all; the ledger above decides what is in it and never has two under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ledger.interface import ObjectKey
+
+
+class StreamRow(NamedTuple):
+    """A stream as it is stored. `sid` is its short local id, used by log and segments."""
+
+    sid: int
+    id: bytes
+    kind: int
+    epoch: int
+    ended: int  # 1 once the StreamEnd is in a segment
+    durability: int
+    recipe: str
+    created_ms: int  # Unix time
+    ttl_ms: int
+    expires_ms: int  # Unix time; slides with reads and writes
+    idempotency_key: str | None
+    request_hash: bytes
+
+
+class SegmentRow(NamedTuple):
+    """A run of records of one stream. `coding` 0: plain; otherwise the id of the dictionary."""
+
+    sid: int
+    first: int  # index of its first record
+    length: int  # records in it
+    coding: int
+    records: bytes
+
+
+class ObjectRow(NamedTuple):
+    """An object as it is stored. `oid` is its short local id, used by values."""
+
+    oid: int
+    kind: str
+    name: str
+    epoch: int
+    alarm_ms: int | None
+    alarm_retries: int
+
+
+class ValueChange(NamedTuple):
+    """One step in an object's values: no `value` deletes, no `name` deletes them all."""
+
+    oid: int
+    name: str | None
+    value: bytes | None
+
+
+@dataclass(slots=True)
+class Commit:
+    """What one group commit stores. `log` is row `seq` of the log, if it is not empty."""
+
+    seq: int = 0
+    log: bytes = b""
+    power: bool = False
+    keep_from: int | None = None  # log rows before it are in segments now
+    streams: list[StreamRow] = field(default_factory=list)
+    epochs: list[tuple[int, int]] = field(default_factory=list)  # (epoch, sid)
+    segments: list[SegmentRow] = field(default_factory=list)
+    ended: list[tuple[int, int]] = field(default_factory=list)  # (expires_ms, sid)
+    touched: list[tuple[int, int]] = field(default_factory=list)  # (expires_ms, sid)
+    removed: list[int] = field(default_factory=list)  # sids
+    objects: list[ObjectRow] = field(default_factory=list)  # new or changed
+    values: list[ValueChange] = field(default_factory=list)  # in this order
+
+    @property
+    def only_log(self) -> bool:
+        return self.keep_from is None and not (
+            self.segments
+            or self.streams
+            or self.epochs
+            or self.ended
+            or self.touched
+            or self.removed
+            or self.objects
+            or self.values
+        )
+
+    @property
+    def empty(self) -> bool:
+        return not self.log and self.only_log
+
+
+class Storage(Protocol):
+    """The stored side of a ledger. A failed write is a `LedgerFailed`, and the last one."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        ...
+
+    def commit(self, commit: Commit) -> None:
+        """Store it so that it survives the end of this process; no waiting for the disk."""
+        ...
+
+    async def commit_durably(self, commit: Commit) -> None:
+        """Store it so that it survives the loss of power."""
+        ...
+
+    async def streams_by_sid(self, sids: Sequence[int]) -> list[StreamRow]: ...
+
+    async def stream_by_id(self, stream: bytes) -> StreamRow | None: ...
+
+    async def stream_by_key(self, idempotency_key: str) -> StreamRow | None: ...
+
+    async def unfinished(self, kind: int) -> list[StreamRow]:
+        """Streams not marked as ended, oldest first (their end may still be in the log)."""
+        ...
+
+    async def covered(self, sid: int) -> int:
+        """The index after the stream's last segment."""
+        ...
+
+    async def segments(self, sid: int, start: int, limit: int) -> list[SegmentRow]:
+        """Segments from the one that holds index `start` on, at most `limit`."""
+        ...
+
+    async def log(self) -> list[tuple[int, bytes]]:
+        """The whole remaining log in order, for recovery."""
+        ...
+
+    async def last_numbers(self) -> tuple[int, int]:
+        """The highest sid and the highest oid ever stored."""
+        ...
+
+    async def expired(self, kind: int, now_ms: int, limit: int) -> list[int]:
+        """Sids of ended streams past their expiry, earliest first."""
+        ...
+
+    async def object_row(self, key: ObjectKey) -> ObjectRow | None: ...
+
+    async def values(self, oid: int, names: Sequence[str]) -> list[tuple[str, bytes]]: ...
+
+    async def value_range(
+        self, oid: int, start: str, end: str | None, limit: int, *, reverse: bool
+    ) -> list[tuple[str, bytes]]:
+        """Values with start <= name < end, by the UTF-8 bytes of their names."""
+        ...
+
+    async def alarms(self, now_ms: int, limit: int) -> list[ObjectRow]:
+        """Objects whose alarm is due, earliest first."""
+        ...
+
+    async def next_alarm_ms(self) -> int | None: ...
+
+    async def object_names(self, kind: str, after: str, limit: int) -> list[str]: ...
+
+    async def close(self) -> None: ...
