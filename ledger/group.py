@@ -126,7 +126,7 @@ class GroupCommit:
             return
         self._in_flight = None
         self._done(group)
-        if self.forming.waiters or self.forming.bytes:
+        if self.forming.waiters or self.forming.tails or not self.forming.commit.empty:
             self.schedule()
 
     def _done(self, group: Group) -> None:

@@ -22,7 +22,9 @@ from ledger.codec import HEADER_BYTES, LENGTH_MASK
 from ledger.errors import Damaged
 from ledger.interface import Record
 
-MAX_IDS_PER_RECORD = 2**16 - 1
+MAX_IDS = 2**16 - 1
+"""Token ids of one record."""
+MAX_ID = 2**32 - 1
 
 _U32 = struct.Struct("<I")
 _SWAP = sys.byteorder == "big"

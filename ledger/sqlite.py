@@ -90,19 +90,14 @@ class SqliteLedger:
         async with self._creating:
             existing = await self._with_same_key(new)
             if existing is None:
-                if await self._is_taken(new.stream):
-                    raise Conflict("the stream id is taken", field="stream")
+                await self.refuse_taken(new.stream)
                 self.add_stream(new)
                 if new.idempotency_key is not None:
                     self._keys[new.idempotency_key] = new
                 if new.durability is Durability.POWER:
                     self._commits.forming.commit.power = True
-        try:
-            # An existing stream may not be durable yet either.
-            await self._commits.commit()
-        finally:
-            if existing is None and new.idempotency_key is not None:
-                del self._keys[new.idempotency_key]
+        # An existing stream may not be durable yet either.
+        await self._commits.commit()
         return await self.info(existing or new.stream), existing is None
 
     async def _with_same_key(self, new: NewStream) -> bytes | None:
@@ -125,8 +120,10 @@ class SqliteLedger:
             )
         return stream
 
-    async def _is_taken(self, stream: bytes) -> bool:
-        return stream in self._tails or await self._storage.stream_by_id(stream) is not None
+    async def refuse_taken(self, stream: bytes) -> None:
+        """`Conflict` if there is a stream of this id."""
+        if stream in self._tails or await self._storage.stream_by_id(stream) is not None:
+            raise Conflict("the stream id is taken", field="stream")
 
     def add_stream(self, new: NewStream) -> Tail:
         """Put a new stream into the forming commit."""
@@ -300,6 +297,8 @@ class SqliteLedger:
             if tail.end_accepted and tail.idle:
                 self._forget(tail)
         self._removing.difference_update(group.commit.removed)
+        for row in group.commit.streams:
+            self._keys.pop(row.idempotency_key or "", None)
         if self._ripe:
             self._commits.schedule()
 
@@ -374,13 +373,12 @@ class SqliteLedger:
     # ---- retention ----
 
     async def expire(self) -> int:
+        now = self._now_ms()
         self._sweep_memory()
         removed = 0
         while True:
             await self._slide()
-            sids = await self._storage.expired(
-                StreamKind.GENERATION, self._now_ms(), EXPIRE_STREAMS
-            )
+            sids = await self._storage.expired(StreamKind.GENERATION, now, EXPIRE_STREAMS)
             if not sids:
                 return removed
             # One that was read a moment ago slides in the next round.
@@ -442,7 +440,8 @@ class SqliteLedger:
         return tail
 
     def _forget(self, tail: Tail) -> None:
-        self._tails.pop(tail.info.stream, None)
+        if self._tails.get(tail.info.stream) is tail:
+            del self._tails[tail.info.stream]
         for index in (self._by_sid, self._unstored, self._ripe):
             index.pop(tail.sid, None)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ledger.errors import CallerError, Conflict, NotFound, StaleEpoch, WrongIndex
+from ledger.errors import CallerError, NotFound, StaleEpoch, TailraceError, WrongIndex
 from ledger.frame import Durability
 from ledger.group import GroupCommit
 from ledger.interface import (
@@ -35,6 +35,8 @@ class Streams(Protocol):
     """What the ledger's objects need of its streams."""
 
     async def resident(self, stream: bytes) -> Tail: ...
+
+    async def refuse_taken(self, stream: bytes) -> None: ...
 
     def add_stream(self, new: NewStream) -> Tail: ...
 
@@ -151,6 +153,7 @@ class SqliteObjects:
                 hint="the object has another owner now",
             )
         # From here to the end of the commit's forming nothing is awaited: all or nothing.
+        self._owned[write.key] = self._owned.pop(write.key)  # the last to be forgotten
         self._put_streams(write, tails)
         self._put_values(write, owned)
         if write.durability is Durability.RELAXED:
@@ -162,8 +165,11 @@ class SqliteObjects:
 
     async def _tails_of(self, write: ObjectWrite) -> dict[bytes, Tail]:
         created = {new.stream for new in write.creates}
-        if any(new.kind is not StreamKind.OBJECT for new in write.creates):
-            raise CallerError("an object's stream is of StreamKind.OBJECT", field="creates")
+        if any(new.kind is not StreamKind.OBJECT or new.idempotency_key for new in write.creates):
+            raise CallerError(
+                "an object's stream is of StreamKind.OBJECT and has no idempotency key",
+                field="creates",
+            )
         wanted = {append.stream for append in write.appends} - created
         appended = {stream: await self._streams.resident(stream) for stream in wanted}
         for stream in write.drops:
@@ -171,6 +177,8 @@ class SqliteObjects:
                 appended[stream] = await self._streams.resident(stream)
             except NotFound:
                 continue  # it is gone, which is what was wanted
+        for stream in created:
+            await self._streams.refuse_taken(stream)
         return appended
 
     def _put_streams(self, write: ObjectWrite, tails: dict[bytes, Tail]) -> None:
@@ -183,12 +191,13 @@ class SqliteObjects:
                 if append.stream not in later:
                     tails[append.stream].accept(append)
                     accepted.append((tails[append.stream], append))
-        except Conflict:
+        except TailraceError:
             for stream, index in before.items():
                 tails[stream].withdraw(index)
             raise
         for new in write.creates:
             tails[new.stream] = self._streams.add_stream(new)
+            self._commits.forming.commit.power |= new.durability is Durability.POWER
         for append in write.appends:
             if append.stream in later:
                 tails[append.stream].accept(append)
@@ -196,6 +205,7 @@ class SqliteObjects:
         group = self._commits.forming
         for tail, append in accepted:
             group.add(tail, append.index, len(append.record.frame))
+            group.commit.power |= tail.info.durability is Durability.POWER
         for stream in write.drops:
             if stream in tails:
                 self._streams.drop_stream(tails[stream])

@@ -83,13 +83,16 @@ def connect_writer(path: Path, vfs: str | None) -> apsw.Connection:
     writer = apsw.Connection(str(path), vfs=vfs)
     try:
         writer.set_busy_timeout(BUSY_TIMEOUT_MS)
-        _refuse_foreign(writer, path)
+        refuse_foreign(writer, path)
         if _pragma(writer, "user_version") == 0:
             _make_schema(writer)
         writer.execute("PRAGMA journal_mode = WAL")
         writer.execute("PRAGMA synchronous = NORMAL")
         writer.execute("PRAGMA wal_autocheckpoint = 0")
         writer.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+        # What a failed fsync has left in the page cache alone is written anew, before
+        # anything is acknowledged that would lie behind it in the WAL.
+        writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     except BaseException:
         writer.close()
         raise
@@ -107,7 +110,7 @@ def connect_reader(path: Path, vfs: str | None) -> apsw.Connection:
     return reader
 
 
-def _refuse_foreign(writer: apsw.Connection, path: Path) -> None:
+def refuse_foreign(writer: apsw.Connection, path: Path) -> None:
     version, application = _pragma(writer, "user_version"), _pragma(writer, "application_id")
     has_tables = writer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get is not None
     if not has_tables and version == 0:

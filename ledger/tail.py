@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ledger.errors import Conflict, StaleEpoch, WrongIndex
+from ledger.errors import Conflict, StaleEpoch, TooLarge, WrongIndex
 from ledger.frame import Tag, tag_of
 from ledger.interface import Append, Record, StreamInfo
+from ledger.record import MAX_ID, MAX_IDS
 
 SEGMENT_BYTES = 4 * 1024
 """A tail of this many frame bytes becomes a segment."""
@@ -51,10 +52,16 @@ class Tail:
     # ---- producing ----
 
     def accept(self, append: Append) -> None:
-        """Take the next record, or raise `StaleEpoch`, `WrongIndex` or `Conflict`."""
+        """Take the next record, or raise `StaleEpoch`, `WrongIndex`, `Conflict`, `TooLarge`."""
         frame, ids = append.record
         if append.epoch != self.epoch or append.index != self.accepted or self.end_accepted:
             self._refuse(append)
+        if ids and (len(ids) > MAX_IDS or max(ids) > MAX_ID or min(ids) < 0):
+            raise TooLarge(
+                "a record's token ids are out of range",
+                field="ids",
+                hint=f"at most {MAX_IDS} ids from 0 to {MAX_ID}",
+            )
         self.accepted += 1
         self.frames.append(frame)
         self.ids.append(ids)
