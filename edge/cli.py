@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from edge.cli_ledger import ledger_app
 from ledger.errors import CallerError, ConfigError, TailraceError
 
 EXIT_FAILED = 1
@@ -115,7 +116,7 @@ def edge(
         str | None, typer.Option(metavar="HOST:PORT", help="HTTPS and, over QUIC, HTTP/3.")
     ] = None,
     origin: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="The origin's link.")
+        str | None, typer.Option(metavar="HOST:PORT,…", help="The origin's link, or several.")
     ] = None,
     certificate: Annotated[
         Path | None, typer.Option(metavar="PEM", help="For HTTPS and HTTP/3.", dir_okay=False)
@@ -152,13 +153,13 @@ def origin(
 ) -> None:
     """Run an origin: admission, ledger and the workers that generate."""
     with extra("origin"):
-        from origin.config import LedgerConfig, OriginConfig
+        from origin.config import LedgerConfig, OriginConfig, StreamsConfig
         from origin.supervisor import run
 
     settings = OriginConfig.load(config, link=link, data=data, model=model, workers=workers)
-    retention = LedgerConfig.load(config)
+    retention, streams = LedgerConfig.load(config), StreamsConfig.load(config)
     _watch_parent(until_eof)
-    run(settings, retention)
+    run(settings, retention, streams)
 
 
 def _watch_parent(until_eof: bool) -> None:
@@ -228,13 +229,14 @@ def config_check(
     """Load the settings of every part and print each with where it came from."""
     from edge.config import EdgeConfig
     from edge.config_check import report
-    from origin.config import LedgerConfig, OriginConfig
+    from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 
-    parts = (EdgeConfig, OriginConfig, LedgerConfig)
+    parts = (EdgeConfig, OriginConfig, LedgerConfig, StreamsConfig)
     typer.echo(report(parts, file, as_json=as_json), nl=False)
 
 
 app.add_typer(config_app, name="config")
+app.add_typer(ledger_app, name="ledger")
 
 if __name__ == "__main__":
     main()
