@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -70,17 +71,17 @@ async def test_tail_follows_a_stream_that_its_owner_still_writes(tmp_path: Path)
     path = tmp_path / "ledger.db"
     ledger = await three_streams(path)
     try:
-        code = "from edge.cli import main; main()"
-        with subprocess.Popen(
-            [sys.executable, "-c", code, "ledger", "tail", B.hex(), "--json", "--path", str(path)],
+        follower = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", "from edge.cli import main; main()"),
+            *("ledger", "tail", B.hex(), "--json", "--path", str(path)),
             cwd=ROOT,
-            stdout=subprocess.PIPE,
-        ) as follower:
-            assert follower.stdout is not None
-            seen = [json.loads(follower.stdout.readline()) for _ in range(5)]
-            await append(ledger, B, [token(5), end(6)])
-            seen += [json.loads(line) for line in follower.stdout]
-            assert follower.wait(30) == 0
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert follower.stdout is not None
+        seen = [json.loads(await follower.stdout.readline()) for _ in range(5)]
+        await append(ledger, B, [token(5), end(6)])
+        seen += [json.loads(line) async for line in follower.stdout]
+        assert await follower.wait() == 0
     finally:
         await ledger.close()
     assert [line["index"] for line in seen] == list(range(7))

@@ -59,17 +59,8 @@ async def test_a_flipped_bit_in_a_segment_is_named_and_the_other_streams_are_rea
         file.execute("UPDATE segment SET records = ? WHERE first = 0", (damaged,))
     with reading(path) as reader:
         verdict = verify(reader)
-    assert (
-        verdict.findings
-        == [
-            Finding(
-                A.hex(),
-                "segment at index 0 does not match its checksum"
-                " (the file is damaged; restore it from a copy)",
-            )
-        ]
-        or verdict.findings[0].stream == A.hex()
-    )
+    what = "segment at index 0 does not match its checksum"
+    assert verdict.findings == [Finding(A.hex(), what)]
     assert verdict.streams == 3
     assert verdict.frames == 5
 
