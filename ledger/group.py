@@ -28,6 +28,7 @@ class Group:
     indexes: list[int] = field(default_factory=list)
     bytes: int = 0
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    taken_over: list[Tail] = field(default_factory=list)
     segmented: list[tuple[Tail, int]] = field(default_factory=list)  # stored until
 
     def add(self, tail: Tail, index: int, size: int) -> None:
@@ -78,6 +79,13 @@ class GroupCommit:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
+    @property
+    def settled(self) -> bool:
+        """Whether all that was ever given to it is stored."""
+        forming = self.forming
+        nothing_forms = forming.commit.empty and not forming.tails
+        return nothing_forms and self._in_flight is None
+
     async def commit(self) -> None:
         """Schedule, and wait until what is forming now is as durable as it asks."""
         self.check()
@@ -126,7 +134,7 @@ class GroupCommit:
             return
         self._in_flight = None
         self._done(group)
-        if self.forming.waiters or self.forming.tails or not self.forming.commit.empty:
+        if self.forming.waiters or not self.settled:
             self.schedule()
 
     def _done(self, group: Group) -> None:

@@ -159,10 +159,12 @@ class SqliteLedger:
         self._commits.check()
         # Fenced in memory first: nothing of the old producer is accepted from here on.
         tail.epoch += 1
+        tail.in_commit += 1
         epoch = tail.epoch
-        forming = self._commits.forming.commit
-        forming.epochs.append((epoch, tail.sid))
-        forming.power = True
+        forming = self._commits.forming
+        forming.taken_over.append(tail)
+        forming.commit.epochs.append((epoch, tail.sid))
+        forming.commit.power = True
         await self._commits.commit()
         return epoch
 
@@ -296,6 +298,8 @@ class SqliteLedger:
             tail.was_stored(until)
             if tail.end_accepted and tail.idle:
                 self._forget(tail)
+        for tail in group.taken_over:
+            tail.in_commit -= 1
         self._removing.difference_update(group.commit.removed)
         for row in group.commit.streams:
             self._keys.pop(row.idempotency_key or "", None)

@@ -300,7 +300,7 @@ def _statements(commit: Commit) -> list[tuple[str, Rows]]:
         (_INSERT_LOG, [(commit.seq, commit.log)] if commit.log else ()),
         (_INSERT_SEGMENT, commit.segments),
         ("UPDATE stream SET ended = 1, expires_ms = ? WHERE sid = ?", commit.ended),
-        ("UPDATE stream SET expires_ms = ? WHERE sid = ?", commit.touched),
+        ("UPDATE stream SET expires_ms = max(expires_ms, ?) WHERE sid = ?", commit.touched),
         ("DELETE FROM segment WHERE sid = ?", [(sid,) for sid in commit.removed]),
         ("DELETE FROM stream WHERE sid = ?", [(sid,) for sid in commit.removed]),
         (_UPSERT_OBJECT, commit.objects),

@@ -76,8 +76,10 @@ class SqliteObjects:
             row = await self._storage.object_row(key)
             # Another claim may have come first while the storage was asked.
             owned = self._owned.get(key) or self._adopt(key, row)
-        owned.epoch = self._epoch = max(self._epoch, owned.epoch) + 1
-        return ObjectState(owned.epoch, owned.alarm)
+        epoch = owned.epoch = self._epoch = max(self._epoch, owned.epoch) + 1
+        if not self._commits.settled:
+            await self._commits.commit()  # what its former owner wrote must be readable
+        return ObjectState(epoch, owned.alarm)
 
     def _adopt(self, key: ObjectKey, row: ObjectRow | None) -> Owned:
         if row is None:
@@ -144,14 +146,9 @@ class SqliteObjects:
 
     async def write(self, write: ObjectWrite) -> None:
         await self._commits.room()
+        self._owner(write)
         tails = await self._tails_of(write)
-        owned = self._owned.get(write.key)
-        if owned is None or owned.epoch != write.epoch:
-            raise StaleEpoch(
-                f"epoch {write.epoch} of {write.key.kind} {write.key.name!r} was replaced",
-                field="epoch",
-                hint="the object has another owner now",
-            )
+        owned = self._owner(write)  # there may be another by now
         # From here to the end of the commit's forming nothing is awaited: all or nothing.
         self._owned[write.key] = self._owned.pop(write.key)  # the last to be forgotten
         self._put_streams(write, tails)
@@ -162,6 +159,16 @@ class SqliteObjects:
         if write.durability is Durability.POWER:
             self._commits.forming.commit.power = True
         await self._commits.commit()
+
+    def _owner(self, write: ObjectWrite) -> Owned:
+        owned = self._owned.get(write.key)
+        if owned is None or owned.epoch != write.epoch:
+            raise StaleEpoch(
+                f"epoch {write.epoch} of {write.key.kind} {write.key.name!r} was replaced",
+                field="epoch",
+                hint="the object has another owner now",
+            )
+        return owned
 
     async def _tails_of(self, write: ObjectWrite) -> dict[bytes, Tail]:
         created = {new.stream for new in write.creates}

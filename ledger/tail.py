@@ -41,6 +41,7 @@ class Tail:
     unstored_bytes: int = 0
     oldest_seq: int = 0  # the log row of the frame at `stored`
     used: bool = True  # since the last sweep
+    in_commit: int = 0  # changes of its epoch that are not stored yet
     watchers: list[Callable[[], None]] = field(default_factory=list)
 
     @classmethod
@@ -158,4 +159,5 @@ class Tail:
     @property
     def idle(self) -> bool:
         """Whether nothing would be lost by forgetting it until somebody asks again."""
-        return self.stored == self.accepted == self.released and not self.watchers
+        at_rest = self.stored == self.accepted == self.released and not self.in_commit
+        return at_rest and not self.watchers

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Protocol
 
 from ledger.errors import NotFound, TailraceError
@@ -47,7 +48,7 @@ class Feed:
         self._stop_at = None if self.subscriber.follow else released
         self._ledger.watch(stream, self.pump)
         if self.subscriber.next >= released:
-            self._wait_for(self._begin_at_tip(stream))
+            self._wait_for(partial(self._begin_at_tip, stream))
         else:
             self.pump()
 
@@ -76,7 +77,7 @@ class Feed:
                 return
             frames = self._ledger.tip(self._stream, self.subscriber.next, wanted)
             if frames is None:
-                self._wait_for(self._read(self._stream, wanted))
+                self._wait_for(partial(self._read, self._stream, wanted))
                 return
             self._send(frames)
 
@@ -85,12 +86,12 @@ class Feed:
         released = self._ledger.released(self._stream)
         return released if self._stop_at is None else min(released, self._stop_at)
 
-    def _wait_for(self, work: Coroutine[None, None, None]) -> None:
+    def _wait_for(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         self._reading = asyncio.create_task(self._guard(work))
 
-    async def _guard(self, work: Coroutine[None, None, None]) -> None:
+    async def _guard(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         try:
-            await work
+            await work()
         except TailraceError as error:
             self._close(encode(error_frame(error), self._corr))
 
