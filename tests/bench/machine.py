@@ -15,3 +15,16 @@ def cpu() -> str:
         if names:
             return f"{len(names)} x {names[0]}"
     return platform.processor() or platform.machine()
+
+
+def disk(folder: Path) -> str:
+    """File system and device of a folder, as far as the system tells."""
+    mounts = Path("/proc/mounts")
+    if not mounts.exists():
+        return "unknown"
+    best, place = "unknown", -1
+    for line in mounts.read_text(encoding="utf-8").splitlines():
+        device, where, kind, *_ = line.split()
+        if folder.resolve().is_relative_to(where) and len(where) >= place:
+            best, place = f"{kind} on {device}", len(where)
+    return best
