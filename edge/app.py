@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, WebSocketRoute
 
-from edge import generate, health
+from edge import generate, health, stream
 from edge.config import EdgeConfig
 from edge.link import Link
 from edge.problem import http_error, internal_error, tailrace_error
@@ -30,6 +30,7 @@ def create_app(link: Link, config: EdgeConfig) -> Starlette:
             Route("/v1/generate", generate.start, methods=["POST"]),
             Route("/v1/generate/{id}", generate.read, methods=["GET"]),
             Route("/v1/generate/{id}/cancel", generate.cancel, methods=["POST"]),
+            Route("/v1/stream/{name:path}", stream.call, methods=stream.METHODS),
             WebSocketRoute("/v1/ws", sessions),
             Route("/healthz", health.healthz),
             Route("/readyz", health.readyz),

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from ledger.errors import CallerError, NotFound, TooLarge
 
-MAX_DISCARDED_BYTES = 8 << 20  # of a body over its limit
+MAX_DISCARDED_BYTES = 16 << 20  # of a body over its limit
 MAX_INDEX = 2**64 - 1
 MAX_IDEMPOTENCY_KEY_CHARS = 255
 

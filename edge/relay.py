@@ -20,8 +20,10 @@ from edge.version import software
 from ledger.errors import FrameError, OriginUnreachable, SchemaMismatch, TailraceError
 from ledger.frame import (
     CLOSING,
+    LINK_CODEC,
     LOGGED,
     SCHEMA_HASH,
+    Call,
     Credit,
     Detach,
     Heartbeat,
@@ -48,6 +50,8 @@ ORIGIN_PATIENCE_S = 30.0
 RETRY_AFTER_MS = 1000
 """What a client is told to wait that finds the link down."""
 MAX_CORR = 2**32 - 1
+SAFE_METHODS = ("GET", "HEAD")
+"""Calls that may be sent twice (RFC 9110, 9.2.1)."""
 
 
 class Sink(Protocol):
@@ -77,6 +81,8 @@ class Route:
     last: bytes | None = None  # the last logged frame that passed
     credit: bytes | None = None
     renewed: bool = False  # asked for again; frames that have passed may come once more
+    answered: bool = False  # the Answer to a Call has passed: it cannot be asked for again
+    held_bytes: int = 0  # of a Call without an answer
 
 
 class Relay:
@@ -89,12 +95,18 @@ class Relay:
         self._by_client: dict[Sink, dict[int, Route]] = {}
         self._watchers: dict[Sink, None] = {}
         self._last_corr = last_corr
+        self._held_bytes = 0
         self._to_send: list[bytes] = []
         self._to_deliver: list[tuple[Sink, bytes]] = []
 
     @property
     def route_count(self) -> int:
         return len(self._routes)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of Calls that have no answer yet."""
+        return self._held_bytes
 
     # ---- what is to be done ----
 
@@ -127,7 +139,7 @@ class Relay:
                 if route.deadline is None:
                     route.deadline = now + ORIGIN_PATIENCE_S
             else:
-                self._fail(route, unreachable("the link to the origin was lost"))
+                self._fail(route, end_of(route, unreachable("the link to the origin was lost")))
 
     def receive(self, frames: Iterable[bytes]) -> None:
         """Whole raw frames from the origin.
@@ -156,6 +168,9 @@ class Relay:
                 if route.opened is not None:
                     continue  # the answer to a renewal: the client has had its own
                 route.opened = raw
+            elif tag == Tag.ANSWER:
+                route.answered = True
+                self._let_go(route)
             if tag in CLOSING:
                 self._drop(route)
             deliver((route.sink, with_corr(raw, route.client_corr)))
@@ -202,6 +217,9 @@ class Relay:
         request = with_corr(raw, link_corr)
         route = Route(sink, client_corr, link_corr, request, now + CONNECT_PATIENCE_S)
         self._routes[link_corr] = route
+        if tag_of(raw) == Tag.CALL:
+            route.held_bytes = len(request)
+            self._held_bytes += route.held_bytes
         self._by_client.setdefault(sink, {})[client_corr] = route
         if self.state is LinkState.UP:
             self._ask(route)
@@ -247,7 +265,7 @@ class Relay:
         for route in list(self._routes.values()):
             if self.state is LinkState.UP:
                 self._to_send.append(encode(Detach(), route.link_corr))
-            self._fail(route, error)
+            self._fail(route, end_of(route, error))
         farewell = encode(error_frame(error))
         self._to_deliver.extend((sink, farewell) for sink in self._watchers)
 
@@ -278,10 +296,17 @@ class Relay:
 
     def _drop(self, route: Route) -> None:
         del self._routes[route.link_corr]
+        self._let_go(route)
         routes = self._by_client[route.sink]
         del routes[route.client_corr]
         if not routes:
             del self._by_client[route.sink]
+
+    def _let_go(self, route: Route) -> None:
+        """Forget a Call that will not be sent again: it may hold a large body."""
+        if route.held_bytes:
+            self._held_bytes -= route.held_bytes
+            route.request, route.held_bytes = b"", 0
 
     def _fail(self, route: Route, error: TailraceError) -> None:
         self._drop(route)
@@ -293,6 +318,18 @@ def unreachable(message: str) -> OriginUnreachable:
     return OriginUnreachable(message, retry_after_ms=RETRY_AFTER_MS)
 
 
+def end_of(route: Route, error: TailraceError) -> TailraceError:
+    """What a client is told whose route ends here: a change may have been made all the same."""
+    if not route.sent or route.answered or tag_of(route.request) != Tag.CALL or can_renew(route):
+        return error
+    return OriginUnreachable(
+        f"{error.message}: whether the request was carried out is not known",
+        code="outcome_unknown",
+        hint="look first, or send it again as it is if it carries a Producer-Seq",
+        retry_after_ms=RETRY_AFTER_MS,
+    )
+
+
 # ---- picking up after a lost link ----
 
 
@@ -300,7 +337,11 @@ def can_renew(route: Route) -> bool:
     """Whether asking for the route again cannot start or do anything twice."""
     if route.opened is not None:
         return True
-    _, request = decode(route.request)
+    if route.answered:
+        return False  # how much of the body has passed is the client's to know
+    _, request = LINK_CODEC.decode(route.request)
+    if isinstance(request, Call):
+        return request.method in SAFE_METHODS
     if isinstance(request, Open):
         return request.idempotency_key is not None
     return tag_of(route.request) != Tag.STEER

@@ -17,6 +17,7 @@ from enum import IntEnum
 from edge.version import software
 from ledger.errors import CallerError, FrameError, SchemaMismatch, TailraceError
 from ledger.frame import (
+    CLIENT,
     CLOSING,
     LOGGED,
     SCHEMA_HASH,
@@ -239,7 +240,7 @@ def _fits(message: bytearray, raw: bytes) -> bool:
 
 def _split(message: bytes) -> list[bytes]:
     """The frames of one message, none of which may run on into the next."""
-    splitter = Splitter(max_frame_bytes=MAX_MESSAGE_BYTES)
+    splitter = Splitter(max_frame_bytes=MAX_MESSAGE_BYTES, tags=CLIENT)
     frames = splitter.feed(message)
     if splitter.pending:
         raise FrameError("the message ends inside a frame", field="header.length", offset=0)

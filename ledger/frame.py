@@ -13,6 +13,7 @@ from ledger import errors
 from ledger.bare import canonical, schema_hash
 from ledger.codec import (
     HEADER_BYTES,
+    LENGTH_MASK,
     MAX_FRAME_BYTES,
     PREFIX_BYTES,
     VERSION,
@@ -29,11 +30,16 @@ from ledger.errors import CallerError, FrameError, TailraceError
 from ledger.schema import (
     CLIENT,
     CLOSING,
+    EDGE,
     FRAMES,
     LOGGED,
     SCHEMA_HASH,
     SERVER,
     STREAM_ID_BYTES,
+    Answer,
+    Body,
+    BodyEnd,
+    Call,
     Cancel,
     Chunk,
     Classification,
@@ -43,6 +49,7 @@ from ledger.schema import (
     Embedding,
     FinishReason,
     Frame,
+    Header,
     Heartbeat,
     Hello,
     Logged,
@@ -67,15 +74,24 @@ __all__ = [
     "CLIENT",
     "CLOSING",
     "CODEC",
+    "EDGE",
     "FRAMES",
     "HEADER_BYTES",
+    "LINK_CODEC",
     "LOGGED",
+    "MAX_CALL_BODY_BYTES",
+    "MAX_CALL_HEAD_BYTES",
     "MAX_FRAME_BYTES",
+    "MAX_LINK_FRAME_BYTES",
     "PREFIX_BYTES",
     "SCHEMA_HASH",
     "SERVER",
     "STREAM_ID_BYTES",
     "VERSION",
+    "Answer",
+    "Body",
+    "BodyEnd",
+    "Call",
     "Cancel",
     "Chunk",
     "Classification",
@@ -86,6 +102,7 @@ __all__ = [
     "Embedding",
     "FinishReason",
     "Frame",
+    "Header",
     "Heartbeat",
     "Hello",
     "Logged",
@@ -119,6 +136,15 @@ __all__ = [
 ]
 
 CODEC: Codec[Frame] = Codec(FRAMES)
+
+# A Call carries a request's whole body, so that on the link from an edge to an origin, and
+# only there, a frame may be as long as its header can say.
+MAX_LINK_FRAME_BYTES = LENGTH_MASK
+MAX_CALL_HEAD_BYTES = 128 << 10
+"""Of a Call: its frame less the body. Servers admit 64 KiB of request headers at most."""
+MAX_CALL_BODY_BYTES = MAX_LINK_FRAME_BYTES - MAX_CALL_HEAD_BYTES
+
+LINK_CODEC: Codec[Frame] = Codec(FRAMES, MAX_LINK_FRAME_BYTES)
 
 
 # ---- encode and decode ----

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from ledger.errors import CallerError, TailraceError, Unavailable
+from ledger.errors import CallerError, StreamFull, TailraceError, Unavailable
 from ledger.object_changes import Changes
 
 
@@ -169,9 +169,12 @@ def failure_of(error: BaseException) -> TailraceError:
     """What an object's events get for an error of its storage.
 
     A `CallerError` there (the object has another owner, a stream has another end) says that
-    this instance is out of date, not that its caller is at fault.
+    this instance is out of date, not that its caller is at fault. Only where a stream is full
+    would the same request fail again.
     """
     if isinstance(error, TailraceError) and not isinstance(error, CallerError):
+        return error
+    if isinstance(error, StreamFull):
         return error
     failure = lost(str(error) or type(error).__name__)
     failure.__cause__ = error

@@ -24,7 +24,7 @@ from ledger.errors import CallerError
 
 # The first 8 bytes of SHA-256 over the canonical text of ledger/tailrace.bare. A constant,
 # so that a running process needs no schema file; a test holds it to the file.
-SCHEMA_HASH = bytes.fromhex("2856123ecda02c8c")
+SCHEMA_HASH = bytes.fromhex("b469900dc7e7e604")
 STREAM_ID_BYTES = 16
 
 StreamId = Annotated[bytes, fixed_data(STREAM_ID_BYTES, "StreamId")]
@@ -176,6 +176,34 @@ class Status:
     next_index: Uint
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One field line of an HTTP message; `name` is in lower case."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The head of an object's answer to a Call; Body frames and a BodyEnd follow."""
+
+    status: U16Int
+    headers: tuple[Header, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A piece of an answer; each takes one of the credit."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BodyEnd:
+    pass
+
+
 # ---- either way ----
 
 
@@ -248,6 +276,25 @@ class Steer:
     text: str
 
 
+# ---- edge to origin: never from a client ----
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An HTTP request, whole, for the object of class `object` called `name`.
+
+    `url` is absolute, as the client sent it; `credit` counts Body frames.
+    """
+
+    object: str
+    name: str
+    method: str
+    url: str
+    headers: tuple[Header, ...] = ()
+    body: bytes = b""
+    credit: Uint = 0
+
+
 class Tag(IntEnum):
     TOKEN = 0
     STREAM_END = 1
@@ -261,12 +308,16 @@ class Tag(IntEnum):
     OPENED = 9
     STATUS = 10
     HELLO = 11
+    ANSWER = 12
+    BODY = 13
+    BODY_END = 14
     OPEN = 16
     RESUME = 17
     CREDIT = 18
     CANCEL = 19
     DETACH = 20
     STEER = 21
+    CALL = 22
 
 
 Logged = Token | StreamEnd | Classification | Embedding | Chunk | Revision
@@ -278,12 +329,16 @@ Frame = (
     | Opened
     | Status
     | Hello
+    | Answer
+    | Body
+    | BodyEnd
     | Open
     | Resume
     | Credit
     | Cancel
     | Detach
     | Steer
+    | Call
 )
 
 FRAMES: dict[int, type[Frame]] = {
@@ -299,18 +354,24 @@ FRAMES: dict[int, type[Frame]] = {
     Tag.OPENED: Opened,
     Tag.STATUS: Status,
     Tag.HELLO: Hello,
+    Tag.ANSWER: Answer,
+    Tag.BODY: Body,
+    Tag.BODY_END: BodyEnd,
     Tag.OPEN: Open,
     Tag.RESUME: Resume,
     Tag.CREDIT: Credit,
     Tag.CANCEL: Cancel,
     Tag.DETACH: Detach,
     Tag.STEER: Steer,
+    Tag.CALL: Call,
 }
 
 LOGGED: frozenset[int] = frozenset(
     (Tag.TOKEN, Tag.STREAM_END, Tag.CLASSIFICATION, Tag.EMBEDDING, Tag.CHUNK, Tag.REVISION)
 )
-CLOSING: frozenset[int] = frozenset((Tag.STREAM_END, Tag.STREAM_ERROR, Tag.STATUS))
-# What each side may send; Hello is either side's.
-CLIENT: frozenset[int] = frozenset(tag for tag in Tag if tag >= 16) | {Tag.HELLO}
+CLOSING: frozenset[int] = frozenset((Tag.STREAM_END, Tag.STREAM_ERROR, Tag.STATUS, Tag.BODY_END))
+# What each side may send; Hello is either side's. An edge sends what its clients do, and
+# Calls, which it makes of their HTTP requests.
+EDGE: frozenset[int] = frozenset(tag for tag in Tag if tag >= 16) | {Tag.HELLO}
+CLIENT: frozenset[int] = EDGE - {Tag.CALL}
 SERVER: frozenset[int] = frozenset(tag for tag in Tag if tag < 16)

@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from ledger.errors import ConfigError
 
 DEFAULT_FILE = Path("tailrace.toml")
-TABLES = ("edge", "origin", "ledger")
+TABLES = ("edge", "origin", "ledger", "streams")
 
 
 class Settings(BaseSettings):

@@ -12,6 +12,10 @@ from ledger.stream_page import Page
 from ledger.stream_reader import StreamReader
 from ledger.stream_sse import SILENCE, SseEncoder, control_event, data_event
 
+PIECE_BYTES = 256 * 1024
+"""What a reader of frames is given at a time, about; so much it holds while it is slow."""
+LEAST_FRAMES, MOST_FRAMES = 4, 256
+"""Frames in one such piece: few while they are large (64 KiB at most)."""
 SILENCE_S = 15.0
 """After so long without data a body gets a sign of life, so that no proxy drops it."""
 
@@ -47,12 +51,18 @@ async def frame_stream(
     reader: StreamReader, index: int, now_ms: Callable[[], int]
 ) -> AsyncIterator[bytes]:
     """The frames from `index` on as they are in the ledger, up to and with the StreamEnd."""
+    limit = LEAST_FRAMES
     while True:
         try:
-            frames = await reader.wait_frames(index, SILENCE_S)
+            frames = await reader.wait_frames(index, limit, SILENCE_S)
         except NotFound:
             return
         index += len(frames)
-        yield b"".join(frames) or encode(Heartbeat(now_ms(), True, (), ()))
-        if frames and tag_of(frames[-1]) == Tag.STREAM_END:
+        ended = bool(frames) and tag_of(frames[-1]) == Tag.STREAM_END
+        piece = b"".join(frames) or encode(Heartbeat(now_ms(), True, (), ()))
+        small = len(piece) * 2 <= PIECE_BYTES
+        limit = min(limit * 2, MOST_FRAMES) if small else max(limit // 2, LEAST_FRAMES)
+        del frames  # a reader may take its time: what it holds meanwhile is one piece
+        yield piece
+        if ended:
             return

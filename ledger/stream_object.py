@@ -146,9 +146,9 @@ class StreamObject(DurableObject):
     # ---- PUT ----
 
     async def _put(self, request: ObjectRequest) -> ObjectResponse:
-        asked = parse_create(request, self._settings.max_body_bytes)
         if await self._generation() is not None:
             return not_allowed(READ_METHODS)
+        asked = parse_create(request, self._settings.max_body_bytes)
         if (there := await self._confirmed(asked)) is not None:
             return there
         if asked.fork is None:
@@ -213,9 +213,9 @@ class StreamObject(DurableObject):
     # ---- POST and DELETE ----
 
     async def _post(self, request: ObjectRequest) -> ObjectResponse:
-        append = parse_append(request, self._settings.max_body_bytes)
         if await self._generation() is not None:
             return not_allowed(READ_METHODS)
+        append = parse_append(request, self._settings.max_body_bytes)
         state = await self._existing()
         last = await self._last_of(append)
         standing = Standing(state.config.content_type, state.tip, state.seq, last)

@@ -55,14 +55,14 @@ class StreamReader:
             await self._until(ready, timeout_s)
         return page
 
-    async def wait_frames(self, index: int, timeout_s: float) -> list[bytes]:
-        """The frames from `index` on, the StreamEnd too; none if none come in time."""
+    async def wait_frames(self, index: int, limit: int, timeout_s: float) -> list[bytes]:
+        """At most `limit` frames from `index` on, the StreamEnd too; none if none come in time."""
         frames: list[bytes] = []
 
         async def ready() -> bool:
             nonlocal frames
             tip = await self.tip()
-            room = min(tip.index + tip.closed - index, FIRST_FRAMES)
+            room = min(tip.index + tip.closed - index, limit)
             frames = await self._numbered(index, room) if room > 0 else []
             return bool(frames)
 

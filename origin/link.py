@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import cast
 
 import structlog
 
 from ledger.errors import CallerError, FrameError, LedgerFailed, SchemaMismatch, TailraceError
 from ledger.frame import (
-    CLIENT,
+    EDGE,
+    LINK_CODEC,
+    MAX_LINK_FRAME_BYTES,
     SCHEMA_HASH,
+    Call,
     Cancel,
     Credit,
     Detach,
@@ -21,18 +25,20 @@ from ledger.frame import (
     Resume,
     Splitter,
     Steer,
-    decode,
     encode,
     error_frame,
 )
 from ledger.subscriber import Subscriber
+from origin.calls import CallRun
 from origin.feed import Feed
 from origin.service import Service, steer_refused
 
 MAX_CORRS = 65_536
-"""Streams at once on one link."""
+"""Streams and Calls at once on one link."""
 SEND_HIGH_BYTES = 1024 * 1024
 """A link with so many unsent bytes is congested: its feeds wait."""
+CALLS_HIGH_BYTES = 64 * 1024 * 1024
+"""Nothing more is read from a link while Calls of so many bytes have no answer yet."""
 
 log = structlog.get_logger("link")
 
@@ -48,9 +54,11 @@ class EdgeLink(asyncio.Protocol):
         self._links = links
         self._fatal = fatal
         self._transport: asyncio.Transport | None = None
-        self._splitter = Splitter(tags=CLIENT)
+        self._splitter = Splitter(MAX_LINK_FRAME_BYTES, EDGE)
         self._greeted = False
         self._feeds: dict[int, Feed] = {}
+        self._calls: dict[int, CallRun] = {}
+        self._held_bytes = 0  # of Calls without an answer, detached ones too
         self._tasks: set[asyncio.Task[None]] = set()
         self._out: list[bytes] = []
 
@@ -67,17 +75,18 @@ class EdgeLink(asyncio.Protocol):
         self._transport = None
         # Requests under way are carried out: a stream that was created must be started too,
         # or its idempotency key would name one that never runs.
-        for feed in self._feeds.values():
-            feed.detach()
+        for sender in self._senders():
+            sender.detach()
         self._feeds.clear()
+        self._calls.clear()
 
     def pause_writing(self) -> None:
         self.congested = True
 
     def resume_writing(self) -> None:
         self.congested = False
-        for feed in list(self._feeds.values()):
-            feed.pump()
+        for sender in self._senders():
+            sender.pump()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -94,6 +103,10 @@ class EdgeLink(asyncio.Protocol):
 
     def closed(self, corr: int) -> None:
         self._feeds.pop(corr, None)
+        self._calls.pop(corr, None)
+
+    def release(self, size: int) -> None:
+        self._hold(-size)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -115,7 +128,7 @@ class EdgeLink(asyncio.Protocol):
 
     def _take(self, raw: bytes) -> None:
         try:
-            corr, frame = decode(raw)
+            corr, frame = LINK_CODEC.decode(raw)
         except FrameError as error:
             self._answer_bad_frame(raw, error)
             return
@@ -144,11 +157,10 @@ class EdgeLink(asyncio.Protocol):
     def _dispatch(self, corr: int, frame: Frame) -> None:
         match frame:
             case Credit():
-                if (feed := self._feeds.get(corr)) is not None:
-                    feed.grant(frame.limit)
+                if (sender := self._feeds.get(corr) or self._calls.get(corr)) is not None:
+                    sender.grant(frame.limit)
             case Detach():
-                if (feed := self._feeds.pop(corr, None)) is not None:
-                    feed.detach()
+                self._detach(corr)
             case Open():
                 feed = self._feed(corr, 0, frame.credit, follow=True)
                 self._spawn(corr, self._open(corr, frame, feed))
@@ -158,6 +170,9 @@ class EdgeLink(asyncio.Protocol):
                 self._spawn(corr, self._resume(corr, frame, feed))
             case Cancel():
                 self._spawn(corr, self._cancel(corr, frame))
+            case Call():
+                self._check_free(corr)
+                self._call(corr, frame)
             case Steer():
                 self._fail(corr, steer_refused())
             case _:
@@ -165,14 +180,24 @@ class EdgeLink(asyncio.Protocol):
 
     def _feed(self, corr: int, start: int, credit: int, *, follow: bool) -> Feed:
         """The feed is known before its stream is: a Credit may overtake the answer."""
-        if corr == 0 or corr in self._feeds:
-            raise CallerError(f"corr {corr} is in use", code="corr_in_use", field="corr")
-        if len(self._feeds) >= MAX_CORRS:
-            raise CallerError(f"over {MAX_CORRS} streams on one link", status=429, field="corr")
+        self._check_free(corr)
         subscriber = Subscriber.starting(start, credit, follow=follow)
         feed = Feed(self, corr, subscriber, self._service.ledger)
         self._feeds[corr] = feed
         return feed
+
+    def _senders(self) -> list[Feed | CallRun]:
+        return [*self._feeds.values(), *self._calls.values()]
+
+    def _check_free(self, corr: int) -> None:
+        if corr == 0 or corr in self._feeds or corr in self._calls:
+            raise CallerError(f"corr {corr} is in use", code="corr_in_use", field="corr")
+        if len(self._feeds) + len(self._calls) >= MAX_CORRS:
+            raise CallerError(f"over {MAX_CORRS} streams on one link", status=429, field="corr")
+
+    def _detach(self, corr: int) -> None:
+        if (sender := self._feeds.pop(corr, None) or self._calls.pop(corr, None)) is not None:
+            sender.detach()
 
     async def _open(self, corr: int, frame: Open, feed: Feed) -> None:
         opened = await self._service.open(frame)
@@ -190,12 +215,30 @@ class EdgeLink(asyncio.Protocol):
     async def _cancel(self, corr: int, frame: Cancel) -> None:
         self.send(encode(await self._service.cancel(frame), corr))
 
+    # ---- calls ----
+
+    def _call(self, corr: int, call: Call) -> None:
+        run = CallRun(self, corr, call)
+        self._calls[corr] = run
+        self._hold(len(call.body))
+        self._spawn(corr, run.run(self._service.call))
+
+    def _hold(self, size: int) -> None:
+        """Count bytes of Calls in; what a link may have waiting here is bounded."""
+        self._held_bytes += size
+        if self._transport is None:
+            return
+        if self._held_bytes > CALLS_HIGH_BYTES:
+            self._transport.pause_reading()
+        elif size < 0 and not self._transport.is_reading():
+            self._transport.resume_reading()
+
     # ---- tasks and errors ----
 
     def _spawn(self, corr: int, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(self._guard(corr, work))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._done, corr))
 
     async def _guard(self, corr: int, work: Coroutine[None, None, None]) -> None:
         """An error of one request is that request's answer."""
@@ -207,7 +250,13 @@ class EdgeLink(asyncio.Protocol):
         except TailraceError as error:
             self._fail(corr, error)
 
+    def _done(self, corr: int, task: asyncio.Task[None]) -> None:
+        """A fault of ours ends its own request only, and is not hidden."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            log.error("request.failed", exc_info=fault)
+            self._fail(corr, TailraceError("a fault of the origin's; its log says more"))
+
     def _fail(self, corr: int, error: TailraceError) -> None:
-        if (feed := self._feeds.pop(corr, None)) is not None:
-            feed.detach()
+        self._detach(corr)
         self.send(encode(error_frame(error), corr))

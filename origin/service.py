@@ -1,4 +1,4 @@
-"""What an origin does for an edge: open, resume and cancel streams.
+"""What an origin does for an edge: open, resume and cancel streams, and call objects.
 
 Each method takes a decoded frame and gives a value or raises a `TailraceError`; the link
 turns both into frames.
@@ -10,10 +10,21 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from ledger.errors import BeyondEnd, Conflict, Unauthorized
-from ledger.frame import Cancel, Heartbeat, Open, Opened, Resume, Status, StreamState
-from ledger.interface import STREAM_ID_BYTES, Ledger, NewStream, StreamInfo
+from ledger.errors import BeyondEnd, CallerError, Conflict, NotFound, Unauthorized
+from ledger.frame import Call, Cancel, Heartbeat, Open, Opened, Resume, Status, StreamState
+from ledger.interface import (
+    STREAM_ID_BYTES,
+    Ledger,
+    NewStream,
+    ObjectKey,
+    StreamInfo,
+    StreamKind,
+)
+from ledger.object import ObjectRequest, ObjectResponse
+from ledger.stream_name import generation_id
+from ledger.subscription_route import SUBSCRIPTION, object_of
 from origin.admission import admit, request_hash
 from origin.config import LedgerConfig, OriginConfig
 from origin.prompt import PromptReader
@@ -23,6 +34,14 @@ from origin.runs import Runs
 
 CANCEL_PATIENCE_S = 5.0
 """How long a cancel waits for the stream's end before it answers `running`."""
+METHODS = frozenset(("GET", "HEAD", "PUT", "POST", "DELETE"))
+"""Of Calls. Objects have other methods for each other."""
+
+
+class Objects(Protocol):
+    """What the object runtime offers."""
+
+    async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +49,7 @@ class Service:
     """One origin's streams. `now_ms` is Unix time; `random` draws ids and seeds."""
 
     ledger: Ledger
+    objects: Objects
     runs: Runs
     keys: TokenKeys
     reader: PromptReader
@@ -64,7 +84,7 @@ class Service:
     async def resume(self, request: Resume) -> Opened:
         """Check that the reader may go on after `request.after`."""
         self._check(request.token, request.stream, Right.READ)
-        info = await self.ledger.info(request.stream)
+        info = await self._generation(request.stream)
         if request.after is not None and request.after >= info.next_index:
             last = info.next_index - 1
             raise BeyondEnd(
@@ -79,7 +99,7 @@ class Service:
     async def cancel(self, request: Cancel) -> Status:
         """End a stream as cancelled; one that has ended stays as it is."""
         self._check(request.token, request.stream, Right.CANCEL)
-        info = await self.ledger.info(request.stream)
+        info = await self._generation(request.stream)
         if not info.ended:
             changed = asyncio.Event()
             self.ledger.watch(info.stream, changed.set)
@@ -90,6 +110,13 @@ class Service:
                 self.ledger.unwatch(request.stream, changed.set)
         return status(info)
 
+    async def _generation(self, stream: bytes) -> StreamInfo:
+        """The stream; an object's is as if absent, because only its object may show or end it."""
+        info = await self.ledger.info(stream)
+        if info.kind is not StreamKind.GENERATION:
+            raise NotFound(f"no stream {stream.hex()}", code="unknown_stream")
+        return info
+
     async def _ended(self, info: StreamInfo, changed: asyncio.Event) -> StreamInfo:
         try:
             async with asyncio.timeout(CANCEL_PATIENCE_S):
@@ -99,6 +126,28 @@ class Service:
         except TimeoutError:
             pass  # the answer says that it is still running
         return info
+
+    async def call(self, call: Call) -> ObjectResponse:
+        """Hand a request to its object, if the caller may read what that shows."""
+        if call.method not in METHODS:
+            raise CallerError("no such method", code="method_not_allowed", status=405)
+        headers = tuple((header.name, header.value) for header in call.headers)
+        request = ObjectRequest(call.method, call.url, headers, call.body)
+        if call.object == "stream":
+            await self._check_generation(call.name, request.header("tailrace-token"))
+        return await self.objects.fetch(object_key(call), request)
+
+    async def _check_generation(self, name: str, token: str | None) -> None:
+        """A generation is as protected here as it is from a Resume."""
+        stream = generation_id(name)
+        if stream is None:
+            return
+        try:
+            info = await self.ledger.info(stream)
+        except NotFound:
+            return  # whatever has this name, it is no generation
+        if info.kind is StreamKind.GENERATION:
+            self._check(token, stream, Right.READ)
 
     def heartbeat(self) -> Heartbeat:
         reasons, model = self.runs.reasons, self.runs.model
@@ -130,6 +179,15 @@ class Service:
 def status(info: StreamInfo) -> Status:
     state = StreamState.ENDED if info.ended else StreamState.RUNNING
     return Status(info.stream, state, info.next_index)
+
+
+def object_key(call: Call) -> ObjectKey:
+    """The object that a Call is for; NotFound for a class that edges have no business with."""
+    if call.object == "stream":
+        return ObjectKey("stream", call.name)
+    if call.object == SUBSCRIPTION:
+        return object_of(call.name)
+    raise NotFound(f"no objects of class {call.object!r}")
 
 
 def steer_refused() -> Conflict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from edge.backoff import Backoff
@@ -11,6 +11,8 @@ from edge.link import Link
 from ledger.errors import BeyondEnd, CallerError, NotFound
 from ledger.frame import (
     SCHEMA_HASH,
+    Body,
+    Call,
     Cancel,
     Credit,
     Detach,
@@ -39,28 +41,40 @@ PROMPT_TOKENS = 3
 class ScriptedOrigin:
     """Has one stream of `words` tokens, which an Open with the prompt "hold" leaves running.
 
-    `received` has every frame that came after Hello; `sent` counts the logged frames.
+    `received` has every frame that came after Hello. A `silent` one answers none of them.
+    `answers` is what every Call gets, its Body frames (`bodies_sent`) within the credit.
     """
 
     def __init__(self, words: int) -> None:
         self.frames: list[Token | StreamEnd] = [Token(f" w{n}", n) for n in range(words)]
         self.frames.append(StreamEnd(words, FinishReason.LENGTH, words, PROMPT_TOKENS))
         self.released = words + 1
+        self.silent = False
+        self.answers: Sequence[Frame] = ()
+        self.bodies_sent = 0
         self.received: list[Frame] = []
         self.port = 0
+        self._server: asyncio.Server
         self._news = asyncio.Condition()
         self._writers: set[asyncio.StreamWriter] = set()
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Link]:
         """Listen, and give a link to here that is up."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        link = Link("127.0.0.1", self.port, Backoff(0, 0))
-        async with link.running():
-            await _is_up(link)
+        async with self.listening(), linked(self, backoff=Backoff(0, 0)) as link:
             yield link
-        server.close()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Accept links until the block ends, or until `stop`."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        yield
+        self.stop()
+
+    def stop(self) -> None:
+        """Be gone, as a killed origin is: nothing listens, and every link is lost."""
+        self._server.close()
         self.drop_links()
 
     def drop_links(self) -> None:
@@ -85,8 +99,18 @@ class ScriptedOrigin:
                     async with self._news:
                         self.received.append(frame)
                         self._news.notify_all()
-                connection.answer(corr, frame)
+                if not self.silent:
+                    connection.answer(corr, frame)
         self._writers.discard(writer)
+
+
+@asynccontextmanager
+async def linked(*origins: ScriptedOrigin, backoff: Backoff) -> AsyncIterator[Link]:
+    """A link to these, which is up."""
+    link = Link(*(("127.0.0.1", origin.port) for origin in origins), backoff=backoff)
+    async with link.running():
+        await _is_up(link)
+        yield link
 
 
 async def _is_up(link: Link) -> None:
@@ -111,8 +135,16 @@ class _Connection:
         self._origin = origin
         self._writer = writer
         self._next: dict[int, int] = {}
+        self._calls: dict[int, tuple[list[Frame], int]] = {}  # what is left, credit used
 
     def answer(self, corr: int, frame: Frame) -> None:
+        if isinstance(frame, Call):
+            self._calls[corr] = (list(self._origin.answers), 0)
+            self._pour(corr, frame.credit)
+            return
+        if isinstance(frame, Credit) and corr in self._calls:
+            self._pour(corr, frame.limit)
+            return
         try:
             self._answer(corr, frame)
         except CallerError as error:
@@ -139,8 +171,18 @@ class _Connection:
             self._feed(corr, frame.limit)
         elif isinstance(frame, Detach):
             self._next.pop(corr, None)
+            self._calls.pop(corr, None)
         elif isinstance(frame, Cancel):
             self._send(corr, Status(frame.stream, StreamState.ENDED, len(origin.frames)))
+
+    def _pour(self, corr: int, limit: int) -> None:
+        left, used = self._calls[corr]
+        while left and (used < limit or not isinstance(left[0], Body)):
+            if isinstance(left[0], Body):
+                used += 1
+                self._origin.bodies_sent += 1
+            self._send(corr, left.pop(0))
+        self._calls[corr] = (left, used)
 
     def _begin(self, corr: int, start: int, limit: int) -> None:
         self._send(corr, Opened(STREAM, self._origin.released, TOKEN, "demo", PROMPT_TOKENS))

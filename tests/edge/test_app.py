@@ -255,7 +255,7 @@ async def test_ready_is_what_the_origin_says(
 
 
 async def test_without_a_link_an_edge_lives_but_is_not_ready() -> None:
-    async with edge(Link("127.0.0.1", 9)) as client:
+    async with edge(Link(("127.0.0.1", 9))) as client:
         assert (await client.get("/healthz")).status_code == 200
         answer = await client.get("/readyz")
         assert answer.status_code == 503

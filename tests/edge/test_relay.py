@@ -7,7 +7,12 @@ import pytest
 from edge.relay import CONNECT_PATIENCE_S, ORIGIN_PATIENCE_S, LinkState, Relay
 from ledger.errors import FrameError, SchemaMismatch, TailraceError, Unavailable
 from ledger.frame import (
+    LINK_CODEC,
     SCHEMA_HASH,
+    Answer,
+    Body,
+    BodyEnd,
+    Call,
     Cancel,
     Credit,
     Detach,
@@ -64,7 +69,7 @@ class Link:
         self.deliver()
 
     def asks(self, client: Client, frame: Frame, corr: int = 1) -> None:
-        self.relay.submit(client, encode(frame, corr), self.now)
+        self.relay.submit(client, LINK_CODEC.encode(frame, corr), self.now)
         self.deliver()
 
     def says(self, *frames: Frame, corr: int = 0) -> None:
@@ -81,7 +86,7 @@ class Link:
             sink.deliver(raw)
 
     def sent(self) -> list[tuple[int, Frame]]:
-        return [decode(raw) for raw in self.relay.frames_to_send()]
+        return [LINK_CODEC.decode(raw) for raw in self.relay.frames_to_send()]
 
 
 @pytest.fixture
@@ -300,6 +305,91 @@ def test_a_client_that_goes_while_the_link_is_down_is_forgotten(link: Link) -> N
     link.lose()
     link.relay.forget(client)
     assert link.connect() == []
+
+
+# ---- calls ----
+
+
+def a_call(method: str, body: bytes = b"") -> Call:
+    return Call("stream", "a", method, "http://edge/v1/stream/a", body=body, credit=4)
+
+
+def test_an_answer_and_its_body_pass_and_the_end_ends_the_route(link: Link) -> None:
+    client = Client()
+    link.asks(client, a_call("GET"), corr=0)
+    [(corr, _)] = link.sent()
+    link.says(Answer(200), Body(b"a"), corr=corr)
+    link.asks(client, Credit(9), corr=0)
+    assert link.sent() == [(corr, Credit(9))]
+    link.says(BodyEnd(), Body(b"late"), corr=corr)
+    assert client.frames == [(0, Answer(200)), (0, Body(b"a")), (0, BodyEnd())]
+    assert link.relay.route_count == 0
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_read_without_an_answer_is_asked_again(link: Link, method: str) -> None:
+    client = Client()
+    link.asks(client, a_call(method))
+    link.asks(client, Credit(9))
+    link.lose()
+    assert client.frames == []
+    assert link.connect() == [(1, a_call(method)), (1, Credit(9))]
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
+def test_the_outcome_of_a_change_is_unknown_when_the_link_breaks(link: Link, method: str) -> None:
+    client = Client()
+    link.asks(client, a_call(method, b"data"))
+    link.lose()
+    assert errors(client) == [(1, "outcome_unknown", True)]
+    assert link.connect() == []
+
+
+def test_the_outcome_of_a_change_is_unknown_when_the_edge_goes_away(link: Link) -> None:
+    changing, reading = Client(), Client()
+    link.asks(changing, a_call("POST"))
+    link.asks(reading, a_call("GET"))
+    link.relay.refuse_all(Unavailable("going"))
+    link.deliver()
+    assert errors(changing) == [(1, "outcome_unknown", True)]
+    assert errors(reading) == [(1, "unavailable", True)]
+
+
+def test_a_change_that_was_never_sent_waits_for_the_link() -> None:
+    link = Link()
+    in_time, too_late = Client(), Client()
+    link.asks(in_time, a_call("POST"))
+    assert link.connect() == [(1, a_call("POST"))]
+    other = Link()
+    other.asks(too_late, a_call("POST"))
+    other.passes(CONNECT_PATIENCE_S)
+    assert errors(too_late) == [(1, "origin_unreachable", True)]
+
+
+def test_a_body_that_has_begun_breaks_off_with_the_link(link: Link) -> None:
+    client = Client()
+    link.asks(client, a_call("GET"))
+    link.says(Answer(200), Body(b"a"), corr=1)
+    link.lose()
+    assert errors(client) == [(1, "origin_unreachable", True)]
+    assert link.connect() == []
+
+
+def test_a_call_is_held_until_it_is_answered_and_no_longer(link: Link) -> None:
+    answered, refused, left = Client(), Client(), Client()
+    body = bytes(2 << 20)
+    for client in (answered, refused, left):
+        link.asks(client, a_call("POST", body))
+    held = link.relay.held_bytes
+    assert held > 3 * len(body)
+    link.says(Answer(200), corr=1)
+    assert link.relay.held_bytes * 3 == held * 2
+    link.says(StreamError("not_found", "no", False, 404), corr=2)
+    link.relay.forget(left)
+    assert link.relay.held_bytes == 0
+    link.sent()
+    opened(link)
+    assert link.relay.held_bytes == 0  # small requests are not counted
 
 
 # ---- patience ----

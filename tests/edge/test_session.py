@@ -13,6 +13,7 @@ from edge.session import (
 )
 from ledger.frame import (
     SCHEMA_HASH,
+    Call,
     Cancel,
     Chunk,
     Credit,
@@ -153,6 +154,7 @@ def test_text_is_unsupported(session: Session) -> None:
         (b"\x05\x00\x00\x02" + bytes(5), "bad_version"),
         (b"\x05\x00\x00\x01" + b"\x3f" + bytes(4), "bad_frame"),  # an unknown tag
         (encode(Token("mine", 0), 1), "bad_frame"),
+        (encode(Call("stream", "a", "GET", "http://edge/a"), 1), "bad_frame"),  # an edge's to make
         (HELLO, "bad_frame"),
         (encode(Open("demo"), 0)[:9] + b"\xff", "bad_frame"),
     ],

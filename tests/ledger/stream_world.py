@@ -12,6 +12,7 @@ from pathlib import Path
 from ledger.interface import Ledger, ObjectKey
 from ledger.object import ObjectFactory, ObjectRequest, ObjectResponse
 from ledger.object_runtime import ObjectRuntime
+from ledger.retention import RetentionSettings
 from ledger.sqlite import SqliteLedger
 from ledger.stream_object import stream_class
 from ledger.stream_settings import StreamEvent, StreamSettings
@@ -79,6 +80,7 @@ async def streams_at(
     settings: StreamSettings | None = None,
     factory: Callable[[StreamSettings], ObjectFactory] = stream_class,
     seen_as: Callable[[SqliteLedger], Ledger] = lambda ledger: ledger,
+    retention: RetentionSettings = RetentionSettings(),
 ) -> AsyncIterator[StreamWorld]:
     """Streams on the ledger in `folder`, which may be there already; their alarms ring.
 
@@ -89,7 +91,7 @@ async def streams_at(
     # No test waits for nothing: a long poll in vain is over at once.
     settings = settings or StreamSettings(long_poll_s=0.0)
     settings = replace(settings, on_event=events.append)
-    ledger = await SqliteLedger.open(folder / "ledger.db", clock.now_ms)
+    ledger = await SqliteLedger.open(folder / "ledger.db", clock.now_ms, retention=retention)
     runtime = ObjectRuntime(
         seen_as(ledger), {"stream": factory(settings)}, clock.now_ms, os.urandom, timer=clock
     )

@@ -21,6 +21,7 @@ from ledger.errors import (
 from ledger.frame import (
     CLIENT,
     CLOSING,
+    EDGE,
     FRAMES,
     LOGGED,
     MAX_FRAME_BYTES,
@@ -34,6 +35,7 @@ from ledger.frame import (
     Embedding,
     FinishReason,
     Frame,
+    Header,
     Hello,
     Message,
     Open,
@@ -86,7 +88,7 @@ def test_the_schema_hash_ignores_comments_and_layout() -> None:
     assert canonical("# x\n\ntype  A\tstruct {\n  b: str # why\n}\n") == "type A struct { b: str }"
 
 
-@pytest.mark.parametrize("cls", [*FRAMES.values(), Message])
+@pytest.mark.parametrize("cls", [*FRAMES.values(), Header, Message])
 def test_a_class_has_the_fields_of_its_struct_in_order(cls: type) -> None:
     types = {name: of.name for name, of in field_types(cls).items()}
     assert list(types.items()) == list(SCHEMA.structs[cls.__name__].items())
@@ -97,7 +99,7 @@ def test_the_table_of_tags_is_the_union_of_the_schema() -> None:
     assert {tag.name.replace("_", ""): tag for tag in Tag} == {
         cls.__name__.upper(): tag for tag, cls in FRAMES.items()
     }
-    assert {*SCHEMA.structs} == {cls.__name__ for cls in FRAMES.values()} | {"Message"}
+    assert {*SCHEMA.structs} == {cls.__name__ for cls in FRAMES.values()} | {"Message", "Header"}
 
 
 def test_the_enums_are_those_of_the_schema() -> None:
@@ -105,12 +107,13 @@ def test_the_enums_are_those_of_the_schema() -> None:
 
 
 def test_every_tag_has_a_sender_and_logged_frames_alone_an_index() -> None:
-    anyone, either = CLIENT | SERVER, CLIENT & SERVER
+    anyone, either = EDGE | SERVER, EDGE & SERVER
     assert anyone == set(FRAMES)
     assert either == {Tag.HELLO}
     indexed = {tag for tag, cls in FRAMES.items() if "index" in SCHEMA.structs[cls.__name__]}
     assert indexed == LOGGED
     assert LOGGED | CLOSING <= SERVER
+    assert {Tag.CALL} == EDGE - CLIENT  # a client cannot call an object past its edge
 
 
 # ---- values ----

@@ -3,8 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from ledger.errors import StreamFull
 from ledger.interface import ObjectKey
 from ledger.object import ObjectResponse
+from ledger.retention import RetentionSettings
 from ledger.stream_settings import Change, StreamEvent, StreamSettings
 from tests.ledger.object_world import crashed
 from tests.ledger.stream_world import ROOT, ZERO, streams_at
@@ -152,3 +154,14 @@ async def test_zero_is_where_an_empty_stream_begins_and_ends(tmp_path: Path) -> 
     async with streams_at(tmp_path) as world:
         assert (await world.put("a")).header("stream-next-offset") == ZERO
         assert await world.text("a", f"?offset={ZERO}") == b""
+
+
+async def test_a_full_stream_says_so_and_stays_readable(tmp_path: Path) -> None:
+    small = RetentionSettings(max_stream_bytes=4096)
+    async with streams_at(tmp_path, retention=small) as world:
+        await world.put("a")
+        assert (await world.post("a", b"x" * 3000)).status == 204
+        with pytest.raises(StreamFull):
+            await world.post("a", b"y" * 3000)
+        assert await world.text("a") == b"x" * 3000
+        assert (await world.post("a", stream_closed="true")).status == 204

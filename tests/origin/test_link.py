@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import pytest
 
-from ledger.errors import LedgerFailed
+from ledger.errors import LedgerFailed, NotFound
 from ledger.frame import (
+    LINK_CODEC,
     SCHEMA_HASH,
+    Call,
     Cancel,
     Credit,
     Detach,
+    Durability,
     Frame,
     Heartbeat,
     Hello,
@@ -30,13 +34,15 @@ from ledger.frame import (
     decode,
     encode,
 )
+from ledger.interface import NewStream, ObjectKey, StreamKind
+from ledger.object import ObjectRequest, ObjectResponse
 from ledger.sqlite import SqliteLedger
 from origin.config import LedgerConfig, OriginConfig
 from origin.link import EdgeLink
 from origin.prompt import PromptReader
 from origin.resume_token import TokenKeys
 from origin.service import Service
-from tests.origin.test_runs import Slot, Stage
+from tests.origin.stage import Slot, Stage
 
 pytestmark = pytest.mark.anyio
 
@@ -53,6 +59,9 @@ class Client:
 
     def send(self, frame: Frame, corr: int = 0) -> None:
         self._writer.write(encode(frame, corr))
+
+    def send_call(self, call: Call, corr: int) -> None:
+        self._writer.write(LINK_CODEC.encode(call, corr))
 
     def send_raw(self, data: bytes) -> None:
         self._writer.write(data)
@@ -86,16 +95,33 @@ class Client:
             await self._writer.wait_closed()
 
 
+class ScriptedObjects:
+    """Objects that do what the test says; `requests` are those that have come."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[ObjectKey, ObjectRequest]] = []
+        self.answer: Callable[[ObjectRequest], Awaitable[ObjectResponse]] = self.no_objects
+
+    async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
+        self.requests.append((key, request))
+        return await self.answer(request)
+
+    async def no_objects(self, request: ObjectRequest) -> ObjectResponse:
+        raise NotFound("no objects here")
+
+
 class House(Stage):
     """A link server with one worker slot, and the errors that would end the origin."""
 
     def __init__(self, ledger: SqliteLedger, model: Path, *, require_token: bool = False) -> None:
         super().__init__(ledger)
+        self.objects = ScriptedObjects()
         self.fatal: list[LedgerFailed] = []
         self.links: set[EdgeLink] = set()
         self.now = 1000
         self.service = Service(
             ledger=ledger,
+            objects=self.objects,
             runs=self.runs,
             keys=TokenKeys({"k": bytes(32)}),
             reader=PromptReader(model),
@@ -234,6 +260,20 @@ async def test_a_token_is_needed_where_the_origin_asks_for_one(
         assert expired.status == 401
 
 
+@pytest.mark.parametrize("request_of", [Resume, Cancel])
+async def test_the_stream_of_an_object_is_as_if_absent(
+    house: House, request_of: type[Resume] | type[Cancel]
+) -> None:
+    stream = bytes([7]) * 16
+    await house.ledger.create(NewStream(stream, "", Durability.PROCESS, 60, kind=StreamKind.OBJECT))
+    client = await house.greeted()
+    client.send(request_of(stream), 2)
+    _, refused = await client.next()
+    assert isinstance(refused, StreamError)
+    assert (refused.status, refused.code) == (404, "unknown_stream")
+    assert not (await house.ledger.info(stream)).ended
+
+
 async def test_steering_is_refused_in_words(house: House) -> None:
     client = await house.greeted()
     client.send(Steer(bytes(16), None, "text"), 3)
@@ -267,10 +307,13 @@ async def test_a_peer_that_breaks_the_protocol_is_told_and_dropped(
     assert (await opened(other)).model == "demo"
 
 
-async def test_a_failing_ledger_ends_the_origin_and_shows_nothing(house: House) -> None:
+async def test_a_failing_ledger_ends_the_origin_and_shows_nothing(
+    house: House, tmp_path: Path
+) -> None:
     client = await house.greeted()
     await opened(client)
-    await house.ledger._file._writer.execute("DROP TABLE log")
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as vandal:
+        vandal.execute("DROP TABLE log")
     with pytest.raises(LedgerFailed):
         await house.step(house.slot, house.slot.last[0], 0, "never shown")
     client.send(REQUEST, 2)

@@ -28,6 +28,10 @@ from ledger.bare import (
 )
 from ledger.frame import (
     FRAMES,
+    Answer,
+    Body,
+    BodyEnd,
+    Call,
     Cancel,
     Chunk,
     Classification,
@@ -37,6 +41,7 @@ from ledger.frame import (
     Embedding,
     FinishReason,
     Frame,
+    Header,
     Heartbeat,
     Hello,
     Message,
@@ -196,6 +201,15 @@ _FRAMES: list[tuple[str, int, Frame]] = [
     ("status, running", 9, Status(STREAM, StreamState.RUNNING, 17)),
     ("status, ended", 9, Status(STREAM, StreamState.ENDED, 61)),
     ("hello", 0, Hello(SCHEMA_HASH, "tailrace-edge/0.1.0")),
+    ("answer, bare", 7, Answer(204)),
+    (
+        "answer, two headers of one name",
+        7,
+        Answer(200, (Header("vary", "origin"), Header("vary", "accept"))),
+    ),
+    ("body", 7, Body(b"\x00\xff\x80")),
+    ("body of nothing", 7, Body(b"")),
+    ("body end", 7, BodyEnd()),
     ("open, least", 1, Open("demo", prompt="Once upon a time")),
     (
         "open, all fields",
@@ -228,6 +242,20 @@ _FRAMES: list[tuple[str, int, Frame]] = [
     ("cancel with a token", 6, Cancel(STREAM, "v1.k1.cGF5bG9hZA.bWFj")),
     ("detach", 5, Detach()),
     ("steer", 8, Steer(STREAM, None, "and then")),
+    ("call, least", 10, Call("stream", "a", "GET", "http://localhost/v1/stream/a")),
+    (
+        "call, all fields",
+        11,
+        Call(
+            object="stream",
+            name="chats/é",
+            method="POST",
+            url="https://edge.example/v1/stream/chats/%C3%A9?x=1",
+            headers=(Header("content-type", "text/plain"), Header("producer-id", "p")),
+            body=b"\x00\xffhello",
+            credit=16,
+        ),
+    ),
 ]
 
 
@@ -282,7 +310,7 @@ def streams() -> list[dict[str, Any]]:
     bad = [
         ("wrong version, seen at the fourth byte", "0b000002", "bad_version", "header.version", 3),
         ("too long, refused before it comes", "ffffff01", "bad_frame", "header.length", 0),
-        ("unknown tag, refused before the payload comes", "ff0f00010c", "bad_frame", "tag", 4),
+        ("unknown tag, refused before the payload comes", "ff0f00010f", "bad_frame", "tag", 4),
     ]
     for name, raw, code, where, offset in bad:
         error = {"code": code, "field": where, "offset": offset}

@@ -20,6 +20,7 @@ _THE = "042074686502"  # text " the", index 2
 _ID = STREAM.hex()
 _OPEN_START = "0464656d6f" + "0100"  # model "demo", prompt ""
 _OPEN_ABSENT = "00" * 5  # max_tokens, temperature, top_k, top_p, seed
+_CALL_START = "0173" + "0161" + "03474554" + "0175"  # object "s", name "a", GET, url "u"
 _OVER = "ffffffffffffffffff02"
 
 # Of each: its name, its bytes, and the code, field and offset of the refusal.
@@ -41,7 +42,7 @@ BAD_HEADERS = [
     ("a byte after the frame", built(0, _THE) + "00", "bad_frame", "header.length", 0),
     *(
         (f"tag {tag}, which nothing has", built(tag, _THE), "bad_frame", "tag", 4)
-        for tag in (12, 15, 22, 31, 32, 63, 64, 255)
+        for tag in (15, 23, 31, 32, 63, 64, 255)
     ),
 ]
 
@@ -84,6 +85,17 @@ BAD_PAYLOADS = [
     ("opened, stream id cut off", 9, _ID[:-2], "Opened.stream", 9),
     ("status, state 2", 10, _ID + "02" + "00", "Status.state", 25),
     ("hello, schema cut off", 11, "00" * 7, "Hello.schema", 9),
+    ("answer, half a status", 12, "c8", "Answer.status", 9),
+    ("answer, headers do not fit", 12, "c800" + "03" + "0000" * 2, "Answer.headers", 11),
+    (
+        "answer, second header's value not UTF-8",
+        12,
+        "c800" + "02" + "0161" + "0162" + "0163" + "01ff",
+        "Answer.headers[1].value",
+        18,
+    ),
+    ("body, data longer than the frame", 13, "0461", "Body.data", 9),
+    ("body end with a payload", 14, "00", "BodyEnd", 9),
     ("open, messages do not fit", 16, _OPEN_START + "ff01" + "00" * 16, "Open.messages", 16),
     (
         "open, third role not UTF-8",
@@ -120,4 +132,8 @@ BAD_PAYLOADS = [
     ("cancel, token cut off", 19, _ID + "01" + "7f61", "Cancel.token", 26),
     ("detach with a payload", 20, "00", "Detach", 9),
     ("steer without text", 21, _ID + "00", "Steer.text", 26),
+    ("call, method not UTF-8", 22, _CALL_START[:8] + "01ff", "Call.method", 13),
+    ("call, headers do not fit", 22, _CALL_START + "ff01" + "00" * 16, "Call.headers", 19),
+    ("call, body longer than the frame", 22, _CALL_START + "00" + "0561", "Call.body", 20),
+    ("call without credit", 22, _CALL_START + "00" + "00", "Call.credit", 21),
 ]
