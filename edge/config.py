@@ -1,4 +1,4 @@
-"""Settings of an edge: where it listens, which origin it serves, its limits."""
+"""Settings of an edge: where it listens, which origins it serves, its limits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from ledger.frame import MAX_CALL_BODY_BYTES
 from ledger.settings import Settings
 
 MAX_PORT = 65_535
@@ -38,6 +39,7 @@ def _split_at_commas(value: object) -> object:
 
 
 Address = Annotated[str, AfterValidator(_check_address)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_at_commas)]
 Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_split_at_commas)]
 
 
@@ -51,10 +53,20 @@ class EdgeConfig(Settings):
     https: Addresses = Field(
         ("127.0.0.1:8443",), description="HTTPS and HTTP/3; only with a certificate"
     )
-    origin: Address = Field("127.0.0.1:8470", description="the origin's link")
+    origin: Addresses = Field(
+        ("127.0.0.1:8470",),
+        min_length=1,
+        description="links of the origins that share a ledger; the first that answers is used,"
+        " the next one when it is lost",
+    )
     certificate: Path | None = Field(None, description="PEM file, the chain's leaf first")
     key: Path | None = Field(None, description="PEM file of the certificate's private key")
-    max_body_bytes: int = Field(1 << 20, ge=1024, description="of a request; 413 beyond")
+    max_body_bytes: int = Field(
+        1 << 20, ge=1024, le=MAX_CALL_BODY_BYTES, description="of a request; 413 beyond"
+    )
+    allowed_origins: Names = Field(
+        ("*",), description="web origins whose pages may use /v1/stream; * is any"
+    )
     max_streams_per_connection: int = Field(
         256, ge=1, le=65_536, description="open streams of one WebSocket; 429 beyond"
     )
@@ -75,5 +87,5 @@ class EdgeConfig(Settings):
         return self
 
     @property
-    def origin_address(self) -> tuple[str, int]:
-        return parse_address(self.origin)
+    def origin_addresses(self) -> tuple[tuple[str, int], ...]:
+        return tuple(parse_address(text) for text in self.origin)

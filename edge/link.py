@@ -1,7 +1,8 @@
-"""The origin link: one TCP connection to the origin, made again whenever it is lost.
+"""The origin link: one TCP connection to an origin, made again whenever it is lost.
 
-The thin asyncio shell around `Relay`: it moves bytes and keeps time, and decides nothing
-about streams.
+Where several origins share a ledger any of them serves any stream, so the next one is asked
+for the rest of what a lost one was sending. The thin asyncio shell around `Relay`: it moves
+bytes and keeps time, and decides nothing about streams.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from ledger.frame import Heartbeat, Splitter, Tag, corr_of, encode, error_frame,
 LINK_RECONNECT_MIN_S = 0.1
 LINK_RECONNECT_MAX_S = 2.0
 LINK_CONNECT_TIMEOUT_S = 5.0
+LINK_SETTLED_S = 1.0
+"""A link that was up for so long was sound: when it is lost, the next origin is tried at once."""
 LINK_SILENCE_S = 16.0
 """An origin that has sent nothing for three of its heartbeats (5 s) is taken for dead."""
 LINK_TICK_S = 0.25
 """How late a deadline may be noticed."""
 MAX_LINK_BUFFER_BYTES = 8 << 20
 """Requests are refused while the origin leaves this much unread."""
+MAX_HELD_BYTES = 64 << 20
+"""Requests are refused while Calls of so many bytes wait for an answer, or for a link."""
 
 log = structlog.get_logger("tailrace.edge")
 
@@ -76,11 +81,17 @@ class Connection(asyncio.Protocol):
 
 
 class Link:
-    """The way to the origin at `host:port` for everything that the edge serves."""
+    """The way to an origin for everything that the edge serves.
 
-    def __init__(self, host: str, port: int, backoff: Backoff | None = None) -> None:
-        self.host = host
-        self.port = port
+    `addresses` are (host, port) of origins that share a ledger, at least one. They are tried
+    in turn; only when all have failed in a row does the `backoff` make it wait.
+    """
+
+    def __init__(self, *addresses: tuple[str, int], backoff: Backoff | None = None) -> None:
+        self._addresses = addresses
+        self._turn = 0  # the address in use, or to be tried next
+        self._misses = 0  # connections in a row that did not come up and settle
+        self._up_at: float | None = None  # since when this connection is up
         self._relay = Relay()
         self._backoff = backoff or Backoff(LINK_RECONNECT_MIN_S, LINK_RECONNECT_MAX_S)
         self._connection: Connection | None = None
@@ -88,7 +99,8 @@ class Link:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        """Of the origin that is connected, or to be tried next."""
+        return _spell(self._addresses[self._turn])
 
     @property
     def up(self) -> bool:
@@ -99,7 +111,8 @@ class Link:
         """The origin's last word on its readiness; without a link it is not ready."""
         if self._relay.heartbeat is not None:
             return self._relay.heartbeat
-        return Heartbeat(0, ready=False, reasons=(f"no link to the origin at {self.address}",))
+        places = ", ".join(_spell(address) for address in self._addresses)
+        return Heartbeat(0, ready=False, reasons=(f"no link to the origin at {places}",))
 
     @staticmethod
     def now() -> float:
@@ -139,6 +152,8 @@ class Link:
             return self._closing
         if self._connection is not None and self._connection.unsent_bytes > MAX_LINK_BUFFER_BYTES:
             return Overloaded("the link to the origin is full", retry_after_ms=1000)
+        if self._relay.held_bytes > MAX_HELD_BYTES:
+            return Overloaded("too many requests wait for the origin", retry_after_ms=1000)
         return None
 
     # ---- for the connection ----
@@ -156,6 +171,7 @@ class Link:
             self._flush()
         if self.up and not was_up:
             self._backoff.reset()
+            self._up_at = self.now()
             log.info("origin link up", origin=self.address, streams=self._relay.route_count)
 
     def _flush(self) -> None:
@@ -183,20 +199,28 @@ class Link:
 
     async def _connect_forever(self) -> None:
         while True:
-            reason = await self._connect_once()
-            # One line per outage: the failures that follow the first say nothing new.
-            if self._backoff.failures == 0:
-                log.warning("origin link down", origin=self.address, reason=str(reason))
-            await asyncio.sleep(self._backoff.next_delay_s())
+            self._up_at = None
+            reason = await self._connect_once(*self._addresses[self._turn])
+            self._missed(reason)
+            if self._misses % len(self._addresses) == 0:
+                await asyncio.sleep(self._backoff.next_delay_s())
 
-    async def _connect_once(self) -> Exception:
+    def _missed(self, reason: Exception) -> None:
+        """The connection is over: it is the next origin's turn."""
+        if self._up_at is not None and self.now() - self._up_at >= LINK_SETTLED_S:
+            self._misses = 0
+        # One line per outage and origin: the failures that follow say nothing new.
+        if self._up_at is not None or self._misses < len(self._addresses):
+            log.warning("origin link down", origin=self.address, reason=str(reason))
+        self._turn = (self._turn + 1) % len(self._addresses)
+        self._misses += 1
+
+    async def _connect_once(self, host: str, port: int) -> Exception:
         """One connection from its beginning to its end; gives the reason of the end."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(LINK_CONNECT_TIMEOUT_S):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self), self.host, self.port
-                )
+                _, connection = await loop.create_connection(lambda: Connection(self), host, port)
         except OSError as error:  # TimeoutError is one
             return error
         try:
@@ -217,3 +241,7 @@ class Link:
             if connection is not None and now - connection.heard_at > LINK_SILENCE_S:
                 silence = OriginUnreachable(f"the origin was silent for {LINK_SILENCE_S:.0f} s")
                 connection.close(silence)
+
+
+def _spell(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"

@@ -39,7 +39,7 @@ def run(config: EdgeConfig) -> None:
 
 
 async def serve(config: EdgeConfig) -> None:
-    link = Link(*config.origin_address)
+    link = Link(*config.origin_addresses)
     stopped = _stop_signal()
 
     async def shutdown() -> None:

@@ -120,6 +120,12 @@ class TooLarge(CallerError):
     status = 413
 
 
+class StreamFull(TooLarge):
+    """A stream at its size limit: nothing but its end is taken any more."""
+
+    code = "stream_full"
+
+
 class BeyondEnd(CallerError):
     """An index that the stream has not reached."""
 
@@ -148,6 +154,12 @@ class Overloaded(Unavailable):
     """A named queue is full."""
 
     code = "overloaded"
+
+
+class LedgerFull(Overloaded):
+    """The ledger is at its size limit: no new streams, and running ones can only end."""
+
+    code = "ledger_full"
 
 
 class LedgerFailed(Unavailable):

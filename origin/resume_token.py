@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hmac
 import json
 import os
@@ -43,11 +44,7 @@ class TokenKeys:
     def load(cls, path: Path, random: Callable[[int], bytes] = secrets.token_bytes) -> TokenKeys:
         """Read the keys at `path` (`{"kid": "hex", …}`, newest first), made on first use."""
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made = {random(4).hex(): random(KEY_BYTES).hex()}
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(made, file)
+            _make_keys(path, random)
         try:
             stored = json.loads(path.read_text())
             keys = {str(kid): bytes.fromhex(key) for kid, key in stored.items()}
@@ -102,6 +99,21 @@ class TokenKeys:
 
     def _mac(self, kid: str, signed: str) -> str:
         return _b64(hmac.digest(self._keys[kid], signed.encode(), "sha256"))
+
+
+def _make_keys(path: Path, random: Callable[[int], bytes]) -> None:
+    """Write a new key to `path`, whole or not at all: another origin may do so at this moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = {random(4).hex(): random(KEY_BYTES).hex()}
+    new = path.with_name(f"{path.name}.{random(4).hex()}")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(made, file)
+        with contextlib.suppress(FileExistsError):  # the other one's key is as good
+            os.link(new, path)
+    finally:
+        new.unlink()
 
 
 def _b64(raw: bytes) -> str:

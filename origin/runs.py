@@ -4,21 +4,34 @@ A run is one stream on one worker under one epoch. A worker's death turns its ru
 waiting streams; the next ready worker takes each over under a new epoch and goes on from
 what the ledger holds. Every token passes through `worker_step`, and is released by the
 ledger only when its group commit is durable.
+
+Other origins may share the ledger. Whoever took a stream over last is its producer; the runs
+of the others end when the ledger refuses what they append.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from ledger.errors import NotFound, Overloaded, Unavailable
-from ledger.frame import FinishReason, StreamEnd, Tag, encode, tag_of
-from ledger.interface import Append, Ledger, Record
+from ledger.errors import (
+    Damaged,
+    LedgerFailed,
+    LedgerFull,
+    NotFound,
+    Overloaded,
+    StaleEpoch,
+    StreamFull,
+    Unavailable,
+)
+from ledger.frame import FinishReason, Tag, tag_of
+from ledger.interface import Append, Ledger, Record, Refusal
 from origin.recipe import Recipe
+from origin.stream import UNKNOWN_EPOCH, Stream, find
 from origin.worker_frame import Emission, Halt, LoadProgress, Ready, Step
 from origin.worker_process import WorkerSlot
 
@@ -27,32 +40,10 @@ MAX_DEATHS = 5
 as failed."""
 OVERLOADED_RETRY_MS = 1_000
 LOADING_RETRY_MS = 500
-REPLAY_RECORDS = 4096
-"""Records read at a time when a stream is taken over."""
+CANCEL_TRIES = 3
+"""Takeovers for one cancel: another origin may take the stream over between ours and its end."""
 
 log = structlog.get_logger("runs")
-
-
-@dataclass(slots=True)
-class Stream:
-    """A stream that is generated or waits for it; `slot` and `run` while on a worker.
-
-    `started` says that epoch 1 was handed out: the next worker must take over. `proven`: it has
-    made a token on its worker. A worker that dies may have died of any stream that was not
-    proven; each of them is a `suspect` then, and is tried again with no other unproven one
-    beside it, so that the one which kills workers is found and its neighbours are not blamed.
-    """
-
-    id: bytes
-    recipe: Recipe
-    started: bool
-    epoch: int = 1
-    run: int = 0
-    slot: WorkerSlot | None = None
-    cancelled: bool = False
-    proven: bool = False
-    suspect: bool = False
-    deaths: int = 0
 
 
 class Runs:
@@ -64,6 +55,8 @@ class Runs:
         self._changed = changed
         self._streams: dict[bytes, Stream] = {}
         self._waiting: deque[Stream] = deque()
+        self._deferred: list[Stream] = []  # wait for a ledger that was away
+        self._left: set[bytes] = set()  # unfinished, and not ours to go on with
         self._runs: dict[tuple[WorkerSlot, int], Stream] = {}
         self._slots: list[WorkerSlot] = []
         self._numbers = itertools.count(1)
@@ -104,36 +97,70 @@ class Runs:
 
     async def start(self, stream: bytes, recipe: Recipe) -> None:
         """Generate a stream that was just created."""
-        await self._enqueue(Stream(stream, recipe, started=False))
+        if stream not in self._streams:
+            self._enqueue(Stream(stream, recipe, started=False))
+            await self._assign()
 
-    async def restore(self, stream: bytes, recipe: Recipe) -> None:
-        """Go on with an unfinished stream of an origin that is gone."""
-        await self._enqueue(Stream(stream, recipe, started=True))
+    async def restore(self, streams: Sequence[bytes]) -> None:
+        """Go on with unfinished streams of origins that are gone, as many as there is room for.
+
+        Those that run or wait here are left alone, so it may be called again and again. What
+        had to wait because the ledger was away is tried again.
+        """
+        self._waiting.extendleft(reversed(self._deferred))
+        self._deferred.clear()
+        self._left.intersection_update(streams)
+        room = max(0, self._max_streams - self.count)
+        known = self._streams.keys() | self._left
+        unknown = [stream for stream in streams if stream not in known][:room]
+        found = await asyncio.gather(*(find(self._ledger, stream) for stream in unknown))
+        for id_, stream in zip(unknown, found, strict=True):
+            if stream is None:
+                self._left.add(id_)
+            elif id_ not in self._streams:
+                self._enqueue(stream)
+        await self._assign()
 
     async def cancel(self, stream: bytes) -> None:
-        """End a stream; its worker writes the end, or we do where it has none."""
+        """End a stream; its worker writes the end, or we do where it has none here.
+
+        One that another origin generates is taken from it. What is over stays as it is.
+        """
         known = self._streams.get(stream)
         if known is None:
+            elsewhere = await find(self._ledger, stream)
+            if elsewhere is not None:
+                await self._end(elsewhere, FinishReason.CANCELLED)
             return
         known.cancelled = True
         if known.slot is not None:
             known.slot.send(Halt(), known.run)
         elif known in self._waiting:
             self._waiting.remove(known)
-            await self._end(known, FinishReason.CANCELLED, None)
+            await self._end(known, FinishReason.CANCELLED)
 
-    async def _enqueue(self, stream: Stream) -> None:
+    def _enqueue(self, stream: Stream) -> None:
         self._streams[stream.id] = stream
         self._waiting.append(stream)
-        await self._assign()
 
     async def _assign(self) -> None:
+        """Hand over what a worker may take; again, because one that is dropped makes way."""
+        while placed := self._place():
+            await asyncio.gather(*(self._hand_over(*each) for each in placed))
+
+    def _place(self) -> list[tuple[Stream, WorkerSlot, int]]:
         """Give waiting streams, in order, to the worker with the fewest runs that may take them."""
+        placed = []
         while self._waiting:
             slots = [slot for slot in self._slots if self._may_take(slot, self._waiting[0])]
             if not slots:
-                return
-            await self._hand_over(self._waiting.popleft(), min(slots, key=self._load))
+                break
+            stream, slot = self._waiting.popleft(), min(slots, key=self._load)
+            run = stream.run = next(self._numbers)
+            stream.slot, stream.proven = slot, False
+            self._runs[slot, run] = stream
+            placed.append((stream, slot, run))
+        return placed
 
     def _may_take(self, slot: WorkerSlot, stream: Stream) -> bool:
         """A suspect shares a worker with proven streams only."""
@@ -143,25 +170,28 @@ class Runs:
     def _load(self, slot: WorkerSlot) -> int:
         return sum(1 for owner, _ in self._runs if owner is slot)
 
-    async def _hand_over(self, stream: Stream, slot: WorkerSlot) -> None:
-        assert slot.ready is not None  # only ready slots are in _slots
-        run = stream.run = next(self._numbers)
-        stream.slot, stream.proven = slot, False
-        self._runs[slot, run] = stream
-        try:
-            if stream.started:
-                stream.epoch = await self._ledger.take_over(stream.id)
-            stream.started = True
-            records = await self._all_records(stream.id)
-        except NotFound:  # retention took it while it waited
-            self._forget(stream)
-            return
+    async def _hand_over(self, stream: Stream, slot: WorkerSlot, run: int) -> None:
+        unreadable = None
+        async with stream.claiming:
+            is_ours = self._runs.get((slot, run)) is stream and not stream.cancelled
+            try:
+                records = await stream.claim(self._ledger) if is_ours else None
+            except Unavailable as error:
+                self._defer(stream, error)
+            except Damaged as error:
+                records, unreadable = None, error
         if self._runs.get((slot, run)) is not stream:
             return  # the worker died meanwhile, and worker_lost has put the stream back
+        assert slot.ready is not None  # only ready slots are in _slots
         if stream.cancelled:
-            await self._end(stream, FinishReason.CANCELLED, None, records)
+            await self._end(stream, FinishReason.CANCELLED)
+        elif unreadable is not None:
+            log.error("stream.damaged", stream=stream.id.hex(), error=str(unreadable))
+            await self._end(stream, FinishReason.FAILED, "what was stored of it is damaged")
+        elif records is None:
+            self._forget(stream)
         elif (lost := _cannot_continue(stream.recipe, slot.ready, records)) is not None:
-            await self._end(stream, FinishReason.ORIGIN_LOST, lost, records)
+            await self._end(stream, FinishReason.ORIGIN_LOST, lost)
         else:
             if stream.epoch > 1:
                 log.info(
@@ -173,34 +203,36 @@ class Runs:
                 )
             slot.send(stream.recipe.run(records), run)
 
-    async def _all_records(self, stream: bytes) -> list[Record]:
-        records: list[Record] = []
-        while more := await self._ledger.read(stream, len(records), REPLAY_RECORDS):
-            records += more
-        return records
+    async def _end(self, stream: Stream, reason: FinishReason, message: str | None = None) -> None:
+        """Write the end of a stream that no worker can write, and forget it.
 
-    async def _end(
-        self,
-        stream: Stream,
-        reason: FinishReason,
-        message: str | None,
-        records: list[Record] | None = None,
-    ) -> None:
-        """Write the end of a stream that no worker can write."""
-        if records is None:
-            if stream.started:
-                stream.epoch = await self._ledger.take_over(stream.id)
-            records = await self._all_records(stream.id)
-        end = StreamEnd(
-            total_tokens=sum(len(record.ids) for record in records),
-            finish_reason=reason,
-            index=len(records),
-            prompt_tokens=len(stream.recipe.prompt_ids),
-            message=message,
-        )
-        record = Record(encode(end), ())
-        await self._ledger.append([Append(stream.id, stream.epoch, len(records), record)])
+        Where another origin takes it over at this moment, a cancel insists.
+        """
+        tries = CANCEL_TRIES if reason is FinishReason.CANCELLED else 1
+        async with stream.claiming:
+            try:
+                while tries and (refusal := await stream.append_end(self._ledger, reason, message)):
+                    tries -= 1
+                    _log_refusal(refusal)
+            except NotFound:
+                pass  # retention took it
+            except Unavailable as error:
+                self._defer(stream, error)
+                return
         self._forget(stream)
+
+    def _defer(self, stream: Stream, error: Unavailable) -> None:
+        """Hand it over again later; raises the error where the ledger is not only away."""
+        if isinstance(error, LedgerFailed):
+            raise error
+        log.warning("stream.deferred", stream=stream.id.hex(), error=str(error))
+        stream.started, stream.epoch = True, UNKNOWN_EPOCH
+        if stream.slot is not None:
+            self._runs.pop((stream.slot, stream.run), None)
+            stream.slot = None
+        self._streams[stream.id] = stream
+        if stream not in self._waiting and stream not in self._deferred:
+            self._deferred.append(stream)
 
     def _forget(self, stream: Stream) -> None:
         self._streams.pop(stream.id, None)
@@ -226,12 +258,7 @@ class Runs:
         """Store what one engine step made, in one group commit."""
         batch = list(self._appends(slot, step.emissions))
         for refusal in await self._ledger.append(batch):
-            log.error(
-                "append.refused",
-                stream=refusal.append.stream.hex(),
-                index=refusal.append.index,
-                error=str(refusal.error),
-            )
+            await self._stop_refused(slot, refusal)
         for emission in step.emissions:
             stream = self._runs.get((slot, emission.run))
             if stream is not None:
@@ -247,6 +274,28 @@ class Runs:
                 record = Record(emission.frame, emission.ids)
                 yield Append(stream.id, stream.epoch, emission.index, record)
 
+    async def _stop_refused(self, slot: WorkerSlot, refusal: Refusal) -> None:
+        """End the run: its stream has another producer, or it is not in step with the ledger."""
+        stream = self._streams.get(refusal.append.stream)
+        if stream is None or stream.slot is not slot or stream.epoch != refusal.append.epoch:
+            return  # the end of this run is known already
+        _log_refusal(refusal)
+        slot.send(Halt(), stream.run)
+        del self._runs[slot, stream.run]
+        stream.slot = None
+        if isinstance(refusal.error, StreamFull):
+            await self._end(stream, FinishReason.LENGTH, refusal.error.message)
+        elif isinstance(refusal.error, LedgerFull):
+            await self._end(stream, FinishReason.FAILED, refusal.error.message)
+        elif not isinstance(refusal.error, StaleEpoch):
+            await self._blame(stream, "fell out of step with")
+            if self._is_homeless(stream):
+                self._waiting.append(stream)
+        elif stream.cancelled:
+            await self._end(stream, FinishReason.CANCELLED)
+        else:
+            self._forget(stream)
+
     async def worker_lost(self, slot: WorkerSlot) -> None:
         if slot in self._slots:
             self._slots.remove(slot)
@@ -260,20 +309,31 @@ class Runs:
             stream.suspect = not stream.proven
         self._changed()
         if len(unproven) == 1:
-            await self._blame(unproven[0])
+            await self._blame(unproven[0], "died on")
         # In front of those that have waited for their first token, because their readers see a
         # pause; suspects last, because each of them holds up who comes after.
         orphans.sort(key=lambda stream: stream.suspect)
-        self._waiting.extendleft(
-            stream for stream in reversed(orphans) if stream.id in self._streams
-        )
+        self._waiting.extendleft(filter(self._is_homeless, reversed(orphans)))
         await self._assign()
 
-    async def _blame(self, stream: Stream) -> None:
+    def _is_homeless(self, stream: Stream) -> bool:
+        """Whether a stream that had a run has not ended since, or been deferred."""
+        return stream.id in self._streams and stream not in self._deferred
+
+    async def _blame(self, stream: Stream, fate: str) -> None:
         stream.deaths += 1
         if stream.deaths >= MAX_DEATHS:
-            message = f"{stream.deaths} workers died on this stream"
+            message = f"{stream.deaths} workers {fate} this stream"
             await self._end(stream, FinishReason.FAILED, message)
+
+
+def _log_refusal(refusal: Refusal) -> None:
+    log.warning(
+        "append.refused",
+        stream=refusal.append.stream.hex(),
+        index=refusal.append.index,
+        error=str(refusal.error),
+    )
 
 
 def _cannot_continue(recipe: Recipe, ready: Ready, records: list[Record]) -> str | None:

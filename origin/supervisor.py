@@ -3,44 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 import uvloop
 
-from ledger.errors import ConfigError, LedgerFailed
+from ledger.errors import ConfigError, LedgerFailed, Unavailable
 from ledger.frame import encode
+from ledger.interface import Ledger
 from ledger.log import configure_logging
-from ledger.sqlite import SqliteLedger
-from origin.config import LedgerConfig, OriginConfig
+from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.link import EdgeLink
+from origin.objects import OriginObjects
+from origin.open_ledger import open_ledger
 from origin.prompt import PromptReader
-from origin.recipe import Recipe
 from origin.resume_token import TokenKeys
 from origin.runs import Runs
 from origin.service import Service
 from origin.worker_process import WorkerSlot
 
 HEARTBEAT_S = 5.0
+ADOPT_S = 0.5
+"""How often streams of origins that are gone are looked for."""
 
 log = structlog.get_logger("origin")
 
 
-def run(config: OriginConfig, ledger: LedgerConfig) -> None:
+def run(config: OriginConfig, ledger: LedgerConfig, streams: StreamsConfig) -> None:
     """Serve until SIGTERM or SIGINT; raises `TailraceError` if it cannot start or go on."""
     configure_logging(config.log_level)
-    uvloop.run(serve(config, ledger))
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line per webhook, with its URL
+    uvloop.run(serve(config, ledger, streams))
 
 
-async def serve(config: OriginConfig, retention: LedgerConfig) -> None:
-    path = retention.path or config.data / "ledger.db"
+async def serve(config: OriginConfig, retention: LedgerConfig, streams: StreamsConfig) -> None:
     reader = PromptReader(config.model)
-    ledger = await SqliteLedger.open(path, now_ms)
+    ledger = await open_ledger(retention, config.data, now_ms)
+    objects = OriginObjects(ledger, streams, now_ms)
     try:
-        supervisor = Supervisor(config, retention, ledger, reader)
+        supervisor = Supervisor(config, retention, ledger, objects, reader)
         await supervisor.serve()
     finally:
+        await objects.close()
         await ledger.close()
 
 
@@ -51,19 +59,22 @@ class Supervisor:
         self,
         config: OriginConfig,
         retention: LedgerConfig,
-        ledger: SqliteLedger,
+        ledger: Ledger,
+        objects: OriginObjects,
         reader: PromptReader,
     ) -> None:
         self._config = config
         self._retention = retention
         self._ledger = ledger
+        self._objects = objects
         self._links: set[EdgeLink] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._runs = Runs(ledger, config.max_streams, self._say_heartbeat)
         self._service = Service(
             ledger=ledger,
+            objects=objects,
             runs=self._runs,
-            keys=TokenKeys.load(config.data / "resume-keys.json"),
+            keys=TokenKeys.load(config.keys_path),
             reader=reader,
             config=config,
             retention=retention,
@@ -83,9 +94,6 @@ class Supervisor:
             ) from error
         bound = server.sockets[0].getsockname()
         log.info("origin.listening", link=f"{bound[0]}:{bound[1]}", data=str(self._config.data))
-        for stream in await self._ledger.unfinished():
-            info = await self._ledger.info(stream)
-            await self._runs.restore(stream, Recipe.model_validate_json(info.recipe))
         try:
             await self._run_parts()
         finally:
@@ -96,7 +104,8 @@ class Supervisor:
 
     async def _run_parts(self) -> None:
         parts = [asyncio.create_task(slot.keep()) for slot in self._slots()]
-        parts += [asyncio.create_task(self._beat()), asyncio.create_task(self._sweep())]
+        kept = (self._beat, self._adopt, self._sweep, self._objects.run)
+        parts += [asyncio.create_task(part()) for part in kept]
         stopped = asyncio.create_task(_stop_signal())
         try:
             await asyncio.wait((*parts, stopped, self._failed), return_when=asyncio.FIRST_COMPLETED)
@@ -132,11 +141,30 @@ class Supervisor:
             await asyncio.sleep(HEARTBEAT_S)
             self._say_heartbeat()
 
+    async def _adopt(self) -> None:
+        """Go on with the streams of our predecessor, and of origins that share the ledger."""
+        while True:
+            with _unless_away():
+                await self._runs.restore(await self._ledger.unfinished())
+            await asyncio.sleep(ADOPT_S)
+
     async def _sweep(self) -> None:
         """Remove expired streams, a few at a time."""
         while True:
             await asyncio.sleep(self._retention.sweep_s)
-            await self._ledger.expire()
+            with _unless_away():
+                await self._ledger.expire()
+
+
+@contextmanager
+def _unless_away() -> Iterator[None]:
+    """What is done again and again can wait for a ledger that is away, but not for a failed one."""
+    try:
+        yield
+    except LedgerFailed:
+        raise
+    except Unavailable as error:
+        log.warning("ledger.away", error=str(error))
 
 
 async def _stop_signal() -> None:

@@ -136,12 +136,16 @@ class Origin(Process):
 
 
 class Edge(Process):
-    """`tailrace edge`, with TLS and HTTP/3 if given a certificate and its key."""
+    """`tailrace edge`, with TLS and HTTP/3 if given a certificate and its key.
 
-    def __init__(self, origin: Origin, certificate: tuple[Path, Path] | None = None) -> None:
+    Of several origins it uses the first as long as that lives.
+    """
+
+    def __init__(self, *origins: Origin, certificate: tuple[Path, Path] | None = None) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        flags: list[object] = ["--http", f"127.0.0.1:{self.port}", "--origin", origin.link]
+        links = ",".join(origin.link for origin in origins)
+        flags: list[object] = ["--http", f"127.0.0.1:{self.port}", "--origin", links]
         if certificate is not None:
             self.tls_port = free_port()
             self.tls_url = f"https://localhost:{self.tls_port}"

@@ -44,7 +44,7 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sec
     folder = tmp_path_factory.mktemp("secured")
     files = development_certificate(folder / "certificate", datetime.now(UTC))
     origin = Origin(folder / "data")
-    edge = Edge(origin, (files.certificate, files.key))
+    edge = Edge(origin, certificate=(files.certificate, files.key))
     async with running(origin, edge):
         yield Secured(edge, files.certificate)
 

@@ -35,7 +35,7 @@ def checked(folder: Path, *arguments: str, **environment: str) -> dict[str, tupl
 
 def test_config_check_without_a_file_shows_defaults(tmp_path: Path) -> None:
     settings = checked(tmp_path)
-    assert settings["edge.origin"] == ("127.0.0.1:8470", "default")
+    assert settings["edge.origin"] == (["127.0.0.1:8470"], "default")
     assert {source for _, source in settings.values()} == {"default"}
 
 
@@ -43,7 +43,7 @@ def test_config_check_shows_where_each_setting_came_from(tmp_path: Path) -> None
     file = tmp_path / "tailrace.toml"
     file.write_text('[edge]\norigin = "10.0.0.1:1"\nhttp = ["0.0.0.0:80"]\n[ledger]\nsweep_s = 5\n')
     settings = checked(tmp_path, TAILRACE_EDGE_ORIGIN="10.0.0.2:2")
-    assert settings["edge.origin"] == ("10.0.0.2:2", "TAILRACE_EDGE_ORIGIN")
+    assert settings["edge.origin"] == (["10.0.0.2:2"], "TAILRACE_EDGE_ORIGIN")
     assert settings["edge.http"] == (["0.0.0.0:80"], "tailrace.toml")
     assert settings["ledger.sweep_s"] == (5, "tailrace.toml")
     assert settings["origin.workers"] == (1, "default")

@@ -4,6 +4,7 @@ import pytest
 
 from edge.config import EdgeConfig, parse_address
 from ledger.errors import ConfigError
+from ledger.frame import MAX_CALL_BODY_BYTES
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_a_flag_is_split_like_the_environment() -> None:
 
 
 def test_a_bad_address_names_the_key_and_what_would_be_right() -> None:
-    with pytest.raises(ConfigError, match=r"edge\.origin: .*HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"edge\.origin\.0: .*HOST:PORT"):
         EdgeConfig.load(origin="nowhere")
 
 
@@ -56,6 +57,12 @@ def test_an_unknown_key_is_refused_with_its_file(tmp_path: Path) -> None:
         EdgeConfig.load(file)
 
 
+def test_a_body_fits_the_frame_that_takes_it_to_the_origin() -> None:
+    assert EdgeConfig.load(max_body_bytes=MAX_CALL_BODY_BYTES).max_body_bytes > 16_000_000
+    with pytest.raises(ConfigError, match=r"edge\.max_body_bytes"):
+        EdgeConfig.load(max_body_bytes=MAX_CALL_BODY_BYTES + 1)
+
+
 def test_a_certificate_needs_its_key() -> None:
     with pytest.raises(ConfigError, match="together"):
         EdgeConfig.load(certificate=Path("a.crt"))
@@ -64,3 +71,15 @@ def test_a_certificate_needs_its_key() -> None:
 def test_an_edge_that_would_listen_nowhere_is_refused() -> None:
     with pytest.raises(ConfigError, match="http address"):
         EdgeConfig.load(http="")
+
+
+def test_several_origins_are_a_list_or_split_at_commas(tmp_path: Path) -> None:
+    file = tmp_path / "tailrace.toml"
+    file.write_text('[edge]\norigin = ["a:1", "[::1]:2"]\n')
+    assert EdgeConfig.load(file).origin_addresses == (("a", 1), ("::1", 2))
+    assert EdgeConfig.load(origin="a:1, b:2").origin_addresses == (("a", 1), ("b", 2))
+
+
+def test_an_edge_without_an_origin_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"edge\.origin: "):
+        EdgeConfig.load(origin="")

@@ -1,16 +1,21 @@
 """The link over real loopback sockets, and the subscriber that reads through it."""
 
+import asyncio
+
 import pytest
 
+from edge.backoff import Backoff
 from edge.link import Link
 from edge.subscriber import WINDOW_FRAMES, Subscriber
 from ledger.errors import NotFound
 from ledger.frame import Credit, Open, Opened, Resume, Token, decode
-from tests.edge.scripted_origin import STREAM, TOKEN, ScriptedOrigin
+from tests.edge.scripted_origin import STREAM, TOKEN, ScriptedOrigin, linked
 
 pytestmark = pytest.mark.anyio
 
 OPEN = Open("demo", prompt="hold", idempotency_key="key", credit=WINDOW_FRAMES)
+NO_WAIT = Backoff(3600, 3600)
+"""Whoever waits for this one waits for longer than any test may last."""
 
 
 async def taken(subscriber: Subscriber, count: int) -> list[object]:
@@ -65,6 +70,71 @@ async def test_silence_gives_no_frames() -> None:
 
 
 def test_a_link_that_was_never_up_is_not_ready() -> None:
-    heartbeat = Link("127.0.0.1", 9).heartbeat
+    heartbeat = Link(("127.0.0.1", 9)).heartbeat
     assert not heartbeat.ready
     assert heartbeat.reasons == ("no link to the origin at 127.0.0.1:9",)
+
+
+# ---- several origins ----
+
+
+async def test_when_an_origin_is_lost_the_next_one_is_asked_for_the_rest_at_once() -> None:
+    first, second = ScriptedOrigin(3), ScriptedOrigin(3)
+    async with (
+        first.listening(),
+        second.listening(),
+        linked(first, second, backoff=NO_WAIT) as link,
+    ):
+        assert link.address == f"127.0.0.1:{first.port}"
+        subscriber = Subscriber(link)
+        await subscriber.open(OPEN)
+        assert await taken(subscriber, 1) == [Token(" w0", 0)]
+        first.stop()
+        assert await taken(subscriber, 3) == first.frames[1:]
+        assert link.address == f"127.0.0.1:{second.port}"
+    assert first.received == [OPEN]
+    assert second.received == [Resume(STREAM, after=0, token=TOKEN, credit=WINDOW_FRAMES - 1)]
+
+
+async def test_an_open_that_was_not_answered_is_sent_to_the_next_origin() -> None:
+    first, second = ScriptedOrigin(3), ScriptedOrigin(3)
+    first.silent = True
+    async with (
+        first.listening(),
+        second.listening(),
+        linked(first, second, backoff=NO_WAIT) as link,
+    ):
+        subscriber = Subscriber(link)
+        async with asyncio.TaskGroup() as group:
+            opening = group.create_task(subscriber.open(OPEN))
+            await first.has_received(1)
+            first.stop()
+        assert opening.result() == Opened(STREAM, 1, TOKEN, "demo", 3)
+    assert first.received == second.received == [OPEN]
+
+
+async def test_the_first_origin_that_answers_is_used() -> None:
+    dead, alive = ScriptedOrigin(1), ScriptedOrigin(1)
+    async with dead.listening(), alive.listening():
+        dead.stop()
+        async with linked(dead, alive, backoff=NO_WAIT) as link:
+            assert link.address == f"127.0.0.1:{alive.port}"
+
+
+async def test_only_when_all_origins_have_failed_the_edge_waits() -> None:
+    class Waiting(Backoff):
+        begun = asyncio.Event()
+
+        def next_delay_s(self) -> float:
+            self.begun.set()
+            return 3600.0
+
+    backoff = Waiting(0, 0)
+    one, two = ScriptedOrigin(1), ScriptedOrigin(1)
+    async with one.listening(), two.listening(), linked(one, two, backoff=backoff) as link:
+        assert not backoff.begun.is_set()
+        one.stop()
+        two.stop()
+        await backoff.begun.wait()
+        places = f"127.0.0.1:{one.port}, 127.0.0.1:{two.port}"
+        assert link.heartbeat.reasons == (f"no link to the origin at {places}",)

@@ -1,11 +1,14 @@
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
+from ledger.sqlite import SqliteLedger
 from origin.model import BitNetModel, load_model
 from origin.worker import TORCH_THREADS
+from tests.origin.stage import Stage
 from tests.origin.tiny_checkpoint import write_checkpoint
 
 # As in a worker: a second thread costs more than it brings, and may change the last bits.
@@ -26,3 +29,11 @@ def model(checkpoint: Path) -> BitNetModel:
 @pytest.fixture(scope="session")
 def tokenizer(checkpoint: Path) -> Tokenizer:
     return Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    """An origin without processes."""
+    ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: 1000)
+    yield Stage(ledger)
+    await ledger.close()

@@ -64,6 +64,20 @@ def test_keys_are_made_once_readable_by_the_owner_only(tmp_path: Path) -> None:
     TokenKeys.load(path).check(token, STREAM, Right.READ, now_ms=0)
 
 
+def test_two_origins_that_make_the_keys_at_once_have_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    quicker: list[TokenKeys] = []
+
+    def random(count: int) -> bytes:
+        if not quicker:
+            quicker.append(TokenKeys.load(path))
+        return bytes(count)
+
+    token = TokenKeys.load(path, random).issue(STREAM, ALL, 1000)
+    quicker[0].check(token, STREAM, Right.READ, now_ms=0)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"k": "abcd"}', '{"k": 3}', '{"k": "zz"}'])
 def test_a_file_without_good_keys_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys.json"

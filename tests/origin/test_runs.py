@@ -1,105 +1,19 @@
-"""Runs over a real ledger; the workers' side is played by the test, frame by frame."""
+"""What becomes of streams as workers come, die and make tokens."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from ledger.errors import Overloaded, Unavailable
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, decode, encode
+from ledger.frame import Durability, FinishReason, StreamEnd, Token
 from ledger.interface import NewStream
-from ledger.sqlite import SqliteLedger
-from origin.recipe import Recipe, prompt_hash
-from origin.runs import MAX_DEATHS, Runs
-from origin.worker_frame import Emission, Frame, Halt, LoadProgress, Ready, Run, Step
-from origin.worker_process import WorkerSlot
+from origin.runs import MAX_DEATHS
+from origin.worker_frame import Halt, LoadProgress, Ready, Run
+from tests.origin.stage import READY, RECIPE, A, B, C, Stage
 
 pytestmark = pytest.mark.anyio
-
-READY = Ready("demo", "fingerprint", "cpu", context=64, vocab=300, load_ms=1)
-RECIPE = Recipe(
-    model="demo",
-    fingerprint="fingerprint",
-    prompt_ids=(5, 6),
-    prompt_sha256=prompt_hash((5, 6)),
-    max_tokens=9,
-    temperature=0.0,
-    top_k=0,
-    top_p=1.0,
-    seed=1,
-    stop=(),
-    ignore_eos=True,
-    priority="standard",
-)
-
-
-class Slot(WorkerSlot):
-    """A slot whose worker is the test: it keeps what it is sent."""
-
-    def __init__(self, number: int, runs: Runs) -> None:
-        super().__init__(number, Path(), "demo", runs)
-        self.sent: list[tuple[int, Frame]] = []
-        self.ordered = asyncio.Event()
-
-    def send(self, frame: Frame, run: int) -> None:
-        self.sent.append((run, frame))
-        self.ordered.set()
-
-    @property
-    def last(self) -> tuple[int, Frame]:
-        return self.sent[-1]
-
-
-class Stage:
-    """A ledger, its runs, and a few slots."""
-
-    def __init__(self, ledger: SqliteLedger) -> None:
-        self.ledger = ledger
-        self.changes = 0
-        self.runs = Runs(ledger, max_streams=4, changed=self._count)
-        self.slots = [Slot(number, self.runs) for number in range(2)]
-
-    def _count(self) -> None:
-        self.changes += 1
-
-    async def ready(self, slot: Slot, ready: Ready = READY) -> None:
-        slot.ready = ready
-        await self.runs.worker_ready(slot, ready)
-
-    async def lost(self, slot: Slot) -> None:
-        slot.ready = None
-        await self.runs.worker_lost(slot)
-
-    async def start(self, stream: bytes) -> None:
-        await self.ledger.create(
-            NewStream(stream, RECIPE.model_dump_json(), Durability.PROCESS, 60)
-        )
-        await self.runs.start(stream, RECIPE)
-
-    async def step(self, slot: Slot, run: int, index: int, text: str | None) -> None:
-        """One engine step that makes one frame: a token, or the end where there is no text."""
-        if text is None:
-            frame = encode(StreamEnd(index, FinishReason.LENGTH, index, 2))
-            emission = Emission(run, index, (), frame)
-        else:
-            emission = Emission(run, index, (index + 100,), encode(Token(text, index)))
-        await self.runs.worker_step(slot, Step((emission,)))
-
-    async def frames(self, stream: bytes) -> list[object]:
-        return [decode(record.frame)[1] for record in await self.ledger.read(stream, 0, 100)]
-
-
-@pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: 1000)
-    yield Stage(ledger)
-    await ledger.close()
-
-
-A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))
 
 
 async def test_a_stream_waits_for_a_worker_and_then_runs(stage: Stage) -> None:
@@ -142,7 +56,7 @@ async def test_a_worker_that_dies_while_it_is_given_a_stream_is_not_sent_it(stag
     one, two = stage.slots
     await stage.ready(one)
     await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
-    giving = asyncio.create_task(stage.runs.restore(A, RECIPE))
+    giving = asyncio.create_task(stage.runs.restore([A]))
     await asyncio.sleep(0)  # it waits for the ledger now
     assert not giving.done()
     await stage.lost(one)
@@ -283,7 +197,7 @@ async def test_another_engine_does_not_go_on_with_tokens_it_would_not_have_made(
 
 async def test_an_unfinished_stream_of_a_dead_origin_is_taken_over(stage: Stage) -> None:
     await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
-    await stage.runs.restore(A, RECIPE)
+    await stage.runs.restore([A])
     await stage.ready(stage.slots[0])
     assert (await stage.ledger.info(A)).epoch == 2
     assert len(stage.slots[0].sent) == 1

@@ -1,0 +1,58 @@
+"""Opens the ledger that the settings name: a SQLite file, or a PostgreSQL that origins share."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from ledger.errors import ConfigError
+from ledger.interface import Ledger
+from ledger.retention import RetentionSettings
+from ledger.sqlite import SqliteLedger
+from origin.config import LedgerConfig
+
+log = structlog.get_logger("origin")
+
+
+async def open_ledger(config: LedgerConfig, data: Path, now_ms: Callable[[], int]) -> Ledger:
+    """The ledger of an origin whose folder is `data`; `now_ms` gives Unix time in ms.
+
+    Raises `ConfigError` where the driver for PostgreSQL is not installed, `LedgerFailed` where
+    the storage cannot be opened.
+    """
+    if config.url is None:
+        retention = RetentionSettings(
+            max_stream_bytes=config.max_stream_bytes,
+            max_ledger_bytes=config.max_ledger_bytes,
+            cold_after_s=config.cold_after_s,
+        )
+        path = config.path or data / "ledger.db"
+        return await SqliteLedger.open(path, now_ms, retention=retention)
+    try:
+        from ledger.postgres import PostgresLedger
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "ledger":
+            raise  # a fault of ours, not of the installation
+        raise ConfigError(
+            f"the package {error.name!r} is not installed",
+            field="ledger.url",
+            hint="pip install 'tailrace[postgres]'",
+        ) from error
+    owner = owner_name(config.owner)
+    log.info("ledger.shared", owner=owner, lease_s=config.lease_s)
+    url = config.url.get_secret_value()
+    return await PostgresLedger.open(url, now_ms, owner=owner, lease_s=config.lease_s)
+
+
+def owner_name(name: str | None, random: Callable[[int], bytes] = secrets.token_bytes) -> str:
+    """Who a process is in a shared ledger.
+
+    Never the same twice: a restarted origin has lost its runs, so it must not pass for the
+    living owner of the streams that it had.
+    """
+    return f"{name or f'{socket.gethostname()}:{os.getpid()}'}:{random(4).hex()}"

@@ -1,0 +1,79 @@
+"""Two origins and two edges on one PostgreSQL, and a reader that notes when events come."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.e2e.processes import Edge, Origin
+from tests.e2e.sse import SSE, Reading, events
+
+
+def request(seed: int, tokens: int) -> dict[str, Any]:
+    """A body that gives the same text each time."""
+    return {
+        "model": "demo",
+        "prompt": "Once upon a time",
+        "max_tokens": tokens,
+        "temperature": 0.8,
+        "seed": seed,
+        "ignore_eos": True,
+    }
+
+
+class Cluster:
+    """Two origins that share a ledger and their keys; each edge prefers one of them."""
+
+    def __init__(self, folder: Path, dsn: str) -> None:
+        self.folder = folder
+        self.settings = folder / "tailrace.toml"
+        self.settings.write_text(
+            f'[ledger]\nurl = "{url_of(dsn)}"\n[origin]\nkeys = "{folder / "keys.json"}"\n'
+        )
+        one, two = self.origin("one"), self.origin("two")
+        self.origins = [one, two]
+        self.edges = [Edge(one, two), Edge(two, one)]
+
+    def origin(self, name: str, port: int | None = None) -> Origin:
+        return Origin(self.folder / name, port, config=self.settings)
+
+    def count(self, origin: int, message: str) -> int:
+        """How often an origin has logged that."""
+        return len(self.logged(origin, message))
+
+    def logged(self, origin: int, message: str) -> list[dict[str, Any]]:
+        return [e for e in self.origins[origin].events if e.get("message") == message]
+
+
+def url_of(dsn: str) -> str:
+    """`name=value` pairs as the URL that the settings want."""
+    return f"postgresql:///?{urlencode(conninfo_to_dict(dsn))}"
+
+
+class Reader:
+    """Reads one stream from its start; `under_way` when it has so many events."""
+
+    def __init__(self, under_way_at: int) -> None:
+        self.reading = Reading()
+        self.under_way = asyncio.Event()
+        self._under_way_at = under_way_at
+        self._times_s: list[float] = []
+
+    async def read(self, client: httpx.AsyncClient, edge: Edge, body: dict[str, Any]) -> None:
+        url = f"{edge.url}/v1/generate"
+        async with client.stream("POST", url, json=body, headers=SSE) as response:
+            async for event in events(response):
+                self.reading.events.append(event)
+                self._times_s.append(asyncio.get_running_loop().time())
+                if len(self._times_s) == self._under_way_at:
+                    self.under_way.set()
+
+    @property
+    def longest_pause_s(self) -> float:
+        """Between two events."""
+        return max(b - a for a, b in zip(self._times_s, self._times_s[1:], strict=False))

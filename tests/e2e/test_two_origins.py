@@ -1,0 +1,129 @@
+"""Two origins and two edges on one PostgreSQL: a dead origin's streams go on at the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.cluster import Cluster, Reader, request
+from tests.e2e.processes import Edge, running
+from tests.e2e.sse import SSE, Reading, events, resume, start
+from tests.ledger.postgres_server import PostgresServer
+
+pytestmark = pytest.mark.anyio
+
+TOKENS = 150
+LONG = 400
+BEFORE_THE_KILL = 20
+"""Events that every reader has when an origin is killed."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    made = PostgresServer.make()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+async def standing(
+    server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Cluster]:
+    """For tests that kill nothing."""
+    with server.database() as dsn:
+        made = Cluster(tmp_path_factory.mktemp("cluster"), dsn)
+        async with running(*made.origins, *made.edges):
+            yield made
+
+
+@pytest.fixture
+async def cluster(server: PostgresServer, tmp_path: Path) -> AsyncIterator[Cluster]:
+    with server.database() as dsn:
+        made = Cluster(tmp_path, dsn)
+        async with running(*made.origins, *made.edges):
+            yield made
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+async def test_a_killed_origins_streams_go_on_at_the_other(
+    cluster: Cluster, client: httpx.AsyncClient, dead: int
+) -> None:
+    bodies = [request(seed, TOKENS) for seed in (1, 2, 3, 4)]
+    whole = [await start(client, cluster.edges[0].url, body) for body in bodies]
+    readers = [Reader(BEFORE_THE_KILL) for _ in bodies]
+    async with asyncio.TaskGroup() as group:
+        for number, (reader, body) in enumerate(zip(readers, bodies, strict=True)):
+            group.create_task(reader.read(client, cluster.edges[number % 2], body))
+        for reader in readers:
+            await reader.under_way.wait()
+        await cluster.origins[dead].kill()
+    for reader, uninterrupted in zip(readers, whole, strict=True):
+        assert reader.reading.text == uninterrupted.text
+        assert reader.reading.indexes == uninterrupted.indexes
+        assert reader.reading.end == uninterrupted.end
+    taken = cluster.logged(1 - dead, "stream.taken_over")
+    assert [event["epoch"] for event in taken] == [2, 2]
+    assert all(BEFORE_THE_KILL <= int(event["frames"]) < TOKENS for event in taken)
+
+
+async def test_a_stream_is_resumed_at_the_other_origin_while_the_first_generates_it(
+    standing: Cluster, client: httpx.AsyncClient
+) -> None:
+    one, two = standing.edges
+    whole = await start(client, one.url, request(5, LONG))
+    cut = await start(client, one.url, request(5, LONG), stop_after=10)
+    joined = await resume(client, two.url, cut)
+    assert (joined.text, joined.indexes) == (whole.text, whole.indexes)
+    assert joined.end == whole.end
+    assert standing.count(1, "stream.taken_over") == 0
+
+
+async def test_a_token_of_one_origin_is_good_at_the_other(
+    standing: Cluster, client: httpx.AsyncClient
+) -> None:
+    one, two = standing.edges
+    reading = await start(client, one.url, request(6, 10))
+    answer = await client.get(
+        f"{two.url}/v1/generate/{reading.stream}", headers={"Tailrace-Token": reading.token}
+    )
+    assert answer.status_code == 200
+    assert answer.json()["text"] == reading.text
+
+
+async def test_a_stream_is_cancelled_at_the_other_origin(
+    standing: Cluster, client: httpx.AsyncClient
+) -> None:
+    one, two = standing.edges
+    refused = standing.count(0, "append.refused")
+    url = f"{one.url}/v1/generate"
+    reading = Reading()
+    async with client.stream("POST", url, json=request(7, LONG), headers=SSE) as response:
+        stream, token = (response.headers[f"Tailrace-{name}"] for name in ("Stream", "Token"))
+        async for event in events(response):
+            reading.events.append(event)
+            if len(reading.events) == 10:
+                target = f"{two.url}/v1/generate/{stream}/cancel"
+                cancelled = await client.post(target, headers={"Tailrace-Token": token})
+                assert cancelled.json()["state"] == "ended"
+    assert reading.end["finish_reason"] == "cancelled"
+    assert reading.indexes == list(range(len(reading.events)))
+    assert cancelled.json()["next_index"] == len(reading.events) < LONG
+    await standing.origins[0].saw("append.refused", refused + 1)  # and it has stopped
+
+
+async def test_an_open_that_is_sent_to_both_origins_makes_one_stream(
+    standing: Cluster, client: httpx.AsyncClient
+) -> None:
+    async def open_at(edge: Edge) -> tuple[str, str]:
+        body, headers = request(8, 60), {"Idempotency-Key": "the same"}
+        answer = await client.post(f"{edge.url}/v1/generate", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer.headers["Tailrace-Stream"], answer.json()["text"]
+
+    for _ in range(2):  # the second time it is there already
+        first, second = await asyncio.gather(*map(open_at, standing.edges))
+        assert first == second
