@@ -156,6 +156,12 @@ class Overloaded(Unavailable):
     code = "overloaded"
 
 
+class LedgerAway(Unavailable):
+    """The ledger's server cannot be reached for now; what it has acknowledged it keeps."""
+
+    code = "ledger_away"
+
+
 class LedgerFull(Overloaded):
     """The ledger is at its size limit: no new streams, and running ones can only end."""
 

@@ -1,0 +1,143 @@
+"""The tables of a ledger on PostgreSQL, and what a server must be like to hold one.
+
+Everything lies in the schema `tailrace`, so a database holds one ledger. Text is stored as
+UTF-8 in `bytea`: no encoding, collation or NUL of the server's can get in its way.
+
+A stream's short id `sid` has the number of its partition in its upper 32 bits: the hour in
+which it was created, plus one. Partition 0 is for the streams of objects, which have no
+retention and may live for years. When all streams of an hour are gone, so is its partition.
+"""
+
+from __future__ import annotations
+
+from psycopg import AsyncConnection
+
+from ledger.errors import ConfigError
+
+SCHEMA_VERSION = 1
+MIN_SERVER_VERSION = 15_00_00
+SETUP_LOCK = 0x54_52_4C_31  # "TRL1": the advisory lock of who makes or changes tables
+SID_BITS = 32
+"""Lower bits of a sid: a number that no other stream of its partition has."""
+DURABLE = ("on", "remote_apply")
+"""Values of synchronous_commit under which what was acknowledged is never lost."""
+
+_TABLES = """
+CREATE TABLE version (version int NOT NULL);
+CREATE TABLE owner (
+    lease   bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    name    bytea  NOT NULL UNIQUE,
+    expires timestamptz NOT NULL,              -- by the clock of this server
+    commits bigint NOT NULL DEFAULT 0          -- number of the last group commit
+) WITH (fillfactor = 50);
+CREATE SEQUENCE stream_number;
+CREATE TABLE stream (                          -- what never changes of a stream
+    sid             bigint   PRIMARY KEY,
+    id              bytea    NOT NULL UNIQUE,  -- 16 random bytes, the public id
+    kind            smallint NOT NULL,
+    durability      smallint NOT NULL,
+    recipe          bytea    NOT NULL,         -- what a continuation needs, JSON
+    created_ms      bigint   NOT NULL,         -- Unix time
+    idempotency_key bytea    UNIQUE,
+    request_hash    bytea    NOT NULL
+);
+-- What changes with each commit: small rows with room beside them, so that an update stays on
+-- its page and touches no index (PostgreSQL's README.HOT).
+CREATE TABLE head (
+    sid        bigint   PRIMARY KEY,
+    epoch      bigint   NOT NULL,              -- fencing number of the current producer
+    next_index bigint   NOT NULL,
+    lease      bigint,                         -- the producer's
+    ttl_ms     bigint   NOT NULL,
+    expires_ms bigint   NOT NULL,              -- Unix time; slides with reads after the end
+    kind       smallint NOT NULL,
+    ended      boolean  NOT NULL
+) WITH (fillfactor = 50);
+CREATE INDEX head_unfinished ON head (sid) WHERE NOT ended AND kind = 0;
+CREATE INDEX head_by_expiry ON head (expires_ms) WHERE ended AND kind = 0;
+CREATE TABLE frame (
+    sid   bigint NOT NULL,
+    index bigint NOT NULL,
+    ids   bytea,                               -- token ids, LEB128
+    frame bytea  NOT NULL,
+    PRIMARY KEY (sid, index)
+) PARTITION BY RANGE (sid);
+CREATE TABLE frame_0 PARTITION OF frame FOR VALUES FROM (0) TO (4294967296);
+CREATE TABLE expired (sid bigint PRIMARY KEY); -- streams that are gone, frames that are not yet
+CREATE SEQUENCE object_epoch;
+CREATE TABLE object (
+    oid           bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    kind          bytea  NOT NULL,
+    name          bytea  NOT NULL,
+    epoch         bigint NOT NULL,
+    lease         bigint,                      -- the owner's
+    used_ms       bigint NOT NULL,             -- Unix time of the last claim or write
+    alarm_ms      bigint,                      -- Unix time
+    alarm_retries bigint NOT NULL DEFAULT 0,
+    UNIQUE (kind, name)
+) WITH (fillfactor = 70);
+CREATE INDEX object_by_alarm ON object (alarm_ms) WHERE alarm_ms IS NOT NULL;
+CREATE TABLE value (
+    oid   bigint NOT NULL,
+    name  bytea  NOT NULL,
+    value bytea  NOT NULL,
+    PRIMARY KEY (oid, name)
+);
+"""
+
+
+async def check_server(connection: AsyncConnection) -> None:
+    """Raise `ConfigError` where this server would not keep what it acknowledges."""
+    if connection.info.server_version < MIN_SERVER_VERSION:
+        raise ConfigError(
+            f"PostgreSQL {connection.info.server_version // 10_000} is too old",
+            field="ledger.url",
+            hint=f"version {MIN_SERVER_VERSION // 10_000} or newer",
+        )
+    cursor = await connection.execute(
+        "SELECT current_setting('synchronous_commit'), current_setting('fsync')"
+    )
+    row = await cursor.fetchone()
+    assert row is not None  # a SELECT without FROM has one row
+    if row[0] not in DURABLE:
+        raise ConfigError(
+            f"synchronous_commit is {row[0]!r}: acknowledged tokens could be lost",
+            field="ledger.url",
+            hint="set synchronous_commit = on for this server, database and role",
+        )
+    if row[1] != "on":
+        raise ConfigError(
+            "fsync is off: acknowledged tokens could be lost",
+            field="ledger.url",
+            hint="set fsync = on and restart the server",
+        )
+
+
+async def prepare(connection: AsyncConnection) -> None:
+    """Make the tables where there are none; `ConfigError` if a newer Tailrace made them.
+
+    Two origins may do this at once: the second one waits for the first.
+    """
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", (SETUP_LOCK,))
+        cursor = await connection.execute("SELECT to_regclass('tailrace.version')::text")
+        row = await cursor.fetchone()
+        if row is None or row[0] is None:
+            await _make(connection)
+        cursor = await connection.execute("SELECT version FROM version")
+        row = await cursor.fetchone()
+    found = 0 if row is None else int(row[0])
+    if found != SCHEMA_VERSION:
+        raise ConfigError(
+            f"the ledger in this database is of version {found}, not {SCHEMA_VERSION}",
+            field="ledger.url",
+            hint="a newer Tailrace made it; use that one, or another database",
+        )
+
+
+async def _make(connection: AsyncConnection) -> None:
+    await connection.execute("CREATE SCHEMA IF NOT EXISTS tailrace")
+    for statement in _TABLES.split(";\n"):
+        if statement.strip():
+            await connection.execute(statement.encode())
+    await connection.execute("INSERT INTO version VALUES ($1)", (SCHEMA_VERSION,))

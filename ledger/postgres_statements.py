@@ -1,0 +1,222 @@
+"""The statements that run often, in one place. `$n` are libpq's placeholders."""
+
+from __future__ import annotations
+
+CHANNEL = "tailrace"
+"""Where origins tell each other which streams have moved on: `lease sid sid …`, or `lease *`."""
+
+# ---- group commit ----
+
+# The usual commit: what memory believes of the streams is checked and changed by one
+# statement, its own transaction. If a single row is not as believed (another epoch, another
+# index, an owner that was replaced) the division fails and with it everything; the careful
+# way below then finds out what is wrong. 64 frames take one round trip instead of three.
+COMMIT = """
+WITH moved AS (
+    UPDATE head SET next_index = m.after, ended = m.ends,
+        expires_ms = CASE WHEN m.ends THEN $6::bigint + head.ttl_ms ELSE head.expires_ms END
+    FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::boolean[])
+        AS m (sid, epoch, first, after, ends)
+    WHERE head.sid = m.sid AND head.epoch = m.epoch AND head.next_index = m.first
+        AND NOT head.ended
+    RETURNING 1
+), stored AS (
+    INSERT INTO frame
+    SELECT * FROM unnest($7::bigint[], $8::bigint[], $9::bytea[], $10::bytea[])
+), numbered AS (
+    UPDATE owner SET commits = $12 WHERE lease = $11 RETURNING 1
+)
+SELECT 1 / ((SELECT count(*) FROM moved) = cardinality($1::bigint[])
+        AND (SELECT count(*) FROM numbered) = 1)::int,
+    pg_notify($13, $14)
+"""
+
+# The careful way: lock the rows in one order, look, decide, write. The lock on the owner's
+# row waits for a commit of ours that a lost connection may have left under way.
+LOCK_OWNER = "SELECT commits FROM owner WHERE lease = $1 FOR NO KEY UPDATE"
+LOCK_OBJECTS = """
+SELECT o.kind, o.name, o.oid, o.epoch FROM object o
+    JOIN unnest($1::bytea[], $2::bytea[]) AS k (kind, name) ON o.kind = k.kind AND o.name = k.name
+ORDER BY o.oid FOR NO KEY UPDATE OF o
+"""
+LOCK_HEADS = """
+SELECT s.id, h.sid, h.epoch, h.next_index, h.ended
+FROM unnest($1::bytea[]) AS k (id) JOIN stream s ON s.id = k.id JOIN head h ON h.sid = s.sid
+ORDER BY h.sid FOR NO KEY UPDATE OF h
+"""
+NEW_NUMBERS = "SELECT nextval('stream_number') FROM generate_series(1, $1)"
+NUMBER_COMMIT = "UPDATE owner SET commits = $2 WHERE lease = $1"
+INSERT_STREAMS = """
+INSERT INTO stream (sid, id, kind, durability, recipe, created_ms, idempotency_key, request_hash)
+SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bigint[], $4::bigint[], $5::bytea[],
+    $6::bigint[], $7::bytea[], $8::bytea[])
+"""
+INSERT_HEADS = """
+INSERT INTO head (sid, epoch, next_index, lease, ttl_ms, expires_ms, kind, ended)
+SELECT sid, 1, 0, $1, ttl_ms, expires_ms, kind, false
+FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[])
+    AS n (sid, ttl_ms, expires_ms, kind)
+"""
+INSERT_FRAMES = """
+INSERT INTO frame SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[])
+"""
+MOVE_HEADS = """
+UPDATE head SET next_index = m.after, ended = m.ends,
+    expires_ms = CASE WHEN m.ends THEN $4::bigint + head.ttl_ms ELSE head.expires_ms END
+FROM unnest($1::bigint[], $2::bigint[], $3::boolean[]) AS m (sid, after, ends)
+WHERE head.sid = m.sid
+"""
+DROP_STREAMS = """
+WITH gone AS (DELETE FROM stream WHERE sid = ANY ($1) RETURNING sid),
+    headless AS (DELETE FROM head WHERE sid = ANY ($1))
+INSERT INTO expired SELECT sid FROM gone ON CONFLICT DO NOTHING RETURNING sid
+"""
+CLEAR_VALUES = "DELETE FROM value WHERE oid = ANY ($1)"
+DELETE_VALUES = """
+DELETE FROM value v USING unnest($1::bigint[], $2::bytea[]) AS k (oid, name)
+WHERE v.oid = k.oid AND v.name = k.name
+"""
+PUT_VALUES = """
+INSERT INTO value SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bytea[])
+ON CONFLICT (oid, name) DO UPDATE SET value = excluded.value
+"""
+# Every write touches its object's row: FORGET_OBJECTS must see that it is in use.
+TOUCH_OBJECTS = """
+UPDATE object o SET used_ms = $5,
+    alarm_ms = CASE WHEN a.sets THEN NULLIF(a.at_ms, -1) ELSE o.alarm_ms END,
+    alarm_retries = CASE WHEN a.sets THEN a.retries ELSE o.alarm_retries END
+FROM unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::bigint[])
+    AS a (oid, sets, at_ms, retries)
+WHERE o.oid = a.oid
+"""
+NOTIFY = "SELECT pg_notify($1, $2)"
+
+# ---- streams ----
+
+CREATE = """
+WITH made AS (
+    INSERT INTO stream
+        (sid, id, kind, durability, recipe, created_ms, idempotency_key, request_hash)
+    VALUES (($1::bigint << 32) | (nextval('stream_number') & 4294967295),
+        $2, $3, $4, $5, $6, $7, $8)
+    ON CONFLICT DO NOTHING RETURNING sid
+)
+INSERT INTO head (sid, epoch, next_index, lease, ttl_ms, expires_ms, kind, ended)
+SELECT sid, 1, 0, $9, $10, $6 + $10, $3, false FROM made RETURNING sid
+"""
+MADE_BY = "SELECT h.lease FROM stream s JOIN head h ON h.sid = s.sid WHERE s.id = $1"
+SAME_KEY = "SELECT id, request_hash FROM stream WHERE idempotency_key = $1"
+STREAM = """
+SELECT s.sid, s.kind, s.durability, s.recipe, s.created_ms,
+    h.epoch, h.next_index, h.ended, h.ttl_ms, h.expires_ms
+FROM stream s JOIN head h ON h.sid = s.sid WHERE s.id = $1
+"""
+TAKE_OVER = """
+UPDATE head SET epoch = epoch + 1, lease = $2
+WHERE sid = (SELECT sid FROM stream WHERE id = $1) RETURNING sid, epoch, next_index, ended
+"""
+UNFINISHED = """
+SELECT s.id FROM head h JOIN stream s ON s.sid = h.sid LEFT JOIN owner o ON o.lease = h.lease
+WHERE NOT h.ended AND h.kind = 0 AND coalesce(o.expires, '-infinity') <= $1
+ORDER BY s.created_ms, s.sid
+"""
+RECORDS = """
+SELECT frame, ids FROM frame WHERE sid = $1 AND index >= $2 AND index < $2 + $3 ORDER BY index
+"""
+FRAMES = """
+SELECT frame FROM frame WHERE sid = $1 AND index >= $2 AND index < $2 + $3 ORDER BY index
+"""
+# What is new in some streams, from the indexes on that are known: for live tails.
+NEWS = """
+SELECT h.sid, h.epoch, h.next_index, h.ended, f.index, f.frame
+FROM unnest($1::bigint[], $2::bigint[]) AS k (sid, start)
+JOIN head h ON h.sid = k.sid
+LEFT JOIN LATERAL (
+    SELECT index, frame FROM frame
+    WHERE frame.sid = k.sid AND index >= k.start AND index < k.start + $3 ORDER BY index
+) f ON true
+"""
+
+# ---- owners ----
+
+NEW_OWNER = """
+INSERT INTO owner (name, expires)
+VALUES ($1, clock_timestamp() + make_interval(secs => $2)) RETURNING lease
+"""
+END_OWNER = "DELETE FROM owner WHERE name = $1"
+RENEW = """
+UPDATE owner SET expires = clock_timestamp() + make_interval(secs => $2)
+WHERE lease = $1 RETURNING clock_timestamp()
+"""
+FORGET_OWNERS = "DELETE FROM owner WHERE expires < clock_timestamp() - interval '1 hour'"
+
+# ---- objects ----
+
+CLAIM = """
+INSERT INTO object (kind, name, epoch, lease, used_ms)
+VALUES ($1, $2, nextval('object_epoch'), $3, $4)
+ON CONFLICT (kind, name) DO UPDATE
+    SET epoch = nextval('object_epoch'), lease = excluded.lease, used_ms = excluded.used_ms
+RETURNING epoch, alarm_ms, alarm_retries
+"""
+OBJECT_EPOCH = "SELECT epoch FROM object WHERE kind = $1 AND name = $2"
+GET_VALUES = """
+SELECT v.name, v.value FROM object o JOIN value v ON v.oid = o.oid
+WHERE o.kind = $1 AND o.name = $2 AND v.name = ANY ($3)
+"""
+LIST_VALUES = """
+SELECT v.name, v.value FROM value v
+WHERE v.oid = (SELECT oid FROM object WHERE kind = $1 AND name = $2)
+    AND v.name >= $3 AND ($4::bytea IS NULL OR v.name < $4)
+ORDER BY v.name {order} LIMIT $5
+"""
+# Another owner's alarms become ours when its lease lapses, so they are never earlier.
+DUE = """
+SELECT o.kind, o.name, o.alarm_ms, o.alarm_retries
+FROM object o LEFT JOIN owner w ON w.lease = o.lease
+WHERE o.alarm_ms <= $1 AND (o.lease = $2 OR coalesce(w.expires, '-infinity') <= clock_timestamp())
+ORDER BY o.alarm_ms, o.oid LIMIT $3
+"""
+NEXT_ALARM = """
+SELECT min(CASE WHEN o.lease = $1 OR w.expires IS NULL THEN o.alarm_ms
+    ELSE greatest(o.alarm_ms,
+        $2 + ceil(extract(epoch FROM w.expires - clock_timestamp()) * 1000)::bigint) END)
+FROM object o LEFT JOIN owner w ON w.lease = o.lease WHERE o.alarm_ms IS NOT NULL
+"""
+OBJECT_NAMES = """
+SELECT o.name FROM object o
+WHERE o.kind = $1 AND o.name > $2
+    AND (o.alarm_ms IS NOT NULL OR EXISTS (SELECT FROM value v WHERE v.oid = o.oid))
+ORDER BY o.name LIMIT $3
+"""
+
+# ---- retention ----
+
+TOUCH = """
+UPDATE head SET expires_ms = greatest(head.expires_ms, t.expires_ms)
+FROM unnest($1::bigint[], $2::bigint[]) AS t (sid, expires_ms)
+WHERE head.sid = t.sid RETURNING head.sid
+"""
+EXPIRED = """
+SELECT sid FROM head WHERE ended AND kind = 0 AND expires_ms <= $1
+ORDER BY expires_ms LIMIT $2 FOR UPDATE SKIP LOCKED
+"""
+PARTITIONS = """
+SELECT substring(c.relname FROM 7)::bigint FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+WHERE i.inhparent = 'frame'::regclass ORDER BY 1
+"""
+LIVES = "SELECT EXISTS (SELECT FROM head WHERE sid >= $1 AND sid < $2)"
+LEFTOVERS = "SELECT sid FROM expired WHERE sid < $1 ORDER BY sid LIMIT $2"
+PURGE = """
+DELETE FROM frame
+WHERE sid = $1 AND index < (SELECT min(index) FROM frame WHERE sid = $1) + $2
+"""
+FORGET_EXPIRED = "DELETE FROM expired WHERE sid >= $1 AND sid < $2"
+FORGET_OBJECTS = """
+DELETE FROM object WHERE oid IN (
+    SELECT oid FROM object o
+    WHERE o.alarm_ms IS NULL AND o.used_ms < $1
+        AND NOT EXISTS (SELECT FROM value v WHERE v.oid = o.oid)
+    LIMIT $2 FOR UPDATE SKIP LOCKED
+)
+"""

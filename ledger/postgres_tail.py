@@ -1,0 +1,144 @@
+"""What this process knows of a stream that lies in PostgreSQL: who watches, and the last frames.
+
+Sans-I/O. `released` is what readers here may see; the tables may be further when another
+origin appends, and the listener then moves it on. The last frames stay in memory, so that
+a hundred subscribers at the tip cost one read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ledger.errors import Conflict, NotFound, StaleEpoch, TailraceError, WrongIndex
+from ledger.interface import Append, StreamInfo
+
+TAIL_FRAMES = 256
+"""Frames of a stream that stay in memory, as many as a subscriber is given at a time."""
+TAIL_BYTES = 64 * 1024
+"""Bytes of frames of a stream that stay in memory."""
+
+
+@dataclass(slots=True)
+class Head:
+    """A stream as its row in `head` says."""
+
+    sid: int
+    epoch: int
+    next_index: int
+    ended: bool
+
+    def copy(self) -> Head:
+        return Head(self.sid, self.epoch, self.next_index, self.ended)
+
+    def refusal(self, append: Append) -> TailraceError:
+        """Why this append cannot be the next one."""
+        if append.epoch != self.epoch:
+            return StaleEpoch(
+                f"epoch {append.epoch} was replaced by epoch {self.epoch}",
+                field="epoch",
+                hint="another producer owns this stream now; stop appending",
+            )
+        if self.ended:
+            return Conflict("the stream has ended", field="index", hint="nothing follows its end")
+        return WrongIndex(
+            f"index {append.index} is not the next one",
+            field="index",
+            hint=f"the next index is {self.next_index}",
+        )
+
+
+@dataclass(slots=True)
+class PostgresTail:
+    """One resident stream. `frames[0]` has index `first`; `expires_ms` is what is stored."""
+
+    info: StreamInfo
+    head: Head
+    ttl_ms: int
+    expires_ms: int
+    first: int
+    frames: list[bytes] = field(default_factory=list)
+    size: int = 0  # bytes of frames
+    unused: int = 0  # sweeps since it was used
+    watchers: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def released(self) -> int:
+        return self.head.next_index
+
+    def wake(self) -> None:
+        for watcher in tuple(self.watchers):
+            watcher()
+
+    def take(self, start: int, limit: int) -> list[bytes] | None:
+        """Frames from `start` on, or None where memory does not hold them."""
+        begin = start - self.first
+        if begin < 0:
+            return None
+        return self.frames[begin : begin + limit]
+
+    def advance(self, head: Head, start: int, frames: Sequence[bytes]) -> bool:
+        """Learn what is stored: the head, and its last frames, from index `start` on.
+
+        What is older than what is known already is ignored. Returns whether there is news.
+        """
+        known = self.head
+        ahead = head.next_index > known.next_index
+        news = ahead or (head.ended and not known.ended)
+        # Each of the three never goes back, so what is older than what is known changes nothing.
+        if ahead:
+            self._keep(start, frames, head.next_index)
+            known.next_index = head.next_index
+        if head.ended:
+            known.ended = True
+        if head.epoch > known.epoch:
+            known.epoch = head.epoch
+        return news
+
+    def _keep(self, start: int, frames: Sequence[bytes], until: int) -> None:
+        """Put frames behind those in memory; start anew where they do not join."""
+        end = self.first + len(self.frames)
+        if start + len(frames) != until:
+            self.first, self.frames, self.size = until, [], 0
+            return
+        if start > end:
+            self.first, self.frames, self.size, end = start, [], 0, start
+        new = frames[end - start :]
+        self.frames += new
+        self.size += sum(map(len, new))
+        self._trim()
+
+    def _trim(self) -> None:
+        """Drop the older half when there are too many, so that it is not done each time."""
+        if len(self.frames) <= 2 * TAIL_FRAMES and self.size <= 2 * TAIL_BYTES:
+            return
+        count, size = 0, 0
+        for frame in reversed(self.frames):
+            if count == TAIL_FRAMES or size + len(frame) > TAIL_BYTES:
+                break
+            count, size = count + 1, size + len(frame)
+        dropped = len(self.frames) - count
+        del self.frames[:dropped]
+        self.first, self.size = self.first + dropped, size
+
+    def snapshot(self) -> StreamInfo:
+        """The stream as a reader may know it at this moment."""
+        info, head = self.info, self.head
+        return StreamInfo(
+            info.stream,
+            head.epoch,
+            head.next_index,
+            head.ended,
+            info.durability,
+            info.recipe,
+            info.created_ms,
+            info.kind,
+        )
+
+
+def unknown_stream(stream: bytes) -> NotFound:
+    return NotFound(
+        f"no stream {stream.hex()}",
+        code="unknown_stream",
+        hint="it never was, or its retention has passed",
+    )
