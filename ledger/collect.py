@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from ledger.reader import LedgerReader, reading
-from ledger.sqlite import SqliteLedger
+from ledger.interface import Ledger
+from ledger.reader import reading
 
 
-def expired(reader: LedgerReader, now_ms: int) -> int:
-    """How many streams have outlived their retention at `now_ms` (Unix time)."""
-    return reader.number(
-        "SELECT count(*) FROM stream WHERE ended = 1 AND kind = 0 AND expires_ms <= ?", now_ms
-    )
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What went, and what the ledger took before and takes now."""
+
+    removed_streams: int
+    before_bytes: int
+    after_bytes: int
 
 
-def collect(path: Path, now_ms: int) -> dict[str, int]:
-    """Remove what has expired; `ConfigError` while another process owns the ledger."""
-    with reading(path) as reader:  # a file that is no ledger is refused, not made into one
-        before = reader.file_bytes
-    removed = asyncio.run(_expire(path, now_ms))
-    with reading(path) as reader:
-        return {
-            "removed_streams": removed,
-            "file_bytes_before": before,
-            "file_bytes": reader.file_bytes,
-        }
+def collect(place: Path | str, open_ledger: Callable[[], Awaitable[Ledger]]) -> Collected:
+    """Remove what has expired from the ledger at `place`, which `open_ledger` opens.
+
+    Raises `ConfigError` where there is none, or while another process owns the file.
+    """
+    with reading(place) as reader:  # what is no ledger is refused, not made into one
+        before = reader.ledger_bytes()
+    removed = asyncio.run(_expire(open_ledger))
+    with reading(place) as reader:
+        return Collected(removed, before, reader.ledger_bytes())
 
 
-async def _expire(path: Path, now_ms: int) -> int:
-    ledger = await SqliteLedger.open(path, lambda: now_ms)
+async def _expire(open_ledger: Callable[[], Awaitable[Ledger]]) -> int:
+    ledger = await open_ledger()
     try:
         return await ledger.expire()
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ledger.frame import FinishReason, Frame, decode
 from ledger.interface import Record
-from ledger.reader import LedgerReader, Logged, durability_word, kind_word
+from ledger.reader import LedgerReader, durability_word, kind_word
 from ledger.storage import StreamRow
 
 Document = dict[str, Any]
@@ -33,19 +33,19 @@ def frame_document(record: Record) -> Document:
     return {"type": type(frame).__name__, **_fields(frame), "ids": list(record.ids)}
 
 
-def json_lines(reader: LedgerReader, rows: Iterable[StreamRow], logged: Logged) -> Iterator[str]:
+def json_lines(reader: LedgerReader, rows: Iterable[StreamRow]) -> Iterator[str]:
     """For each stream a line of its own, then one for each record."""
     for row in rows:
         yield json.dumps(stream_document(row), ensure_ascii=False)
-        for _, record in reader.records(row, logged):
+        for _, record in reader.records(row):
             line = {"stream": row.id.hex(), **frame_document(record)}
             yield json.dumps(line, ensure_ascii=False)
 
 
-def raw_frames(reader: LedgerReader, rows: Iterable[StreamRow], logged: Logged) -> Iterator[bytes]:
+def raw_frames(reader: LedgerReader, rows: Iterable[StreamRow]) -> Iterator[bytes]:
     """The wire frames of the streams, one after the other; they measure themselves."""
     for row in rows:
-        for _, record in reader.records(row, logged):
+        for _, record in reader.records(row):
             yield record.frame
 
 

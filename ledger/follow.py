@@ -1,9 +1,10 @@
-"""A stream as it grows, read from the ledger's file while its owner writes."""
+"""A stream as it grows, read from where the ledger lies while its owner writes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from ledger.frame import Tag, tag_of
@@ -11,11 +12,13 @@ from ledger.interface import Record
 from ledger.reader import reading
 
 POLL_S = 0.1
-"""Between two looks into the file; another process cannot be woken by its owner."""
+"""Between two looks into the ledger; another process cannot be woken by its owner."""
+RECORDS_AT_ONCE = 4_096
+"""Records that are in memory at a time."""
 
 
 def follow(
-    path: Path,
+    place: Path | str,
     stream: bytes,
     start: int,
     *,
@@ -24,17 +27,17 @@ def follow(
 ) -> Iterator[tuple[int, Record]]:
     """(index, record) from `start` on; with `live` until the StreamEnd, however long."""
     at = start
-    while True:
-        with reading(path) as reader:
+    with reading(place) as reader:
+        while True:
             row = reader.stream(stream)
-            logged = reader.log()
-            # All of it is read before any is given: the snapshot must not outlive a slow reader.
-            new = list(reader.records(row, logged, at))
-        for index, record in new:
-            at = index + 1
-            yield index, record
-        if not live or (new and tag_of(new[-1][1].frame) == Tag.STREAM_END):
-            return
-        if not new and row.ended:
-            return
-        pause(POLL_S)
+            new = list(islice(reader.records(row, at), RECORDS_AT_ONCE))
+            reader.release()  # the moment must not outlive a slow reader
+            yield from new
+            if new:
+                at = new[-1][0] + 1
+                if tag_of(new[-1][1].frame) == Tag.STREAM_END:
+                    return
+            elif not live or row.ended:
+                return
+            else:
+                pause(POLL_S)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ledger.errors import Damaged, FrameError
-from ledger.frame import Logged as LoggedFrame
-from ledger.frame import Tag, decode, tag_of
-from ledger.reader import LedgerReader, Logged
+from ledger.frame import Logged, Tag, decode, tag_of
+from ledger.reader import LedgerReader
 from ledger.storage import StreamRow
-
-PAGE_FINDINGS = 100
-"""What SQLite's own check may name before it stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +36,10 @@ class Verdict:
 
 def verify(reader: LedgerReader, progress: Callable[[int], None] | None = None) -> Verdict:
     """Look at everything; `progress` is called with the number of streams done."""
-    verdict = Verdict()
-    verdict.findings += _pages(reader)
+    verdict = Verdict(findings=[Finding(None, what) for what in reader.damage()])
     try:
-        logged = reader.log()
-        verdict.findings += [Finding(None, error.message) for error in logged.damage]
-        verdict.findings += _objects(reader)
         for row in reader.streams():
-            _check_stream(reader, row, logged, verdict)
+            _check_stream(reader, row, verdict)
             verdict.streams += 1
             if progress is not None:
                 progress(verdict.streams)
@@ -56,27 +48,10 @@ def verify(reader: LedgerReader, progress: Callable[[int], None] | None = None) 
     return verdict
 
 
-def _pages(reader: LedgerReader) -> Iterator[Finding]:
-    try:
-        for (line,) in reader.rows(f"PRAGMA quick_check({PAGE_FINDINGS})"):
-            if line != "ok":
-                yield Finding(None, f"the file's pages: {line}")
-    except Damaged as error:
-        yield Finding(None, error.message)
-
-
-def _objects(reader: LedgerReader) -> Iterator[Finding]:
-    lost = reader.number(
-        "SELECT count(*) FROM object_value WHERE oid NOT IN (SELECT oid FROM object)"
-    )
-    if lost:
-        yield Finding(None, f"{lost} values belong to no object")
-
-
-def _check_stream(reader: LedgerReader, row: StreamRow, logged: Logged, verdict: Verdict) -> None:
+def _check_stream(reader: LedgerReader, row: StreamRow, verdict: Verdict) -> None:
     ended_at: int | None = None
     try:
-        for index, record in reader.records(row, logged):
+        for index, record in reader.records(row):
             if ended_at is not None:
                 raise Damaged(f"index {index} follows the end at index {ended_at}")
             _check_frame(record.frame, index)
@@ -95,7 +70,7 @@ def _check_stream(reader: LedgerReader, row: StreamRow, logged: Logged, verdict:
 def _check_frame(raw: bytes, index: int) -> None:
     """That it is one canonical logged frame on corr 0, and says the index that it has."""
     corr, frame = decode(raw)
-    if not isinstance(frame, LoggedFrame):
+    if not isinstance(frame, Logged):
         raise Damaged(f"index {index} holds a {type(frame).__name__}, which is never logged")
     if corr != 0 or frame.index != index:
         raise Damaged(f"index {index} holds a frame of corr {corr} that says index {frame.index}")

@@ -1,18 +1,24 @@
-"""Ledger files with known streams, for the tests of what looks into them from outside."""
+"""Ledgers with known streams, for the tests of what looks into them from outside."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote, urlencode
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
-from ledger.interface import Append, NewStream, Record
-from ledger.sqlite import SqliteLedger
+from ledger.interface import Append, Ledger, NewStream, ObjectKey, ObjectWrite, Record
+from ledger.record import pack_batch
+from tests.ledger.backends import Backend, PostgresBackend, SqliteBackend
 
 A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))
 WORDS = ("The", " tide", " turns", " é", "…")
+SECRET = "s3cret@/of ours"
 
 
 def token(index: int) -> Record:
@@ -23,30 +29,116 @@ def end(index: int) -> Record:
     return Record(encode(StreamEnd(index, FinishReason.LENGTH, index, 2)), ())
 
 
-async def append(ledger: SqliteLedger, stream: bytes, records: Sequence[Record]) -> None:
+async def append(ledger: Ledger, stream: bytes, records: Sequence[Record]) -> None:
     first = (await ledger.info(stream)).next_index
     batch = [Append(stream, 1, first + n, record) for n, record in enumerate(records)]
     assert await ledger.append(batch) == []
 
 
-async def three_streams(path: Path) -> SqliteLedger:
-    """A long ended stream A, a running one B, an empty one C; the ledger is left open."""
-    ledger = await SqliteLedger.open(path, lambda: 1_000_000)
+async def three_streams(backend: Backend) -> Ledger:
+    """A long ended stream A, a running one B, an empty one C; an object with a value.
+
+    The ledger is left open.
+    """
+    ledger = await backend.open()
     for stream in (A, B, C):
         await ledger.create(NewStream(stream, '{"model":"demo"}', Durability.PROCESS, 60))
     for index in range(0, 1200, 100):
         await append(ledger, A, [token(n) for n in range(index, index + 100)])
     await append(ledger, A, [end(1200)])
     await append(ledger, B, [token(n) for n in range(5)])
+    key = ObjectKey("stream", "one")
+    claimed = await ledger.objects.claim(key)
+    await ledger.objects.write(ObjectWrite(key, claimed.epoch, {"value": b"1"}))
     return ledger
 
 
-@contextmanager
-def editing(path: Path) -> Iterator[sqlite3.Connection]:
-    """The closed file, to be damaged with another program."""
-    connection = sqlite3.connect(path)
-    try:
-        yield connection
-        connection.commit()
-    finally:
+class Place(Backend, Protocol):
+    """Where a ledger lies, and how another program can damage it while it is closed."""
+
+    @property
+    def place(self) -> Path | str: ...
+
+    def edit(self, sql: str, *values: object) -> None: ...
+
+    def mark_ended(self, stream: bytes) -> None:
+        """Only claim that it has ended."""
+        ...
+
+    def put(self, stream: bytes, index: int, frame: bytes) -> None:
+        """One frame more, without checking anything."""
+        ...
+
+    def lose_some_of(self, stream: bytes) -> None:
+        """Some frames of its middle."""
+        ...
+
+    def add_stray_value(self) -> None:
+        """A value of an object that there is not."""
+        ...
+
+
+class SqlitePlace(SqliteBackend):
+    """A file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.place = folder / "ledger.db"
+
+    def edit(self, sql: str, *values: object) -> None:
+        connection = sqlite3.connect(self.place)
+        try:
+            connection.execute(sql, values)
+            connection.commit()
+        finally:
+            connection.close()
+
+    def mark_ended(self, stream: bytes) -> None:
+        self.edit("UPDATE stream SET ended = 1 WHERE id = ?", stream)
+
+    def put(self, stream: bytes, index: int, frame: bytes) -> None:
+        connection = sqlite3.connect(self.place)
+        [(sid,)] = connection.execute("SELECT sid FROM stream WHERE id = ?", (stream,)).fetchall()
         connection.close()
+        self.edit("INSERT INTO log VALUES (1000, ?)", pack_batch([sid], [index], [frame], [()]))
+
+    def lose_some_of(self, stream: bytes) -> None:
+        """One segment of several."""
+        self.edit(
+            "DELETE FROM segment WHERE first = (SELECT min(first) FROM segment WHERE first > 0)"
+            " AND sid = (SELECT sid FROM stream WHERE id = ?)",
+            stream,
+        )
+
+    def add_stray_value(self) -> None:
+        self.edit("INSERT INTO object_value VALUES (99, 'name', x'00')")
+
+
+class PostgresPlace(PostgresBackend):
+    """A database, named by a URL with a password, which a test server never asks for."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(dsn)
+        given = conninfo_to_dict(dsn)
+        user, database = given.pop("user"), given.pop("dbname")
+        where = urlencode({name: str(value) for name, value in given.items()})
+        self.place = f"postgresql://{user}:{quote(SECRET, safe='')}@/{database}?{where}"
+
+    def edit(self, sql: str, *values: object) -> None:
+        with psycopg.connect(self.dsn, options="-c search_path=tailrace") as connection:
+            connection.execute(sql.encode(), values)
+
+    def mark_ended(self, stream: bytes) -> None:
+        self.edit(f"UPDATE head SET ended = true WHERE sid = {_SID}", stream)
+
+    def put(self, stream: bytes, index: int, frame: bytes) -> None:
+        self.edit(f"INSERT INTO frame VALUES ({_SID}, %s, NULL, %s)", stream, index, frame)
+
+    def lose_some_of(self, stream: bytes) -> None:
+        self.edit(f"DELETE FROM frame WHERE sid = {_SID} AND index IN (700, 701)", stream)
+
+    def add_stray_value(self) -> None:
+        self.edit("INSERT INTO value VALUES (99, 'name', '')")
+
+
+_SID = "(SELECT sid FROM stream WHERE id = %s)"
