@@ -193,3 +193,20 @@ class ModelError(TailraceError):
     """A checkpoint that cannot be served: names the file and the tensor or key."""
 
     code = "bad_model"
+
+
+# ---- said in more than one place ----
+
+
+def unknown_stream(stream: bytes) -> NotFound:
+    return NotFound(
+        f"no stream {stream.hex()}",
+        code="unknown_stream",
+        hint="it never was, or its retention has passed",
+    )
+
+
+def damaged_stream(stream: bytes, what: str) -> Damaged:
+    return Damaged(
+        f"stream {stream.hex()}: {what}", hint="the file is damaged; restore it from a copy"
+    )

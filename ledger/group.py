@@ -67,6 +67,11 @@ class GroupCommit:
     def has_room(self) -> bool:
         return self.forming.bytes < MAX_FORMING_BYTES
 
+    @property
+    def ready(self) -> bool:
+        """Whether the forming group may grow now."""
+        return self._failure is None and self.forming.bytes < MAX_FORMING_BYTES
+
     async def room(self) -> None:
         """Wait until the forming group may grow; raises the failure of a broken ledger."""
         while not self.has_room and self._failure is None:

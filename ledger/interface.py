@@ -70,7 +70,7 @@ class Append(NamedTuple):
 
     stream: bytes
     epoch: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
     record: Record
 
 

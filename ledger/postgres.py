@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from psycopg import AsyncConnection
 
-from ledger.errors import Conflict
+from ledger.errors import Conflict, unknown_stream
 from ledger.interface import Append, NewStream, Record, Refusal, StreamInfo, StreamKind
 from ledger.postgres_careful import key_bytes, notice, ttl_ms
 from ledger.postgres_commit import Writer
@@ -40,7 +40,7 @@ from ledger.postgres_statements import (
     TAKE_OVER,
     UNFINISHED,
 )
-from ledger.postgres_tail import Head, PostgresTail, unknown_stream
+from ledger.postgres_tail import Head, PostgresTail
 
 
 class PostgresLedger:

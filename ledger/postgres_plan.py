@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ledger.errors import Conflict, StaleEpoch, TailraceError
+from ledger.errors import Conflict, StaleEpoch, TailraceError, unknown_stream
 from ledger.frame import Tag, tag_of
 from ledger.interface import Alarm, Append, NewStream, ObjectKey, ObjectWrite
 from ledger.postgres_rows import pack_ids
-from ledger.postgres_tail import Head, unknown_stream
+from ledger.postgres_tail import Head
 
 
 @dataclass(slots=True, eq=False)

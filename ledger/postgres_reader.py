@@ -16,12 +16,11 @@ import psycopg
 from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
 
-from ledger.errors import ConfigError, Damaged, LedgerFailed, TailraceError
+from ledger.errors import ConfigError, Damaged, LedgerFailed, TailraceError, unknown_stream
 from ledger.frame import Tag, tag_of
 from ledger.interface import Record, StreamKind
 from ledger.postgres_rows import unpack_ids
 from ledger.postgres_schema import SCHEMA_VERSION
-from ledger.postgres_tail import unknown_stream
 from ledger.postgres_url import PostgresUrl
 from ledger.reader import STREAMS_AT_ONCE
 from ledger.status import Status, Stored, per_frame

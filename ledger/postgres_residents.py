@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ledger.errors import unknown_stream
 from ledger.frame import Durability, Tag, tag_of
 from ledger.interface import StreamInfo, StreamKind
 from ledger.postgres_link import Pool
 from ledger.postgres_statements import STREAM
-from ledger.postgres_tail import Head, PostgresTail, unknown_stream
+from ledger.postgres_tail import Head, PostgresTail
 
 IDLE_SWEEPS = 10
 """A stream that nobody has used for so many sweeps is forgotten until it is asked for."""

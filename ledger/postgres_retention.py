@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from psycopg import AsyncConnection
 
+from ledger.errors import unknown_stream
 from ledger.interface import StreamKind
 from ledger.postgres_link import Pool
 from ledger.postgres_partition import drop_partitions, purge_leftovers
 from ledger.postgres_residents import Residents
 from ledger.postgres_rows import Ints
 from ledger.postgres_statements import DROP_STREAMS, EXPIRED, FORGET_OBJECTS, TOUCH
-from ledger.postgres_tail import PostgresTail, unknown_stream
+from ledger.postgres_tail import PostgresTail
 
 EXPIRE_STREAMS = 64
 """Streams removed per transaction, to keep each one short."""

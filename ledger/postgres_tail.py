@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ledger.errors import Conflict, NotFound, StaleEpoch, TailraceError, WrongIndex
+from ledger.errors import Conflict, StaleEpoch, TailraceError, WrongIndex
 from ledger.interface import Append, StreamInfo
 
 TAIL_FRAMES = 256
@@ -134,11 +134,3 @@ class PostgresTail:
             info.created_ms,
             info.kind,
         )
-
-
-def unknown_stream(stream: bytes) -> NotFound:
-    return NotFound(
-        f"no stream {stream.hex()}",
-        code="unknown_stream",
-        hint="it never was, or its retention has passed",
-    )

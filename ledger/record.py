@@ -1,12 +1,13 @@
 """The bytes of a log row and of a segment.
 
-Both begin with a CRC-32 of the rest and a count, then hold columns: fixed-width integers
-(little-endian), then the token ids, then the frames one after the other. A frame measures
-itself, so that a column of lengths is not needed; columns are packed and read in a few C
-calls, and the frames of a segment can be sliced out without looking at the ids.
+Both begin with a CRC-32 of the rest and a count, then hold columns of integers and the frames
+one after the other. A column is one byte that says its width (1, 2, 4 or 8 bytes, what its
+largest number needs), then its numbers, little-endian: packed and read in a few C calls. A
+frame measures itself, so that lengths are not needed, and the frames of a segment can be
+sliced out without looking at the ids.
 
-    log row   crc u32 · n u32 · sid u32[n] · index u64[n] · ids u16[n] · id u32[…] · frames
-    segment   crc u32 · n u32 · bytes of frames u32 · frames · ids u16[n] · id u32[…]
+    log row   crc u32 · n u32 · sids · indexes · ids of each · ids · frames
+    segment   crc u32 · n u32 · bytes of frames u32 · frames · ids of each · ids
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ MAX_ID = 2**32 - 1
 
 _U32 = struct.Struct("<I")
 _SWAP = sys.byteorder == "big"
+_CODES = {array(code).itemsize: code for code in "BHIQ"}
+_WIDTHS = {code: bytes((width,)) for width, code in _CODES.items()}
 _unpack_u32 = _U32.unpack_from
 
 
@@ -48,8 +51,8 @@ def pack_batch(
     """The blob of one log row."""
     return _seal(
         _U32.pack(len(frames)),
-        _column("I", sids),
-        _column("Q", indexes),
+        _column(sids),
+        _column(indexes),
         _pack_ids(ids),
         *frames,
     )
@@ -60,8 +63,8 @@ def unpack_batch(blob: bytes, *, where: str) -> Iterator[Entry]:
     _check(blob, where)
     (count,) = _unpack_u32(blob, 4)
     at = 8
-    sids, at = _take("I", blob, at, count)
-    indexes, at = _take("Q", blob, at, count)
+    sids, at = _take(blob, at, count)
+    indexes, at = _take(blob, at, count)
     ids, at = _take_ids(blob, at, count)
     frames = split_frames(blob[at:])
     for sid, index, frame, some in zip(sids, indexes, frames, ids, strict=True):
@@ -100,12 +103,12 @@ def split_frames(data: bytes) -> list[bytes]:
 
 def _pack_ids(ids: Sequence[tuple[int, ...]]) -> bytes:
     flat = [token_id for some in ids for token_id in some]
-    return _column("H", [len(some) for some in ids]) + _column("I", flat)
+    return _column([len(some) for some in ids]) + _column(flat)
 
 
 def _take_ids(blob: bytes, at: int, count: int) -> tuple[list[tuple[int, ...]], int]:
-    counts, at = _take("H", blob, at, count)
-    flat, at = _take("I", blob, at, sum(counts))
+    counts, at = _take(blob, at, count)
+    flat, at = _take(blob, at, sum(counts))
     ids, begin = [], 0
     for length in counts:
         ids.append(tuple(flat[begin : begin + length]))
@@ -113,17 +116,19 @@ def _take_ids(blob: bytes, at: int, count: int) -> tuple[list[tuple[int, ...]], 
     return ids, at
 
 
-def _column(code: str, values: Sequence[int]) -> bytes:
+def _column(values: Sequence[int]) -> bytes:
+    most = max(values, default=0)
+    code = "B" if most < 1 << 8 else "H" if most < 1 << 16 else "I" if most < 1 << 32 else "Q"
     column = array(code, values)
     if _SWAP:
         column.byteswap()
-    return column.tobytes()
+    return _WIDTHS[code] + column.tobytes()
 
 
-def _take(code: str, blob: bytes, at: int, count: int) -> tuple[array[int], int]:
-    column = array(code)
-    end = at + count * column.itemsize
-    column.frombytes(blob[at:end])
+def _take(blob: bytes, at: int, count: int) -> tuple[array[int], int]:
+    column = array(_CODES[blob[at]])
+    end = at + 1 + count * column.itemsize
+    column.frombytes(blob[at + 1 : end])
     if _SWAP:
         column.byteswap()
     return column, end

@@ -9,36 +9,59 @@ rebuilds the tails from the log.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
-from ledger.errors import Conflict, Damaged, LedgerFailed, NotFound, TailraceError
+from ledger.cold_packer import ColdPacker
+from ledger.cold_reader import SegmentReader
+from ledger.errors import (
+    Conflict,
+    LedgerFailed,
+    NotFound,
+    TailraceError,
+    damaged_stream,
+    unknown_stream,
+)
 from ledger.frame import Durability
 from ledger.group import Group, GroupCommit
 from ledger.interface import Append, NewStream, Record, Refusal, StreamInfo, StreamKind
-from ledger.record import Entry, pack_batch, pack_segment, segment_frames, segment_ids, unpack_batch
+from ledger.record import Entry, pack_batch, pack_segment, unpack_batch
+from ledger.replay import Replay
+from ledger.retention import Retention, RetentionSettings
 from ledger.sqlite_file import SqliteFile
 from ledger.sqlite_objects import SqliteObjects
-from ledger.storage import SegmentRow, Storage, StreamRow
-from ledger.tail import MAX_TAIL_BATCHES, Tail
+from ledger.sqlite_thread import WorkThread
+from ledger.storage import Commit, SegmentRow, Storage, StreamRow, Upkeep
+from ledger.tail import MAX_TAIL_BATCHES, Space, Tail
 
-READ_SEGMENTS = 64
-"""Segments fetched per storage read."""
-MAX_SEGMENTS_PER_COMMIT = 16
+MAX_SEGMENTS_PER_COMMIT = 4
 """Tails that become segments in one commit, so that none takes much longer than others."""
 PRUNE_ROWS = 64
-"""Log rows that are pruned at once."""
-EXPIRE_STREAMS = 64
-"""Streams removed per commit, to keep each one short."""
+"""Log rows that are pruned at once,"""
+PRUNE_BYTES = 512 * 1024
+"""or as many as have so many bytes, if those are fewer."""
+MAX_PRUNE_ROWS = 4 * PRUNE_ROWS
+"""What one commit prunes, at most, however much has become prunable."""
+MAX_SEGMENT_BYTES = 64 * 1024
+"""Frame bytes of one segment, unless a single frame has more: so that it goes quickly, too."""
+
+_PROCESS = Durability.PROCESS  # a global is found quicker than an enum's member
 
 
 class SqliteLedger:
     """`ledger.interface.Ledger` over a `Storage`. One event loop, one owner; see `open`."""
 
-    def __init__(self, storage: Storage, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        now_ms: Callable[[], int],
+        retention: RetentionSettings = RetentionSettings(),
+        upkeep: Upkeep | None = None,
+    ) -> None:
         self._storage = storage
+        self._upkeep = upkeep
         self._now_ms = now_ms
         self._tails: dict[bytes, Tail] = {}
         self._by_sid: dict[int, Tail] = {}
@@ -51,22 +74,59 @@ class SqliteLedger:
         self._removing: set[int] = set()  # sids that go with a commit under way
         self._seq = 0
         self._sid = 0
-        self._pruned = 0  # log rows below it are gone
+        self._pruned = 1  # log rows below it are gone
+        self._prunable = 1  # those below it may go
+        self._prunable_bytes = 0
+        self._log_sizes: deque[int] = deque()  # of the rows from `_prunable` on
         self._closing = False
         self._commits = GroupCommit(storage, self._prepare, self._release)
         self.objects = SqliteObjects(self, storage, self._commits)
+        self._space = Space(retention.max_stream_bytes)
+        self._retention = Retention(
+            self, storage, upkeep, self._commits, retention, self._space, now_ms
+        )
+        self._packing_thread = WorkThread("ledger-packer")
+        self._segments = SegmentReader(upkeep, self._packing_thread)
+        self._replay = Replay(storage, self._segments)
+        self._packer: ColdPacker | None = None
+        if upkeep is not None:
+            self._packer = ColdPacker(
+                self,
+                storage,
+                upkeep,
+                self._commits,
+                self._segments,
+                self._packing_thread,
+                retention,
+                now_ms,
+            )
+        self._sweeping = asyncio.Lock()
+        self.packing: int | None = None  # the sid that is packed now; None once it is removed
 
     @classmethod
     async def open(
-        cls, path: Path, now_ms: Callable[[], int], *, vfs: str | None = None
+        cls,
+        path: Path,
+        now_ms: Callable[[], int],
+        *,
+        vfs: str | None = None,
+        retention: RetentionSettings = RetentionSettings(),
     ) -> SqliteLedger:
         """Open the ledger file at `path` and recover it; `now_ms` gives Unix time in ms."""
-        return await cls.recover(await SqliteFile.open(path, vfs), now_ms)
+        file = await SqliteFile.open(path, vfs)
+        return await cls.recover(file, now_ms, retention=retention, upkeep=file.upkeep)
 
     @classmethod
-    async def recover(cls, storage: Storage, now_ms: Callable[[], int]) -> SqliteLedger:
-        """A ledger over what `storage` holds."""
-        ledger = cls(storage, now_ms)
+    async def recover(
+        cls,
+        storage: Storage,
+        now_ms: Callable[[], int],
+        *,
+        retention: RetentionSettings = RetentionSettings(),
+        upkeep: Upkeep | None = None,
+    ) -> SqliteLedger:
+        """A ledger over what `storage` holds; without `upkeep` it packs and frees nothing."""
+        ledger = cls(storage, now_ms, retention, upkeep)
         try:
             await ledger._recover()
         except BaseException:
@@ -81,12 +141,14 @@ class SqliteLedger:
             while self._ripe:
                 await self._commits.commit()
             await self._commits.commit()
+        await self._packing_thread.close()
         await self._storage.close()
 
     # ---- streams ----
 
     async def create(self, new: NewStream) -> tuple[StreamInfo, bool]:
         await self._commits.room()
+        await self._retention.find_room()
         async with self._creating:
             existing = await self._with_same_key(new)
             if existing is None:
@@ -121,7 +183,8 @@ class SqliteLedger:
         return stream
 
     async def refuse_taken(self, stream: bytes) -> None:
-        """`Conflict` if there is a stream of this id."""
+        """`Conflict` if there is a stream of this id, `LedgerFull` if there is no room for it."""
+        self._retention.require_room()
         if stream in self._tails or await self._storage.stream_by_id(stream) is not None:
             raise Conflict("the stream id is taken", field="stream")
 
@@ -144,7 +207,9 @@ class SqliteLedger:
             request_hash=new.request_hash,
         )
         self._commits.forming.commit.streams.append(row)
-        return self._keep(row, covered=0)
+        tail = self._keep(row, covered=0)
+        tail.fit(self._space)
+        return tail
 
     async def info(self, stream: bytes) -> StreamInfo:
         return (await self.resident(stream)).snapshot()
@@ -174,13 +239,15 @@ class SqliteLedger:
 
     def drop_stream(self, tail: Tail) -> None:
         """Put the removal of a stream into the forming commit."""
-        self._remove([tail.sid])
+        self.remove([tail.sid])
         tail.wake()
 
-    def _remove(self, sids: Sequence[int]) -> None:
+    def remove(self, sids: Sequence[int]) -> None:
         """Forget streams now; their rows go with the forming commit."""
         self._commits.forming.commit.removed += sids
         self._removing.update(sids)
+        if self.packing in sids:
+            self.packing = None
         for sid in sids:
             if sid in self._by_sid:
                 self._forget(self._by_sid[sid])
@@ -188,8 +255,10 @@ class SqliteLedger:
     # ---- writing ----
 
     async def append(self, batch: Sequence[Append]) -> list[Refusal]:
-        refused = await self._make_ready(batch)
-        group, tails = self._commits.forming, self._tails
+        tails = self._tails
+        at_hand = self._commits.ready and tails.keys() >= {append.stream for append in batch}
+        refused = [] if at_hand else await self._make_ready(batch)
+        group = self._commits.forming
         waits = False
         for append in batch:
             tail = tails.get(append.stream)
@@ -201,7 +270,8 @@ class SqliteLedger:
                 refused.append(Refusal(append, error))
                 continue
             group.add(tail, append.index, len(append.record.frame))
-            waits |= self._release_at_once(tail, group)
+            if tail.info.durability is _PROCESS or self._release_at_once(tail, group):
+                waits = True
         if waits:
             await self._commits.commit()
         else:
@@ -227,13 +297,11 @@ class SqliteLedger:
 
     def _release_at_once(self, tail: Tail, group: Group) -> bool:
         """Release what may be seen before it is stored; True where it must wait for it."""
-        durability = tail.info.durability
-        if durability is Durability.RELAXED:
+        if tail.info.durability is Durability.RELAXED:
             tail.released = tail.accepted
             tail.wake()
             return False
-        if durability is Durability.POWER:
-            group.commit.power = True
+        group.commit.power |= tail.info.durability is Durability.POWER
         return True
 
     def _prepare(self, group: Group) -> None:
@@ -241,30 +309,46 @@ class SqliteLedger:
         commit, seq = group.commit, self._seq + 1
         if group.tails:
             self._put_log_row(group, seq)
+            self._log_sizes.append(len(commit.log))
         self._note_aged(seq)
         if self._ripe:
             self._put_segments(group)
         oldest = next(iter(self._unstored.values())).oldest_seq if self._unstored else seq + 1
-        if oldest - self._pruned >= (1 if self._closing else PRUNE_ROWS):
-            commit.keep_from = self._pruned = oldest
+        self._prune(commit, oldest)
 
     def _put_log_row(self, group: Group, seq: int) -> None:
-        tails, indexes = group.tails, group.indexes
-        frames, ids, unstored = [], [], self._unstored
-        for tail, index in zip(tails, indexes, strict=True):
-            at = index - tail.first
-            frames.append(tail.frames[at])
-            ids.append(tail.ids[at])
-            if self._by_sid.get(tail.sid) is not tail:
+        tails, indexes, unstored = group.tails, group.indexes, self._unstored
+        places = [(t, index - t.first) for t, index in zip(tails, indexes, strict=True)]
+        frames = [tail.frames[at] for tail, at in places]
+        ids = [tail.ids[at] for tail, at in places]
+        sids = [tail.sid for tail in tails]
+        for sid, tail in dict(zip(sids, tails, strict=True)).items():
+            if self._by_sid.get(sid) is not tail:
                 continue  # it has been deleted
-            if tail.sid not in unstored:
+            if sid not in unstored:
                 tail.oldest_seq = seq
-                unstored[tail.sid] = tail
+                unstored[sid] = tail
             if tail.ripe:
-                self._ripe[tail.sid] = tail
+                self._ripe[sid] = tail
         group.commit.seq = seq
-        group.commit.log = pack_batch([tail.sid for tail in tails], indexes, frames, ids)
+        group.commit.log = pack_batch(sids, indexes, frames, ids)
         self._seq = seq
+
+    def _prune(self, commit: Commit, oldest: int) -> None:
+        """Let log rows below `oldest` go, many at a time but never very many."""
+        sizes = self._log_sizes
+        while self._prunable < oldest and sizes and self._may_prune_more:
+            self._prunable_bytes += sizes.popleft()
+            self._prunable += 1
+        rows = self._prunable - self._pruned
+        if rows >= PRUNE_ROWS or self._prunable_bytes >= PRUNE_BYTES or (self._closing and rows):
+            commit.keep_from = self._pruned = self._prunable
+            self._prunable_bytes = 0
+
+    @property
+    def _may_prune_more(self) -> bool:
+        rows = self._prunable - self._pruned
+        return rows < MAX_PRUNE_ROWS and self._prunable_bytes < PRUNE_BYTES
 
     def _note_aged(self, seq: int) -> None:
         for tail in self._unstored.values():
@@ -278,11 +362,10 @@ class SqliteLedger:
         for sid in list(self._ripe)[:MAX_SEGMENTS_PER_COMMIT]:
             tail = self._ripe.pop(sid)
             self._unstored.pop(sid, None)
-            frames, ids = tail.unstored()
-            if frames:
-                row = SegmentRow(sid, tail.stored, len(frames), 0, pack_segment(frames, ids))
-                group.commit.segments.append(row)
+            if tail.accepted > tail.stored:
+                group.commit.segments += _segments_of(tail)
                 group.segmented.append((tail, tail.accepted))
+                self._retention.grew(tail.unstored_bytes)
             if tail.end_accepted:
                 group.commit.ended.append((now + tail.ttl_ms, sid))
 
@@ -315,48 +398,12 @@ class SqliteLedger:
     async def frames(self, stream: bytes, start: int, limit: int) -> list[bytes]:
         tail = await self.resident(stream)
         self._touch(tail)
-        frames: list[bytes] = []
-        while len(frames) < limit and start + len(frames) < tail.released:
-            at, room = start + len(frames), limit - len(frames)
-            found = tail.take(at, room)
-            if found is None:
-                rows = await self._stored(tail, at)
-                found = [frame for row in rows for frame in _frames_of(tail, row, at)]
-            frames += found or await self._missing(tail, at)
-        return frames[:limit]
+        return await self._replay.frames(tail, start, limit)
 
     async def read(self, stream: bytes, start: int, limit: int) -> list[Record]:
         tail = await self.resident(stream)
         self._touch(tail)
-        records: list[Record] = []
-        while len(records) < limit and start + len(records) < tail.released:
-            at, room = start + len(records), limit - len(records)
-            found = tail.records(at, room)
-            if found is None:
-                rows = await self._stored(tail, at)
-                found = [record for row in rows for record in _records_of(tail, row, at)]
-            records += found or await self._missing(tail, at)
-        return records[:limit]
-
-    async def _stored(self, tail: Tail, start: int) -> list[SegmentRow]:
-        """Consecutive segments, the first of which holds index `start`."""
-        try:
-            found = await self._storage.segments(tail.sid, start, READ_SEGMENTS)
-        except Damaged as error:
-            raise damaged(tail.info.stream, f"index {start} on: {error.message}") from error
-        rows, at = [], start
-        for row in found:
-            if not row.first <= at < row.first + row.length:
-                break
-            rows.append(row)
-            at = row.first + row.length
-        return rows
-
-    async def _missing(self, tail: Tail, at: int) -> NoReturn:
-        stream = tail.info.stream
-        if await self._storage.stream_by_id(stream) is None:
-            raise unknown_stream(stream)
-        raise damaged(stream, f"index {at} is missing")
+        return await self._replay.records(tail, start, limit)
 
     def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
         self._tails[stream].watchers.append(wake)
@@ -377,36 +424,54 @@ class SqliteLedger:
     # ---- retention ----
 
     async def expire(self) -> int:
-        now = self._now_ms()
-        self._sweep_memory()
-        removed = 0
-        while True:
-            await self._slide()
-            sids = await self._storage.expired(StreamKind.GENERATION, now, EXPIRE_STREAMS)
-            if not sids:
-                return removed
-            # One that was read a moment ago slides in the next round.
-            gone = [sid for sid in sids if sid not in self._touched]
-            self._remove(gone)
-            removed += len(gone)
+        async with self._sweeping:
+            removed = await self._retention.sweep()
+            await self._retention.clean_up()
+            if self._packer is not None and await self._packer.sweep():
+                await self._retention.clean_up()
+        return removed
 
-    async def _slide(self) -> None:
-        """Store the new expiries of the streams that were read."""
+    async def slide(self) -> None:
+        """Store the new expiries of the streams that were read, and what else is forming."""
         touched, self._touched = self._touched, {}
         self._commits.forming.commit.touched += [(ms, sid) for sid, ms in touched.items()]
         await self._commits.commit()
 
-    def _sweep_memory(self) -> None:
-        """Forget the tails that nobody has used since the last sweep; the busy ones slide."""
+    def sweep_memory(self) -> None:
+        """Store and forget what nobody has used since the last sweep; what is watched slides.
+
+        Of a watched stream that rests, its place is kept and no frame: its readers are at the
+        tip, most likely, and one that is not asks storage.
+        """
         for tail in list(self._by_sid.values()):
             if tail.watchers:
                 self._touch(tail)
-            elif tail.used:
-                tail.used = False
-            elif tail.idle:
+            if tail.was_used():
+                continue
+            if tail.idle:
                 self._forget(tail)
-            elif tail.accepted == tail.released:
+            elif tail.accepted > tail.stored:
                 self._ripe[tail.sid] = tail
+            else:
+                tail.was_stored(tail.stored)
+
+    def was_touched(self, sid: int) -> bool:
+        return sid in self._touched
+
+    def is_watched(self, sid: int) -> bool:
+        return sid in self._by_sid and bool(self._by_sid[sid].watchers)
+
+    def exists(self, sid: int) -> bool:
+        return sid not in self._removing
+
+    def long_running(self, frames: int) -> list[tuple[int, int]]:
+        """(sid, index that segments reach) of resident unended streams with so many frames."""
+        tails = self._by_sid.values()
+        return [(t.sid, t.stored) for t in tails if t.stored >= frames and not t.end_accepted]
+
+    def fit(self) -> None:
+        for tail in self._by_sid.values():
+            tail.fit(self._space)
 
     def _touch(self, tail: Tail) -> None:
         if not tail.ended or tail.info.kind is StreamKind.OBJECT:
@@ -424,7 +489,11 @@ class SqliteLedger:
                     row = await self._storage.stream_by_id(stream)
                     if row is None or row.sid in self._removing:
                         raise unknown_stream(stream)
-                    tail = self._keep(row, await self._storage.covered(row.sid))
+                    covered = await self._storage.covered(row.sid)
+                    size = await self._stored_bytes(row)
+                    tail = self._keep(row, covered)
+                    tail.stored_bytes = size
+                    tail.fit(self._space)
         tail.used = True
         return tail
 
@@ -449,6 +518,12 @@ class SqliteLedger:
         for index in (self._by_sid, self._unstored, self._ripe):
             index.pop(tail.sid, None)
 
+    async def _stored_bytes(self, row: StreamRow) -> int:
+        """What a stream that may still grow has in segments."""
+        if row.ended or self._upkeep is None:
+            return 0
+        return await self._upkeep.stored_bytes(row.sid)
+
     # ---- recovery ----
 
     async def _recover(self) -> None:
@@ -459,22 +534,27 @@ class SqliteLedger:
             entries = list(unpack_batch(blob, where=where))
             await self._load({entry.sid for entry in entries})
             for entry in entries:
-                self._replay(seq, entry)
-            self._pruned = self._pruned or seq
+                self._recover_entry(seq, entry)
+            if not self._log_sizes:
+                self._pruned = self._prunable = seq
+            self._log_sizes.append(len(blob))
             self._seq = seq
+        self.fit()
+        await self._retention.measure()
 
     async def _load(self, sids: set[int]) -> None:
         self._sid = max(self._sid, *sids)
         for row in await self._storage.streams_by_sid([s for s in sids if s not in self._by_sid]):
-            self._keep(row, await self._storage.covered(row.sid))
+            tail = self._keep(row, await self._storage.covered(row.sid))
+            tail.stored_bytes = await self._stored_bytes(row)
 
-    def _replay(self, seq: int, entry: Entry) -> None:
+    def _recover_entry(self, seq: int, entry: Entry) -> None:
         tail = self._by_sid.get(entry.sid)
         if tail is None or entry.at < tail.accepted:
             return  # it was removed, or a segment holds it already
         if entry.at != tail.accepted:
             jump = f"the log jumps from index {tail.accepted} to {entry.at}"
-            raise damaged(tail.info.stream, jump)
+            raise damaged_stream(tail.info.stream, jump)
         tail.accept(Append(tail.info.stream, tail.epoch, entry.at, entry.record))
         tail.released = tail.accepted
         if tail.sid not in self._unstored:
@@ -484,27 +564,22 @@ class SqliteLedger:
             self._ripe[tail.sid] = tail
 
 
-def unknown_stream(stream: bytes) -> NotFound:
-    return NotFound(
-        f"no stream {stream.hex()}",
-        code="unknown_stream",
-        hint="it never was, or its retention has passed",
-    )
+def _segments_of(tail: Tail) -> list[SegmentRow]:
+    """What no segment holds yet, as one segment or, where it is much, as several."""
+    frames, ids = tail.unstored()
+    rows: list[SegmentRow] = []
+    begin = size = 0
+    for at, frame in enumerate(frames):
+        if size and size + len(frame) > MAX_SEGMENT_BYTES:
+            rows.append(_segment(tail, frames, ids, begin, at))
+            begin, size = at, 0
+        size += len(frame)
+    rows.append(_segment(tail, frames, ids, begin, len(frames)))
+    return rows
 
 
-def damaged(stream: bytes, what: str) -> Damaged:
-    return Damaged(
-        f"stream {stream.hex()}: {what}", hint="the file is damaged; restore it from a copy"
-    )
-
-
-def _frames_of(tail: Tail, row: SegmentRow, start: int) -> list[bytes]:
-    """The frames of a segment from index `start` on."""
-    where = f"stream {tail.info.stream.hex()}: segment at index {row.first}"
-    return segment_frames(row.records, where=where)[max(0, start - row.first) :]
-
-
-def _records_of(tail: Tail, row: SegmentRow, start: int) -> list[Record]:
-    frames = _frames_of(tail, row, start)
-    ids = segment_ids(row.records)[max(0, start - row.first) :]
-    return [Record(*pair) for pair in zip(frames, ids, strict=True)]
+def _segment(
+    tail: Tail, frames: list[bytes], ids: list[tuple[int, ...]], begin: int, end: int
+) -> SegmentRow:
+    blob = pack_segment(frames[begin:end], ids[begin:end])
+    return SegmentRow(tail.sid, tail.stored + begin, end - begin, 0, blob)

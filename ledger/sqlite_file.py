@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,8 @@ import apsw
 
 from ledger.errors import ConfigError, Damaged, LedgerFailed
 from ledger.interface import ObjectKey
-from ledger.sqlite_schema import connect_reader, connect_writer, lock
+from ledger.retention_sqlite import SqliteUpkeep
+from ledger.sqlite_schema import BUSY_TIMEOUT_MS, connect_reader, connect_writer, lock
 from ledger.sqlite_thread import WorkThread
 from ledger.storage import Commit, ObjectRow, SegmentRow, StreamRow
 
@@ -27,6 +29,10 @@ CHECKPOINT_PAGES = 4_096
 """WAL pages (4 KiB each) after which they are moved into the database in the background."""
 CHECKPOINT_REST_PAGES = 64
 """What the writer may be asked to move itself, so that a WAL under load can begin anew."""
+WAL_FRAME_BYTES = 4_096 + 24
+"""A page in the WAL, with its header."""
+FILL_BYTES = 1 << 20
+"""Zeros written at once."""
 MAX_CHECKPOINT_PASSES = 5
 """Passes in the background, each of which has less to move than the one before."""
 
@@ -45,7 +51,7 @@ def _insert(table: str, columns: int, *, replace: bool = False) -> str:
 
 
 _INSERT_LOG = _insert("log", 2)
-_INSERT_STREAM = _insert("stream", len(StreamRow._fields))
+_INSERT_STREAM = _insert(f"stream ({_STREAM})", len(StreamRow._fields))
 _INSERT_SEGMENT = _insert("segment", len(SegmentRow._fields), replace=True)
 _UPSERT_OBJECT = (
     _insert("object", len(ObjectRow._fields)) + " ON CONFLICT (oid) DO UPDATE SET"
@@ -62,8 +68,12 @@ class SqliteFile:
         self._writer = writer
         self._local = connect_reader(path, vfs)
         self._reader = connect_reader(path, vfs)
-        self._checkpointer = apsw.Connection(str(path), vfs=vfs)
+        # A connection that has never read does not know of the WAL, and moves nothing.
+        self._checkpointer = connect_reader(path, vfs)
+        self._checkpointer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
         self._lock = lock
+        # Open as long as the connections are: closing it would drop their locks (POSIX).
+        self._synced = os.open(path, os.O_RDONLY)
         self._full = False
         self._failure: LedgerFailed | None = None
         self._writing = WorkThread("ledger-writer")
@@ -71,8 +81,12 @@ class SqliteFile:
         self._moving = WorkThread("ledger-checkpoint")
         self._checkpoint: asyncio.Task[None] | None = None
         self._wal_pages = 0
+        self._vfs = vfs
+        self._filled_wal = False
         self._checkpoint_at = CHECKPOINT_PAGES
         self._finish_checkpoint = False
+        self._cutting_wal = False
+        self.upkeep = SqliteUpkeep(path, self._look, self._read, self._settle)
         writer.set_wal_hook(self._after_commit)
 
     @classmethod
@@ -101,6 +115,7 @@ class SqliteFile:
                 connection.close()
             except apsw.Error as error:
                 self._failure = self._failed(error)
+        os.close(self._synced)
         os.close(self._lock)
 
     # ---- writing ----
@@ -119,24 +134,46 @@ class SqliteFile:
             raise self._failure
         writer = self._writer
         try:
+            if full and not self._filled_wal:
+                self._fill_wal()
             if full != self._full:
                 writer.execute(f"PRAGMA synchronous = {'FULL' if full else 'NORMAL'}")
                 self._full = full
             if self._finish_checkpoint:
-                self._finish_checkpoint = False
-                writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                self._end_checkpoint()
             if commit.only_log:
                 writer.execute(_INSERT_LOG, (commit.seq, commit.log))
                 return
             writer.execute("BEGIN IMMEDIATE")
             for sql, rows in _statements(commit):
                 writer.executemany(sql, rows)
+            if commit.upkeep:
+                self.upkeep.keep_up(writer, commit)
             writer.execute("COMMIT")
         except apsw.Error as error:
             self._failure = self._failed(error)
             raise self._failure from error
 
     # ---- the WAL ----
+
+    def _fill_wal(self) -> None:
+        """Give the WAL its usual size before the first commit that waits for the disk.
+
+        To sync a file that grows takes a commit of the file system's journal too: about twice
+        as long. SQLite takes zeros behind the end of its WAL for what they are, nothing.
+        """
+        self._filled_wal = True
+        if self._vfs is not None:
+            return  # another VFS may keep its files elsewhere
+        with (
+            suppress(OSError),  # a disk without the room for it is no reason not to commit
+            self.path.with_name(self.path.name + "-wal").open("r+b") as wal,
+        ):
+            missing = CHECKPOINT_PAGES * WAL_FRAME_BYTES - wal.seek(0, os.SEEK_END)
+            while missing > 0:
+                missing -= wal.write(bytes(min(missing, FILL_BYTES)))
+            wal.flush()
+            os.fdatasync(wal.fileno())
 
     def _after_commit(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         if pages < self._wal_pages:  # it has begun anew
@@ -148,19 +185,43 @@ class SqliteFile:
         if self._wal_pages >= self._checkpoint_at and self._checkpoint is None:
             self._checkpoint = asyncio.create_task(self._move_wal())
 
+    async def _settle(self, cut: bool) -> None:
+        """Move the WAL; the next commit ends that, and cuts the WAL file off if it shall."""
+        self._cutting_wal = cut
+        if self._checkpoint is None:
+            self._checkpoint = asyncio.create_task(self._move_wal())
+        await asyncio.shield(self._checkpoint)
+
+    def _end_checkpoint(self) -> None:
+        """Move the last few pages; a WAL that is to be cut off is, if no reader needs it."""
+        self._finish_checkpoint = False
+        mode = apsw.SQLITE_CHECKPOINT_PASSIVE
+        if self._cutting_wal:
+            mode, self._cutting_wal = apsw.SQLITE_CHECKPOINT_TRUNCATE, False
+        writer = self._writer
+        writer.set_busy_timeout(0)
+        try:
+            writer.wal_checkpoint(mode=mode)
+        except apsw.BusyError:
+            pass  # a reader needs the WAL, or the next checkpoint has begun: that one will do
+        finally:
+            writer.set_busy_timeout(BUSY_TIMEOUT_MS)
+
     async def _move_wal(self) -> None:
         """Move the WAL while the writer goes on adding to it.
 
         It begins anew only when all of it is moved at some moment. Under load that never
-        happens by itself: the writer is asked for the last few pages then.
+        happens by itself: the writer is asked for the last few pages then. SQLite syncs the
+        database only when all is moved, which would be for the writer to wait for, on the
+        event loop: what has been moved so far is synced here, in the background.
         """
         self._checkpoint_at = self._wal_pages + CHECKPOINT_PAGES
         try:
             for _ in range(MAX_CHECKPOINT_PASSES):
-                pages, moved = await self._moving.run(self._checkpointer.wal_checkpoint)
-                rest = pages - moved
+                moved = await self._moving.run(self._move_and_sync)
+                rest = self._wal_pages - moved
                 if rest <= CHECKPOINT_REST_PAGES:
-                    self._finish_checkpoint = rest > 0 or self._wal_pages > pages
+                    self._finish_checkpoint = rest > 0 or self._cutting_wal
                     break
         except apsw.BusyError:
             pass  # a reader holds on to an old page, or the writer is at it itself
@@ -168,6 +229,11 @@ class SqliteFile:
             self._failure = self._failed(error)
         finally:
             self._checkpoint = None
+
+    def _move_and_sync(self) -> int:
+        _, moved = self._checkpointer.wal_checkpoint()
+        os.fdatasync(self._synced)
+        return moved
 
     # ---- reading ----
 
@@ -210,7 +276,8 @@ class SqliteFile:
     async def last_numbers(self) -> tuple[int, int]:
         rows = self._look(
             "SELECT max((SELECT coalesce(max(sid), 0) FROM stream),"
-            " (SELECT coalesce(max(sid), 0) FROM segment)),"
+            " (SELECT coalesce(max(sid), 0) FROM segment),"
+            " (SELECT coalesce(max(sid), 0) FROM removed)),"
             " (SELECT coalesce(max(oid), 0) FROM object)",
             (),
         )
@@ -298,10 +365,14 @@ def _statements(commit: Commit) -> list[tuple[str, Rows]]:
         (_INSERT_STREAM, commit.streams),
         ("UPDATE stream SET epoch = ? WHERE sid = ?", commit.epochs),
         (_INSERT_LOG, [(commit.seq, commit.log)] if commit.log else ()),
+        ("INSERT INTO dictionary VALUES (?, ?)", commit.dictionaries),
+        ("DELETE FROM segment WHERE sid = ? AND first >= ? AND first < ?", commit.replaced),
         (_INSERT_SEGMENT, commit.segments),
         ("UPDATE stream SET ended = 1, expires_ms = ? WHERE sid = ?", commit.ended),
         ("UPDATE stream SET expires_ms = max(expires_ms, ?) WHERE sid = ?", commit.touched),
-        ("DELETE FROM segment WHERE sid = ?", [(sid,) for sid in commit.removed]),
+        ("UPDATE stream SET cold = 1 WHERE sid = ?", [(sid,) for sid in commit.cold]),
+        ("DELETE FROM dictionary WHERE id = ?", [(number,) for number in commit.unused]),
+        ("INSERT OR IGNORE INTO removed VALUES (?)", [(sid,) for sid in commit.removed]),
         ("DELETE FROM stream WHERE sid = ?", [(sid,) for sid in commit.removed]),
         (_UPSERT_OBJECT, commit.objects),
     ]

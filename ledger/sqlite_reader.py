@@ -12,11 +12,10 @@ import apsw
 
 from ledger.cold import unpack_row
 from ledger.dictionary import Dictionary
-from ledger.errors import ConfigError, Damaged
+from ledger.errors import ConfigError, Damaged, damaged_stream, unknown_stream
 from ledger.interface import Record, StreamKind
 from ledger.reader import STREAMS_AT_ONCE
 from ledger.record import Entry, unpack_batch
-from ledger.sqlite import damaged, unknown_stream
 from ledger.sqlite_file import DAMAGED_HINT
 from ledger.sqlite_schema import BUSY_TIMEOUT_MS, refuse_foreign
 from ledger.status import Status, Stored, per_frame
@@ -212,7 +211,7 @@ class SqliteReader:
         for segment in self._segments(row.sid, start):
             at = at or segment.first * bool(start)  # those before it were not asked for
             if segment.first != at:
-                raise damaged(
+                raise damaged_stream(
                     row.id, f"segment at index {segment.first} does not follow index {at - 1}"
                 )
             for record in self._unpack(segment, row.id):
@@ -223,7 +222,7 @@ class SqliteReader:
             if entry.at < at:
                 continue  # a segment holds it too
             if entry.at != at:
-                raise damaged(row.id, f"the log jumps from index {at - 1} to {entry.at}")
+                raise damaged_stream(row.id, f"the log jumps from index {at - 1} to {entry.at}")
             if at >= start:
                 yield at, entry.record
             at += 1

@@ -11,7 +11,7 @@ import apsw
 
 from ledger.errors import ConfigError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x54_52_4C_31  # "TRL1"
 BUSY_TIMEOUT_MS = 5_000
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
@@ -30,19 +30,24 @@ CREATE TABLE stream (
     ttl_ms          INTEGER NOT NULL,
     expires_ms      INTEGER NOT NULL,         -- Unix time; slides with reads and writes
     idempotency_key TEXT    UNIQUE,
-    request_hash    BLOB    NOT NULL
+    request_hash    BLOB    NOT NULL,
+    cold            INTEGER NOT NULL DEFAULT 0  -- 1 once every segment of an ended stream is
 );
 CREATE INDEX stream_by_expiry ON stream (kind, expires_ms) WHERE ended = 1;
 CREATE INDEX stream_unfinished ON stream (kind, created_ms) WHERE ended = 0;
+-- By the time of the last read, until it is cold.
+CREATE INDEX stream_warm ON stream (expires_ms - ttl_ms) WHERE ended = 1 AND cold = 0;
+CREATE TABLE removed (sid INTEGER PRIMARY KEY);  -- streams whose segments are yet to go
 CREATE TABLE log (seq INTEGER PRIMARY KEY, batch BLOB NOT NULL);
 CREATE TABLE segment (
     sid     INTEGER NOT NULL,
     first   INTEGER NOT NULL,                 -- index of its first record
     length  INTEGER NOT NULL,                 -- records in it
-    coding  INTEGER NOT NULL,                 -- 0: plain, else the dictionary of its zstd frame
+    coding  INTEGER NOT NULL,                 -- 0: plain, else the dictionary it is packed with
     records BLOB    NOT NULL,
     PRIMARY KEY (sid, first)
 ) WITHOUT ROWID;
+CREATE INDEX segment_cold ON segment (coding) WHERE coding > 0;
 CREATE TABLE dictionary (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL);
 CREATE TABLE object (
     oid           INTEGER PRIMARY KEY,        -- short local id, used by object_value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -44,9 +45,13 @@ class WorkThread:
             try:
                 result = work()
             except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
-                self._loop.call_soon_threadsafe(_fail, done, error)
+                self._tell(_fail, done, error)
             else:
-                self._loop.call_soon_threadsafe(_finish, done, result)
+                self._tell(_finish, done, result)
+
+    def _tell(self, what: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(what, *arguments)
 
 
 def _finish(done: asyncio.Future[Any], result: object) -> None:

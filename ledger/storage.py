@@ -61,7 +61,11 @@ class ValueChange(NamedTuple):
 
 @dataclass(slots=True)
 class Commit:
-    """What one group commit stores. `log` is row `seq` of the log, if it is not empty."""
+    """What one group commit stores. `log` is row `seq` of the log, if it is not empty.
+
+    A `removed` stream is gone with the commit; a storage may take its segments away later,
+    as `reclaim` asks it to. The segments that `replaced` names go before `segments` come.
+    """
 
     seq: int = 0
     log: bytes = b""
@@ -75,6 +79,12 @@ class Commit:
     removed: list[int] = field(default_factory=list)  # sids
     objects: list[ObjectRow] = field(default_factory=list)  # new or changed
     values: list[ValueChange] = field(default_factory=list)  # in this order
+    replaced: list[tuple[int, int, int]] = field(default_factory=list)  # (sid, first, beyond)
+    cold: list[int] = field(default_factory=list)  # sids of which every segment is cold
+    dictionaries: list[tuple[int, bytes]] = field(default_factory=list)  # new: (id, bytes)
+    unused: list[int] = field(default_factory=list)  # ids of dictionaries that go
+    reclaim: int = 0  # segments of removed streams that go with it, at most
+    vacuum: int = 0  # free pages that the file gives back, at most
 
     @property
     def only_log(self) -> bool:
@@ -87,6 +97,19 @@ class Commit:
             or self.removed
             or self.objects
             or self.values
+            or self.upkeep
+        )
+
+    @property
+    def upkeep(self) -> bool:
+        """Whether it changes how things are stored, and not only what."""
+        return bool(
+            self.replaced
+            or self.cold
+            or self.dictionaries
+            or self.unused
+            or self.reclaim
+            or self.vacuum
         )
 
     @property
@@ -159,3 +182,57 @@ class Storage(Protocol):
     async def object_names(self, kind: str, after: str, limit: int) -> list[str]: ...
 
     async def close(self) -> None: ...
+
+
+class Sizes(NamedTuple):
+    """What a ledger takes on its disk, in bytes. `garbage`: removed streams have segments."""
+
+    file_bytes: int
+    free_bytes: int  # of the file, in pages that hold nothing
+    wal_bytes: int
+    disk_free_bytes: int  # what else is free where the file lies
+    garbage: bool
+
+    @property
+    def used_bytes(self) -> int:
+        return self.file_bytes - self.free_bytes
+
+
+class Upkeep(Protocol):
+    """What a storage that keeps its files small offers besides; all of it only reads.
+
+    The changes are made by `Commit`: `replaced` to `vacuum`.
+    """
+
+    async def sizes(self) -> Sizes: ...
+
+    def used_bytes(self) -> int:
+        """`Sizes.used_bytes` alone, a few microseconds."""
+        ...
+
+    async def stored_bytes(self, sid: int) -> int:
+        """Bytes of a stream's segments."""
+        ...
+
+    async def to_pack(self, before_ms: int, limit: int) -> list[int]:
+        """Ended streams that nobody has touched since then and that are not cold."""
+        ...
+
+    async def newest_ended(self, limit: int) -> list[int]:
+        """Sids of the ended streams that began last."""
+        ...
+
+    async def dictionary(self, coding: int) -> bytes:
+        """A row of the table; empty if it is not there."""
+        ...
+
+    async def dictionaries(self) -> list[tuple[int, bool]]:
+        """(id, whether a segment needs it), oldest first."""
+        ...
+
+    async def settle(self) -> None:
+        """Move the WAL into the file, which has its new size after the next commit.
+
+        A WAL file that has become long is cut off then, if no reader needs it.
+        """
+        ...

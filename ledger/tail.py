@@ -8,10 +8,11 @@ before it) and `accepted` (the next index a producer may append). Between `store
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ledger.errors import Conflict, StaleEpoch, TooLarge, WrongIndex
+from ledger.errors import Conflict, LedgerFull, StaleEpoch, StreamFull, TooLarge, WrongIndex
 from ledger.frame import Tag, tag_of
 from ledger.interface import Append, Record, StreamInfo
 from ledger.record import MAX_ID, MAX_IDS
@@ -21,6 +22,17 @@ SEGMENT_BYTES = 4 * 1024
 MAX_TAIL_BATCHES = 600
 """A tail whose oldest record is this many log rows old becomes a segment, so that one
 slow stream does not keep the log from being pruned."""
+
+
+@dataclass(slots=True)
+class Space:
+    """What the streams of a ledger may take. `spent`: the ledger has no more for any of them."""
+
+    max_stream_bytes: int = sys.maxsize
+    spent: bool = False
+
+
+_END = int(Tag.STREAM_END)  # an enum's own comparison costs ten times as much
 
 
 @dataclass(slots=True)
@@ -40,8 +52,12 @@ class Tail:
     ids: list[tuple[int, ...]] = field(default_factory=list)
     unstored_bytes: int = 0
     oldest_seq: int = 0  # the log row of the frame at `stored`
-    used: bool = True  # since the last sweep
+    used: bool = True  # since the last sweep; so it was if `swept`, where it was then, differs
+    swept: int = 0
     in_commit: int = 0  # changes of its epoch that are not stored yet
+    stored_bytes: int = 0  # in segments
+    room: int = sys.maxsize  # what `unstored_bytes` may grow to
+    spent: bool = False  # the room is gone because the ledger's is
     watchers: list[Callable[[], None]] = field(default_factory=list)
 
     @classmethod
@@ -54,21 +70,20 @@ class Tail:
 
     def accept(self, append: Append) -> None:
         """Take the next record, or raise `StaleEpoch`, `WrongIndex`, `Conflict`, `TooLarge`."""
-        frame, ids = append.record
-        if append.epoch != self.epoch or append.index != self.accepted or self.end_accepted:
+        _, epoch, index, (frame, ids) = append
+        if epoch != self.epoch or index != self.accepted or self.end_accepted:
             self._refuse(append)
-        if ids and (len(ids) > MAX_IDS or max(ids) > MAX_ID or min(ids) < 0):
-            raise TooLarge(
-                "a record's token ids are out of range",
-                field="ids",
-                hint=f"at most {MAX_IDS} ids from 0 to {MAX_ID}",
-            )
-        self.accepted += 1
+        if ids and (len(ids) > 1 or not 0 <= ids[0] <= MAX_ID):
+            _check_ids(ids)
+        unstored = self.unstored_bytes + len(frame)
+        if tag_of(frame) == _END:
+            self.end_accepted = True
+        elif unstored > self.room:
+            self._refuse_for_room()
+        self.accepted = index + 1
         self.frames.append(frame)
         self.ids.append(ids)
-        self.unstored_bytes += len(frame)
-        if tag_of(frame) == Tag.STREAM_END:
-            self.end_accepted = True
+        self.unstored_bytes = unstored
 
     def _refuse(self, append: Append) -> None:
         if append.epoch != self.epoch:
@@ -84,6 +99,22 @@ class Tail:
             field="index",
             hint=f"the next index is {self.accepted}",
         )
+
+    def _refuse_for_room(self) -> None:
+        if self.spent:
+            raise LedgerFull(
+                "the ledger has no room left",
+                hint="a stream can only be ended now; raise ledger.max_ledger_bytes",
+            )
+        raise StreamFull(
+            "the stream is as large as it may be",
+            hint="end it and go on in another one, or raise ledger.max_stream_bytes",
+        )
+
+    def fit(self, space: Space) -> None:
+        """Take no more than there is room for, from now on; its end always fits."""
+        self.spent = space.spent
+        self.room = -1 if space.spent else space.max_stream_bytes - self.stored_bytes
 
     def withdraw(self, accepted: int) -> None:
         """Undo the acceptance of everything from index `accepted` on."""
@@ -154,10 +185,28 @@ class Tail:
         keep_from = self.stored if self.watchers else until
         del self.frames[: keep_from - self.first], self.ids[: keep_from - self.first]
         self.first, self.stored = keep_from, until
+        before = self.unstored_bytes
         self.unstored_bytes = sum(len(frame) for frame in self.frames[until - keep_from :])
+        self.stored_bytes += before - self.unstored_bytes
+        self.room -= before - self.unstored_bytes
+
+    def was_used(self) -> bool:
+        """Whether anything came, or anybody asked, since this was last called."""
+        used = self.used or self.swept != self.accepted
+        self.used, self.swept = False, self.accepted
+        return used
 
     @property
     def idle(self) -> bool:
         """Whether nothing would be lost by forgetting it until somebody asks again."""
         at_rest = self.stored == self.accepted == self.released and not self.in_commit
         return at_rest and not self.watchers
+
+
+def _check_ids(ids: tuple[int, ...]) -> None:
+    if len(ids) > MAX_IDS or max(ids) > MAX_ID or min(ids) < 0:
+        raise TooLarge(
+            "a record's token ids are out of range",
+            field="ids",
+            hint=f"at most {MAX_IDS} ids from 0 to {MAX_ID}",
+        )

@@ -420,3 +420,18 @@ async def test_idle_streams_leave_memory_and_come_back(tmp_path: Path) -> None:
         for stream in streams:
             assert await ledger.append(tokens(stream, [3])) == []
             assert indexes(await ledger.read(stream, 0, 10)) == [0, 1, 2, 3]
+
+
+async def test_a_watched_stream_that_rests_keeps_no_frame_in_memory(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        await ledger.create(new())
+        woken: list[int] = []
+        ledger.watch(A, lambda: woken.append(ledger.released(A)))
+        await ledger.append(tokens(A, range(5)))
+        for _ in range(3):
+            await ledger.expire()
+        assert ledger.tip(A, 0, 9) is None
+        assert len(await ledger.frames(A, 0, 9)) == 5
+        await ledger.append(tokens(A, [5]))
+        assert woken == [5, 6]
+        assert ledger.tip(A, 5, 9) == [token(5).frame]
