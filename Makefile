@@ -14,7 +14,7 @@ RUNTIME := $(VENV)/.stamp-runtime
 DEV := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check bench-frame bench-decode bench-resume clean
+.PHONY: help up test check bench-frame bench-decode bench-resume bench-ledger bench-kill clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -39,6 +39,12 @@ bench-decode: $(DEV) ## time the demo model's decoding on this machine
 
 bench-resume: $(DEV) ## time what a reader waits when something is cut or killed
 	@$(BIN)/python tests/bench/bench_resume.py $(ARGS)
+
+bench-ledger: $(DEV) ## time the ledger beside Redis, NATS, PostgreSQL and Durable Streams
+	@$(BIN)/python tests/bench/bench_ledger.py $(ARGS)
+
+bench-kill: $(DEV) ## kill a producer 2,000 times and look for all that it was acknowledged
+	@$(BIN)/python tests/bench/bench_kill.py $(ARGS)
 
 clean: ## remove caches and builds; keeps the environment and .tailrace
 	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

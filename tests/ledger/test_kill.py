@@ -2,72 +2,59 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from ledger.errors import NotFound
-from ledger.sqlite import SqliteLedger
-from tests.ledger.producer import STREAMS, record, stream_id
+from tests.ledger.kill_checker import Checker, Nursery
+from tests.ledger.producer import FAILED
 
 pytestmark = pytest.mark.anyio
 
-ROOT = Path(__file__).resolve().parents[2]
 KILLS = 100
 SEED = 20_26
+MAX_ACKNOWLEDGEMENTS = 400
+"""Before a kill; the least is 1."""
 CHECK_EVERY = 5
 """Kills between two looks into the ledger; in between its successor recovers it."""
 
 
-def killed_after(path: Path, acknowledgements: int) -> dict[int, int]:
-    """Run a producer, SIGKILL it then; the highest acknowledged index of each stream."""
-    command = [sys.executable, "-m", "tests.ledger.producer", str(path)]
-    highest: dict[int, int] = {}
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, bufsize=0) as process:
-        assert process.stdout is not None
-        data = b""
-        while data.count(b"\n") < acknowledgements:
-            more = process.stdout.read(4096)
-            assert more, "the producer ended by itself"
-            data += more
-        process.kill()
-        data += process.stdout.read()
-    for line in data.decode().splitlines():
-        number, index = map(int, line.split())
-        highest[number] = max(index, highest.get(number, -1))
-    return highest
-
-
-async def check(path: Path, acknowledged: dict[int, int]) -> int:
-    """Every stream is contiguous, as it was produced, and holds all that was acknowledged."""
-    ledger = await SqliteLedger.open(path, lambda: 0)
-    total = 0
+@contextmanager
+def nursery(path: Path, file_bytes: int | None = None) -> Iterator[Nursery]:
+    made = Nursery(path, file_bytes)
     try:
-        for number in range(STREAMS):
-            try:
-                info = await ledger.info(stream_id(number))
-            except NotFound:
-                assert number not in acknowledged
-                continue
-            assert info.next_index > acknowledged.get(number, -1), "an acknowledged record is lost"
-            records = await ledger.read(stream_id(number), 0, info.next_index)
-            assert records == [record(number, index) for index in range(info.next_index)]
-            total += len(records)
+        yield made
     finally:
-        await ledger.close()
-    return total
+        made.close()
 
 
-@pytest.mark.timeout(600)
 async def test_nothing_acknowledged_is_lost_doubled_or_reordered(tmp_path: Path) -> None:
-    path, random = tmp_path / "ledger.db", Random(SEED)
-    acknowledged: dict[int, int] = {}
-    for kill in range(1, KILLS + 1):
-        for number, index in killed_after(path, random.randint(1, 120)).items():
-            assert index > acknowledged.get(number, -1), "an index was acknowledged twice"
-            acknowledged[number] = index
-        if kill % CHECK_EVERY == 0:
-            assert await check(path, acknowledged) >= sum(acknowledged.values())
+    random, checker = Random(SEED), Checker(tmp_path / "ledger.db")
+    with nursery(checker.path) as lives:
+        for kill in range(1, KILLS + 1):
+            after = random.randint(1, MAX_ACKNOWLEDGEMENTS)
+            assert lives.life(checker, after) == -signal.SIGKILL
+            if kill % CHECK_EVERY == 0:
+                await checker.check()
+                assert checker.findings.broken == {}
+    assert checker.findings.acknowledged > KILLS
+
+
+@pytest.mark.parametrize("file_bytes", [150_000, 400_000, 1_000_000])
+async def test_a_file_that_may_not_grow_stops_the_ledger_and_costs_nothing(
+    tmp_path: Path, file_bytes: int
+) -> None:
+    checker = Checker(tmp_path / "ledger.db")
+    with nursery(checker.path, file_bytes) as lives:
+        assert lives.life(checker, None) == FAILED
+    await checker.check()
+    assert checker.findings.broken == {}
+    assert checker.findings.acknowledged > 0
+    with nursery(checker.path) as lives:  # there is room again
+        assert lives.life(checker, 500) == -signal.SIGKILL
+    await checker.check()
+    assert checker.findings.broken == {}

@@ -1,0 +1,266 @@
+"""A disk under the real SQLite that fills up, fails to sync, and loses its power.
+
+    disk = Disk(Random(seed))
+    vfs = FaultyVfs("faulty", disk)            # keep it while connections are open
+    connection = apsw.Connection(path, vfs="faulty")
+    disk.room = 10_000                          # then it is full
+    disk.fail_sync(3)                           # the third sync from now on fails
+    disk.cut_power(folder)                      # what a machine would find after it
+
+Files are real, so that SQLite's locks and its shared memory work as ever. Beside them the
+disk keeps what would be on the medium: a file's bytes as of its last sync, and the writes
+since. A power cut keeps any of those, in any order, each sector of `SECTOR_BYTES` on its
+own, and may tear one in the middle. Nothing is really synced, which makes it quick.
+
+After a failed sync Linux marks the pages clean and never writes them again ("Can
+Applications Recover from fsync Failures?", USENIX ATC 2020). So does this disk: readers go
+on seeing such a write, no later sync makes it durable, and a power cut may lose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from threading import RLock
+from types import TracebackType
+from typing import NamedTuple
+
+import apsw
+
+SECTOR_BYTES = 512
+"""What a disk writes as a whole; the smallest that is in use."""
+TORN = 0.1
+"""How many of the sectors that a power cut takes are half written."""
+
+
+class Write(NamedTuple):
+    """Bytes at an offset, or (without bytes) a new end of the file."""
+
+    offset: int
+    data: bytes | None
+
+    def apply(self, image: bytearray) -> None:
+        if self.data is None:
+            del image[self.offset :]
+            return
+        missing = self.offset - len(image)
+        if missing > 0:
+            image += bytes(missing)
+        image[self.offset : self.offset + len(self.data)] = self.data
+
+    def sectors(self) -> Iterator[Write]:
+        if self.data is None:
+            yield self
+            return
+        at, end = self.offset, self.offset + len(self.data)
+        while at < end:
+            stop = min(end, (at // SECTOR_BYTES + 1) * SECTOR_BYTES)
+            yield Write(at, self.data[at - self.offset : stop - self.offset])
+            at = stop
+
+
+@dataclass(slots=True)
+class Medium:
+    """One file: its `durable` bytes, and what was written `since` the last sync.
+
+    `linked` says that its name is durable.
+    """
+
+    size: int = 0
+    durable: bytearray = field(default_factory=bytearray)
+    since: list[Write] = field(default_factory=list)
+    linked: bool = False
+
+    def synced(self) -> None:
+        for write in self.since:
+            write.apply(self.durable)
+        self.since.clear()
+
+    def sync_failed(self, random: Random) -> None:
+        """Some of it has reached the medium, and the rest never will."""
+        self.durable[:] = self.after_power_cut(random)
+        self.since.clear()
+
+    def after_power_cut(self, random: Random) -> bytes:
+        """The durable bytes and whatever else has reached the medium."""
+        image = bytearray(self.durable)
+        kept = random.choice((0.0, 0.5, 0.9, 1.0))
+        for write in self.since:
+            for sector in write.sectors():
+                if random.random() < kept:
+                    sector.apply(image)
+                elif sector.data is not None and random.random() < TORN:
+                    torn = sector.data[: random.randrange(len(sector.data))]
+                    Write(sector.offset, torn).apply(image)
+        return bytes(image)
+
+
+class Disk:
+    """The files of one `FaultyVfs`, all in one folder, and what is wrong with the disk they are on.
+
+    `room`: bytes by which files may still grow (None: no end). `syncs` and `writes` count.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.room: int | None = None
+        self.syncs = 0
+        self.writes = 0
+        self._random = random
+        self._failing: int | None = None
+        self._at_write: tuple[int, Callable[[], None]] | None = None
+        self.lock = RLock()  # a write is in the file and in the books, or in neither
+        self._files: dict[str, Medium] = {}
+        self._ghosts: dict[str, bytes] = {}  # unlinked, but their names are not yet gone
+
+    def fail_sync(self, nth: int = 1) -> None:
+        """Let the `nth` sync from now on fail, and the ones after it succeed again."""
+        self._failing = self.syncs + nth
+
+    def call_at_write(self, nth: int, callback: Callable[[], None]) -> None:
+        """Call it, once, in the midst of the `nth` write from now on, in whatever thread."""
+        self._at_write = (self.writes + nth, callback)
+
+    def cut_power(self, folder: Path) -> None:
+        """Write into `folder` what is left of each file; the disk itself goes on."""
+        with self.lock:
+            for name in sorted({*self._files, *self._ghosts}):
+                medium = self._files.get(name)
+                image = None if medium is None else medium.after_power_cut(self._random)
+                if medium is None or not medium.linked:
+                    # Neither the new name nor the removal of the old one is sure.
+                    image = self._random.choice((image, self._ghosts.get(name)))
+                if image is not None:
+                    (folder / Path(name).name).write_bytes(image)
+
+    def kill(self, folder: Path) -> Disk:
+        """What SIGKILL leaves in `folder`: all that was written, if synced or not."""
+        successor = Disk(self._random)
+        with self.lock:
+            for name, medium in self._files.items():
+                copy = folder / Path(name).name
+                copy.write_bytes(Path(name).read_bytes())
+                successor._files[str(copy)] = Medium(
+                    medium.size,
+                    bytearray(medium.durable),
+                    list(medium.since),
+                    medium.linked,
+                )
+        return successor
+
+    # ---- what the VFS reports ----
+
+    def opened(self, name: str, size: int) -> Medium:
+        """A file is opened: one that was there before the disk was is durable as it is."""
+        with self.lock:
+            medium = self._files.get(name)
+            if medium is None:
+                medium = self._files[name] = Medium(size)
+                if size:
+                    medium.durable[:] = Path(name).read_bytes()
+                    medium.linked = True
+            return medium
+
+    def deleted(self, name: str, *, durably: bool) -> None:
+        with self.lock:
+            medium = self._files.pop(name, None)
+            if durably:
+                self._ghosts.pop(name, None)
+            elif medium is not None and medium.linked:
+                self._ghosts[name] = bytes(medium.durable)
+
+    def fits(self, medium: Medium, offset: int, length: int) -> int:
+        """How many of the bytes may be written; all of them unless the disk is full."""
+        with self.lock:
+            growth = max(0, offset + length - medium.size)
+            if self.room is None or growth <= self.room:
+                self.room = None if self.room is None else self.room - growth
+                return length
+            length -= growth - self.room
+            self.room = 0
+            return max(0, length)
+
+    def wrote(self, medium: Medium, write: Write) -> None:
+        with self.lock:
+            self.writes += 1
+            medium.since.append(write)
+            if write.data is None:
+                medium.size = write.offset
+            else:
+                medium.size = max(medium.size, write.offset + len(write.data))
+            if self._at_write is not None and self.writes >= self._at_write[0]:
+                (_, callback), self._at_write = self._at_write, None
+                callback()
+
+    def sync(self, name: str, medium: Medium) -> bool:
+        """Whether it succeeds."""
+        with self.lock:
+            self.syncs += 1
+            if self.syncs == self._failing:
+                medium.sync_failed(self._random)
+                return False
+            medium.synced()
+            if not medium.linked and name.endswith(("-journal", "-wal")):
+                self._sync_folder()
+            return True
+
+    def _sync_folder(self) -> None:
+        """SQLite does so with the first sync of a new journal or WAL, and so do we."""
+        self._ghosts.clear()
+        for medium in self._files.values():
+            medium.linked = True
+
+
+class FaultyVfs(apsw.VFS):
+    """SQLite's way to the files of a `Disk`; registered under `name` while it lives."""
+
+    def __init__(self, name: str, disk: Disk) -> None:
+        super().__init__(name, base="")
+        self._disk = disk
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> FaultyFile:  # noqa: N802
+        return FaultyFile(self._disk, name, flags)
+
+    def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
+        with self._disk.lock:
+            super().xDelete(filename, False)
+            self._disk.deleted(filename, durably=syncdir)
+
+
+class FaultyFile(apsw.VFSFile):
+    """One open file; those without a name (SQLite's temporary ones) are left alone."""
+
+    def __init__(self, disk: Disk, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
+        super().__init__("", name, flags)
+        self._disk = disk
+        self._name = name.filename() if isinstance(name, apsw.URIFilename) else name or ""
+        self._medium = disk.opened(self._name, self.xFileSize()) if name else Medium()
+
+    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
+        with self._disk.lock:
+            fitting = self._disk.fits(self._medium, offset, len(data))
+            part = bytes(data[:fitting])
+            if part:
+                super().xWrite(part, offset)
+                self._disk.wrote(self._medium, Write(offset, part))
+        if fitting < len(data):
+            raise apsw.FullError("the disk is full")
+
+    def xTruncate(self, newsize: int) -> None:  # noqa: N802
+        with self._disk.lock:
+            super().xTruncate(newsize)
+            self._disk.wrote(self._medium, Write(newsize, None))
+
+    def xSync(self, flags: int) -> None:  # noqa: N802
+        if not self._disk.sync(self._name, self._medium):
+            raise apsw.exception_for(apsw.SQLITE_IOERR_FSYNC)
+
+    def excepthook(
+        self,
+        etype: type[BaseException] | None,
+        evalue: BaseException | None,
+        etraceback: TracebackType | None,
+    ) -> bool:
+        """A fault in a checkpoint that SQLite itself may forgive is nobody's news."""
+        return isinstance(evalue, apsw.Error)
