@@ -164,7 +164,7 @@ def test_help_lists_every_command() -> None:
     result = run_python("from edge.cli import main; main()", "--help")
     assert result.returncode == 0, result.stderr
     commands = re.findall(r"^  ([a-z]+) {2,}\S", result.stdout, re.MULTILINE)
-    assert commands == ["up", "edge", "origin", "chat", "config"]
+    assert commands == ["up", "edge", "origin", "chat", "config", "ledger"]
 
 
 def test_help_loads_no_server_and_no_model_library() -> None:
