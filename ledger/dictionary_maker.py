@@ -23,9 +23,13 @@ TRAIN_FRAMES = 524_288
 """More teach nothing more."""
 TRAIN_STREAMS = 8_192
 RETRAIN_FACTOR = 16
-"""A dictionary is made anew after so many times the frames it was made from were packed,"""
+"""A dictionary from few frames is made anew after so many times as many were packed."""
 MAX_STRANGE_SHARE = 0.25
-"""if they were few, or if more than this share of the token frames since is not in it."""
+"""One is as well that does not know more than this share of the frames,"""
+STRANGE_FRAMES = 65_536
+"""which is asked after so many frames, and when that helped, or not, after"""
+PATIENCE_FACTOR = 4
+"""times as many: there may be nothing to learn."""
 MAX_DICTIONARIES = 64
 SEGMENTS_AT_ONCE = 1
 """Segments that are learnt from in one piece: about half a millisecond."""
@@ -53,6 +57,7 @@ class DictionaryMaker:
         self._settings = settings
         self._frames = 0  # packed in this process with the newest one
         self._strange = 0  # of them, tokens that it does not know
+        self._patience = STRANGE_FRAMES
 
     def note(self, frames: int, strange: int) -> None:
         """So many frames were packed, so many of them token frames that it does not know."""
@@ -85,11 +90,12 @@ class DictionaryMaker:
         return number
 
     async def _is_outgrown(self, coding: int) -> bool:
+        if self._frames >= self._patience and self._strange > self._frames * MAX_STRANGE_SHARE:
+            self._patience *= PATIENCE_FACTOR
+            return True
         dictionary = await self._segments.dictionary(coding)
-        if self._frames < RETRAIN_FACTOR * dictionary.frames:
-            return False
         were_few = dictionary.frames < TRAIN_FRAMES // 2
-        return were_few or self._strange > self._frames * MAX_STRANGE_SHARE
+        return were_few and self._frames >= RETRAIN_FACTOR * dictionary.frames
 
     async def _material(self, running: Sequence[int]) -> list[int] | None:
         """Streams with enough frames between them, or None."""

@@ -46,24 +46,25 @@ class SqliteUpkeep:
     # ---- for the writer ----
 
     def keep_up(self, writer: apsw.Connection, commit: Commit) -> None:
-        """The slices of clean-up that a commit asks for, inside its transaction.
+        """The slices of clean-up that a commit asks for, in a transaction of their own.
 
         A damaged page ends all clean-up until the next start, and nothing else: what the
-        commit holds besides is stored.
+        commit holds besides is stored by then.
         """
         if self._damage is not None:
             return
-        writer.execute("SAVEPOINT upkeep")
         try:
+            writer.execute("BEGIN IMMEDIATE")
             if commit.reclaim:
                 _reclaim(writer, commit.reclaim)
             if commit.vacuum:
                 writer.execute(f"PRAGMA incremental_vacuum({commit.vacuum})").fetchall()
+            writer.execute("COMMIT")
         except apsw.CorruptError as error:
-            writer.execute("ROLLBACK TO upkeep")
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
             self._damage = str(error)
             log.error("ledger.cannot_clean_up", path=str(self._path), error=self._damage)
-        writer.execute("RELEASE upkeep")
 
     # ---- what there is ----
 

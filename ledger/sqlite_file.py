@@ -144,12 +144,13 @@ class SqliteFile:
             if commit.only_log:
                 writer.execute(_INSERT_LOG, (commit.seq, commit.log))
                 return
-            writer.execute("BEGIN IMMEDIATE")
-            for sql, rows in _statements(commit):
-                writer.executemany(sql, rows)
+            if steps := _statements(commit):
+                writer.execute("BEGIN IMMEDIATE")
+                for sql, rows in steps:
+                    writer.executemany(sql, rows)
+                writer.execute("COMMIT")
             if commit.upkeep:
                 self.upkeep.keep_up(writer, commit)
-            writer.execute("COMMIT")
         except apsw.Error as error:
             self._failure = self._failed(error)
             raise self._failure from error

@@ -383,6 +383,26 @@ async def test_a_dictionary_that_was_outgrown_is_kept_while_segments_need_it(
         await all_is_there(ledger, held)
 
 
+async def test_a_dictionary_that_knows_too_little_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dictionary_maker, "STRANGE_FRAMES", 1_000)
+    clock = Clock()
+    async with opened(tmp_path, clock) as ledger:
+        held = {}
+        for number in range(24):
+            # Eight streams that teach another vocabulary, then those of other words.
+            word = " early" if number < 8 else f" late{number % 3}"
+            records = [Record(encode(Token(word, n)), (n % 2,)) for n in range(300)]
+            records.append(sentence(300)[-1])
+            held[await store(ledger, number, records)] = records
+            if number % 8 == 7:
+                clock.pass_s(COLD_AFTER_S)
+                await ledger.expire()
+        assert [coding for coding, _ in codings(tmp_path)] == [1, 2]
+        await all_is_there(ledger, held)
+
+
 async def test_a_stream_that_is_deleted_while_it_is_packed_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
