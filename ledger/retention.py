@@ -82,6 +82,10 @@ class Streams(Protocol):
 
     def is_watched(self, sid: int) -> bool: ...
 
+    def is_quiet(self) -> bool:
+        """Whether nothing was appended since it was asked last."""
+        ...
+
     def fit(self) -> None:
         """Tell all streams how much they may still take."""
         ...
@@ -170,8 +174,10 @@ class Retention:
     async def clean_up(self) -> None:
         """Take away what removed streams left, and give free pages back to the file system."""
         upkeep = self._upkeep
+        self._streams.is_quiet()
         if upkeep is not None and await self._clean_up(upkeep):
-            await upkeep.settle()
+            # To cut a long WAL off takes many milliseconds: not while somebody appends.
+            await upkeep.settle(cut=self._streams.is_quiet())
             await self._slice(reclaim=1)  # any commit will do
             await self.measure()
 

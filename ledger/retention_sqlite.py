@@ -111,8 +111,8 @@ class SqliteUpkeep:
         )
         return [(row[0], bool(row[1])) for row in rows]
 
-    async def settle(self) -> None:
-        await self._settle(self._wal_bytes() > LONG_WAL_BYTES)
+    async def settle(self, *, cut: bool) -> None:
+        await self._settle(cut and self._wal_bytes() > LONG_WAL_BYTES)
 
     def _has_garbage(self) -> bool:
         return self._number("SELECT EXISTS (SELECT 1 FROM removed)") > 0

@@ -74,6 +74,7 @@ class SqliteLedger:
         self._removing: set[int] = set()  # sids that go with a commit under way
         self._seq = 0
         self._sid = 0
+        self._seen_seq = 0
         self._pruned = 1  # log rows below it are gone
         self._prunable = 1  # those below it may go
         self._prunable_bytes = 0
@@ -258,25 +259,35 @@ class SqliteLedger:
         tails = self._tails
         at_hand = self._commits.ready and tails.keys() >= {append.stream for append in batch}
         refused = [] if at_hand else await self._make_ready(batch)
-        group = self._commits.forming
-        waits = False
-        for append in batch:
-            tail = tails.get(append.stream)
-            if tail is None:
-                continue  # refused as unknown
-            try:
-                tail.accept(append)
-            except TailraceError as error:
-                refused.append(Refusal(append, error))
-                continue
-            group.add(tail, append.index, len(append.record.frame))
-            if tail.info.durability is _PROCESS or self._release_at_once(tail, group):
-                waits = True
-        if waits:
+        if self._accept(batch, refused):
             await self._commits.commit()
         else:
             self._commits.schedule()
         return refused
+
+    def _accept(self, batch: Sequence[Append], refused: list[Refusal]) -> bool:
+        """Put a batch into the forming commit; True where its producer must wait for that.
+
+        Every token passes here: what looks long-winded saves a tenth of its whole cost.
+        """
+        group, find = self._commits.forming, self._tails.get
+        add_tail, add_index = group.tails.append, group.indexes.append
+        waits, size = False, 0
+        for append in batch:
+            tail = find(append[0])
+            if tail is None:
+                continue  # refused as unknown
+            try:
+                size += tail.accept(append)
+            except TailraceError as error:
+                refused.append(Refusal(append, error))
+                continue
+            add_tail(tail)
+            add_index(append[2])
+            if tail.durability is _PROCESS or self._release_at_once(tail, group):
+                waits = True
+        group.bytes += size
+        return waits
 
     async def _make_ready(self, batch: Sequence[Append]) -> list[Refusal]:
         """Wait for room and until every stream is resident; refuse those that are unknown."""
@@ -297,11 +308,11 @@ class SqliteLedger:
 
     def _release_at_once(self, tail: Tail, group: Group) -> bool:
         """Release what may be seen before it is stored; True where it must wait for it."""
-        if tail.info.durability is Durability.RELAXED:
+        if tail.durability is Durability.RELAXED:
             tail.released = tail.accepted
             tail.wake()
             return False
-        group.commit.power |= tail.info.durability is Durability.POWER
+        group.commit.power |= tail.durability is Durability.POWER
         return True
 
     def _prepare(self, group: Group) -> None:
@@ -370,12 +381,13 @@ class SqliteLedger:
                 group.commit.ended.append((now + tail.ttl_ms, sid))
 
     def _release(self, group: Group) -> None:
-        touched: dict[int, Tail] = {}
+        woken: dict[int, Tail] = {}
         for tail, index in zip(group.tails, group.indexes, strict=True):
             if index >= tail.released:
                 tail.released = index + 1
-                touched[tail.sid] = tail
-        for tail in touched.values():
+                if tail.watchers:
+                    woken[tail.sid] = tail
+        for tail in woken.values():
             tail.wake()
         for tail, until in group.segmented:
             tail.was_stored(until)
@@ -460,6 +472,11 @@ class SqliteLedger:
 
     def is_watched(self, sid: int) -> bool:
         return sid in self._by_sid and bool(self._by_sid[sid].watchers)
+
+    def is_quiet(self) -> bool:
+        """Whether nothing was appended since it was asked last."""
+        before, self._seen_seq = self._seen_seq, self._seq
+        return before == self._seq
 
     def exists(self, sid: int) -> bool:
         return sid not in self._removing

@@ -230,9 +230,9 @@ class Upkeep(Protocol):
         """(id, whether a segment needs it), oldest first."""
         ...
 
-    async def settle(self) -> None:
+    async def settle(self, *, cut: bool) -> None:
         """Move the WAL into the file, which has its new size after the next commit.
 
-        A WAL file that has become long is cut off then, if no reader needs it.
+        With `cut` a WAL file that has become long is cut off then, if no reader needs it.
         """
         ...

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ledger.errors import Conflict, LedgerFull, StaleEpoch, StreamFull, TooLarge, WrongIndex
-from ledger.frame import Tag, tag_of
+from ledger.frame import HEADER_BYTES, Durability, Tag
 from ledger.interface import Append, Record, StreamInfo
 from ledger.record import MAX_ID, MAX_IDS
 
@@ -59,6 +59,10 @@ class Tail:
     room: int = sys.maxsize  # what `unstored_bytes` may grow to
     spent: bool = False  # the room is gone because the ledger's is
     watchers: list[Callable[[], None]] = field(default_factory=list)
+    durability: Durability = field(init=False)  # at hand: every append asks for it
+
+    def __post_init__(self) -> None:
+        self.durability = self.info.durability
 
     @classmethod
     def at(cls, sid: int, info: StreamInfo, ttl_ms: int) -> Tail:
@@ -68,15 +72,19 @@ class Tail:
 
     # ---- producing ----
 
-    def accept(self, append: Append) -> None:
-        """Take the next record, or raise `StaleEpoch`, `WrongIndex`, `Conflict`, `TooLarge`."""
+    def accept(self, append: Append) -> int:
+        """Take the next record; gives the bytes of its frame.
+
+        Raises `StaleEpoch`, `WrongIndex`, `Conflict` or `TooLarge`.
+        """
         _, epoch, index, (frame, ids) = append
         if epoch != self.epoch or index != self.accepted or self.end_accepted:
             self._refuse(append)
         if ids and (len(ids) > 1 or not 0 <= ids[0] <= MAX_ID):
             _check_ids(ids)
-        unstored = self.unstored_bytes + len(frame)
-        if tag_of(frame) == _END:
+        size = len(frame)
+        unstored = self.unstored_bytes + size
+        if frame[HEADER_BYTES] == _END:
             self.end_accepted = True
         elif unstored > self.room:
             self._refuse_for_room()
@@ -84,6 +92,7 @@ class Tail:
         self.frames.append(frame)
         self.ids.append(ids)
         self.unstored_bytes = unstored
+        return size
 
     def _refuse(self, append: Append) -> None:
         if append.epoch != self.epoch:
@@ -128,7 +137,11 @@ class Tail:
     # ---- reading ----
 
     def wake(self) -> None:
-        for watcher in tuple(self.watchers):
+        watchers = self.watchers
+        if len(watchers) == 1:
+            watchers[0]()
+            return
+        for watcher in tuple(watchers):
             watcher()
 
     def take(self, start: int, limit: int) -> list[bytes] | None:

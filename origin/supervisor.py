@@ -17,6 +17,7 @@ from ledger.frame import encode
 from ledger.interface import Ledger
 from ledger.log import configure_logging
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from origin.garbage import look_less_often
 from origin.link import EdgeLink
 from origin.objects import OriginObjects
 from origin.open_ledger import open_ledger
@@ -36,6 +37,7 @@ log = structlog.get_logger("origin")
 def run(config: OriginConfig, ledger: LedgerConfig, streams: StreamsConfig) -> None:
     """Serve until SIGTERM or SIGINT; raises `TailraceError` if it cannot start or go on."""
     configure_logging(config.log_level)
+    look_less_often()
     logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line per webhook, with its URL
     uvloop.run(serve(config, ledger, streams))
 

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ledger.errors import TailraceError  # noqa: E402
+from origin.garbage import look_less_often  # noqa: E402
 from tests.bench.bench_ledger_cold import measure_cold  # noqa: E402
 from tests.bench.bench_ledger_memory import measure_all  # noqa: E402
 from tests.bench.bench_ledger_ours import OurLedger, OurLedgerOfTasks, OurStorage  # noqa: E402
@@ -220,6 +221,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print only the last line")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers are stopped then, too
+    look_less_often()  # as an origin does
     console = Console(stderr=True, quiet=options.json)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:

@@ -89,8 +89,8 @@ def call_process_durable_enough_for_power(monkeypatch: pytest.MonkeyPatch) -> No
 def accept_an_old_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     accept = Tail.accept
 
-    def accept_any(tail: Tail, append: Append) -> None:
-        accept(tail, append._replace(epoch=tail.epoch))
+    def accept_any(tail: Tail, append: Append) -> int:
+        return accept(tail, append._replace(epoch=tail.epoch))
 
     monkeypatch.setattr(Tail, "accept", accept_any)
 
