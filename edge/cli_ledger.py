@@ -18,8 +18,8 @@ from ledger.errors import ConfigError
 
 if TYPE_CHECKING:
     from ledger.interface import Ledger
-    from ledger.reader import LedgerReader
-    from ledger.storage import StreamRow
+    from ledger.sqlite.storage import StreamRow
+    from ledger.tools.reader import LedgerReader
 
 ledger_app = typer.Typer(
     help="Look into the ledger: its streams, whether they are whole, what they take.",
@@ -78,9 +78,9 @@ def show(
     """Tell of one stream: its state, its text so far, what it takes."""
     from dataclasses import asdict
 
-    from ledger.export import stream_document
-    from ledger.reader import parse_stream
-    from ledger.story import TEXT_CHARS, story
+    from ledger.tools.export import stream_document
+    from ledger.tools.reader import parse_stream
+    from ledger.tools.story import TEXT_CHARS, story
 
     with _reading(path, url, config) as reader:
         row = reader.stream(parse_stream(stream))
@@ -121,10 +121,10 @@ def tail(
     ] = False,
 ) -> None:
     """Print a stream's text as it grows, until it ends."""
-    from ledger.export import frame_document
-    from ledger.follow import follow
     from ledger.frame import Token, decode
-    from ledger.reader import parse_stream
+    from ledger.tools.export import frame_document
+    from ledger.tools.follow import follow
+    from ledger.tools.reader import parse_stream
 
     start = 0 if after is None else after + 1
     for _, record in follow(_place(path, url, config), parse_stream(stream), start, live=live):
@@ -148,7 +148,7 @@ def verify(
     """Prove that every stream is contiguous, ends once and matches its checksums."""
     from dataclasses import asdict
 
-    from ledger.verify import verify as check
+    from ledger.tools.verify import verify as check
 
     with _reading(path, url, config) as reader:
         verdict = check(reader, _progress("verifying", reader.stream_count()))
@@ -182,8 +182,8 @@ def export(
     config: ConfigOption = None,
 ) -> None:
     """Write streams for other programs, or a consistent copy of a file."""
-    from ledger.export import json_lines, raw_frames
-    from ledger.reader import parse_stream, reading
+    from ledger.tools.export import json_lines, raw_frames
+    from ledger.tools.reader import parse_stream, reading
 
     place = _place(path, url, config)
     if form == "copy":
@@ -221,8 +221,8 @@ def gc(
     import time
     from dataclasses import asdict
 
-    from ledger.collect import collect
-    from ledger.reader import reading
+    from ledger.tools.collect import collect
+    from ledger.tools.reader import reading
 
     place = _place(path, url, config)
     if dry_run:
@@ -265,7 +265,7 @@ def _place(path: Path | None, url: str | None, config: Path | None) -> Path | st
 
 @contextmanager
 def _reading(path: Path | None, url: str | None, config: Path | None) -> Iterator[LedgerReader]:
-    from ledger.reader import reading
+    from ledger.tools.reader import reading
 
     with reading(_place(path, url, config)) as reader:
         yield reader
@@ -300,7 +300,7 @@ def _copy(place: Path | str, streams: list[str] | None, out: Path | None) -> Non
         raise ConfigError(
             "a copy is of the whole ledger, in a file", field="--format", hint="give --out alone"
         )
-    from ledger.sqlite_reader import reading_file
+    from ledger.tools.sqlite_reader import reading_file
 
     with reading_file(place) as reader:
         reader.copy_to(out)

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from ledger.frame import Answer, Body, BodyEnd, Call, Header, encode
-from ledger.object import ObjectResponse
+from ledger.objects.object import ObjectResponse
 
 MAX_PIECE_BYTES = 64 << 10
 """Of one Body frame."""

@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 from ledger.frame import Durability
 from ledger.interface import Ledger, ObjectKey
-from ledger.object import ObjectRequest, ObjectResponse
-from ledger.object_runtime import ObjectRuntime
-from ledger.stream_object import stream_class
-from ledger.stream_settings import StreamSettings
-from ledger.subscription_index import index_class
-from ledger.subscription_news import News
-from ledger.subscription_object import subscription_class
-from ledger.subscription_route import INDEX_KEY, SUBSCRIPTION
-from ledger.subscription_webhook import Webhooks
+from ledger.objects.object import ObjectRequest, ObjectResponse
+from ledger.objects.runtime import ObjectRuntime
+from ledger.streams.object import stream_class
+from ledger.streams.settings import StreamSettings
+from ledger.subscriptions.index import index_class
+from ledger.subscriptions.news import News
+from ledger.subscriptions.object import subscription_class
+from ledger.subscriptions.route import INDEX_KEY, SUBSCRIPTION
+from ledger.subscriptions.webhook import Webhooks
 from origin.config import StreamsConfig
 
 

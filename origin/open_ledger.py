@@ -12,8 +12,8 @@ import structlog
 
 from ledger.errors import ConfigError
 from ledger.interface import Ledger
-from ledger.retention import RetentionSettings
-from ledger.sqlite import SqliteLedger
+from ledger.sqlite.ledger import SqliteLedger
+from ledger.sqlite.retention import RetentionSettings
 from origin.config import LedgerConfig
 
 log = structlog.get_logger("origin")
@@ -34,7 +34,7 @@ async def open_ledger(config: LedgerConfig, data: Path, now_ms: Callable[[], int
         path = config.path or data / "ledger.db"
         return await SqliteLedger.open(path, now_ms, retention=retention)
     try:
-        from ledger.postgres import PostgresLedger
+        from ledger.postgres.ledger import PostgresLedger
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "ledger":
             raise  # a fault of ours, not of the installation

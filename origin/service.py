@@ -22,9 +22,9 @@ from ledger.interface import (
     StreamInfo,
     StreamKind,
 )
-from ledger.object import ObjectRequest, ObjectResponse
-from ledger.stream_name import generation_id
-from ledger.subscription_route import SUBSCRIPTION, object_of
+from ledger.objects.object import ObjectRequest, ObjectResponse
+from ledger.streams.name import generation_id
+from ledger.subscriptions.route import SUBSCRIPTION, object_of
 from origin.admission import admit, request_hash
 from origin.config import LedgerConfig, OriginConfig
 from origin.prompt import PromptReader

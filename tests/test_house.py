@@ -41,9 +41,10 @@ def files_of_the_tree() -> Iterator[Path]:
 
 
 def modules_of(package: str) -> list[str]:
-    """`ledger` -> ["ledger", "ledger.bare", …]; depth 1, as the packages are."""
-    files = sorted((ROOT / package).glob("*.py"))
-    names = [package if file.stem == "__init__" else f"{package}.{file.stem}" for file in files]
+    """`ledger` -> ["ledger", "ledger.bare", "ledger.sqlite", …]; at most a folder deep."""
+    files = sorted(path for g in ("*.py", "*/*.py") for path in (ROOT / package).glob(g))
+    parts = (file.relative_to(ROOT).with_suffix("").parts for file in files)
+    names = [".".join(p for p in place if p != "__init__") for place in parts]
     assert names, f"{package} holds no modules"
     return names
 
@@ -78,7 +79,9 @@ def test_edge_and_ledger_import_with_torch_and_triton_blocked(package: str) -> N
 
 def test_the_supervisor_side_of_the_origin_imports_with_torch_and_triton_blocked() -> None:
     supervisor = [
-        name for name in modules_of("origin") if name.partition(".")[2] not in WORKER_SIDE
+        name
+        for name in modules_of("origin")
+        if name.split(".")[1:2] not in [[side] for side in WORKER_SIDE]
     ]
     result = run_python(BLOCKED_IMPORT, *supervisor)
     assert result.returncode == 0, result.stderr

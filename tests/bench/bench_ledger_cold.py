@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, NewStream, Record
-from ledger.retention import RetentionSettings
-from ledger.sqlite import SqliteLedger
+from ledger.sqlite.ledger import SqliteLedger
+from ledger.sqlite.retention import RetentionSettings
 from origin.demo import corpus
 from origin.detokenise import Detokeniser
 from tests.bench.bench_ledger_ours import TTL_S, now_ms, stream_id

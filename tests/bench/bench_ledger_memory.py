@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from ledger.frame import Durability  # noqa: E402
 from ledger.interface import Append, NewStream, Record  # noqa: E402
-from ledger.sqlite import SqliteLedger  # noqa: E402
+from ledger.sqlite.ledger import SqliteLedger  # noqa: E402
 from ledger.subscriber import Subscriber  # noqa: E402
 from origin.feed import Feed  # noqa: E402
 from origin.recipe import Recipe  # noqa: E402

@@ -18,12 +18,12 @@ import uvloop
 
 from ledger.frame import Durability, FinishReason, StreamEnd, encode
 from ledger.interface import Append, NewStream, Record
-from ledger.record import pack_batch, pack_segment
-from ledger.sqlite import MAX_SEGMENTS_PER_COMMIT, SqliteLedger
-from ledger.sqlite_file import SqliteFile
-from ledger.storage import Commit, SegmentRow, StreamRow
+from ledger.sqlite.file import SqliteFile
+from ledger.sqlite.ledger import MAX_SEGMENTS_PER_COMMIT, SqliteLedger
+from ledger.sqlite.record import pack_batch, pack_segment
+from ledger.sqlite.storage import Commit, SegmentRow, StreamRow
+from ledger.sqlite.tail import SEGMENT_BYTES
 from ledger.subscriber import MAX_CREDIT_FRAMES, Subscriber
-from ledger.tail import SEGMENT_BYTES
 from tests.bench.bench_ledger_work import (
     FRAME_BYTES,
     Batch,

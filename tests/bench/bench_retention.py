@@ -29,8 +29,8 @@ sys.path.insert(0, str(ROOT))
 
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode  # noqa: E402
 from ledger.interface import Append, NewStream, Record  # noqa: E402
-from ledger.retention import MIB, RetentionSettings  # noqa: E402
-from ledger.sqlite import SqliteLedger  # noqa: E402
+from ledger.sqlite.ledger import SqliteLedger  # noqa: E402
+from ledger.sqlite.retention import MIB, RetentionSettings  # noqa: E402
 from tests.bench.machine import cpu, disk  # noqa: E402
 
 LINES = 64

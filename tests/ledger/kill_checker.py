@@ -12,7 +12,7 @@ from pathlib import Path
 from ledger.errors import NotFound
 from ledger.frame import Durability
 from ledger.interface import Record
-from ledger.sqlite import SqliteLedger
+from ledger.sqlite.ledger import SqliteLedger
 from tests.ledger.producer import (
     LENGTH,
     OBJECTS,

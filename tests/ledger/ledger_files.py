@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, Ledger, NewStream, ObjectKey, ObjectWrite, Record
-from ledger.record import pack_batch
+from ledger.sqlite.record import pack_batch
 from tests.ledger.backends import Backend, PostgresBackend, SqliteBackend
 
 A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))

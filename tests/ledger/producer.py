@@ -24,11 +24,11 @@ import sys
 from pathlib import Path
 from random import Random
 
-from ledger import sqlite_file
 from ledger.errors import LedgerFailed, NotFound, StaleEpoch
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record, StreamKind
-from ledger.sqlite import SqliteLedger
+from ledger.sqlite import file as sqlite_file
+from ledger.sqlite.ledger import SqliteLedger
 
 LINES = 9
 """Streams at a time, a third of them of each durability."""

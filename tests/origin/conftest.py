@@ -5,7 +5,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from ledger.sqlite import SqliteLedger
+from ledger.sqlite.ledger import SqliteLedger
 from origin.model import BitNetModel, load_model
 from origin.worker import TORCH_THREADS
 from tests.origin.stage import Stage

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, decode, encode
 from ledger.interface import NewStream
-from ledger.sqlite import SqliteLedger
+from ledger.sqlite.ledger import SqliteLedger
 from origin.recipe import Recipe, prompt_hash
 from origin.runs import Runs
 from origin.worker_frame import Emission, Frame, Ready, Step

@@ -27,8 +27,8 @@ from ledger.frame import (
     encode,
 )
 from ledger.interface import ObjectKey
-from ledger.object import ObjectRequest, ObjectResponse
-from ledger.subscription_route import INDEX_KEY
+from ledger.objects.object import ObjectRequest, ObjectResponse
+from ledger.subscriptions.route import INDEX_KEY
 from origin.calls import MAX_PIECE_BYTES
 from origin.link import CALLS_HIGH_BYTES
 from tests.origin.test_link import Client, House, opened, serving

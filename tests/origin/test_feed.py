@@ -23,9 +23,9 @@ from ledger.frame import (
     encode,
 )
 from ledger.interface import Append, NewStream, Record
-from ledger.sqlite import SqliteLedger
+from ledger.sqlite.ledger import SqliteLedger
+from ledger.sqlite.tail import SEGMENT_BYTES
 from ledger.subscriber import READ_FRAMES, Subscriber
-from ledger.tail import SEGMENT_BYTES
 from origin.feed import Feed
 
 pytestmark = pytest.mark.anyio

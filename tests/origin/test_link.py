@@ -35,8 +35,8 @@ from ledger.frame import (
     encode,
 )
 from ledger.interface import NewStream, ObjectKey, StreamKind
-from ledger.object import ObjectRequest, ObjectResponse
-from ledger.sqlite import SqliteLedger
+from ledger.objects.object import ObjectRequest, ObjectResponse
+from ledger.sqlite.ledger import SqliteLedger
 from origin.config import LedgerConfig, OriginConfig
 from origin.link import EdgeLink
 from origin.prompt import PromptReader

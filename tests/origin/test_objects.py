@@ -10,9 +10,9 @@ import pytest
 
 from ledger.errors import ConfigError
 from ledger.interface import ObjectKey
-from ledger.object import ObjectRequest
-from ledger.sqlite import SqliteLedger
-from ledger.subscription_route import INDEX_KEY, SUBSCRIPTION
+from ledger.objects.object import ObjectRequest
+from ledger.sqlite.ledger import SqliteLedger
+from ledger.subscriptions.route import INDEX_KEY, SUBSCRIPTION
 from origin.config import StreamsConfig
 from origin.objects import OriginObjects
 from origin.supervisor import now_ms

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import ConfigError
-from ledger.sqlite import SqliteLedger
+from ledger.sqlite.ledger import SqliteLedger
 from origin.config import LedgerConfig
 from origin.open_ledger import open_ledger, owner_name
 
@@ -29,7 +29,7 @@ async def test_without_the_driver_it_is_said_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [*sys.modules]:
-        if name.startswith("ledger.postgres"):
+        if name.startswith("ledger.postgres.ledger"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     config = LedgerConfig.load(url="postgresql://db.example/tailrace")

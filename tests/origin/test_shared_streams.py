@@ -9,8 +9,8 @@ import pytest
 from ledger.errors import Damaged, LedgerFailed, Unavailable
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import NewStream, Record
-from ledger.retention import RetentionSettings
-from ledger.sqlite import SqliteLedger
+from ledger.sqlite.ledger import SqliteLedger
+from ledger.sqlite.retention import RetentionSettings
 from origin.runs import MAX_DEATHS
 from origin.worker_frame import Emission, Halt, Step
 from tests.origin.stage import RECIPE, A, B, Stage

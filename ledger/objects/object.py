@@ -1,0 +1,203 @@
+"""What an object is and may touch: Durable Objects, as Cloudflare documents them, in Python.
+
+An object is addressed by its class and its name. At most one instance of it lives at a time;
+it answers requests one event at a time, keeps its values in a transactional storage and has
+one alarm. The rules of its gates are in `ledger/objects/runtime.py`, which runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from ledger.errors import NotFound
+from ledger.interface import Ledger, NewStream, ObjectKey, Record
+
+MAX_KEY_CHARS = 512
+"""Longest class and longest name of an object, in characters; the shortest is 1."""
+MAX_VALUE_BYTES = 2 * 1024 * 1024
+"""Largest value, in bytes. What is larger belongs into a stream."""
+MAX_VALUE_NAME_BYTES = 2 * 1024
+"""Longest name of a value, in bytes of UTF-8."""
+
+T = TypeVar("T")
+
+Headers = tuple[tuple[str, str], ...]
+"""Header fields in order, names in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRequest:
+    """A request to an object, like the Fetch API's Request.
+
+    `url` is absolute, as the client sent it (scheme://host/path?query).
+    """
+
+    method: str
+    url: str
+    headers: Headers = ()
+    body: bytes = b""
+
+    def header(self, name: str) -> str | None:
+        """The first value of a header; `name` in lower case."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectResponse:
+    """What an object answers.
+
+    A `body` that is an iterator is live: it is read after the event has ended, outside of the
+    object's gates, and keeps the instance in memory until it ends or is closed (`aclose`).
+    """
+
+    status: int
+    headers: Headers = ()
+    body: bytes | AsyncIterator[bytes] = b""
+
+    def header(self, name: str) -> str | None:
+        """The first value of a header; `name` in lower case."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+class ObjectStorage(Protocol):
+    """The values, the alarm and the streams of one object.
+
+    Changes are buffered, seen at once by the object itself, and stored in order: all changes
+    between two awaits as one atomic write. Nothing that the object does is seen outside before
+    the changes made until then are durable. Once a write has failed every method raises its
+    error. Reads raise `LedgerFailed` when storage does.
+    """
+
+    async def get(self, name: str) -> bytes | None: ...
+
+    async def get_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        """The values that exist among `names`, in the order of `names`."""
+        ...
+
+    async def list(
+        self,
+        *,
+        prefix: str = "",
+        start: str | None = None,
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> dict[str, bytes]:
+        """Values by name in order of their UTF-8 bytes: `start` included, `end` not."""
+        ...
+
+    def put(self, name: str, value: bytes) -> None:
+        """Buffer a value. `TooLarge` above MAX_VALUE_BYTES or MAX_VALUE_NAME_BYTES."""
+        ...
+
+    def delete(self, name: str) -> None: ...
+
+    def delete_all(self) -> None:
+        """Buffer the removal of every value; the alarm and the streams stay."""
+        ...
+
+    def transaction(self) -> AbstractAsyncContextManager[None]:
+        """Make the block's changes one atomic write; an exception inside rolls them back.
+
+        Inside, `context.outside`, `context.call` and `sync` are refused (`RuntimeError`): they
+        would wait for what is not written yet. Transactions do not nest.
+        """
+        ...
+
+    def get_alarm(self) -> int | None:
+        """When the object will be woken, in Unix ms; None while its alarm runs, as documented."""
+        ...
+
+    def set_alarm(self, at_ms: int) -> None:
+        """Replace the alarm; one that lies in the past is due at once."""
+        ...
+
+    def delete_alarm(self) -> None:
+        """Of an alarm that runs, only the one that was set since; it is itself past deleting."""
+        ...
+
+    def create_stream(self, new: NewStream) -> None:
+        """Buffer a new stream of `StreamKind.OBJECT`; it starts at epoch 1."""
+        ...
+
+    def append(self, stream: bytes, epoch: int, index: int, record: Record) -> None:
+        """Buffer a record; one that the stream refuses fails the whole write."""
+        ...
+
+    def drop_stream(self, stream: bytes) -> None:
+        """Buffer the removal of a stream; its id must not be used again."""
+        ...
+
+    async def sync(self) -> None:
+        """Wait until all that is buffered is durable. The input gate stays closed."""
+        ...
+
+
+class ObjectContext(Protocol):
+    """What an object may touch."""
+
+    @property
+    def key(self) -> ObjectKey: ...
+
+    @property
+    def storage(self) -> ObjectStorage: ...
+
+    @property
+    def ledger(self) -> Ledger:
+        """To read and to watch streams; they are changed through `storage`.
+
+        What may take long, like waiting for a frame, belongs in `outside`.
+        """
+        ...
+
+    def now_ms(self) -> int:
+        """Unix ms of the injected clock."""
+        ...
+
+    def random(self, size: int) -> bytes:
+        """`size` bytes of the injected randomness."""
+        ...
+
+    async def block_concurrency_while(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run `work` with the input gate closed, `outside` included.
+
+        For what must happen before any other event, like an initialisation with calls to
+        other objects. If it raises, the instance is discarded.
+        """
+        ...
+
+    async def outside(self, waiting: Awaitable[T]) -> T:
+        """Await something that is not storage: a timer, a stream's next frame, another task.
+
+        What was written before is made durable first; other events may run meanwhile; what
+        `waiting` gives is delivered when the input gate is free again.
+        """
+        ...
+
+    async def call(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
+        """Ask another object, as in `outside`. `NotFound` for an unknown class."""
+        ...
+
+
+class DurableObject:
+    """Base class of objects. The constructor may not await: load state in the first event."""
+
+    def __init__(self, context: ObjectContext) -> None:
+        self.context = context
+
+    async def fetch(self, request: ObjectRequest) -> ObjectResponse:
+        """Answer a request. What it raises reaches the caller; changes made before it stay."""
+        raise NotFound(f"objects of class {self.context.key.kind!r} take no requests")
+
+    async def alarm(self, retries: int) -> None:
+        """Do what the alarm was set for; `retries` is how often that has failed already.
+
+        Called at least once. An exception has it called again later, up to a limit.
+        """
+
+
+ObjectFactory = Callable[[ObjectContext], DurableObject]
+"""Makes an instance; a class that takes only the context is one."""

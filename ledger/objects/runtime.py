@@ -1,0 +1,254 @@
+"""Runs objects by name: one instance each, one event at a time, woken by their alarms.
+
+The rules are those of Cloudflare's Durable Objects (its documentation: "Rules of Durable
+Objects", "Storage API", "Alarms", "Lifecycle"), put into asyncio:
+
+**Instances.** An object is addressed by class and name. Its first event claims it in the
+store, which fences every former owner, and makes the instance from what is stored. Idle
+instances are evicted and made anew by the next event, so what is only in memory is a cache.
+
+**Input gate.** One event is in the object at a time, and it stays in over every await:
+storage reads and `sync` therefore let no other event in. It lets others in only during
+`context.outside`, and comes back in turn. (Durable Objects open the gate for every await that
+is not storage. Here one says so, and what one forgets to say is slow, not wrong.) An event is
+one task: tasks that it makes may be waited for outside, but cannot touch the storage. A call
+to another object is outside, so objects may call back; `block_concurrency_while` keeps the
+gate shut even then, for at most 30 s, and discards the instance if what it runs fails.
+
+**Output gate.** Nothing leaves the object before the changes made until then, by whatever
+event, are durable: no response, no exception, no chunk of a live body, and nothing that is
+awaited in `outside` begins (if it is a coroutine; a task has begun already). Changes are
+stored in the background: all that is made between two awaits that really wait is one write,
+hence atomic over a crash; one write is under way at a time and the changes of all events
+meanwhile form the next. The object sees its own changes at once.
+
+**Errors.** What `fetch` raises reaches the caller as it is; changes made before stay, as in
+Durable Objects, except inside `transaction()`, whose changes are one write or none. When a
+write fails or the object turns out to have another owner, the instance is discarded: events
+that have begun get a retryable `Unavailable` (or the `LedgerFailed` itself), those that still
+queue begin on a new instance. Ownership is asked for when an event begins and when it comes
+back from outside; an event that only reads while it moves may still answer from before.
+
+**Callers.** One that goes away does not stop its event while this is in the object; outside,
+what it awaits is cancelled, and the `CancelledError` unwinds with the gate held. At most 16
+objects call one another in a chain.
+
+**Live bodies** (`ObjectResponse.body`) run in their reader's task beside later events: they
+may read the instance's memory and the ledger, not the storage. They keep it from eviction.
+
+**Alarms.** One each, at least once. A due alarm is an event like a request. Its handler sees
+no alarm set; the stored one is replaced only with the last changes of the handler: removed
+after success, put off by 2, 4, 8, 16, 32, 64 s after an exception, dropped after the sixth
+retry. An alarm that is set while the handler runs takes the place of the running one, which
+is then not retried; to delete the running one has no effect. A crash before the end leaves
+it stored as it was, so it runs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+import structlog
+
+from ledger.errors import CallerError, NotFound, TailraceError, Unavailable
+from ledger.interface import Ledger, ObjectKey
+from ledger.objects.alarm import Alarms, LoopTimer, Timer
+from ledger.objects.body import LiveBody
+from ledger.objects.event import Event, Stage, enter
+from ledger.objects.gate import lost
+from ledger.objects.instance import Instance
+from ledger.objects.limits import ObjectLimits
+from ledger.objects.object import MAX_KEY_CHARS, ObjectFactory, ObjectRequest, ObjectResponse
+
+__all__ = ["ObjectFactory", "ObjectLimits", "ObjectRuntime"]
+
+T = TypeVar("T")
+
+log = structlog.get_logger("objects")
+
+
+class ObjectRuntime:
+    """The objects of a ledger. `run` it for alarms and eviction; `close` it before the ledger.
+
+    `classes` makes an instance of each class; `now_ms` is Unix time, `random` gives bytes.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        classes: Mapping[str, ObjectFactory],
+        now_ms: Callable[[], int],
+        random: Callable[[int], bytes],
+        *,
+        limits: ObjectLimits | None = None,
+        timer: Timer | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.now_ms = now_ms
+        self.random = random
+        self.limits = limits or ObjectLimits()
+        self._classes = classes
+        self._timer = timer or LoopTimer(now_ms)
+        self._instances: dict[ObjectKey, Instance] = {}
+        self._idle: dict[ObjectKey, int] = {}  # since when, in Unix ms; the longest first
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._closing: TailraceError | None = None
+        self._wake = asyncio.Event()
+        self._alarms = Alarms(ledger.objects, self._ring, now_ms, self._wake, self.limits.retries)
+
+    @property
+    def resident(self) -> int:
+        """Instances in memory."""
+        return len(self._instances)
+
+    async def list_names(self, kind: str, *, after: str = "", limit: int = 1000) -> Sequence[str]:
+        """Names of the objects of a class that have a value or an alarm, in order."""
+        return await self.ledger.objects.names(kind, after=after, limit=limit)
+
+    async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
+        """Ask an object. Raises what it raises; `NotFound` for an unknown class.
+
+        A live body of the response has to be read to its end or closed.
+        """
+        return await self._event(key, lambda instance, event: instance.fetch(event, request))
+
+    async def run(self) -> None:
+        """Wake objects by their alarms and evict idle ones, until cancelled."""
+        while True:
+            self._wake.clear()
+            await self._timer.wait(self._wake, await self.wake_due())
+
+    async def wake_due(self) -> int:
+        """Start the due alarms and evict what is idle: one turn of `run`.
+
+        Returns when the next one is due, in Unix ms.
+        """
+        self._evict_idle()
+        return await self._alarms.start_due()
+
+    async def alarms_ended(self) -> None:
+        """Wait for the alarm handlers that run now."""
+        await self._alarms.ended()
+
+    async def close(self) -> None:
+        """Take no more events, end those that wait outside, and store what has changed."""
+        self._closing = Unavailable("the objects are being closed", code="closing")
+        for instance in list(self._instances.values()):
+            instance.stop(self._closing)
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=self.limits.close_s)
+            for task in late:
+                task.cancel()
+            if late:
+                log.warning("objects.cut", events=len(late))
+                await asyncio.wait(late, timeout=self.limits.close_s)
+        for instance in list(self._instances.values()):
+            instance.output.shut(self._closing)
+
+    # ---- events ----
+
+    async def _ring(self, key: ObjectKey) -> None:
+        await self._event(key, lambda instance, event: instance.alarm(event))
+
+    async def _event(self, key: ObjectKey, visit: Callable[[Instance, Event], Awaitable[T]]) -> T:
+        self._check(key)
+        event = Event(key)
+        # A task of its own: a caller that is cancelled must not stop it halfway.
+        task = asyncio.get_running_loop().create_task(self._visit(event, visit))
+        event.task = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            event.abandon()
+            task.add_done_callback(self._unheard)
+            raise
+
+    async def _visit(self, event: Event, visit: Callable[[Instance, Event], Awaitable[T]]) -> T:
+        enter(event)
+        try:
+            while True:
+                instance = self._resident(event.key)
+                if await instance.begin(event):
+                    return await visit(instance, event)
+        except asyncio.CancelledError as error:
+            if event.abandoned:
+                raise
+            raise lost("what it awaited was cancelled") from error
+        finally:
+            event.stage = Stage.ENDED
+
+    def _unheard(self, task: asyncio.Task[T]) -> None:
+        """Tidy up after an event whose caller has gone."""
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            log.info("event.unheard", error=repr(error))
+            return
+        result = task.result()
+        if isinstance(result, ObjectResponse) and isinstance(result.body, LiveBody):
+            closing = asyncio.get_running_loop().create_task(result.body.aclose())
+            self._tasks.add(closing)
+            closing.add_done_callback(self._tasks.discard)
+
+    def _check(self, key: ObjectKey) -> None:
+        if self._closing is not None:
+            raise self._closing
+        for field, text in zip(("kind", "name"), key, strict=True):
+            if not 1 <= len(text) <= MAX_KEY_CHARS or not _is_text(text):
+                raise CallerError(
+                    f"the {field} of an object has {len(text)} characters",
+                    field=field,
+                    hint=f"1 to {MAX_KEY_CHARS} characters of Unicode text",
+                )
+        if key.kind not in self._classes:
+            raise NotFound(f"no class of objects {key.kind!r}", field="kind")
+
+    # ---- instances ----
+
+    def _resident(self, key: ObjectKey) -> Instance:
+        instance = self._instances.get(key)
+        if instance is None:
+            instance = Instance(key, self._classes[key.kind], self)
+            self._instances[key] = instance
+            self._make_room()
+        return instance
+
+    def discard(self, instance: Instance) -> None:
+        if self._instances.get(instance.key) is instance:
+            del self._instances[instance.key]
+            self._idle.pop(instance.key, None)
+
+    def used(self, instance: Instance) -> None:
+        if self._instances.get(instance.key) is not instance:
+            return
+        self._idle.pop(instance.key, None)
+        if not instance.busy:
+            self._idle[instance.key] = self.now_ms()
+            self._make_room()
+
+    def alarm_stored(self) -> None:
+        self._wake.set()
+
+    def _make_room(self) -> None:
+        while len(self._instances) > self.limits.resident and self._idle:
+            self._evict(next(iter(self._idle)))
+
+    def _evict_idle(self) -> None:
+        last_ms = self.now_ms() - int(self.limits.idle_s * 1000)
+        while self._idle and next(iter(self._idle.values())) <= last_ms:
+            self._evict(next(iter(self._idle)))
+
+    def _evict(self, key: ObjectKey) -> None:
+        self._instances[key].output.shut(lost("it was evicted"))
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

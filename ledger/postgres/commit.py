@@ -1,0 +1,211 @@
+"""Group commit on PostgreSQL: while one group is being stored, the next one forms.
+
+A group is one transaction. Each has a number, which its transaction writes into the owner's
+row: when a connection is lost in the middle of a commit, that number says on the next one
+whether the group was stored, so that it is neither lost nor stored twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from psycopg import AsyncConnection, errors
+
+from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
+from ledger.interface import Append
+from ledger.postgres.careful import Stamp, commit_carefully, notice
+from ledger.postgres.link import WRITE_PATIENCE_S, Link
+from ledger.postgres.partition import add_partitions
+from ledger.postgres.plan import Item, Plan
+from ledger.postgres.residents import Residents
+from ledger.postgres.rows import Blobs, Flags, Ints, columns
+from ledger.postgres.schema import SID_BITS
+from ledger.postgres.statements import CHANNEL, COMMIT
+
+MAX_FORMING_BYTES = 4 * 1024 * 1024
+"""Bytes of frames and values that may wait for the next commit; who comes then, waits."""
+CLOSE_PATIENCE_S = 5.0
+"""How long closing waits for what has formed to be stored."""
+MAX_FORMING_ITEMS = 8_192
+"""Frames and writes that may wait for it."""
+
+
+@dataclass(slots=True)
+class Group:
+    """What the next commit stores, and who waits for it."""
+
+    done: asyncio.Future[None]
+    items: list[Item] = field(default_factory=list)
+    bytes: int = 0
+
+    def add(self, item: Item, size: int) -> None:
+        self.items.append(item)
+        self.bytes += size
+
+
+class Writer:
+    """The one writer of a ledger. `release` is told of each plan that is durable."""
+
+    def __init__(
+        self,
+        link: Link,
+        lease: int,
+        residents: Residents,
+        now_ms: Callable[[], int],
+        release: Callable[[Plan], None],
+    ) -> None:
+        self._link = link
+        self._lease = lease
+        self._residents = residents
+        self._now_ms = now_ms
+        self._release = release
+        self._failure: TailraceError | None = None
+        self._number = 0
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closing = False
+        self.forming = self._new_group()
+        self._task = asyncio.create_task(self._run(), name="ledger-writer")
+
+    # ---- for who writes ----
+
+    def check(self) -> None:
+        """Raise the failure that stopped the writer, if any."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def room(self) -> None:
+        """Wait until the forming group may grow; raises the failure of a broken ledger."""
+        while not self._room.is_set():
+            await self._room.wait()
+        self.check()
+
+    async def commit(self) -> None:
+        """Wait until what is forming now is durable and released."""
+        group = self.forming
+        if group.bytes >= MAX_FORMING_BYTES or len(group.items) >= MAX_FORMING_ITEMS:
+            self._room.clear()
+        self._work.set()
+        # Shielded: a producer that is cancelled must not cancel its neighbours' commit.
+        await asyncio.shield(group.done)
+
+    def fail(self, error: TailraceError) -> None:
+        """Take no more writes: whoever waits, or comes, gets this error."""
+        self._failure = self._failure or error
+        self._refuse(self.forming)
+        self._room.set()
+        self._work.set()
+
+    async def close(self) -> None:
+        """Store what has formed, then stop; a server that is away is not waited for long."""
+        self._closing = True
+        self._work.set()
+        _, late = await asyncio.wait({self._task}, timeout=CLOSE_PATIENCE_S)
+        if late:
+            self.fail(LedgerFailed("the ledger was closed while its server was away"))
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    # ---- the writer ----
+
+    def _new_group(self) -> Group:
+        return Group(asyncio.get_running_loop().create_future())
+
+    async def _run(self) -> None:
+        while self._failure is None and not (self._closing and not self.forming.items):
+            await self._work.wait()
+            self._work.clear()
+            # One swap with no await in it: an item is in the old group or in the new one.
+            group, self.forming = self.forming, self._new_group()
+            self._room.set()
+            if group.items:
+                await self._store(group)
+
+    async def _store(self, group: Group) -> None:
+        try:
+            plan = await self._commit(group.items)
+        except (LedgerAway, LedgerFailed, ConfigError) as error:
+            # Away for longer than the writer waits is for good: its lease has lapsed.
+            final = LedgerFailed(error.message) if isinstance(error, LedgerAway) else error
+            self.fail(final)
+            self._refuse(group)
+        except asyncio.CancelledError:
+            self._refuse(group)
+            raise
+        except Exception as error:
+            # Whatever it is, nobody may wait for ever.
+            self.fail(LedgerFailed(f"the commit could not be made: {error!r}"))
+            self._refuse(group)
+            raise
+        else:
+            for item, refusal in plan.refused:
+                item.error = refusal
+            self._release(plan)
+            group.done.set_result(None)
+
+    def _refuse(self, group: Group) -> None:
+        if not group.done.done():
+            group.done.set_exception(self._failure or LedgerFailed("the ledger is closed"))
+            group.done.exception()  # seen here; those who wait on it see it too
+
+    async def _commit(self, items: list[Item]) -> Plan:
+        self._number += 1
+        stamp, tried = Stamp(self._lease, self._number, self._now_ms()), list[Plan]()
+
+        async def work(connection: AsyncConnection) -> Plan:
+            try:
+                return await self._try(connection, items, tried, stamp)
+            except errors.CheckViolation:
+                # The clock of another origin is hours ahead, and it took the partition away.
+                await add_partitions(
+                    connection, {sid >> SID_BITS for sid, _, _, _ in tried[-1].rows}
+                )
+                return await commit_carefully(connection, items, tried, stamp)
+
+        return await self._link.run(work, WRITE_PATIENCE_S)
+
+    async def _try(
+        self, connection: AsyncConnection, items: list[Item], tried: list[Plan], stamp: Stamp
+    ) -> Plan:
+        """Store the group; `tried` holds the last plan whose outcome may be unknown."""
+        if not tried:
+            plan = self._believed(items)
+            if plan is not None:
+                tried.append(plan)
+                if await _commit_as_believed(connection, plan, stamp):
+                    return plan
+        return await commit_carefully(connection, items, tried, stamp)
+
+    def _believed(self, items: list[Item]) -> Plan | None:
+        """The plan by what memory knows; None where a look at the rows is needed."""
+        heads = {}
+        for item in items:
+            if not isinstance(item.change, Append):
+                return None
+            tail = self._residents.get(item.change.stream)
+            if tail is None:
+                return None
+            heads[item.change.stream] = tail.head
+        plan = Plan(heads)
+        for item in items:
+            plan.take(item)
+        return None if plan.refused else plan
+
+
+async def _commit_as_believed(connection: AsyncConnection, plan: Plan, stamp: Stamp) -> bool:
+    """One statement; False where the rows are not as memory believed, and nothing is stored."""
+    sids, epochs, firsts, after, ended = columns(plan.moved())
+    parameters = (
+        *(Ints(sids), Ints(epochs), Ints(firsts), Ints(after), Flags(ended), stamp.now_ms),
+        *(Ints(column) for column in columns(plan.rows)[:2]),
+        *(Blobs(column) for column in columns(plan.rows)[2:]),
+        *(stamp.lease, stamp.number, CHANNEL, notice(stamp.lease, plan.touched)),
+    )
+    try:
+        await connection.execute(COMMIT, parameters, prepare=True)
+    except errors.DivisionByZero:
+        return False
+    return True

@@ -1,0 +1,114 @@
+"""The lease of this process on what it produces, by the server's clock.
+
+Whoever renews its lease in time keeps its streams and objects; those of the others may be
+taken over. A lease does not protect what is stored, epochs do: it only says who should act.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from psycopg import AsyncConnection
+
+from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
+from ledger.postgres.careful import replaced
+from ledger.postgres.link import Link
+from ledger.postgres.statements import END_OWNER, FORGET_OWNERS, NEW_OWNER, RENEW
+
+RENEWALS_PER_LEASE = 3
+"""A lease outlives this many renewals less one that do not come through."""
+
+
+class Lease:
+    """A row in `owner`, renewed by a task until `close`, which gives it up at once."""
+
+    def __init__(self, link: Link, name: str, lease_s: float) -> None:
+        self._link = link
+        self._name = name.encode()
+        self._lease_s = lease_s
+        self._lasts = timedelta(seconds=lease_s)
+        self._renewed: datetime | None = None
+        self._outage: tuple[datetime, datetime] | None = None  # last renewal before, first after
+        self._task: asyncio.Task[None] | None = None
+        self.number = 0
+
+    async def begin(self) -> None:
+        """Become the owner; a process of the same name is fenced."""
+
+        async def work(connection: AsyncConnection) -> int:
+            async with connection.transaction():
+                await connection.execute(END_OWNER, (self._name,))
+                made = await connection.execute(NEW_OWNER, (self._name, self._lease_s))
+                row = await made.fetchone()
+            await connection.execute(FORGET_OWNERS)
+            assert row is not None  # RETURNING gives the row that was inserted
+            return int(row[0])
+
+        self.number = await self._link.run(work)
+
+    def keep(self, tick: Callable[[], None], lost: Callable[[TailraceError], None]) -> None:
+        """Renew it from now on, calling `tick` each time; `lost` if another has replaced it."""
+        self._task = asyncio.create_task(self._keep(tick, lost), name="ledger-lease")
+
+    async def _keep(self, tick: Callable[[], None], lost: Callable[[TailraceError], None]) -> None:
+        while True:
+            try:
+                await self.renew()
+            except (LedgerAway, LedgerFailed, ConfigError) as error:
+                if not error.retryable:
+                    lost(error)
+                    return
+            tick()
+            await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)
+
+    async def renew(self) -> datetime:
+        """Renew it now; returns the server's time."""
+
+        async def work(connection: AsyncConnection) -> datetime:
+            done = await connection.execute(RENEW, (self.number, self._lease_s))
+            row = await done.fetchone()
+            if row is None:
+                raise replaced()
+            now: datetime = row[0]
+            return now
+
+        now = await self._link.run(work)
+        if self._renewed is not None and now - self._renewed > self._lasts:
+            self._outage = (self._renewed, now)
+        self._renewed = now
+        return now
+
+    async def judged_at(self) -> datetime:
+        """The time at which to judge whether the leases of others have lapsed.
+
+        When nobody could renew because the server was away, all leases have lapsed although
+        their owners live. For one lease after it is back, only those count as gone that had
+        lapsed before it went.
+        """
+        now = await self.renew()
+        if self._outage is not None:
+            before, after = self._outage
+            if now - after < self._lasts:
+                return before
+            self._outage = None
+        return now
+
+    async def stop(self) -> None:
+        """Renew it no more: it lapses by itself."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Give it up, so that others need not wait for it to lapse."""
+        await self.stop()
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute("DELETE FROM owner WHERE lease = $1", (self.number,))
+
+        try:
+            await self._link.run(work, patience_s=0.0)
+        except TailraceError:
+            return  # it lapses by itself

@@ -1,0 +1,274 @@
+"""The ledger on PostgreSQL 15 or newer, for several origins: `ledger.interface.Ledger`.
+
+What is acknowledged is committed with synchronous_commit=on, so on a synchronous standby
+too where there is one. Every stream is that durable: one that asks for less is not released
+earlier, because only the commit can tell whether another origin has fenced its producer.
+
+One transaction stores a group of appends. It checks epoch and next index of each stream under
+a row lock, so two origins can never write the same index, whatever their memory believes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from psycopg import AsyncConnection
+
+from ledger.errors import Conflict, unknown_stream
+from ledger.interface import Append, NewStream, Record, Refusal, StreamInfo, StreamKind
+from ledger.postgres.careful import key_bytes, notice, ttl_ms
+from ledger.postgres.commit import Writer
+from ledger.postgres.lease import Lease
+from ledger.postgres.link import Link, Pool, Server
+from ledger.postgres.listener import Listener
+from ledger.postgres.objects import PostgresObjects
+from ledger.postgres.partition import add_partitions, partition_at, purge
+from ledger.postgres.plan import Item, Plan
+from ledger.postgres.residents import Residents
+from ledger.postgres.retention import Retention
+from ledger.postgres.rows import Ints, unpack_ids
+from ledger.postgres.schema import prepare
+from ledger.postgres.statements import (
+    CHANNEL,
+    CREATE,
+    DROP_STREAMS,
+    FRAMES,
+    MADE_BY,
+    NOTIFY,
+    RECORDS,
+    SAME_KEY,
+    TAKE_OVER,
+    UNFINISHED,
+)
+from ledger.postgres.tail import Head, PostgresTail
+
+
+class PostgresLedger:
+    """One owner's view of a ledger that others share. One event loop; see `open`."""
+
+    objects: PostgresObjects
+
+    def __init__(self, server: Server, now_ms: Callable[[], int], owner: str, lease_s: float):
+        self._server = server
+        self._now_ms = now_ms
+        self._pool = Pool(server)
+        self._write_link, self._lease_link = Link(server), Link(server)
+        self._lease = Lease(self._lease_link, owner, lease_s)
+        self._residents = Residents(self._pool)
+        self._partition = 0  # the newest that is known to exist
+        self._retention = Retention(self._pool, self._residents, now_ms)
+        self._writer: Writer
+        self._listener: Listener
+
+    @classmethod
+    async def open(
+        cls, dsn: str, now_ms: Callable[[], int], *, owner: str, lease_s: float = 3.0
+    ) -> PostgresLedger:
+        """Open the ledger in the database that `dsn` names, making its tables if need be.
+
+        `dsn` is what libpq takes; with several hosts, the one that takes writes is used.
+        `owner` is unique to this process; `now_ms` gives Unix time in ms, for created_ms and
+        retention. Raises `ConfigError` where the settings are wrong, `LedgerFailed` where
+        the server is away.
+        """
+        server = Server(dsn, f"tailrace {owner}")
+        ledger = cls(server, now_ms, owner, lease_s)
+        try:
+            await server.reach()
+            await ledger._pool.run(prepare)
+            await ledger._begin()
+        except BaseException:
+            await ledger._disconnect()
+            raise
+        return ledger
+
+    async def _begin(self) -> None:
+        await self._lease.begin()
+        lease = self._lease.number
+        self._writer = Writer(self._write_link, lease, self._residents, self._now_ms, self._stored)
+        self.objects = PostgresObjects(self._pool, self._writer, lease, self._now_ms)
+        self._listener = Listener(
+            self._server, self._pool, self._residents, lease, self._writer.fail
+        )
+        self._lease.keep(self._residents.sweep, self._writer.fail)
+
+    async def close(self) -> None:
+        """Store what is under way and give up the lease, so that others need not wait."""
+        await self._writer.close()
+        await self._listener.close()
+        await self._lease.close()
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        for part in (self._pool, self._write_link, self._lease_link):
+            await part.close()
+
+    # ---- streams ----
+
+    async def create(self, new: NewStream) -> tuple[StreamInfo, bool]:
+        self._writer.check()
+        values = (
+            await self._partition_of(new),
+            new.stream,
+            int(new.kind),
+            int(new.durability),
+            new.recipe.encode(),
+            self._now_ms(),
+            key_bytes(new),
+            new.request_hash,
+            self._lease.number,
+            ttl_ms(new),
+        )
+        tries = 0
+
+        async def work(connection: AsyncConnection) -> bool:
+            nonlocal tries
+            tries += 1
+            return (await connection.execute(CREATE, values, prepare=True)).rowcount == 1
+
+        if await self._pool.run(work):
+            return await self.info(new.stream), True
+        rows = await self._pool.rows(MADE_BY, new.stream)
+        if tries > 1 and rows == [(self._lease.number,)]:
+            return await self.info(new.stream), True  # a try of ours, whose answer was lost
+        return await self.info(await self._existing(new)), False
+
+    async def _partition_of(self, new: NewStream) -> int:
+        if new.kind is StreamKind.OBJECT:
+            return 0
+        number = partition_at(self._now_ms())
+        if number > self._partition:
+            # One ahead, so that the hour's first stream need not wait.
+            await self._pool.run(lambda link: add_partitions(link, (number, number + 1)))
+            self._partition = number
+        return number
+
+    async def _existing(self, new: NewStream) -> bytes:
+        rows = await self._pool.rows(SAME_KEY, key_bytes(new))
+        if not rows:
+            raise Conflict("the stream id is taken", field="stream")
+        [(stream, request_hash)] = rows
+        if bytes(request_hash) != new.request_hash:
+            raise Conflict(
+                "this idempotency key was used for another request",
+                field="idempotency_key",
+                hint="use a new key for a new request",
+            )
+        return bytes(stream)
+
+    async def info(self, stream: bytes) -> StreamInfo:
+        return (await self._residents.look_up(stream)).snapshot()
+
+    async def take_over(self, stream: bytes) -> int:
+        self._writer.check()
+        rows = await self._pool.rows(TAKE_OVER, stream, self._lease.number)
+        if not rows:
+            raise unknown_stream(stream)
+        head = Head(*rows[0])
+        tail = self._residents.get(stream)
+        if tail is not None and tail.advance(head, head.next_index, ()):
+            tail.wake()
+        return head.epoch
+
+    async def unfinished(self) -> list[bytes]:
+        rows = await self._pool.rows(UNFINISHED, await self._lease.judged_at())
+        return [bytes(stream) for (stream,) in rows]
+
+    async def delete(self, stream: bytes) -> None:
+        self._writer.check()
+        tail = await self._residents.look_up(stream)
+        sid = tail.head.sid
+
+        async def work(connection: AsyncConnection) -> None:
+            async with connection.transaction():
+                await connection.execute(DROP_STREAMS, (Ints((sid,)),))
+                await connection.execute(NOTIFY, (CHANNEL, notice(self._lease.number, [sid])))
+            await purge(connection, sid)
+
+        await self._pool.run(work)
+        self._residents.lose(tail)
+
+    # ---- writing ----
+
+    async def append(self, batch: Sequence[Append]) -> list[Refusal]:
+        await self._writer.room()
+        group = self._writer.forming
+        items = [Item(append) for append in batch]
+        for item, append in zip(items, batch, strict=True):
+            group.add(item, len(append.record.frame))
+        if items:
+            await self._writer.commit()
+        return [
+            Refusal(append, item.error)
+            for item, append in zip(items, batch, strict=True)
+            if item.error is not None
+        ]
+
+    def _stored(self, plan: Plan) -> None:
+        """Release what a commit has made durable."""
+        for sid, (head, first, frames) in plan.moves.items():
+            tail = self._residents.by_sid(sid)
+            if tail is None:
+                continue
+            tail.unused = 0
+            if head.ended:
+                tail.expires_ms = self._now_ms() + tail.ttl_ms
+            if tail.advance(head, first, frames):
+                tail.wake()
+        for sid in plan.dropped:
+            dropped = self._residents.by_sid(sid)
+            if dropped is not None:
+                self._residents.lose(dropped)
+
+    # ---- reading ----
+
+    async def read(self, stream: bytes, start: int, limit: int) -> list[Record]:
+        tail = await self._used(stream)
+        rows = await self._pool.rows(RECORDS, tail.head.sid, start, limit)
+        records = [Record(bytes(frame), unpack_ids(ids)) for frame, ids in rows]
+        await self._residents.note_read(tail, start, [record.frame for record in records])
+        return records
+
+    async def frames(self, stream: bytes, start: int, limit: int) -> list[bytes]:
+        tail = await self._used(stream)
+        frames = tail.take(start, limit)
+        if not frames:
+            rows = await self._pool.rows(FRAMES, tail.head.sid, start, limit)
+            frames = [bytes(frame) for (frame,) in rows]
+            await self._residents.note_read(tail, start, frames)
+        return frames
+
+    def tip(self, stream: bytes, start: int, limit: int) -> list[bytes] | None:
+        tail = self._residents.get(stream)
+        return None if tail is None else tail.take(start, limit)
+
+    def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
+        tail = self._residents.get(stream)
+        if tail is None:
+            raise unknown_stream(stream)
+        tail.watchers.append(wake)
+        # Another origin may have appended since `info`: notices count from here on.
+        self._listener.look_at([tail.head.sid])
+
+    def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None:
+        tail = self._residents.get(stream)
+        if tail is not None and wake in tail.watchers:
+            tail.watchers.remove(wake)
+
+    def released(self, stream: bytes) -> int:
+        tail = self._residents.get(stream)
+        if tail is None:
+            raise unknown_stream(stream)
+        return tail.released
+
+    # ---- retention ----
+
+    async def expire(self) -> int:
+        return await self._retention.expire()
+
+    async def _used(self, stream: bytes) -> PostgresTail:
+        """The resident stream, whose retention begins anew."""
+        tail = self._residents.get(stream) or await self._residents.look_up(stream)
+        tail.unused = 0
+        await self._retention.touch(tail)
+        return tail

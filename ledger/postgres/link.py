@@ -1,0 +1,284 @@
+"""Connections to the server that come back after it has gone, and what its errors mean.
+
+A lost connection is made again until a limit has passed; the work that was under way is
+done again, so it has to be such that twice is as good as once. Where the name of the server
+stands for several (a primary and its standbys), only one that takes writes is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, AsyncRawCursor
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.errors import Diagnostic
+from psycopg.pq import PGconn, Ping, TransactionStatus
+
+from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
+from ledger.postgres.rows import register
+from ledger.postgres.schema import check_server
+
+T = TypeVar("T")
+Work = Callable[[AsyncConnection], Awaitable[T]]
+
+CONNECT_TIMEOUT_S = 5
+FIRST_RETRY_S = 0.05
+MAX_RETRY_S = 1.0
+"""Pauses between attempts to connect double from the one to the other."""
+WRITE_PATIENCE_S = 60.0
+"""How long commits wait for a lost server; then the ledger has failed."""
+READ_PATIENCE_S = 10.0
+"""How long everything else waits for it; then the caller gets an error that says to retry."""
+OPEN_PATIENCE_S = 5.0
+MAX_DEADLOCKS = 8
+"""Times that work is done again because it crossed another transaction's."""
+POOL_CONNECTIONS = 4
+"""Connections beside the writer's, for reading and for what is not grouped."""
+IDLE_TRANSACTION_MS = 3_000
+"""An origin that stops in the middle of a transaction gives its locks up after this."""
+
+_DEFAULTS: dict[str, str | int] = {
+    "target_session_attrs": "read-write",
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    # A server whose machine is gone says nothing: notice that within about ten seconds.
+    "keepalives_idle": 4,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+# Statements over columns must go from the column to the index, whatever the size of a table
+# was when they were planned. statement_timeout would let a commit return before a standby
+# has it (syncrep.c), so there is none.
+_SETTINGS = {
+    "search_path": "tailrace",
+    "plan_cache_mode": "force_generic_plan",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "jit": "off",
+    "statement_timeout": 0,
+    "idle_in_transaction_session_timeout": IDLE_TRANSACTION_MS,
+}
+# Where a new attempt may go better: the server ends or starts, or is not the primary any more.
+_LOST = ("08", "57P01", "57P02", "57P03", "57P05", "25006", "25P03")
+_CROSSED = ("40001", "40P01", "55P03")
+_OPERATORS = ("28", "3D", "42501")
+
+
+class Doubt(Exception):
+    """The server says that it did not wait for a standby; what was done must be done again."""
+
+
+class Server:
+    """Where the ledger lies, and how a connection there is made."""
+
+    def __init__(self, dsn: str, application: str) -> None:
+        """`dsn` is what libpq takes; `ConfigError` if it does not take it."""
+        try:
+            given = {key: value for key, value in conninfo_to_dict(dsn).items() if value}
+            _check_ports(str(given.get("port", "")))
+            settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+            given["options"] = f"{given.get('options', '')} {settings}".strip()
+            self.conninfo = make_conninfo(
+                "", **{"application_name": application, **_DEFAULTS, **given}
+            )
+        except psycopg.ProgrammingError as error:
+            # libpq's message may quote the whole string, so one with a password is not shown.
+            secret = "password" in dsn or "@" in dsn
+            raise ConfigError(
+                "this is no connection string" if secret else str(error).strip(),
+                field="ledger.url",
+                hint="like postgresql://user@host:5432/database",
+            ) from None
+
+    async def connect(self) -> AsyncConnection:
+        """One attempt; `psycopg.OperationalError` if it fails."""
+        # psycopg leaves a connection that is cancelled half-made to the garbage collector, and
+        # the server with it: such an attempt is let finish, then it is closed.
+        attempt = asyncio.ensure_future(
+            AsyncConnection.connect(self.conninfo, autocommit=True, cursor_factory=AsyncRawCursor)
+        )
+        try:
+            connection = await asyncio.shield(attempt)
+        except asyncio.CancelledError:
+            attempt.add_done_callback(_discard)
+            raise
+        try:
+            register(connection)
+            await check_server(connection)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def reach(self) -> None:
+        """Try whether a connection can be made at all, for OPEN_PATIENCE_S.
+
+        Raises `ConfigError` at once where a setting must be wrong, `LedgerFailed` where the
+        server is away.
+        """
+        deadline, pause = asyncio.get_running_loop().time() + OPEN_PATIENCE_S, FIRST_RETRY_S
+        while True:
+            try:
+                connection = await self.connect()
+                break
+            except psycopg.Error as error:
+                told = await self._explain(error)
+                if isinstance(told, ConfigError) or asyncio.get_running_loop().time() > deadline:
+                    raise told from error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_RETRY_S)
+        await connection.close()
+
+    async def _explain(self, error: psycopg.Error) -> TailraceError:
+        hint = "check host, port, database, user and password"
+        if (error.sqlstate or "").startswith(_OPERATORS):
+            return ConfigError(_first_line(error), field="ledger.url", hint=hint)
+        answers = await asyncio.to_thread(PGconn.ping, self.conninfo.encode())
+        answered = answers in (Ping.OK, Ping.NO_ATTEMPT)
+        if answered and "read-write" not in str(error) and "read-only" not in str(error):
+            return ConfigError(_first_line(error), field="ledger.url", hint=hint)
+        return LedgerFailed(_first_line(error), hint="is the server running?")
+
+
+class Link:
+    """One connection that is made again when it is lost. One piece of work at a time."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._connection: AsyncConnection | None = None
+        self._turn = asyncio.Lock()
+        self._doubtful = False
+
+    async def run(self, work: Work[T], patience_s: float = READ_PATIENCE_S) -> T:
+        """Do `work` on a live connection, again and again until it is done.
+
+        Raises `LedgerAway` when the server is away for longer, `LedgerFailed` when it refuses.
+        """
+        async with self._turn:
+            deadline = asyncio.get_running_loop().time() + patience_s
+            pause, deadlocks = 0.0, 0  # a connection that went stale is made again at once
+            while True:
+                try:
+                    return await self._once(work)
+                except (psycopg.Error, Doubt) as error:
+                    crossed = _sqlstate(error) in _CROSSED
+                    deadlocks += crossed
+                    if deadlocks > MAX_DEADLOCKS or not (crossed or self._is_lost(error)):
+                        raise failed(error) from error
+                    if asyncio.get_running_loop().time() + pause > deadline:
+                        raise (failed if crossed else away)(error) from error
+                    if not crossed:
+                        await self.close()
+                        await asyncio.sleep(pause)
+                        pause = min(max(2 * pause, FIRST_RETRY_S), MAX_RETRY_S)
+
+    async def _once(self, work: Work[T]) -> T:
+        connection = self._connection
+        if connection is None or connection.closed:
+            connection = self._connection = await self._server.connect()
+            connection.add_notice_handler(self._notice)
+        self._doubtful = False
+        try:
+            done = await work(connection)
+        finally:
+            # A caller that was cancelled may have left a transaction open.
+            if connection.info.transaction_status != TransactionStatus.IDLE:
+                await self.close()
+        if self._doubtful:
+            raise Doubt("a commit did not wait for its standby")
+        return done
+
+    def _notice(self, diagnostic: Diagnostic) -> None:
+        """A commit that was told not to wait for its standby succeeds with a warning."""
+        if diagnostic.severity_nonlocalized == "WARNING":
+            self._doubtful = True
+
+    def _is_lost(self, error: psycopg.Error | Doubt) -> bool:
+        connection = self._connection
+        gone = connection is None or connection.closed or connection.broken
+        return isinstance(error, Doubt) or gone or (_sqlstate(error) or "").startswith(_LOST)
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+class Pool:
+    """A few links; work goes to one that is free."""
+
+    def __init__(self, server: Server, size: int = POOL_CONNECTIONS) -> None:
+        self._free = deque(Link(server) for _ in range(size))
+        self._links = tuple(self._free)
+        self._places = asyncio.Semaphore(size)
+
+    async def run(self, work: Work[T], patience_s: float = READ_PATIENCE_S) -> T:
+        async with self._link() as link:
+            return await link.run(work, patience_s)
+
+    async def rows(self, statement: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
+        """What one statement gives. It may be done twice, so twice must be as good as once."""
+
+        async def work(connection: AsyncConnection) -> Sequence[tuple[Any, ...]]:
+            cursor = await connection.execute(
+                statement.encode(), parameters, prepare=True, binary=True
+            )
+            return await cursor.fetchall()
+
+        return await self.run(work)
+
+    @asynccontextmanager
+    async def _link(self) -> AsyncIterator[Link]:
+        async with self._places:
+            link = self._free.pop()  # the one used last: the others may never be needed
+            try:
+                yield link
+            finally:
+                self._free.append(link)
+
+    async def close(self) -> None:
+        for link in self._links:
+            await link.close()
+
+
+def failed(error: psycopg.Error | Doubt) -> TailraceError:
+    """An error of the server as one of ours."""
+    sqlstate = _sqlstate(error) or ""
+    if sqlstate == "42501":
+        return ConfigError(
+            _first_line(error),
+            field="ledger.url",
+            hint="the role needs CREATE on the database, or all rights in its schema tailrace",
+        )
+    return LedgerFailed(f"PostgreSQL: {_first_line(error)}", hint="see the server's log")
+
+
+def away(error: psycopg.Error | Doubt) -> LedgerAway:
+    return LedgerAway(f"PostgreSQL: {_first_line(error)}", hint="is the server running?")
+
+
+def _check_ports(ports: str) -> None:
+    """libpq itself would only say so for each attempt to connect."""
+    for port in ports.split(","):
+        if port and not (port.isdecimal() and 0 < int(port) <= 65_535):
+            raise psycopg.ProgrammingError(f"invalid port {port!r}")
+
+
+def _discard(attempt: asyncio.Future[AsyncConnection]) -> None:
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().pgconn.finish()
+
+
+def _sqlstate(error: psycopg.Error | Doubt) -> str | None:
+    return error.sqlstate if isinstance(error, psycopg.Error) else None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

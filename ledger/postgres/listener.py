@@ -1,0 +1,140 @@
+"""Wakes the watchers of streams that another origin appends to.
+
+A notice (LISTEN/NOTIFY) only says that something happened; what it was is read from the
+tables, in one query for all streams that were named meanwhile. While the connection was
+lost notices may have been too, so after it all watched streams are looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+
+import psycopg
+from psycopg import AsyncConnection
+
+from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
+from ledger.postgres.link import FIRST_RETRY_S, MAX_RETRY_S, Pool, Server
+from ledger.postgres.residents import Residents
+from ledger.postgres.rows import Ints
+from ledger.postgres.statements import CHANNEL, NEWS
+from ledger.postgres.tail import TAIL_FRAMES, Head, PostgresTail
+
+
+class Listener:
+    """Keeps the watched streams up to date until `close`."""
+
+    def __init__(
+        self,
+        server: Server,
+        pool: Pool,
+        residents: Residents,
+        lease: int,
+        failed: Callable[[TailraceError], None],
+    ) -> None:
+        """`failed` is told when nothing can be heard any more."""
+        self._server = server
+        self._pool = pool
+        self._residents = residents
+        self._own = str(lease)
+        self._failed = failed
+        self._stale: set[int] = set()
+        self._work = asyncio.Event()
+        self._tasks = [
+            asyncio.create_task(self._guard(self._listen()), name="ledger-listener"),
+            asyncio.create_task(self._guard(self._refresh()), name="ledger-refresh"),
+        ]
+
+    def look_at(self, sids: Iterable[int]) -> None:
+        """Find out soon what is new in these streams."""
+        self._stale.update(sids)
+        self._work.set()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _guard(self, work: Coroutine[None, None, None]) -> None:
+        """Readers would wait for ever if this ended and nobody noticed."""
+        try:
+            await work
+        except ConfigError as error:
+            self._failed(error)
+        except Exception as error:
+            self._failed(LedgerFailed(f"cannot follow other origins: {error!r}"))
+            raise
+
+    # ---- notices ----
+
+    async def _listen(self) -> None:
+        pause = FIRST_RETRY_S
+        while True:
+            try:
+                connection = await self._server.connect()
+            except psycopg.Error:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MAX_RETRY_S)
+                continue
+            pause = FIRST_RETRY_S
+            try:
+                await self._hear(connection)
+            except psycopg.Error:
+                await asyncio.sleep(pause)
+            finally:
+                await connection.close()
+
+    async def _hear(self, connection: AsyncConnection) -> None:
+        await connection.execute(f"LISTEN {CHANNEL}".encode())
+        self._look_at_all()
+        async for heard in connection.notifies():
+            sender, _, sids = heard.payload.partition(" ")
+            if sender == self._own:
+                continue
+            if sids == "*":
+                self._look_at_all()
+            else:
+                self.look_at(map(int, sids.split()))
+
+    def _look_at_all(self) -> None:
+        self.look_at(tail.head.sid for tail in self._residents.watched())
+
+    # ---- what they are about ----
+
+    async def _refresh(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            stale, self._stale = self._stale, set()
+            known = (self._residents.by_sid(sid) for sid in stale)
+            watched = [tail for tail in known if tail is not None and tail.watchers]
+            if not watched:
+                continue
+            try:
+                await self._pool.run(partial(self._read, watched))
+            except (LedgerAway, LedgerFailed):
+                self.look_at(stale)  # the pool has waited already
+
+    async def _read(self, tails: list[PostgresTail], connection: AsyncConnection) -> None:
+        starts = Ints(tail.released for tail in tails)
+        known = Ints(tail.head.sid for tail in tails)
+        cursor = await connection.execute(
+            NEWS, (known, starts, TAIL_FRAMES), prepare=True, binary=True
+        )
+        heads: dict[int, Head] = {}
+        frames: dict[int, list[bytes]] = {}
+        for sid, epoch, next_index, ended, index, frame in await cursor.fetchall():
+            heads[sid] = Head(sid, epoch, next_index, ended)
+            if index is not None:
+                frames.setdefault(sid, []).append(bytes(frame))
+        for tail, start in zip(tails, starts, strict=True):
+            self._learn(tail, start, heads.get(tail.head.sid), frames.get(tail.head.sid, []))
+
+    def _learn(
+        self, tail: PostgresTail, start: int, head: Head | None, frames: list[bytes]
+    ) -> None:
+        if head is None:
+            self._residents.lose(tail)
+        elif tail.advance(head, start, frames):
+            tail.wake()

@@ -1,0 +1,123 @@
+"""The objects of a ledger on PostgreSQL: `ledger.interface.ObjectStore`.
+
+Writes ride in the ledger's group commits. Epochs of objects come from one sequence, so that
+one which was forgotten and made again never gets an epoch that somebody has had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ledger.errors import CallerError
+from ledger.interface import Alarm, ObjectKey, ObjectState, ObjectWrite, StreamKind
+from ledger.postgres.commit import Writer
+from ledger.postgres.link import Pool
+from ledger.postgres.plan import Item
+from ledger.postgres.rows import Blobs
+from ledger.postgres.statements import (
+    CLAIM,
+    DUE,
+    GET_VALUES,
+    LIST_VALUES,
+    NEXT_ALARM,
+    OBJECT_EPOCH,
+    OBJECT_NAMES,
+)
+
+MAX_LIST = 2**31 - 1
+"""Values that one `list` without a limit may give."""
+
+
+class PostgresObjects:
+    """Values by key, one alarm each, fenced by epoch. `lease` is this process's."""
+
+    def __init__(self, pool: Pool, writer: Writer, lease: int, now_ms: Callable[[], int]) -> None:
+        self._pool = pool
+        self._writer = writer
+        self._lease = lease
+        self._now_ms = now_ms
+
+    # ---- owners ----
+
+    async def claim(self, key: ObjectKey) -> ObjectState:
+        self._writer.check()
+        rows = await self._pool.rows(CLAIM, *_address(key), self._lease, self._now_ms())
+        [(epoch, alarm_ms, retries)] = rows
+        return ObjectState(epoch, None if alarm_ms is None else Alarm(alarm_ms, retries))
+
+    async def owns(self, key: ObjectKey, epoch: int) -> bool:
+        return await self._pool.rows(OBJECT_EPOCH, *_address(key)) == [(epoch,)]
+
+    # ---- reading ----
+
+    async def get(self, key: ObjectKey, names: Sequence[str]) -> dict[str, bytes]:
+        wanted = Blobs(name.encode() for name in names)
+        return _values(await self._pool.rows(GET_VALUES, *_address(key), wanted))
+
+    async def list(
+        self,
+        key: ObjectKey,
+        *,
+        prefix: str = "",
+        start: str | None = None,
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> dict[str, bytes]:
+        begin = prefix.encode()
+        first = max(begin, (start or "").encode())
+        last = min(
+            (bound for bound in (_after_prefix(begin), end and end.encode()) if bound), default=None
+        )
+        if end == "":
+            return {}
+        most = MAX_LIST if limit is None else limit
+        statement = LIST_VALUES.format(order="DESC" if reverse else "ASC")
+        return _values(await self._pool.rows(statement, *_address(key), first, last, most))
+
+    async def due(self, now_ms: int, limit: int) -> Sequence[tuple[ObjectKey, Alarm]]:
+        rows = await self._pool.rows(DUE, now_ms, self._lease, limit)
+        return [
+            (ObjectKey(bytes(kind).decode(), bytes(name).decode()), Alarm(alarm_ms, retries))
+            for kind, name, alarm_ms, retries in rows
+        ]
+
+    async def next_alarm_ms(self) -> int | None:
+        [(alarm_ms,)] = await self._pool.rows(NEXT_ALARM, self._lease, self._now_ms())
+        return None if alarm_ms is None else int(alarm_ms)
+
+    async def names(self, kind: str, *, after: str = "", limit: int = 1000) -> Sequence[str]:
+        rows = await self._pool.rows(OBJECT_NAMES, kind.encode(), after.encode(), limit)
+        return [bytes(name).decode() for (name,) in rows]
+
+    # ---- writing ----
+
+    async def write(self, write: ObjectWrite) -> None:
+        if any(new.kind is not StreamKind.OBJECT for new in write.creates):
+            raise CallerError("an object's stream is of StreamKind.OBJECT", field="creates")
+        await self._writer.room()
+        item = Item(write)
+        self._writer.forming.add(item, _size(write))
+        await self._writer.commit()
+        if item.error is not None:
+            raise item.error
+
+
+def _address(key: ObjectKey) -> tuple[bytes, bytes]:
+    return key.kind.encode(), key.name.encode()
+
+
+def _values(rows: Sequence[tuple[Any, ...]]) -> dict[str, bytes]:
+    return {bytes(name).decode(): bytes(value) for name, value in rows}
+
+
+def _size(write: ObjectWrite) -> int:
+    frames = sum(len(append.record.frame) for append in write.appends)
+    return frames + sum(map(len, write.puts.values()))
+
+
+def _after_prefix(prefix: bytes) -> bytes | None:
+    """The first byte string above all that begin with `prefix`."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None

@@ -1,0 +1,192 @@
+"""What one group commit changes, worked out from the rows that it found. Sans-I/O.
+
+Items are taken in the order in which they came; one that is refused leaves no trace. What
+is left is columns for a handful of statements, however many items there were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ledger.errors import Conflict, StaleEpoch, TailraceError, unknown_stream
+from ledger.frame import Tag, tag_of
+from ledger.interface import Alarm, Append, NewStream, ObjectKey, ObjectWrite
+from ledger.postgres.rows import pack_ids
+from ledger.postgres.tail import Head
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """Something that a caller wants stored, and why it was not, if so."""
+
+    change: Append | ObjectWrite
+    error: TailraceError | None = None
+
+
+class Move(NamedTuple):
+    """A stream that gets frames from index `first` on; `head` is what it has come to."""
+
+    head: Head
+    first: int
+    frames: list[bytes]
+
+
+FrameRow = tuple[int, int, bytes | None, bytes]
+"""One row of the table `frame`: sid, index, ids, frame. Plain, as there are so many."""
+
+
+class Created(NamedTuple):
+    """A stream that an object creates, and the sid it gets."""
+
+    sid: int
+    new: NewStream
+
+
+@dataclass(slots=True)
+class Object:
+    """An object as its row says, and what happens to its values and alarm."""
+
+    oid: int
+    epoch: int
+    clear: bool = False
+    values: dict[str, bytes | None] = field(default_factory=dict)
+    alarm: Alarm | None = None
+    sets_alarm: bool = False
+    written: bool = False
+
+
+class Plan:
+    """The changes of one group. `heads` and `objects` are copies of the rows as found."""
+
+    def __init__(
+        self,
+        heads: Mapping[bytes, Head],
+        objects: Mapping[ObjectKey, Object] | None = None,
+        new_sids: Iterator[int] | None = None,
+    ) -> None:
+        self.heads = {stream: head.copy() for stream, head in heads.items()}
+        self.objects = dict(objects or {})
+        self._new_sids = new_sids
+        self.moves: dict[int, Move] = {}  # by sid
+        self.rows: list[FrameRow] = []
+        self.created: list[Created] = []
+        self.dropped: list[int] = []
+        self.refused: list[tuple[Item, TailraceError]] = []
+
+    def take(self, item: Item) -> None:
+        """Add an item, or note why it is refused."""
+        change = item.change
+        error = self._append(change) if isinstance(change, Append) else self._write(change)
+        if error is not None:
+            self.refused.append((item, error))
+
+    # ---- streams ----
+
+    def _append(self, append: Append) -> TailraceError | None:
+        head = self.heads.get(append.stream)
+        if head is None:
+            return unknown_stream(append.stream)
+        index, sid = head.next_index, head.sid
+        if append.index != index or append.epoch != head.epoch or head.ended:
+            return head.refusal(append)
+        frame, ids = append.record
+        move = self.moves.get(sid)
+        if move is None:
+            self.moves[sid] = Move(head, index, [frame])
+        else:
+            move.frames.append(frame)
+        head.next_index = index + 1
+        head.ended = tag_of(frame) == Tag.STREAM_END
+        self.rows.append((sid, index, pack_ids(ids), frame))
+        return None
+
+    # ---- objects ----
+
+    def _write(self, write: ObjectWrite) -> TailraceError | None:
+        found = self.objects.get(write.key)
+        if found is None or found.epoch != write.epoch:
+            return stale_object(write.key, write.epoch)
+        error = self._write_streams(write)
+        if error is None:
+            _write_values(write, found)
+        return error
+
+    def _write_streams(self, write: ObjectWrite) -> TailraceError | None:
+        """Creates, appends, drops; a refused one undoes those before it."""
+        heads = [self.heads[a.stream] for a in write.appends if a.stream in self.heads]
+        before = [(head, head.next_index, head.ended) for head in heads]
+        moves, rows, created = dict(self.moves), len(self.rows), len(self.created)
+        error = next(self._refusals(write), None)
+        if error is not None:
+            for made in self.created[created:]:
+                del self.heads[made.new.stream]
+            for head, next_index, ended in before:
+                head.next_index, head.ended = next_index, ended
+            self.moves = moves
+            for head, first, frames in moves.values():
+                del frames[head.next_index - first :]
+            del self.rows[rows:], self.created[created:]
+            return error
+        for stream in write.drops:
+            self._drop(stream)
+        return None
+
+    def _refusals(self, write: ObjectWrite) -> Iterator[TailraceError]:
+        for new in write.creates:
+            if new.stream in self.heads:
+                yield Conflict("the stream id is taken", field="stream")
+                return
+            assert self._new_sids is not None  # a group with creates has them
+            head = Head(next(self._new_sids), 1, 0, False)
+            self.heads[new.stream] = head
+            self.created.append(Created(head.sid, new))
+        for append in write.appends:
+            error = self._append(append)
+            if error is not None:
+                yield error
+
+    def _drop(self, stream: bytes) -> None:
+        head = self.heads.pop(stream, None)
+        if head is None:
+            return  # it is gone, which is what was wanted
+        self.moves.pop(head.sid, None)
+        self.rows = [row for row in self.rows if row[0] != head.sid]
+        before = len(self.created)
+        self.created = [created for created in self.created if created.sid != head.sid]
+        if len(self.created) == before:
+            self.dropped.append(head.sid)
+
+    # ---- what came of it ----
+
+    def moved(self) -> list[tuple[int, int, int, int, bool]]:
+        """The streams that get frames: sid, epoch, first index, the one after the last, ended."""
+        return [
+            (head.sid, head.epoch, first, head.next_index, head.ended)
+            for head, first, _ in self.moves.values()
+        ]
+
+    @property
+    def touched(self) -> list[int]:
+        """Sids of which others must hear."""
+        return [*self.moves, *self.dropped]
+
+
+def _write_values(write: ObjectWrite, found: Object) -> None:
+    found.written = True
+    if write.clear:
+        found.clear = True
+        found.values.clear()
+    found.values.update(dict.fromkeys(write.deletes))
+    found.values.update(write.puts)
+    if write.sets_alarm:
+        found.alarm, found.sets_alarm = write.alarm, True
+
+
+def stale_object(key: ObjectKey, epoch: int) -> StaleEpoch:
+    return StaleEpoch(
+        f"epoch {epoch} of {key.kind} {key.name!r} was replaced",
+        field="epoch",
+        hint="the object has another owner now",
+    )

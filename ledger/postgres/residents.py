@@ -1,0 +1,86 @@
+"""The streams of a ledger on PostgreSQL that this process has in memory at the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ledger.errors import unknown_stream
+from ledger.frame import Durability, Tag, tag_of
+from ledger.interface import StreamInfo, StreamKind
+from ledger.postgres.link import Pool
+from ledger.postgres.statements import STREAM
+from ledger.postgres.tail import Head, PostgresTail
+
+IDLE_SWEEPS = 10
+"""A stream that nobody has used for so many sweeps is forgotten until it is asked for."""
+
+
+class Residents:
+    """Tails by stream id and by sid. What they say may be behind the tables, never before."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._tails: dict[bytes, PostgresTail] = {}
+        self._by_sid: dict[int, PostgresTail] = {}
+
+    def get(self, stream: bytes) -> PostgresTail | None:
+        return self._tails.get(stream)
+
+    def by_sid(self, sid: int) -> PostgresTail | None:
+        return self._by_sid.get(sid)
+
+    def watched(self) -> Iterator[PostgresTail]:
+        return (tail for tail in list(self._by_sid.values()) if tail.watchers)
+
+    async def look_up(self, stream: bytes) -> PostgresTail:
+        """The stream as the tables have it now; `NotFound` if they do not."""
+        rows = await self._pool.rows(STREAM, stream)
+        known = self._tails.get(stream)
+        if not rows:
+            if known is not None:
+                self.lose(known)
+            raise unknown_stream(stream)
+        [(sid, kind, durability, recipe, created_ms, epoch, at, ended, ttl_ms, expires_ms)] = rows
+        head = Head(sid, epoch, at, ended)
+        if known is not None and known.head.sid == sid:
+            known.unused = 0
+            known.expires_ms = max(known.expires_ms, expires_ms)
+            if known.advance(head, at, ()):
+                known.wake()
+            return known
+        info = StreamInfo(
+            stream,
+            epoch,
+            at,
+            ended,
+            Durability(durability),
+            bytes(recipe).decode(),
+            created_ms,
+            StreamKind(kind),
+        )
+        tail = PostgresTail(info, head, ttl_ms, expires_ms, first=at)
+        self._tails[stream] = self._by_sid[sid] = tail
+        return tail
+
+    async def note_read(self, tail: PostgresTail, start: int, frames: Sequence[bytes]) -> None:
+        """Keep `released` from being behind what was read; tell the tip from what is deleted."""
+        if frames:
+            ended = tag_of(frames[-1]) == Tag.STREAM_END
+            head = Head(tail.head.sid, tail.head.epoch, start + len(frames), ended)
+            if tail.advance(head, start, frames):
+                tail.wake()
+        elif start < tail.released:
+            await self.look_up(tail.info.stream)
+
+    def lose(self, tail: PostgresTail) -> None:
+        """Forget a stream that is gone; who watches it is told to look."""
+        self._tails.pop(tail.info.stream, None)
+        self._by_sid.pop(tail.head.sid, None)
+        tail.wake()
+
+    def sweep(self) -> None:
+        """Forget streams that nobody has used for some time."""
+        for tail in list(self._by_sid.values()):
+            tail.unused += 1
+            if tail.unused > IDLE_SWEEPS and not tail.watchers:
+                del self._by_sid[tail.head.sid], self._tails[tail.info.stream]

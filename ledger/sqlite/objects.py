@@ -1,0 +1,264 @@
+"""The objects of a ledger: values and alarms that ride in the ledger's group commits.
+
+A ledger on a file has one owner, so a claim need not be written to fence anybody; the
+epoch reaches the file with the object's next write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ledger.errors import CallerError, NotFound, StaleEpoch, TailraceError, WrongIndex
+from ledger.frame import Durability
+from ledger.interface import (
+    Alarm,
+    Append,
+    NewStream,
+    ObjectKey,
+    ObjectState,
+    ObjectWrite,
+    StreamKind,
+)
+from ledger.sqlite.group import GroupCommit
+from ledger.sqlite.storage import ObjectRow, Storage, ValueChange
+from ledger.sqlite.tail import Tail
+
+MAX_LIST = 2**31 - 1
+"""Values that one `list` without a limit may give."""
+MAX_OWNED = 65_536
+"""Owners that are remembered. One that is forgotten has to claim its object again."""
+
+
+class Streams(Protocol):
+    """What the ledger's objects need of its streams."""
+
+    async def resident(self, stream: bytes) -> Tail: ...
+
+    async def refuse_taken(self, stream: bytes) -> None: ...
+
+    def add_stream(self, new: NewStream) -> Tail: ...
+
+    def drop_stream(self, tail: Tail) -> None: ...
+
+
+@dataclass(slots=True)
+class Owned:
+    """An object that has an owner in this process; `stored` once the file has its row."""
+
+    oid: int
+    epoch: int
+    alarm: Alarm | None
+    stored: bool
+
+
+class SqliteObjects:
+    """`ledger.interface.ObjectStore` over the storage and the group commit of a ledger."""
+
+    def __init__(self, streams: Streams, storage: Storage, commits: GroupCommit) -> None:
+        self._streams = streams
+        self._storage = storage
+        self._commits = commits
+        self._owned: dict[ObjectKey, Owned] = {}
+        self._oid = 0
+        self._epoch = 0  # the highest of this process: no two owners of it ever share one
+
+    def begin_after(self, last_oid: int) -> None:
+        """New objects get local ids above `last_oid`."""
+        self._oid = last_oid
+
+    # ---- owners ----
+
+    async def claim(self, key: ObjectKey) -> ObjectState:
+        owned = self._owned.get(key)
+        if owned is None:
+            row = await self._storage.object_row(key)
+            # Another claim may have come first while the storage was asked.
+            owned = self._owned.get(key) or self._adopt(key, row)
+        epoch = owned.epoch = self._epoch = max(self._epoch, owned.epoch) + 1
+        if not self._commits.settled:
+            await self._commits.commit()  # what its former owner wrote must be readable
+        return ObjectState(epoch, owned.alarm)
+
+    def _adopt(self, key: ObjectKey, row: ObjectRow | None) -> Owned:
+        if row is None:
+            self._oid += 1
+            owned = Owned(self._oid, 0, None, stored=False)
+        else:
+            owned = Owned(row.oid, row.epoch, _alarm(row), stored=True)
+        self._owned[key] = owned
+        if len(self._owned) > MAX_OWNED:
+            del self._owned[next(iter(self._owned))]
+        return owned
+
+    async def owns(self, key: ObjectKey, epoch: int) -> bool:
+        owned = self._owned.get(key)
+        return owned is not None and owned.epoch == epoch
+
+    # ---- reading ----
+
+    async def get(self, key: ObjectKey, names: Sequence[str]) -> dict[str, bytes]:
+        oid = await self._oid_of(key)
+        return {} if oid is None else dict(await self._storage.values(oid, names))
+
+    async def list(
+        self,
+        key: ObjectKey,
+        *,
+        prefix: str = "",
+        start: str | None = None,
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> dict[str, bytes]:
+        oid = await self._oid_of(key)
+        if oid is None:
+            return {}
+        below = after_prefix(prefix)
+        first = max(prefix, start or "", key=str.encode)
+        last = min((e for e in (below, end) if e is not None), key=str.encode, default=None)
+        most = MAX_LIST if limit is None else limit
+        return dict(await self._storage.value_range(oid, first, last, most, reverse=reverse))
+
+    async def due(self, now_ms: int, limit: int) -> Sequence[tuple[ObjectKey, Alarm]]:
+        rows = await self._storage.alarms(now_ms, limit)
+        return [
+            (ObjectKey(row.kind, row.name), alarm)
+            for row in rows
+            if (alarm := _alarm(row)) is not None
+        ]
+
+    async def next_alarm_ms(self) -> int | None:
+        return await self._storage.next_alarm_ms()
+
+    async def names(self, kind: str, *, after: str = "", limit: int = 1000) -> Sequence[str]:
+        return await self._storage.object_names(kind, after, limit)
+
+    async def _oid_of(self, key: ObjectKey) -> int | None:
+        owned = self._owned.get(key)
+        if owned is not None:
+            return owned.oid
+        row = await self._storage.object_row(key)
+        return None if row is None else row.oid
+
+    # ---- writing ----
+
+    async def write(self, write: ObjectWrite) -> None:
+        await self._commits.room()
+        self._owner(write)
+        tails = await self._tails_of(write)
+        owned = self._owner(write)  # there may be another by now
+        # From here to the end of the commit's forming nothing is awaited: all or nothing.
+        self._owned[write.key] = self._owned.pop(write.key)  # the last to be forgotten
+        self._put_streams(write, tails)
+        self._put_values(write, owned)
+        if write.durability is Durability.RELAXED:
+            self._commits.schedule()
+            return
+        if write.durability is Durability.POWER:
+            self._commits.forming.commit.power = True
+        await self._commits.commit()
+
+    def _owner(self, write: ObjectWrite) -> Owned:
+        owned = self._owned.get(write.key)
+        if owned is None or owned.epoch != write.epoch:
+            raise StaleEpoch(
+                f"epoch {write.epoch} of {write.key.kind} {write.key.name!r} was replaced",
+                field="epoch",
+                hint="the object has another owner now",
+            )
+        return owned
+
+    async def _tails_of(self, write: ObjectWrite) -> dict[bytes, Tail]:
+        created = {new.stream for new in write.creates}
+        if any(new.kind is not StreamKind.OBJECT or new.idempotency_key for new in write.creates):
+            raise CallerError(
+                "an object's stream is of StreamKind.OBJECT and has no idempotency key",
+                field="creates",
+            )
+        wanted = {append.stream for append in write.appends} - created
+        appended = {stream: await self._streams.resident(stream) for stream in wanted}
+        for stream in write.drops:
+            try:
+                appended[stream] = await self._streams.resident(stream)
+            except NotFound:
+                continue  # it is gone, which is what was wanted
+        for stream in created:
+            await self._streams.refuse_taken(stream)
+        return appended
+
+    def _put_streams(self, write: ObjectWrite, tails: dict[bytes, Tail]) -> None:
+        before = {stream: tail.accepted for stream, tail in tails.items()}
+        later = {new.stream for new in write.creates}
+        _check_first_appends(write.appends, later)
+        accepted: list[tuple[Tail, Append]] = []
+        try:
+            for append in write.appends:
+                if append.stream not in later:
+                    tails[append.stream].accept(append)
+                    accepted.append((tails[append.stream], append))
+        except TailraceError:
+            for stream, index in before.items():
+                tails[stream].withdraw(index)
+            raise
+        for new in write.creates:
+            tails[new.stream] = self._streams.add_stream(new)
+            self._commits.forming.commit.power |= new.durability is Durability.POWER
+        for append in write.appends:
+            if append.stream in later:
+                tails[append.stream].accept(append)
+                accepted.append((tails[append.stream], append))
+        group = self._commits.forming
+        for tail, append in accepted:
+            group.add(tail, append.index, len(append.record.frame))
+            group.commit.power |= tail.info.durability is Durability.POWER
+        for stream in write.drops:
+            if stream in tails:
+                self._streams.drop_stream(tails[stream])
+
+    def _put_values(self, write: ObjectWrite, owned: Owned) -> None:
+        group = self._commits.forming
+        values, oid = group.commit.values, owned.oid
+        if write.clear:
+            values.append(ValueChange(oid, None, None))
+        values += [ValueChange(oid, name, None) for name in write.deletes]
+        for name, value in write.puts.items():
+            values.append(ValueChange(oid, name, value))
+            group.bytes += len(value)
+        if write.sets_alarm:
+            owned.alarm = write.alarm
+        if write.sets_alarm or not owned.stored:
+            owned.stored = True
+            at_ms, retries = owned.alarm or (None, 0)
+            row = ObjectRow(oid, write.key.kind, write.key.name, owned.epoch, at_ms, retries)
+            group.commit.objects.append(row)
+
+
+def _check_first_appends(appends: Sequence[Append], created: set[bytes]) -> None:
+    """What is appended to a stream that does not exist yet must be 0, 1, 2, … of epoch 1."""
+    expected = dict.fromkeys(created, 0)
+    for append in appends:
+        if append.stream in expected:
+            if (append.epoch, append.index) != (1, expected[append.stream]):
+                raise WrongIndex(
+                    f"epoch {append.epoch}, index {append.index} of a new stream",
+                    field="index",
+                    hint=f"epoch 1, index {expected[append.stream]}",
+                )
+            expected[append.stream] += 1
+
+
+def after_prefix(prefix: str) -> str | None:
+    """The first string, by UTF-8 bytes, above all that begin with `prefix`."""
+    for at in range(len(prefix) - 1, -1, -1):
+        code = ord(prefix[at])
+        if code < 0x10FFFF:
+            # Surrogates are no characters: UTF-8 has nothing between D7FF and E000.
+            following = 0xE000 if code == 0xD7FF else code + 1
+            return prefix[:at] + chr(following)
+    return None
+
+
+def _alarm(row: ObjectRow) -> Alarm | None:
+    return None if row.alarm_ms is None else Alarm(row.alarm_ms, row.alarm_retries)

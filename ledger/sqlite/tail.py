@@ -1,0 +1,225 @@
+"""The live end of one stream in memory: what is accepted, released, stored; who watches.
+
+Sans-I/O. Four indexes, each at most the next: `first` (the oldest frame in memory),
+`stored` (segments hold everything before it), `released` (readers may see everything
+before it) and `accepted` (the next index a producer may append). Between `stored` and
+`released` a frame is in the log, between `released` and `accepted` its commit is in flight.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ledger.errors import Conflict, LedgerFull, StaleEpoch, StreamFull, TooLarge, WrongIndex
+from ledger.frame import HEADER_BYTES, Durability, Tag
+from ledger.interface import Append, Record, StreamInfo
+from ledger.sqlite.record import MAX_ID, MAX_IDS
+
+SEGMENT_BYTES = 4 * 1024
+"""A tail of this many frame bytes becomes a segment."""
+MAX_TAIL_BATCHES = 600
+"""A tail whose oldest record is this many log rows old becomes a segment, so that one
+slow stream does not keep the log from being pruned."""
+
+
+@dataclass(slots=True)
+class Space:
+    """What the streams of a ledger may take. `spent`: the ledger has no more for any of them."""
+
+    max_stream_bytes: int = sys.maxsize
+    spent: bool = False
+
+
+_END = int(Tag.STREAM_END)  # an enum's own comparison costs ten times as much
+
+
+@dataclass(slots=True)
+class Tail:
+    """One resident stream. `sid` is its short local id; `frames[0]` has index `first`."""
+
+    sid: int
+    info: StreamInfo
+    ttl_ms: int
+    epoch: int
+    first: int
+    stored: int
+    released: int
+    accepted: int
+    end_accepted: bool = False
+    frames: list[bytes] = field(default_factory=list)
+    ids: list[tuple[int, ...]] = field(default_factory=list)
+    unstored_bytes: int = 0
+    oldest_seq: int = 0  # the log row of the frame at `stored`
+    used: bool = True  # since the last sweep; so it was if `swept`, where it was then, differs
+    swept: int = 0
+    in_commit: int = 0  # changes of its epoch that are not stored yet
+    stored_bytes: int = 0  # in segments
+    room: int = sys.maxsize  # what `unstored_bytes` may grow to
+    spent: bool = False  # the room is gone because the ledger's is
+    watchers: list[Callable[[], None]] = field(default_factory=list)
+    durability: Durability = field(init=False)  # at hand: every append asks for it
+
+    def __post_init__(self) -> None:
+        self.durability = self.info.durability
+
+    @classmethod
+    def at(cls, sid: int, info: StreamInfo, ttl_ms: int) -> Tail:
+        """The tail of a stream of which segments hold everything so far."""
+        at = info.next_index
+        return cls(sid, info, ttl_ms, info.epoch, at, at, at, at, end_accepted=info.ended)
+
+    # ---- producing ----
+
+    def accept(self, append: Append) -> int:
+        """Take the next record; gives the bytes of its frame.
+
+        Raises `StaleEpoch`, `WrongIndex`, `Conflict` or `TooLarge`.
+        """
+        _, epoch, index, (frame, ids) = append
+        if epoch != self.epoch or index != self.accepted or self.end_accepted:
+            self._refuse(append)
+        if ids and (len(ids) > 1 or not 0 <= ids[0] <= MAX_ID):
+            _check_ids(ids)
+        size = len(frame)
+        unstored = self.unstored_bytes + size
+        if frame[HEADER_BYTES] == _END:
+            self.end_accepted = True
+        elif unstored > self.room:
+            self._refuse_for_room()
+        self.accepted = index + 1
+        self.frames.append(frame)
+        self.ids.append(ids)
+        self.unstored_bytes = unstored
+        return size
+
+    def _refuse(self, append: Append) -> None:
+        if append.epoch != self.epoch:
+            raise StaleEpoch(
+                f"epoch {append.epoch} was replaced by epoch {self.epoch}",
+                field="epoch",
+                hint="another producer owns this stream now; stop appending",
+            )
+        if self.end_accepted:
+            raise Conflict("the stream has ended", field="index", hint="nothing follows its end")
+        raise WrongIndex(
+            f"index {append.index} is not the next one",
+            field="index",
+            hint=f"the next index is {self.accepted}",
+        )
+
+    def _refuse_for_room(self) -> None:
+        if self.spent:
+            raise LedgerFull(
+                "the ledger has no room left",
+                hint="a stream can only be ended now; raise ledger.max_ledger_bytes",
+            )
+        raise StreamFull(
+            "the stream is as large as it may be",
+            hint="end it and go on in another one, or raise ledger.max_stream_bytes",
+        )
+
+    def fit(self, space: Space) -> None:
+        """Take no more than there is room for, from now on; its end always fits."""
+        self.spent = space.spent
+        self.room = -1 if space.spent else space.max_stream_bytes - self.stored_bytes
+
+    def withdraw(self, accepted: int) -> None:
+        """Undo the acceptance of everything from index `accepted` on."""
+        keep = accepted - self.first
+        self.unstored_bytes -= sum(len(frame) for frame in self.frames[keep:])
+        if len(self.frames) > keep:
+            self.end_accepted = False  # only a last frame can have been an end
+        del self.frames[keep:], self.ids[keep:]
+        self.accepted = accepted
+
+    # ---- reading ----
+
+    def wake(self) -> None:
+        watchers = self.watchers
+        if len(watchers) == 1:
+            watchers[0]()
+            return
+        for watcher in tuple(watchers):
+            watcher()
+
+    def take(self, start: int, limit: int) -> list[bytes] | None:
+        """Released frames from `start` on, or None where they lie before the tail."""
+        begin = start - self.first
+        if begin < 0:
+            return None
+        return self.frames[begin : min(begin + limit, self.released - self.first)]
+
+    def records(self, start: int, limit: int) -> list[Record] | None:
+        """The same with their ids."""
+        frames = self.take(start, limit)
+        if frames is None:
+            return None
+        begin = start - self.first
+        return [Record(*pair) for pair in zip(frames, self.ids[begin:], strict=False)]
+
+    @property
+    def ended(self) -> bool:
+        return self.end_accepted and self.released == self.accepted
+
+    def snapshot(self) -> StreamInfo:
+        """The stream as a reader may know it at this moment."""
+        info = self.info
+        return StreamInfo(
+            info.stream,
+            self.epoch,
+            self.released,
+            self.ended,
+            info.durability,
+            info.recipe,
+            info.created_ms,
+            info.kind,
+        )
+
+    # ---- storing ----
+
+    @property
+    def ripe(self) -> bool:
+        """Whether it should become a segment for its size, or because nothing will follow."""
+        return self.unstored_bytes >= SEGMENT_BYTES or self.end_accepted
+
+    def unstored(self) -> tuple[list[bytes], list[tuple[int, ...]]]:
+        """The frames and ids that no segment holds yet."""
+        begin = self.stored - self.first
+        return self.frames[begin:], self.ids[begin:]
+
+    def was_stored(self, until: int) -> None:
+        """A segment holds everything before `until` now.
+
+        While somebody watches, the segment before it stays in memory, so that a reader that
+        is a little behind need not ask storage.
+        """
+        keep_from = self.stored if self.watchers else until
+        del self.frames[: keep_from - self.first], self.ids[: keep_from - self.first]
+        self.first, self.stored = keep_from, until
+        before = self.unstored_bytes
+        self.unstored_bytes = sum(len(frame) for frame in self.frames[until - keep_from :])
+        self.stored_bytes += before - self.unstored_bytes
+        self.room -= before - self.unstored_bytes
+
+    def was_used(self) -> bool:
+        """Whether anything came, or anybody asked, since this was last called."""
+        used = self.used or self.swept != self.accepted
+        self.used, self.swept = False, self.accepted
+        return used
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing would be lost by forgetting it until somebody asks again."""
+        at_rest = self.stored == self.accepted == self.released and not self.in_commit
+        return at_rest and not self.watchers
+
+
+def _check_ids(ids: tuple[int, ...]) -> None:
+    if len(ids) > MAX_IDS or max(ids) > MAX_ID or min(ids) < 0:
+        raise TooLarge(
+            "a record's token ids are out of range",
+            field="ids",
+            hint=f"at most {MAX_IDS} ids from 0 to {MAX_ID}",
+        )

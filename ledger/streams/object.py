@@ -1,0 +1,329 @@
+"""A stream that speaks the Durable Streams protocol, as an object on top of the ledger.
+
+Every rule is in a `stream_*.py` beside this file; here they meet the object's storage. See
+https://github.com/durable-streams/durable-streams for the protocol. A generation of an
+engine can be read like any other stream under the name of its id, and written by nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+from ledger.errors import CallerError, Conflict, NotFound
+from ledger.interface import StreamKind
+from ledger.objects.object import (
+    DurableObject,
+    ObjectContext,
+    ObjectFactory,
+    ObjectRequest,
+    ObjectResponse,
+)
+from ledger.streams.answer import (
+    METHODS,
+    READ_METHODS,
+    answer,
+    described,
+    not_allowed,
+    place_headers,
+    problem,
+    tip_headers,
+)
+from ledger.streams.append import Refused, Repeated, Standing, judge, messages_of
+from ledger.streams.config import Config, Create
+from ledger.streams.content import essence
+from ledger.streams.fork import Claim, Grant, confirms, created, inherited
+from ledger.streams.get import Source, get
+from ledger.streams.header import CONTENT_TYPE, LOCATION
+from ledger.streams.name import check_name, generation_id
+from ledger.streams.page import Tip
+from ledger.streams.producer import Place
+from ledger.streams.reference import GIVE_BACK, TAKE, References, wake_by
+from ledger.streams.request import Append, parse_append, parse_create, parse_read
+from ledger.streams.settings import Change, StreamEvent, StreamSettings
+from ledger.streams.state import PRODUCER, StreamState
+
+STREAM_ID_BYTES = 16
+
+
+class StreamObject(DurableObject):
+    """The object of one name: a stream, the place where one may be created, or a generation.
+
+    `fetch` answers every request, also one in error; it raises only what is nobody's fault
+    but the storage's.
+    """
+
+    def __init__(self, context: ObjectContext, settings: StreamSettings) -> None:
+        super().__init__(context)
+        self._settings = settings
+        self._references = References(context)
+        self._state: StreamState | None = None
+        self._loaded = False
+        self._methods: dict[str, Callable[[ObjectRequest], Awaitable[ObjectResponse]]] = {
+            "PUT": self._put,
+            "POST": self._post,
+            "GET": self._get,
+            "HEAD": self._head,
+            "DELETE": self._delete,
+            TAKE: self._take,
+            GIVE_BACK: self._give_back,
+        }
+
+    async def fetch(self, request: ObjectRequest) -> ObjectResponse:
+        method = self._methods.get(request.method)
+        if method is None or (request.method in (TAKE, GIVE_BACK) and request.url):
+            return not_allowed(METHODS)  # objects ask each other without a URL, clients never
+        try:
+            check_name(self.context.key.name)
+            await self._load()
+            return await method(request)
+        except CallerError as error:
+            return problem(error)
+
+    async def alarm(self, retries: int) -> None:
+        """Ends a stream whose time has come, and gives back references that are owed."""
+        await self._load()
+        state = await self._living()
+        await self._references.give_back()
+        if state is not None and (deadline_ms := state.deadline_ms()) is not None:
+            wake_by(self.context, deadline_ms)
+
+    # ---- the stream's life ----
+
+    async def _load(self) -> None:
+        if not self._loaded:
+            await self.context.block_concurrency_while(self._read_state)
+
+    async def _read_state(self) -> None:
+        if not self._loaded:
+            self._state = await StreamState.load(self.context)
+            self._loaded = True
+
+    async def _living(self) -> StreamState | None:
+        """The stream, unless it is not there or its time has come."""
+        if self._state is not None and self._state.is_over(self.context.now_ms()):
+            await self._end(self._state)
+        return self._state
+
+    async def _existing(self) -> StreamState:
+        """The stream; NotFound, or CallerError (410) if only its forks may still see it."""
+        state = await self._living()
+        if state is None:
+            raise NotFound("no such stream")
+        if state.config.deleted:
+            raise CallerError("the stream was deleted", code="gone", status=410)
+        return state
+
+    async def _end(self, state: StreamState) -> None:
+        """Delete the stream, or hide it as long as forks need what it holds."""
+        if await self._references.held():
+            state.hide()
+        else:
+            await self._remove(state)
+        await self._tell(Change.DELETED, state.tip)
+
+    async def _remove(self, state: StreamState) -> None:
+        owed = await self._references.owed()
+        storage, config = self.context.storage, state.config
+        storage.delete_all()
+        storage.drop_stream(config.stream)
+        for name, source in owed.items():
+            storage.put(name, source)
+        self._state = None
+        if config.asked.fork is not None:
+            now_ms = self.context.now_ms()
+            self._references.owe(config.stream.hex(), config.asked.fork.source, now_ms)
+        elif not owed:
+            storage.delete_alarm()
+
+    async def _tell(self, kind: Change, tip: Tip) -> None:
+        """Tell of a change once it is durable."""
+        if self._settings.on_event is not None:
+            await self.context.outside(_nothing())
+            event = StreamEvent(kind, self.context.key.name, str(tip.offset))
+            self._settings.on_event(event)
+
+    # ---- PUT ----
+
+    async def _put(self, request: ObjectRequest) -> ObjectResponse:
+        if await self._generation() is not None:
+            return not_allowed(READ_METHODS)
+        asked = parse_create(request, self._settings.max_body_bytes)
+        if (there := await self._confirmed(asked)) is not None:
+            return there
+        if asked.fork is None:
+            return await self._create(request, asked, self._new_id(), None)
+        return await self._fork(request, asked, asked.fork.source)
+
+    async def _confirmed(self, asked: Create) -> ObjectResponse | None:
+        """The answer for a name that is taken: 200 to an equal request, 409 to another."""
+        state = await self._living()
+        if state is None:
+            return None
+        if state.config.deleted:
+            raise Conflict("deleted, and forks of it live", code="gone", hint="delete them first")
+        if not confirms(asked, state.config, closed=state.tip.closed):
+            raise Conflict("the stream exists, and is another one", code="stream_exists")
+        state.touch(self.context.now_ms())
+        return answer(200, *_described(state))
+
+    async def _fork(self, request: ObjectRequest, asked: Create, source: str) -> ObjectResponse:
+        assert asked.fork is not None
+        if source == self.context.key.name:
+            raise NotFound("no such stream to fork")
+        stream = self._new_id()
+        claim = Claim(stream.hex(), self.context.key.name, asked.content_type, asked.fork)
+        response = await self._references.take(claim)
+        if response.status != 200:
+            return response
+        assert isinstance(response.body, bytes)
+        try:
+            # Somebody else may have created it while the source was asked.
+            if (there := await self._confirmed(asked)) is None:
+                return await self._create(request, asked, stream, Grant.unpack(response.body))
+        except CallerError:
+            wake_by(self.context, self.context.now_ms())
+            raise
+        wake_by(self.context, self.context.now_ms())
+        return there
+
+    async def _create(
+        self, request: ObjectRequest, asked: Create, stream: bytes, grant: Grant | None
+    ) -> ObjectResponse:
+        config = created(stream, asked, grant)
+        head = (grant.head,) if grant is not None and grant.head else ()
+        messages = head + messages_of(config.content_type, request.body)
+        now_ms = self.context.now_ms()
+        self._state = state = StreamState.create(
+            self.context.storage, config, now_ms, self._settings.durability
+        )
+        state.append(messages, closes=asked.closed)
+        if grant is not None:
+            self._references.settle(stream.hex())
+        if (deadline_ms := state.deadline_ms()) is not None:
+            wake_by(self.context, deadline_ms)
+        headers = _described(state)
+        await self._tell(Change.CREATED, state.tip)
+        location = urlsplit(request.url)._replace(query="", fragment="").geturl()
+        return answer(201, (LOCATION, location), *headers)
+
+    def _new_id(self) -> bytes:
+        return self.context.random(STREAM_ID_BYTES)
+
+    # ---- POST and DELETE ----
+
+    async def _post(self, request: ObjectRequest) -> ObjectResponse:
+        if await self._generation() is not None:
+            return not_allowed(READ_METHODS)
+        append = parse_append(request, self._settings.max_body_bytes)
+        state = await self._existing()
+        last = await self._last_of(append)
+        standing = Standing(state.config.content_type, state.tip, state.seq, last)
+        verdict = judge(append, standing)
+        if isinstance(verdict, Refused):
+            return problem(verdict.error, *verdict.headers)
+        if isinstance(verdict, Repeated):
+            state.touch(self.context.now_ms())
+            return answer(204, *tip_headers(state.tip), *place_headers(last))
+        state.append(verdict.messages, closes=append.closes)
+        state.remember(append.producer, append.seq)
+        state.write_use(self.context.now_ms())
+        tip = state.tip
+        place = None if append.producer is None else append.producer.place
+        await self._tell(Change.APPENDED, tip)
+        return answer(verdict.status, *tip_headers(tip), *place_headers(place))
+
+    async def _last_of(self, append: Append) -> Place | None:
+        """The last request that was taken of the producer that sends this one."""
+        if append.producer is None:
+            return None
+        value = await self.context.storage.get(PRODUCER + append.producer.name)
+        return None if value is None else Place.unpack(value)
+
+    async def _delete(self, request: ObjectRequest) -> ObjectResponse:
+        if await self._generation() is not None:
+            return not_allowed(READ_METHODS)
+        await self._end(await self._existing())
+        return answer(204)
+
+    # ---- GET and HEAD ----
+
+    async def _get(self, request: ObjectRequest) -> ObjectResponse:
+        read = parse_read(request)
+        generation = await self._generation()
+        if generation is not None:
+            return await get(self.context, generation, read, self._settings)
+        state = await self._existing()
+        state.touch(self.context.now_ms())
+        return await get(self.context, Source.of(state.config), read, self._settings)
+
+    async def _head(self, request: ObjectRequest) -> ObjectResponse:
+        generation = await self._generation()
+        if generation is None:
+            state = await self._existing()
+            return described(state.config, state.tip)
+        tip = await self.context.outside(generation.reader(self.context).tip())
+        return described(Config(generation.stream, generation.content_type, Create()), tip)
+
+    async def _generation(self) -> Source | None:
+        """The generation that the name is the id of, if no stream has been put there."""
+        stream = generation_id(self.context.key.name)
+        if self._state is not None or stream is None:
+            return None
+        try:
+            info = await self.context.outside(self.context.ledger.info(stream))
+        except NotFound:
+            return None
+        return Source.of_generation(stream) if info.kind is StreamKind.GENERATION else None
+
+    # ---- asked by forks ----
+
+    async def _take(self, request: ObjectRequest) -> ObjectResponse:
+        claim = Claim.unpack(request.body)
+        if await self._generation() is not None:
+            raise Conflict("a generation cannot be forked", code="not_forkable")
+        state = self._forkable(await self._living(), claim)
+        config = state.config
+        reader = Source.of(config).reader(self.context)
+        cut = await self.context.outside(reader.cut(claim.order))
+        parts = inherited(config, cut.end)
+        # It may have been deleted, or deleted and created anew, since.
+        if self._forkable(await self._living(), claim).config.stream != config.stream:
+            raise NotFound("no such stream")
+        self._references.add(claim.reference, claim.fork)
+        return answer(200, body=Grant(config.content_type, config.expiry, parts, cut.head).pack())
+
+    def _forkable(self, state: StreamState | None, claim: Claim) -> StreamState:
+        if state is None:
+            raise NotFound("no such stream to fork")
+        if state.config.deleted:
+            raise Conflict("a deleted stream cannot be forked", code="gone")
+        wanted = claim.content_type
+        if wanted is not None and essence(wanted) != essence(state.config.content_type):
+            raise Conflict(
+                "a fork has the content type of its source",
+                code="content_type_mismatch",
+                field=CONTENT_TYPE,
+                hint=f"it is {state.config.content_type}",
+            )
+        return state
+
+    async def _give_back(self, request: ObjectRequest) -> ObjectResponse:
+        self._references.remove(request.body.decode())
+        state = self._state
+        if state is not None and state.config.deleted and not await self._references.held():
+            await self._remove(state)
+        return answer(204)
+
+
+def stream_class(settings: StreamSettings) -> ObjectFactory:
+    """The class of objects that are streams, for an ObjectRuntime."""
+    return lambda context: StreamObject(context, settings)
+
+
+def _described(state: StreamState) -> tuple[tuple[str, str], ...]:
+    return ((CONTENT_TYPE, state.config.content_type), *tip_headers(state.tip))
+
+
+async def _nothing() -> None:
+    """Awaited outside it says: go on when what was written is durable."""

@@ -1,0 +1,68 @@
+"""Streams as JSON lines or as raw frames, for other programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ledger.frame import FinishReason, Frame, decode
+from ledger.interface import Record
+from ledger.sqlite.storage import StreamRow
+from ledger.tools.reader import LedgerReader, durability_word, kind_word
+
+Document = dict[str, Any]
+
+
+def stream_document(row: StreamRow) -> Document:
+    """What is known of a stream besides its frames."""
+    return {
+        "stream": row.id.hex(),
+        "kind": kind_word(row),
+        "epoch": row.epoch,
+        "durability": durability_word(row),
+        "created_ms": row.created_ms,
+        "ttl_ms": row.ttl_ms,
+        "recipe": _recipe(row.recipe),
+    }
+
+
+def frame_document(record: Record) -> Document:
+    """One record, with the token ids that clients never see."""
+    _, frame = decode(record.frame)
+    return {"type": type(frame).__name__, **_fields(frame), "ids": list(record.ids)}
+
+
+def json_lines(reader: LedgerReader, rows: Iterable[StreamRow]) -> Iterator[str]:
+    """For each stream a line of its own, then one for each record."""
+    for row in rows:
+        yield json.dumps(stream_document(row), ensure_ascii=False)
+        for _, record in reader.records(row):
+            line = {"stream": row.id.hex(), **frame_document(record)}
+            yield json.dumps(line, ensure_ascii=False)
+
+
+def raw_frames(reader: LedgerReader, rows: Iterable[StreamRow]) -> Iterator[bytes]:
+    """The wire frames of the streams, one after the other; they measure themselves."""
+    for row in rows:
+        for _, record in reader.records(row):
+            yield record.frame
+
+
+def _fields(frame: Frame) -> Document:
+    return {str(name): _plain(getattr(frame, name)) for name in frame.__match_args__}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, FinishReason):
+        return value.word
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _recipe(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

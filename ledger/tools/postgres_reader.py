@@ -1,0 +1,269 @@
+"""A ledger on PostgreSQL seen from outside, beside its origins: `ledger.tools.reader.LedgerReader`.
+
+One REPEATABLE READ READ ONLY transaction is one moment; it runs on a standby too. The tables
+of frames are locked against being dropped while it lasts: PostgreSQL shows a transaction the
+rows of its own moment, but the tables of the present.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import IsolationLevel
+from psycopg.pq import TransactionStatus
+
+from ledger.errors import ConfigError, Damaged, LedgerFailed, TailraceError, unknown_stream
+from ledger.frame import Tag, tag_of
+from ledger.interface import Record, StreamKind
+from ledger.postgres.rows import unpack_ids
+from ledger.postgres.schema import SCHEMA_VERSION
+from ledger.postgres.url import PostgresUrl
+from ledger.sqlite.storage import StreamRow
+from ledger.tools.reader import STREAMS_AT_ONCE
+from ledger.tools.status import Status, Stored, per_frame
+
+RECORDS_AT_ONCE = 512
+"""Records that are in memory at a time: at most 32 MB of objects' 64 KiB chunks."""
+
+_STREAM = """
+SELECT s.sid, s.id, s.kind, h.epoch, h.ended::int, s.durability, s.recipe, s.created_ms,
+    h.ttl_ms, h.expires_ms, s.idempotency_key, s.request_hash
+FROM stream s JOIN head h ON h.sid = s.sid
+"""
+_RECORDS = """
+SELECT index, frame, ids FROM frame WHERE sid = %s AND index >= %s ORDER BY index LIMIT %s
+"""
+_STREAMS = """
+SELECT count(*), count(*) FILTER (WHERE NOT ended AND kind = %(generation)s),
+    count(*) FILTER (WHERE ended), count(*) FILTER (WHERE kind = %(object)s),
+    min(expires_ms) FILTER (WHERE ended AND kind = %(generation)s),
+    coalesce(sum(next_index), 0)::bigint
+FROM head
+"""
+_OBJECTS = "SELECT count(*), count(alarm_ms), min(alarm_ms) FROM object"
+_TABLE_BYTES = """
+SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
+WHERE relnamespace = 'tailrace'::regnamespace AND relkind = 'r'
+"""
+_PARTITIONS = """
+SELECT count(*), coalesce(sum(pg_total_relation_size(inhrelid)), 0)::bigint
+FROM pg_inherits WHERE inhparent = 'frame'::regclass
+"""
+_ORIGINS = "SELECT count(*) FROM owner WHERE expires > clock_timestamp()"
+_STRAYS = {
+    "streams have no head": """
+SELECT count(*) FROM stream s WHERE NOT EXISTS (SELECT FROM head h WHERE h.sid = s.sid)
+""",
+    "heads belong to no stream": """
+SELECT count(*) FROM head h WHERE NOT EXISTS (SELECT FROM stream s WHERE s.sid = h.sid)
+""",
+    "heads are of another kind than their stream": """
+SELECT count(*) FROM head h JOIN stream s ON s.sid = h.sid WHERE h.kind <> s.kind
+""",
+    "values belong to no object": """
+SELECT count(*) FROM value v WHERE NOT EXISTS (SELECT FROM object o WHERE o.oid = v.oid)
+""",
+    "sids of frames belong to no stream": """
+SELECT count(*) FROM (SELECT DISTINCT sid FROM frame) f
+WHERE NOT EXISTS (SELECT FROM stream s WHERE s.sid = f.sid)
+    AND NOT EXISTS (SELECT FROM expired e WHERE e.sid = f.sid)
+""",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresStatus(Status):
+    """Bytes are of whole tables with their indexes and the room in them.
+
+    `frames` and `bytes_per_frame` are of the streams that live; `frame_bytes` also has what
+    the `expired_streams` leave behind. `origins` are those that renew their lease.
+    """
+
+    table_bytes: int
+    frame_bytes: int
+    bytes_per_frame: float | None
+    partitions: int
+    expired_streams: int
+    origins: int
+
+
+class PostgresReader:
+    """An open connection. Make it with `reading_database`."""
+
+    def __init__(self, url: PostgresUrl, connection: psycopg.Connection) -> None:
+        self._url = url
+        self._connection = connection
+
+    # ---- the whole ----
+
+    def status(self) -> PostgresStatus:
+        [(streams, unfinished, ended, of_objects, next_expiry_ms, frames)] = self._rows(
+            _STREAMS, {"generation": StreamKind.GENERATION, "object": StreamKind.OBJECT}
+        )
+        [(objects, alarms, next_alarm_ms)] = self._rows(_OBJECTS)
+        [(partitions, frame_bytes)] = self._rows(_PARTITIONS)
+        return PostgresStatus(
+            ledger=str(self._url),
+            streams=streams,
+            unfinished=unfinished,
+            ended=ended,
+            object_streams=of_objects,
+            objects=objects,
+            alarms=alarms,
+            next_alarm_ms=next_alarm_ms,
+            next_expiry_ms=next_expiry_ms,
+            frames=frames,
+            table_bytes=self.ledger_bytes(),
+            frame_bytes=frame_bytes,
+            bytes_per_frame=per_frame(frame_bytes, frames),
+            partitions=partitions,
+            expired_streams=self._number("SELECT count(*) FROM expired"),
+            origins=self._number(_ORIGINS),
+        )
+
+    def stream_count(self) -> int:
+        return self._number("SELECT count(*) FROM stream")
+
+    def ledger_bytes(self) -> int:
+        return self._number(_TABLE_BYTES)
+
+    def expired(self, now_ms: int) -> int:
+        return self._number(
+            "SELECT count(*) FROM head WHERE ended AND kind = 0 AND expires_ms <= %s", (now_ms,)
+        )
+
+    def damage(self) -> Iterator[str]:
+        for what, sql in _STRAYS.items():
+            try:
+                strays = self._number(sql)
+            except Damaged as error:
+                yield error.message
+                continue
+            if strays:
+                yield f"{strays} {what}"
+
+    def release(self) -> None:
+        self._connection.rollback()
+
+    # ---- streams ----
+
+    def streams(self) -> Iterator[StreamRow]:
+        sid = -1
+        while rows := self._rows(
+            f"{_STREAM} WHERE s.sid > %s ORDER BY s.sid LIMIT %s", (sid, STREAMS_AT_ONCE)
+        ):
+            yield from map(_stream_row, rows)
+            sid = rows[-1][0]
+
+    def stream(self, stream: bytes) -> StreamRow:
+        rows = self._rows(f"{_STREAM} WHERE s.id = %s", (stream,))
+        if not rows:
+            raise unknown_stream(stream)
+        return _stream_row(rows[0])
+
+    def stored(self, row: StreamRow) -> Stored:
+        size = self._number(
+            "SELECT sum(octet_length(frame) + coalesce(octet_length(ids), 0)) FROM frame"
+            " WHERE sid = %s",
+            (row.sid,),
+        )
+        return Stored(stored_bytes=size)
+
+    def records(self, row: StreamRow, start: int = 0) -> Iterator[tuple[int, Record]]:
+        at, last = start, None
+        while rows := self._rows(_RECORDS, (row.sid, at, RECORDS_AT_ONCE)):
+            for index, frame, ids in rows:
+                if index != at:
+                    raise _damaged(row, f"index {index} does not follow index {at - 1}")
+                yield at, Record(frame, unpack_ids(ids))
+                at, last = at + 1, frame
+        next_index = self._number("SELECT next_index FROM head WHERE sid = %s", (row.sid,))
+        if at != max(start, next_index):
+            raise _damaged(row, f"it holds {at} frames, and its head says {next_index}")
+        if last is not None and tag_of(last) == Tag.STREAM_END and not row.ended:
+            raise _damaged(row, "it has a StreamEnd, and is not marked as ended")
+
+    # ---- the server ----
+
+    def _number(self, sql: str, values: Any = ()) -> int:
+        """One number that a query gives; 0 for NULL or no row."""
+        rows = self._rows(sql, values)
+        return int(rows[0][0] or 0) if rows else 0
+
+    def _rows(self, sql: str, values: Any = ()) -> list[Any]:
+        connection = self._connection
+        try:
+            if connection.info.transaction_status == TransactionStatus.IDLE:
+                # The first statement, because the moment is that of the one after it.
+                connection.execute("LOCK TABLE frame IN ACCESS SHARE MODE")
+                connection.execute("SAVEPOINT moment")
+            return connection.execute(sql.encode(), values, binary=True).fetchall()
+        except psycopg.Error as error:
+            if connection.info.transaction_status == TransactionStatus.INERROR:
+                connection.execute("ROLLBACK TO moment")  # damage here is none elsewhere
+            raise _explained(error, self._url) from error
+
+
+@contextmanager
+def reading_database(url: str) -> Iterator[PostgresReader]:
+    """The ledger in a database, as it is at this moment; `ConfigError` if there is none."""
+    address = PostgresUrl(url)
+    with closing(address.connect("tailrace ledger")) as connection:
+        connection.isolation_level = IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+        _check_version(connection, address)
+        yield PostgresReader(address, connection)
+
+
+def _check_version(connection: psycopg.Connection, address: PostgresUrl) -> None:
+    try:
+        row = connection.execute("SELECT version FROM tailrace.version").fetchone()
+        connection.rollback()
+    except psycopg.errors.UndefinedTable as error:
+        raise ConfigError(
+            f"there is no ledger in {address}",
+            field="ledger.url",
+            hint="the first origin that uses the database makes one",
+        ) from error
+    except psycopg.Error as error:
+        raise _explained(error, address) from error
+    if row is None or row[0] != SCHEMA_VERSION:
+        raise ConfigError(
+            f"the ledger in {address} is not of version {SCHEMA_VERSION}",
+            field="ledger.url",
+            hint="another Tailrace made it; use that one",
+        )
+
+
+def _explained(error: psycopg.Error, address: PostgresUrl) -> TailraceError:
+    """An error of the server as one of ours."""
+    message = address.first_line(error)
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return ConfigError(
+            message,
+            field="ledger.url",
+            hint="the role needs USAGE of the schema tailrace and SELECT on its tables",
+        )
+    if isinstance(error, psycopg.errors.DataCorrupted | psycopg.errors.IndexCorrupted):
+        return Damaged(message, hint="see to the disk; restore the database from a copy")
+    return LedgerFailed(f"PostgreSQL: {message}", hint="see the server's log")
+
+
+def _stream_row(row: Any) -> StreamRow:
+    found = StreamRow(*row)
+    key = found.idempotency_key
+    return found._replace(
+        recipe=_text(found.recipe), idempotency_key=None if key is None else _text(key)
+    )
+
+
+def _text(stored: Any) -> str:
+    return bytes(stored).decode(errors="replace")
+
+
+def _damaged(row: StreamRow, what: str) -> Damaged:
+    return Damaged(f"stream {row.id.hex()}: {what}", hint="restore the database from a copy")

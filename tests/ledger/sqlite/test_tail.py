@@ -1,0 +1,107 @@
+import pytest
+
+from ledger.errors import Conflict, StaleEpoch, WrongIndex
+from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
+from ledger.interface import Append, Record, StreamInfo
+from ledger.sqlite.tail import SEGMENT_BYTES, Tail
+
+STREAM = bytes(16)
+
+
+def tail() -> Tail:
+    return Tail.at(1, StreamInfo(STREAM, 1, 0, False, Durability.PROCESS, "{}", 0), 1000)
+
+
+def token(index: int, text: str = "a") -> Record:
+    return Record(encode(Token(text, index)), (7,))
+
+
+def end(index: int) -> Record:
+    return Record(encode(StreamEnd(index, FinishReason.STOP, index, 1)), ())
+
+
+def test_an_append_of_an_older_epoch_is_refused_and_says_so() -> None:
+    stream = tail()
+    stream.epoch = 3
+    with pytest.raises(StaleEpoch, match="epoch 2 was replaced by epoch 3"):
+        stream.accept(Append(STREAM, 2, 0, token(0)))
+
+
+@pytest.mark.parametrize("index", [0, 2, 9])
+def test_only_the_next_index_is_accepted(index: int) -> None:
+    stream = tail()
+    stream.accept(Append(STREAM, 1, 0, token(0)))
+    with pytest.raises(WrongIndex, match="the next index is 1"):
+        stream.accept(Append(STREAM, 1, index, token(index)))
+
+
+def test_nothing_follows_the_end() -> None:
+    stream = tail()
+    stream.accept(Append(STREAM, 1, 0, end(0)))
+    with pytest.raises(Conflict, match="has ended"):
+        stream.accept(Append(STREAM, 1, 1, token(1)))
+
+
+def filled(*texts: str) -> Tail:
+    """A tail of tokens, all released."""
+    stream = tail()
+    for index, text in enumerate(texts):
+        stream.accept(Append(STREAM, 1, index, token(index, text)))
+    stream.released = stream.accepted
+    return stream
+
+
+def test_an_accepted_record_is_unreadable_until_it_is_released() -> None:
+    stream = tail()
+    stream.accept(Append(STREAM, 1, 0, token(0)))
+    assert stream.take(0, 10) == []
+    assert stream.snapshot().next_index == 0
+    stream.released = 1
+    assert stream.take(0, 10) == [token(0).frame]
+    assert stream.records(0, 10) == [token(0)]
+    assert stream.snapshot().next_index == 1
+
+
+def test_a_stream_has_ended_only_when_its_end_is_released() -> None:
+    stream = tail()
+    stream.accept(Append(STREAM, 1, 0, end(0)))
+    assert not stream.ended
+    stream.released = 1
+    assert stream.ended
+
+
+def test_a_tail_is_ripe_for_a_segment_when_large_or_ended() -> None:
+    ended = tail()
+    ended.accept(Append(STREAM, 1, 0, end(0)))
+    assert filled("x" * SEGMENT_BYTES).ripe
+    assert ended.ripe
+    assert not filled("a").ripe
+
+
+def test_what_a_segment_holds_is_no_longer_in_the_tail() -> None:
+    stream = filled("a", "b", "c")
+    stream.was_stored(2)
+    assert stream.take(0, 10) is None
+    assert stream.take(2, 10) == [token(2, "c").frame]
+    assert stream.unstored() == ([token(2, "c").frame], [(7,)])
+    assert stream.unstored_bytes == len(token(2, "c").frame)
+
+
+def test_the_last_segment_stays_for_those_who_watch() -> None:
+    stream = filled("a", "b", "c")
+    stream.watchers.append(lambda: None)
+    stream.was_stored(1)
+    stream.was_stored(2)
+    assert stream.take(0, 10) is None
+    assert stream.take(1, 10) == [token(1, "b").frame, token(2, "c").frame]
+    assert stream.unstored_bytes == len(token(2, "c").frame)
+
+
+def test_a_withdrawn_end_may_be_followed_again() -> None:
+    stream = filled("a")
+    before = stream.unstored_bytes
+    stream.accept(Append(STREAM, 1, 1, token(1)))
+    stream.accept(Append(STREAM, 1, 2, end(2)))
+    stream.withdraw(1)
+    assert (stream.accepted, stream.end_accepted, stream.unstored_bytes) == (1, False, before)
+    stream.accept(Append(STREAM, 1, 1, token(1)))
