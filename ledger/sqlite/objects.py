@@ -193,22 +193,26 @@ class SqliteObjects:
         later = {new.stream for new in write.creates}
         _check_first_appends(write.appends, later)
         accepted: list[tuple[Tail, Append]] = []
+        made: list[Tail] = []
         try:
             for append in write.appends:
                 if append.stream not in later:
                     tails[append.stream].accept(append)
                     accepted.append((tails[append.stream], append))
+            for new in write.creates:
+                made.append(self._streams.add_stream(new))
+                tails[new.stream] = made[-1]
+                self._commits.forming.commit.power |= new.durability is Durability.POWER
+            for append in write.appends:
+                if append.stream in later:
+                    tails[append.stream].accept(append)
+                    accepted.append((tails[append.stream], append))
         except TailraceError:
             for stream, index in before.items():
                 tails[stream].withdraw(index)
+            for tail in made:
+                self._streams.drop_stream(tail)
             raise
-        for new in write.creates:
-            tails[new.stream] = self._streams.add_stream(new)
-            self._commits.forming.commit.power |= new.durability is Durability.POWER
-        for append in write.appends:
-            if append.stream in later:
-                tails[append.stream].accept(append)
-                accepted.append((tails[append.stream], append))
         group = self._commits.forming
         for tail, append in accepted:
             group.add(tail, append.index, len(append.record.frame))

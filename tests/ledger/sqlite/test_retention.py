@@ -311,3 +311,28 @@ async def test_the_wal_can_be_moved_beside_the_writer(tmp_path: Path) -> None:
     await store(ledger, 1, long_records(50))
     assert file._move_and_sync() > 0  # a connection that knows no WAL would say -1
     await ledger.close()
+
+
+async def test_an_object_whose_new_stream_would_be_too_large_gets_neither(tmp_path: Path) -> None:
+    small = RetentionSettings(max_stream_bytes=100)
+    path, key = tmp_path / "ledger.db", ObjectKey("stream", "a")
+    ledger = await SqliteLedger.open(path, lambda: 1000, retention=small)
+    try:
+        epoch = (await ledger.objects.claim(key)).epoch
+        stream = NewStream(bytes(16), "", Durability.PROCESS, 60, kind=StreamKind.OBJECT)
+        record = Record(encode(Token("x" * 200, 0)), ())
+        write = ObjectWrite(
+            key,
+            epoch,
+            puts={"a": b"1"},
+            creates=[stream],
+            appends=[Append(stream.stream, 1, 0, record)],
+        )
+        with pytest.raises(StreamFull):
+            await ledger.objects.write(write)
+        await ledger.objects.write(ObjectWrite(key, epoch, puts={"b": b"2"}))
+        assert await ledger.objects.list(key) == {"b": b"2"}
+        with pytest.raises(NotFound):
+            await ledger.info(stream.stream)
+    finally:
+        await ledger.close()
