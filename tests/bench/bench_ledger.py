@@ -36,6 +36,7 @@ from tests.bench.bench_ledger_cold import measure_cold  # noqa: E402
 from tests.bench.bench_ledger_memory import measure_all  # noqa: E402
 from tests.bench.bench_ledger_ours import OurLedger, OurLedgerOfTasks, OurStorage  # noqa: E402
 from tests.bench.bench_ledger_report import Report, Result  # noqa: E402
+from tests.bench.bench_ledger_rows import RowPerFrame  # noqa: E402
 from tests.bench.bench_ledger_work import (  # noqa: E402
     LONG_FRAMES,
     Batch,
@@ -66,6 +67,7 @@ def contenders() -> list[Contender]:
     process, power = Mode.PROCESS, Mode.POWER
     return [
         OurStorage(process),
+        RowPerFrame(process),
         OurLedger(process),
         OurLedgerOfTasks(process),
         RedisStreams("everysec", process),
@@ -73,6 +75,7 @@ def contenders() -> list[Contender]:
         NatsJetStream(process, atomic=True),
         RawFile(),
         OurStorage(power),
+        RowPerFrame(power),
         OurLedger(power),
         OurLedgerOfTasks(power),
         RedisStreams("always", power),
