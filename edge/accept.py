@@ -5,8 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from ledger.errors import CallerError
-
-FRAMES_TYPE = "application/vnd.tailrace.frames"
+from ledger.frame import FRAMES_TYPE
 
 
 class View(Enum):

@@ -13,9 +13,7 @@ from edge.cursor import Cursor
 from edge.edges import Attempts, Edges, token_header
 from edge.refusal import refusal
 from ledger.errors import CallerError, TailraceError, Unavailable
-from ledger.frame import Logged, Status, StreamEnd
-
-FRAMES_TYPE = "application/vnd.tailrace.frames"
+from ledger.frame import FRAMES_TYPE, Logged, Status, StreamEnd
 
 
 class Stream:

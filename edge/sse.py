@@ -6,9 +6,9 @@ import base64
 import json
 from dataclasses import asdict
 
-from edge.problem import error_body
 from ledger.errors import TailraceError
 from ledger.frame import Frame, StreamEnd, StreamError, Tag, Token, to_error
+from ledger.problem import error_body
 
 PING = b": ping\n\n"
 """A comment: keeps the connection alive, and no client sees an event."""

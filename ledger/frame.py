@@ -76,6 +76,7 @@ __all__ = [
     "CODEC",
     "EDGE",
     "FRAMES",
+    "FRAMES_TYPE",
     "HEADER_BYTES",
     "LINK_CODEC",
     "LOGGED",
@@ -136,6 +137,8 @@ __all__ = [
 ]
 
 CODEC: Codec[Frame] = Codec(FRAMES)
+FRAMES_TYPE = "application/vnd.tailrace.frames"
+"""The media type of whole frames, one after the other."""
 
 # A Call carries a request's whole body, so that on the link from an edge to an origin, and
 # only there, a frame may be as long as its header can say.

@@ -8,6 +8,7 @@ import math
 
 from ledger.errors import CallerError, TailraceError
 from ledger.objects.object import Headers, ObjectResponse
+from ledger.problem import error_body
 from ledger.streams.config import Config
 from ledger.streams.content import is_json
 from ledger.streams.header import (
@@ -50,10 +51,7 @@ def answer(status: int, *headers: tuple[str, str], body: bytes = b"") -> ObjectR
 
 def problem(error: TailraceError, *headers: tuple[str, str]) -> ObjectResponse:
     """An error with the protocol's headers, in the one JSON shape that all errors have."""
-    fields: dict[str, object] = {"code": error.code, "message": error.message}
-    fields |= {"field": error.field} if error.field is not None else {}
-    fields |= {"hint": error.hint} if error.hint is not None else {}
-    body = json.dumps({"error": fields | {"retryable": error.retryable}}).encode()
+    body = json.dumps(error_body(error)).encode()
     if error.retry_after_ms is not None:
         headers += (("retry-after", str(math.ceil(error.retry_after_ms / 1000))),)
     return answer(error.status, (CONTENT_TYPE, "application/json"), NO_STORE, *headers, body=body)

@@ -10,7 +10,6 @@ from ledger.streams.json import JSON_TYPE
 
 DEFAULT_TYPE = "application/octet-stream"
 GENERATION_TYPE = "text/plain; charset=utf-8"
-FRAMES_TYPE = "application/vnd.tailrace.frames"
 SSE_TYPE = "text/event-stream"
 MAX_TYPE_CHARS = 256
 

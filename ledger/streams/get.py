@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ledger.frame import FRAMES_TYPE
 from ledger.objects.object import ObjectContext, ObjectResponse
 from ledger.streams.answer import SECURITY, at_the_end, nothing_new, shown
 from ledger.streams.config import Config, Part
-from ledger.streams.content import FRAMES_TYPE, GENERATION_TYPE, SSE_TYPE, is_json, is_text
+from ledger.streams.content import GENERATION_TYPE, SSE_TYPE, is_json, is_text
 from ledger.streams.cursor import next_cursor
 from ledger.streams.header import CACHE_CONTROL, CONTENT_TYPE, DATA_ENCODING
 from ledger.streams.live import event_stream, frame_stream

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ledger.frame import (
+    FRAMES_TYPE,
     Chunk,
     FinishReason,
     Frame,
@@ -14,7 +15,6 @@ from ledger.frame import (
     decode,
 )
 from ledger.objects.object import ObjectResponse
-from ledger.streams.content import FRAMES_TYPE
 from ledger.streams.settings import StreamSettings
 from ledger.streams.sse import SILENCE
 from tests.ledger.streams.stream_world import TIMEOUT_S, ZERO, StreamWorld, streams_at
