@@ -10,6 +10,7 @@ import base64
 import codecs
 import json
 import re
+from abc import ABC, abstractmethod
 
 from ledger.streams.content import is_json, is_text
 from ledger.streams.json import join_json
@@ -42,12 +43,12 @@ def control_event(offset: Offset, cursor: int, *, up_to_date: bool, closed: bool
     return f"event: control\ndata:{json.dumps(fields, separators=(',', ':'))}\n\n".encode()
 
 
-class SseEncoder:
+class SseEncoder(ABC):
     """Makes data events of pages; base class of the three ways to do so."""
 
+    @abstractmethod
     def text(self, page: Page) -> str:
         """What the page's data event says; empty for none."""
-        raise NotImplementedError
 
     def offset(self, page: Page) -> Offset:
         """Where a reader of all events so far is."""
