@@ -148,6 +148,9 @@ def origin(
         Path | None, typer.Option(help="Folder of ledger and keys.", file_okay=False)
     ] = None,
     model: Annotated[Path | None, typer.Option(help="Checkpoint folder.", file_okay=False)] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="auto|cpu|cuda", help="Where the model runs.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes.")] = None,
     until_eof: UntilEofOption = False,
 ) -> None:
@@ -156,7 +159,9 @@ def origin(
         from origin.config import LedgerConfig, OriginConfig, StreamsConfig
         from origin.supervisor import run
 
-    settings = OriginConfig.load(config, link=link, data=data, model=model, workers=workers)
+    settings = OriginConfig.load(
+        config, link=link, data=data, model=model, device=device, workers=workers
+    )
     retention, streams = LedgerConfig.load(config), StreamsConfig.load(config)
     _watch_parent(until_eof)
     run(settings, retention, streams)

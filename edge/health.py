@@ -36,6 +36,7 @@ def readiness(heartbeat: Heartbeat, origin: str) -> tuple[int, dict[str, object]
         "ready": heartbeat.ready,
         "reasons": list(heartbeat.reasons),
         "models": list(heartbeat.models),
+        "devices": list(heartbeat.devices),
         "origin": origin,
     }
     return 200 if heartbeat.ready else 503, fields

@@ -24,7 +24,7 @@ from ledger.errors import CallerError
 
 # The first 8 bytes of SHA-256 over the canonical text of ledger/tailrace.bare. A constant,
 # so that a running process needs no schema file; a test holds it to the file.
-SCHEMA_HASH = bytes.fromhex("b469900dc7e7e604")
+SCHEMA_HASH = bytes.fromhex("f680dc47370421e2")
 STREAM_ID_BYTES = 16
 
 StreamId = Annotated[bytes, fixed_data(STREAM_ID_BYTES, "StreamId")]
@@ -158,6 +158,7 @@ class Heartbeat:
     ready: bool
     reasons: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

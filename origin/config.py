@@ -94,6 +94,9 @@ class OriginConfig(Settings):
     )
     model: Path = Field(DEMO_MODEL, description="checkpoint folder")
     model_name: str = Field("demo", min_length=1, description="name in requests")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where the model runs; auto: the GPU if there is one"
+    )
     workers: int = Field(1, ge=1, le=64, description="worker processes, one loaded model each")
     max_streams: int = Field(256, ge=1, description="running and waiting streams; 503 beyond")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

@@ -9,10 +9,10 @@ from itertools import chain
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from kernels.sampler import Sampling, sample
+from kernels.sampler import Sampling
 from ledger.errors import Conflict
 from ledger.frame import FinishReason
-from origin.model import BitNetModel, prefill_chunks
+from origin.model import Model, prefill_chunks
 from origin.transcript import Transcript
 from origin.worker_frame import Emission, Run
 
@@ -24,7 +24,7 @@ REBUILD_TOKENS_PER_STEP = 16
 class Generation:
     """One running run's place in the model: its cache, and what is still to be pushed into it."""
 
-    def __init__(self, run: Run, transcript: Transcript, model: BitNetModel) -> None:
+    def __init__(self, run: Run, transcript: Transcript, model: Model) -> None:
         self.transcript = transcript
         self._model = model
         self._cache = model.new_cache()
@@ -52,9 +52,9 @@ class Generation:
         if self._last is not None:
             self._hidden = self._model.advance([self._last], self._cache)
         assert self._hidden is not None, "a run is prepared before it decodes"
-        logits = self._model.logits(self._hidden[-1:])[0]
+        position = self.transcript.total_tokens
         try:
-            self._last = sample(logits, self._sampling, self.transcript.total_tokens)
+            self._last = self._model.sample(self._hidden, self._sampling, position)
         except FloatingPointError as exc:
             return self.transcript.end(FinishReason.FAILED, str(exc))
         return self.transcript.accept(self._last)
@@ -68,7 +68,7 @@ class Engine:
     """
 
     def __init__(
-        self, model: BitNetModel, tokenizer: Tokenizer, max_running: int = MAX_RUNNING_RUNS
+        self, model: Model, tokenizer: Tokenizer, max_running: int = MAX_RUNNING_RUNS
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer

@@ -152,7 +152,8 @@ class Service:
     def heartbeat(self) -> Heartbeat:
         reasons, model = self.runs.reasons, self.runs.model
         models = (model.model,) if model is not None else ()
-        return Heartbeat(self.now_ms(), not reasons, reasons, models)
+        devices = (model.device,) if model is not None else ()
+        return Heartbeat(self.now_ms(), not reasons, reasons, models, devices)
 
     def _check(self, token: str | None, stream: bytes, right: Right) -> None:
         if token is not None:

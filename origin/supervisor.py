@@ -122,7 +122,7 @@ class Supervisor:
     def _slots(self) -> list[WorkerSlot]:
         config = self._config
         return [
-            WorkerSlot(number, config.model.resolve(), config.model_name, self._runs)
+            WorkerSlot(number, config.model.resolve(), config.model_name, config.device, self._runs)
             for number in range(config.workers)
         ]
 

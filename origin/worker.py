@@ -1,6 +1,6 @@
 """A worker process: one loaded model, served over the supervisor's Unix socket.
 
-    python -m origin.worker --socket PATH --model DIR [--name demo]
+    python -m origin.worker --socket PATH --model DIR [--name demo] [--device auto]
 
 It ends with status 0 when the supervisor closes the socket, and 1 with a line on stderr when
 the model cannot be loaded or the supervisor speaks another schema. It needs no signal: a
@@ -25,7 +25,7 @@ from ledger.errors import CallerError, ModelError, SchemaMismatch, TailraceError
 from ledger.frame import Hello
 from origin.checkpoint import TOKENIZER_FILE
 from origin.engine import Engine
-from origin.model import BitNetModel, load_model
+from origin.model import Device, Model, load_model
 from origin.worker_frame import (
     SCHEMA_HASH,
     SUPERVISOR,
@@ -87,14 +87,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(str(options.socket))
-            serve(Link(connection), options.model, options.name)
+            serve(Link(connection), options.model, options.name, options.device)
     except (TailraceError, OSError) as exc:
         print(f"origin.worker: {type(exc).__name__}: {exc}", file=sys.stderr)
         return 1
     return 0
 
 
-def serve(link: Link, directory: Path, name: str) -> None:
+def serve(link: Link, directory: Path, name: str, device: Device) -> None:
     """Greet, load, and generate until the supervisor closes the socket."""
     link.send(Hello(SCHEMA_HASH, SOFTWARE))
     frames = link.receive(wait=True)
@@ -103,7 +103,7 @@ def serve(link: Link, directory: Path, name: str) -> None:
         return
     _check_hello(*first)
     started = time.monotonic()
-    model = load_model(directory, lambda *stage: link.send(LoadProgress(*stage)))
+    model = load_model(directory, lambda *stage: link.send(LoadProgress(*stage)), device)
     engine = Engine(model, load_tokenizer(directory))
     _warm_up(model)
     load_ms = round((time.monotonic() - started) * 1000)
@@ -144,14 +144,14 @@ def _check_hello(corr: int, frame: Frame) -> None:
         )
 
 
-def _warm_up(model: BitNetModel) -> None:
+def _warm_up(model: Model) -> None:
     """Let BLAS and the allocator do their first-time work before a request waits for it."""
     cache = model.new_cache()
     model.advance([0], cache)
     model.logits(model.advance([0], cache))
 
 
-def _ready(model: BitNetModel, name: str, load_ms: int) -> Ready:
+def _ready(model: Model, name: str, load_ms: int) -> Ready:
     return Ready(
         model=name,
         fingerprint=model.fingerprint,
@@ -167,6 +167,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--socket", type=Path, required=True, help="the supervisor's Unix socket")
     parser.add_argument("--model", type=Path, required=True, help="directory of the checkpoint")
     parser.add_argument("--name", default="demo", help="the model's name in requests")
+    parser.add_argument("--device", type=Device, choices=list(Device), default=Device.AUTO)
     return parser.parse_args(argv)
 
 

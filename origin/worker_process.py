@@ -46,12 +46,13 @@ class Owner(Protocol):
 class WorkerSlot:
     """`number` is the slot's place in the pool; `pid` that of its process now, if any."""
 
-    def __init__(self, number: int, model: Path, name: str, owner: Owner) -> None:
+    def __init__(self, number: int, model: Path, name: str, device: str, owner: Owner) -> None:
         self.number = number
         self.pid: int | None = None
         self.ready: Ready | None = None
         self._model = model
         self._name = name
+        self._device = device
         self._owner = owner
         self._writer: asyncio.StreamWriter | None = None
         self._connected = asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]](1)
@@ -84,7 +85,7 @@ class WorkerSlot:
         self._connected = asyncio.Queue(1)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "origin.worker", "--socket", path),
-            *("--model", self._model, "--name", self._name),
+            *("--model", self._model, "--name", self._name, "--device", self._device),
             env=_worker_environment(),
             stdin=asyncio.subprocess.DEVNULL,
         )

@@ -20,7 +20,7 @@ from origin.checkpoint import TOKENIZER_FILE
 from origin.demo.corpus import ASSISTANT, END, USER
 from origin.demo.tasks import KINDS_OF_TASK, draw
 from origin.demo.words import KINDS, MOODS, with_article
-from origin.model import BitNetModel, load_model, prefill_chunks
+from origin.model import Model, load_model, prefill_chunks
 
 QUESTIONS_PER_KIND = 40
 MAX_ANSWER_TOKENS = 120
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
     tokens: int
 
 
-def answer(model: BitNetModel, tokenizer: Tokenizer, prompt: str, max_tokens: int) -> Answer:
+def answer(model: Model, tokenizer: Tokenizer, prompt: str, max_tokens: int) -> Answer:
     """Greedy continuation of `prompt` (special tokens written out) up to END."""
     end = tokenizer.token_to_id(END)
     cache = model.new_cache()
@@ -68,7 +68,7 @@ def chat(question: str) -> str:
     return f"{USER}{question}{ASSISTANT}"
 
 
-def share_right(model: BitNetModel, tokenizer: Tokenizer, kind: str, questions: int) -> float:
+def share_right(model: Model, tokenizer: Tokenizer, kind: str, questions: int) -> float:
     """The share of questions of `kind` that are answered with the right result and an end."""
     rng, right = Random(f"evaluate/{kind}"), 0
     for _ in range(questions):
@@ -107,7 +107,7 @@ class StoryScore(NamedTuple):
     tokens: int
 
 
-def judge_stories(model: BitNetModel, tokenizer: Tokenizer, stories: int) -> StoryScore:
+def judge_stories(model: Model, tokenizer: Tokenizer, stories: int) -> StoryScore:
     """Ask for stories about various animals and judge each."""
     subjects = list(product(MOODS, KINDS))
     Random("evaluate/stories").shuffle(subjects)

@@ -20,8 +20,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from origin.cpu_model import load  # noqa: E402
 from origin.engine import Engine  # noqa: E402
-from origin.model import load_model  # noqa: E402
 from origin.worker import TORCH_THREADS, load_tokenizer  # noqa: E402
 from origin.worker_frame import Run  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
@@ -35,7 +35,7 @@ REPEATS = 7
 def main() -> None:
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else DEMO_MODEL
     torch.set_num_threads(TORCH_THREADS)
-    model = load_model(directory)
+    model = load(directory)
     tokenizer = load_tokenizer(directory)
     prompt_ids = tuple(tokenizer.encode(PROMPT, add_special_tokens=False).ids)
     result: dict[str, object] = {}

@@ -90,7 +90,7 @@ class ScriptedOrigin:
         self._writers.add(writer)
         connection = _Connection(self, writer)
         writer.write(encode(Hello(SCHEMA_HASH, "scripted")))
-        writer.write(encode(Heartbeat(1, ready=True, models=("demo",))))
+        writer.write(encode(Heartbeat(1, ready=True, models=("demo",), devices=("cpu torch",))))
         splitter = Splitter()
         while data := await reader.read(65_536):
             for raw in splitter.feed(data):

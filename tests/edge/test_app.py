@@ -250,6 +250,7 @@ async def test_ready_is_what_the_origin_says(
         "ready": True,
         "reasons": [],
         "models": ["demo"],
+        "devices": ["cpu torch"],
         "origin": f"127.0.0.1:{origin.port}",
     }
 

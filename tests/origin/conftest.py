@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ledger.sqlite.ledger import SqliteLedger
-from origin.model import BitNetModel, load_model
+from origin.cpu_model import BitNetModel, load
 from origin.worker import TORCH_THREADS
 from tests.origin.stage import Stage
 from tests.origin.tiny_checkpoint import write_checkpoint
@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model(checkpoint: Path) -> BitNetModel:
-    return load_model(checkpoint)
+    return load(checkpoint)
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ class Slot(WorkerSlot):
     """A slot whose worker is the test: it keeps what it is sent."""
 
     def __init__(self, number: int, runs: Runs) -> None:
-        super().__init__(number, Path(), "demo", runs)
+        super().__init__(number, Path(), "demo", "cpu", runs)
         self.sent: list[tuple[int, Frame]] = []
         self.ordered = asyncio.Event()
 

@@ -12,17 +12,17 @@ from tokenizers import Tokenizer
 import origin.demo
 from kernels.ternary import WEIGHTS_PER_BYTE
 from origin.checkpoint import read_config, read_tensors
+from origin.cpu_model import BitNetModel, load
 from origin.demo.corpus import END, SPECIAL_TOKENS
 from origin.demo.evaluate import answer, chat, false_claims
 from origin.demo.export import END_ID
-from origin.model import BitNetModel, load_model
 
 MODEL_DIRECTORY = Path(origin.demo.__file__).parent / "model"
 
 
 @pytest.fixture(scope="module")
 def demo() -> BitNetModel:
-    return load_model(MODEL_DIRECTORY)
+    return load(MODEL_DIRECTORY)
 
 
 @pytest.fixture(scope="module")

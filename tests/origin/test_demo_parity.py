@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 
 import origin.demo
 from kernels.ternary import quantize_activations
+from origin.cpu_model import BitNetModel, load
 from origin.demo.corpus import documents, text
 from origin.demo.evaluate import answer, chat
-from origin.model import BitNetModel, load_model
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # transformers compiles parts of BitNet otherwise
 
@@ -36,7 +36,7 @@ EDGE_EFFECT = 0.25  # logits
 
 @pytest.fixture(scope="module")
 def demo() -> BitNetModel:
-    return load_model(MODEL_DIRECTORY)
+    return load(MODEL_DIRECTORY)
 
 
 @pytest.fixture(scope="module")

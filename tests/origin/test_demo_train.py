@@ -7,12 +7,12 @@ import torch
 from tokenizers import Tokenizer
 
 from origin.checkpoint import read_config, read_tensors
+from origin.cpu_model import load
 from origin.demo.corpus import ASSISTANT, END, USER, Part, documents
 from origin.demo.export import tensors
 from origin.demo.net import Net, Shape
 from origin.demo.tokens import IGNORED, encode, windows
 from origin.demo.train import SAVE_EVERY_S, Batch, Recipe, Training, batches, train
-from origin.model import load_model
 
 TINY = Shape(vocab=320, hidden=32, layers=2, heads=2, kv_heads=1, ffn=64, context=128)
 FEW_STEPS = Recipe(
@@ -62,7 +62,7 @@ def test_the_served_model_computes_what_was_trained(trained: Trained) -> None:
     ids = trained.tokenizer.encode("Once upon a time there was a fox").ids
     with torch.no_grad():
         expected = trained.run.net(torch.tensor([ids]))[0]
-    served = load_model(trained.directory).forward(ids)
+    served = load(trained.directory).forward(ids)
     # An activation at a rounding boundary may fall either way; a wrong export is off by 1.
     torch.testing.assert_close(served, expected, atol=0.05, rtol=0)
 

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer
 from kernels.sampler import Sampling, sample
 from ledger.errors import Conflict
 from ledger.frame import FinishReason, StreamEnd, Token
+from origin.cpu_model import BitNetModel, load
 from origin.engine import REBUILD_TOKENS_PER_STEP, Engine
-from origin.model import PREFILL_CHUNK_TOKENS, BitNetModel, load_model
+from origin.model import PREFILL_CHUNK_TOKENS
 from origin.worker_frame import Emission, Run
 from tests.origin.runs import continuation, end_of, frame_of, frames_of, make_run, text_of
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
@@ -86,7 +87,7 @@ def test_a_rebuilt_cache_gives_the_same_logits_to_the_last_bit(
         seen.append(logits)
         return sample(logits, sampling, position)
 
-    monkeypatch.setattr("origin.engine.sample", recording)
+    monkeypatch.setattr("origin.cpu_model.sample", recording)
     fields = SAMPLED | {"max_tokens": 3 * REBUILD_TOKENS_PER_STEP, "seed": 8}
     whole = run_all(engine, {1: make_run(**fields)})[1]
     uninterrupted, seen = seen, []
@@ -205,7 +206,7 @@ def test_logits_that_are_no_numbers_fail_their_run_alone(
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.embed_tokens.weight"][299] = torch.nan
     save_file(tensors, tmp_path / "model.safetensors")
-    engine = Engine(load_model(tmp_path), tokenizer)
+    engine = Engine(load(tmp_path), tokenizer)
     runs = {1: make_run(prompt_ids=(1, 299)), 2: make_run(max_tokens=5, ignore_eos=True)}
     emitted = run_all(engine, runs)
     assert end_of(emitted[1]).finish_reason is FinishReason.FAILED

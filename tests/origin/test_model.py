@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 import kernels.norm
 from kernels.ternary import pack_ternary, ternary_linear
 from ledger.errors import ModelError, TooLarge
-from origin.model import PREFILL_CHUNK_TOKENS, BitNetModel, TernaryLinear, load_model
+from origin.cpu_model import BitNetModel, TernaryLinear, load
+from origin.model import PREFILL_CHUNK_TOKENS
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # transformers compiles parts of BitNet otherwise
@@ -44,7 +45,7 @@ def greedy(model: BitNetModel, prompt: list[int], count: int) -> list[int]:
 @pytest.mark.parametrize("tied_head", [True, False])
 def test_it_equals_transformers(tmp_path: Path, tied_head: bool) -> None:
     write_checkpoint(tmp_path, Shape(tied_head=tied_head))
-    model, reference = load_model(tmp_path), load_reference(tmp_path)
+    model, reference = load(tmp_path), load_reference(tmp_path)
     differences = []
     for seed in range(8):
         ids = random_ids(10, seed)
@@ -65,7 +66,7 @@ def test_it_generates_the_greedy_tokens_of_transformers(tmp_path: Path) -> None:
         torch.tensor([prompt]), max_new_tokens=30, do_sample=False, eos_token_id=None,
         pad_token_id=0,
     )  # fmt: skip
-    assert greedy(load_model(tmp_path), prompt, 30) == generated[0, len(prompt) :].tolist()
+    assert greedy(load(tmp_path), prompt, 30) == generated[0, len(prompt) :].tolist()
 
 
 def test_fused_ternary_layers_equal_the_oracle_of_each_bit_for_bit() -> None:
@@ -115,7 +116,7 @@ def test_tokens_beyond_the_context_are_refused(model: BitNetModel) -> None:
 
 def test_loading_tells_its_progress(checkpoint: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    load_model(checkpoint, lambda *stage: told.append(stage))
+    load(checkpoint, lambda *stage: told.append(stage))
     assert told == [("read", 0, 1), ("read", 1, 1), ("unpack", 1, 2), ("unpack", 2, 2)]
 
 
@@ -125,25 +126,25 @@ def test_packed_bits_that_stand_for_no_weight_are_refused_by_tensor(tmp_path: Pa
     tensors["model.layers.1.mlp.down_proj.weight"][3, 3] = 0xFF
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"layers\.1\.mlp\.down_proj"):
-        load_model(tmp_path)
+        load(tmp_path)
 
 
 def test_the_fingerprint_names_the_weights(checkpoint: Path, tmp_path: Path) -> None:
     same = write_checkpoint(tmp_path / "same")
     other = write_checkpoint(tmp_path / "other", seed=2)
-    fingerprint = load_model(checkpoint).fingerprint
-    assert load_model(same).fingerprint == fingerprint
-    assert load_model(other).fingerprint != fingerprint
+    fingerprint = load(checkpoint).fingerprint
+    assert load(same).fingerprint == fingerprint
+    assert load(other).fingerprint != fingerprint
 
 
 def test_the_fingerprint_names_the_kernels(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = load_model(checkpoint).fingerprint
+    before = load(checkpoint).fingerprint
     source = Path(kernels.norm.__file__).read_text()
     (tmp_path / "norm.py").write_text(source.replace("1e-5", "1e-6") + "\n")
     monkeypatch.setattr(kernels, "__path__", [str(tmp_path)])
-    assert load_model(checkpoint).fingerprint != before
+    assert load(checkpoint).fingerprint != before
 
 
 def test_a_row_that_holds_nan_or_infinity_gives_nan_and_its_neighbours_do_not() -> None:

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from ledger.frame import FinishReason, Hello, StreamEnd
+from origin.cpu_model import BitNetModel
 from origin.engine import Engine
-from origin.model import BitNetModel
 from origin.worker_frame import (
     SCHEMA_HASH,
     WORKER,
@@ -110,7 +110,7 @@ def test_it_says_what_it_serves_once_it_is_loaded(
     supervisor: Supervisor, model: BitNetModel
 ) -> None:
     ready = supervisor.greet()
-    assert (ready.model, ready.device, ready.context, ready.vocab) == ("tiny", "cpu", 256, 300)
+    assert (ready.model, ready.device, ready.context, ready.vocab) == ("tiny", "cpu torch", 256, 300)
     assert ready.fingerprint == model.fingerprint
 
 

@@ -195,7 +195,7 @@ _FRAMES: list[tuple[str, int, Frame]] = [
     ("revision, interim", 7, Revision(0, "recognise", False, 3)),
     ("revision, final", 7, Revision(0, "wreck a nice beach", True, 4)),
     ("metrics", 7, Metrics(2, 35, 60, 172.5)),
-    ("heartbeat, ready", 0, Heartbeat(1750000000000, True, (), ("demo",))),
+    ("heartbeat, ready", 0, Heartbeat(1750000000000, True, (), ("demo",), ("cpu torch",))),
     ("heartbeat, not ready", 0, Heartbeat(2**64 - 1, False, ("loading demo", "draining"))),
     ("opened", 7, Opened(STREAM, 0, "v1.k1.cGF5bG9hZA.bWFj", "demo", 12)),
     ("status, running", 9, Status(STREAM, StreamState.RUNNING, 17)),
