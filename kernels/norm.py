@@ -1,8 +1,16 @@
-"""RMSNorm: the oracle, and what the CPU runs."""
+"""RMSNorm: what the CPU runs, and the oracle of the kernels, which no order of sums changes."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+SQUARE_BITS = 46
+"""Binary places of a square in `inverse_rms`; rows of up to 2**16 columns sum below 2**62."""
+EXPONENT_BIAS = 126
+"""Of fp32, where a number is a fraction in [1/2, 1) times a power of two."""
+MIN_EXPONENT, MAX_EXPONENT = -60, 126
+"""Rows whose largest value is smaller or larger are scaled as if it were this power of two."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -14,7 +22,35 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
-    if weight.shape != x.shape[-1:]:
-        raise ValueError(f"weight: shape {tuple(weight.shape)} does not fit {tuple(x.shape)}")
+    _check_weight(x, weight)
     mean_square = (x * x).mean(-1, keepdim=True)
     return weight * (x * mean_square.add_(eps).rsqrt_())
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(x ** 2) + eps) of each row, the same bits in any order of summation.
+
+    x: fp32 [..., H]. Returns fp32 [..., 1]; NaN for a row with NaN or infinite values. Each row
+    is scaled by the power of two that brings its largest value into [1/2, 1), and its squares
+    are added as whole numbers of 2**-46. eps is above 0.
+    """
+    largest = x.abs().amax(-1, keepdim=True)
+    finite = largest.isfinite()
+    _, exponent = torch.frexp(largest.where(finite, torch.tensor(1.0)))
+    down = torch.ldexp(torch.ones_like(largest), -exponent.clamp(MIN_EXPONENT, MAX_EXPONENT))
+    scaled = (x * down).where(finite, torch.tensor(0.0))
+    fixed = (scaled * scaled * 2.0**SQUARE_BITS).to(torch.int64)
+    total = fixed.sum(-1, keepdim=True).to(torch.float32)
+    mean = total / (x.shape[-1] * 2.0**SQUARE_BITS) + eps * down * down
+    return (down / mean.sqrt()).where(finite, torch.tensor(torch.nan))
+
+
+def order_free_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm` by way of `inverse_rms`: what every kernel computes, bit for bit."""
+    _check_weight(x, weight)
+    return weight * (x * inverse_rms(x, eps))
+
+
+def _check_weight(x: Tensor, weight: Tensor) -> None:
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(f"weight: shape {tuple(weight.shape)} does not fit {tuple(x.shape)}")

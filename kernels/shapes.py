@@ -1,0 +1,63 @@
+"""The shapes of decoders that kernels are planned, compiled and measured for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Family(Enum):
+    """What the layers compute beyond their sizes."""
+
+    BITNET = "bitnet"
+    """Ternary linears of int8 activations, sub-norms, squared ReLU."""
+    LLAMA = "llama"
+    """Dense linears, SwiGLU."""
+    QWEN3 = "qwen3"
+    """Llama with an RMSNorm of every query and key head."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """Sizes in elements, `context` in tokens."""
+
+    name: str
+    family: Family
+    hidden: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int
+    rope_theta: float = 500_000.0
+    norm_eps: float = 1e-5
+
+    @property
+    def queries(self) -> int:
+        """Elements of all query heads of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Elements of all key heads of a token, and of all value heads."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """(out, in) of the four linears of a layer, as they are launched."""
+        return {
+            "qkv": (self.queries + 2 * self.keys, self.hidden),
+            "o": (self.hidden, self.queries),
+            "gate_up": (2 * self.ffn, self.hidden),
+            "down": (self.hidden, self.ffn),
+        }
+
+
+BITNET_2B4T = DecoderShape("bitnet-2b4t", Family.BITNET, 2560, 6912, 30, 20, 5, 128, 128_256, 4096)
+LLAMA_8B = DecoderShape("llama-8b", Family.LLAMA, 4096, 14_336, 32, 32, 8, 128, 128_256, 131_072)
+QWEN3_8B = DecoderShape(
+    "qwen3-8b", Family.QWEN3, 4096, 12_288, 36, 32, 8, 128, 151_936, 40_960, 1e6, 1e-6
+)
+REAL_SHAPES = (BITNET_2B4T, LLAMA_8B, QWEN3_8B)

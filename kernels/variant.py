@@ -1,0 +1,36 @@
+"""One compilation of a kernel: what `make aot` compiles and what a GPU will be asked to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A Triton kernel at one set of types and constants.
+
+    Wrappers that launch a kernel take constants, warps and stages from the same plan as its
+    variants, so that what is compiled ahead of time is what runs.
+    """
+
+    name: str
+    """Which operation of which model at which batch, such as `bitnet-2b4t.qkv rows=1`."""
+    kernel: Any
+    """The `triton.jit` function."""
+    signature: dict[str, str]
+    """Run-time argument -> Triton type: `*fp32`, `*i8`, `i32`, …"""
+    constants: dict[str, Any]
+    """Value of every `tl.constexpr` argument."""
+    divisible: frozenset[str] = frozenset()
+    """Arguments that are multiples of 16: pointers of whole tensors, row sizes."""
+    num_warps: int = 4
+    num_stages: int = 3
+    launch_pdl: bool = False
+    expects: tuple[str, ...] = ()
+    """Machine instructions (SASS) that must occur, such as `IDP.4A` or `HGMMA`."""
+    bytes_moved: int = 0
+    """What one launch must at least move to and from memory."""
+    step: str | None = None
+    """The part of a decode step that launches it once per layer; None for what is outside."""
+    options: dict[str, Any] = field(default_factory=dict)
