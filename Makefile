@@ -5,6 +5,8 @@ VENV ?= .venv
 ARGS ?=
 # Passed on to pip, for example to name a mirror.
 PIP_ARGS ?=
+# The Triton that `make aot` compiles with, where it is not the pinned one: make aot AOT_TRITON=3.6.0
+AOT_TRITON ?=
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
@@ -12,9 +14,11 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_AR
 MADE := $(VENV)/.stamp-made
 RUNTIME := $(VENV)/.stamp-runtime
 DEV := $(VENV)/.stamp-dev
+# Another Triton lies beside the environment, and is found before the one in it.
+AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check bench-frame bench-decode bench-resume bench-ledger bench-kill clean
+.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-kill bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -31,6 +35,9 @@ check: $(DEV) ## ruff and mypy --strict
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy --strict
 
+aot: $(DEV) $(AOT_PATH) ## compile every GPU kernel for sm_90 and read its machine code
+	@$(if $(AOT_PATH),PYTHONPATH=$(AOT_PATH)) $(BIN)/python -m kernels.aot $(ARGS)
+
 bench-frame: $(DEV) ## time encode, decode and relay of a token frame
 	@$(BIN)/python tests/bench/bench_frame.py $(ARGS)
 
@@ -45,6 +52,9 @@ bench-ledger: $(DEV) ## time the ledger beside Redis, NATS, PostgreSQL and Durab
 
 bench-kill: $(DEV) ## kill a producer 2,000 times and look for all that it was acknowledged
 	@$(BIN)/python tests/bench/bench_kill.py $(ARGS)
+
+bench-gpu: ## time the kernels on a GPU, with the torch and triton that $(PYTHON) has
+	@$(PYTHON) tests/bench/bench_gpu.py $(ARGS)
 
 clean: ## remove caches and builds; keeps the environment and .tailrace
 	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -70,3 +80,7 @@ $(DEV): pyproject.toml constraints.txt | $(MADE)
 	@echo "==> installing edge, origin and ledger with what the tests need (the first time takes minutes)"
 	@$(PIP_INSTALL) -e '.[edge,origin,postgres,dev]'
 	@touch $@ $(RUNTIME)
+
+$(abspath $(VENV))/triton-%: | $(MADE)
+	@echo "==> installing triton $*"
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps $(PIP_ARGS) --target $@ triton==$*

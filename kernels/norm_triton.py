@@ -6,15 +6,34 @@ cut to 46 binary places and added as int64. Addition of integers has no order, s
 the same norm in every kernel, at every batch, and in the torch oracle, bit for bit.
 Kernels that use these functions are compiled with `enable_fp_fusion=False`: a product that is
 fused with an addition is not rounded, and would differ from the oracle's.
+
+Below them, the norms that are a launch of their own: where a batch is so large that it costs
+more to repeat them in every program of the linear that reads them. A program holds a row in its
+registers; a float is read once and written once.
 """
+
+# mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from kernels.checks import check_same_device, check_tensor
+from kernels.launch import OPTIONS, next_power_of_2
 from kernels.norm import EXPONENT_BIAS, MAX_EXPONENT, MIN_EXPONENT, SQUARE_BITS
+from kernels.shapes import DecoderShape, Family
 from kernels.ternary import INT8_MAX, MIN_ABSMAX
+from kernels.variant import Variant
+
+MAX_COLUMNS = 16_384
+"""Elements of a row that the registers of one program hold."""
 
 _SQUARE_SCALE = tl.constexpr(2.0**SQUARE_BITS)
 _INT8_MAX = tl.constexpr(float(INT8_MAX))
@@ -72,3 +91,144 @@ def quantise(x, factor):
     rounded = (x * factor + _ROUND) - _ROUND
     bounded = tl.minimum(tl.maximum(rounded, -_INT8_MAX), _INT8_MAX)
     return tl.where(bounded == bounded, bounded, 0.0).to(tl.int32)
+
+
+@triton.jit
+def store_int8(normed, q_ptr, factor_ptr, row, column, SIZE: tl.constexpr):
+    """Quantise a row, fp32 [1, BLOCK], and store it as int8 with the factor that it took."""
+    factor = int8_factor(normed)
+    q = quantise(normed, factor[:, None]).to(tl.int8)
+    tl.store(q_ptr + row * SIZE + column, q, mask=column < SIZE)
+    tl.store(factor_ptr + row + tl.arange(0, 1), factor)
+
+
+@triton.jit
+def norm_kernel(
+    x_ptr, y_ptr, weight_ptr, out_ptr, factor_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One program: a row. y_ptr is None without an addition, factor_ptr without quantisation."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = column < SIZE
+    weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
+    x = tl.load(x_ptr + row * SIZE + column, mask=mask, other=0.0)
+    if y_ptr is not None:
+        x = x + tl.load(y_ptr + row * SIZE + column, mask=mask, other=0.0)
+        tl.store(x_ptr + row * SIZE + column, x, mask=mask)
+    normed = normalise(x, weight, inverse_rms(x, SIZE, eps)[:, None])
+    if factor_ptr is None:
+        tl.store(out_ptr + row * SIZE + column, normed, mask=mask)
+    else:
+        store_int8(normed, out_ptr, factor_ptr, row, column, SIZE)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """out = norm(x): `kernels.norm.order_free_rms_norm`, bit for bit.
+
+    x: fp32 [rows, H], H up to 16,384. weight: fp32 [H]. eps: above 0. out: fp32 [rows, H], which
+    may be x itself. A row with NaN or infinite values becomes NaN. Moves 8 H bytes per row and
+    4 H once. Raises TypeError or ValueError, as all functions here.
+
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
+    """
+    _launch(x, None, weight, eps, out, None)
+
+
+def rms_norm_int8(x: Tensor, weight: Tensor, eps: float, q: Tensor, factor: Tensor) -> None:
+    """q, factor = norm(x) quantised: `kernels.ternary.quantize_activations`, bit for bit.
+
+    q: int8 [rows, H], whole numbers of -127 .. 127. factor: fp32 [rows], by which a row was
+    multiplied before it was rounded; NaN, with zeros in q, for a row with NaN or infinite
+    values. The rest as in `rms_norm`. Moves 5 H + 4 bytes per row and 4 H once.
+    """
+    _launch(x, None, weight, eps, q, factor)
+
+
+def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """x += y, then out = norm(x); y: fp32 [rows, H]. The rest as in `rms_norm`.
+
+    out may be y, and must not be x. Moves 16 H bytes per row and 4 H once.
+    """
+    _launch(x, y, weight, eps, out, None)
+
+
+def add_rms_norm_int8(
+    x: Tensor, y: Tensor, weight: Tensor, eps: float, q: Tensor, factor: Tensor
+) -> None:
+    """x += y, then q, factor = norm(x) quantised; y: fp32 [rows, H]. See `rms_norm_int8`.
+
+    Moves 13 H + 4 bytes per row and 4 H once.
+    """
+    _launch(x, y, weight, eps, q, factor)
+
+
+def _launch(
+    x: Tensor, y: Tensor | None, weight: Tensor, eps: float, out: Tensor, factor: Tensor | None
+) -> None:
+    check_tensor("x", x, torch.float32, None, None)
+    rows, size = x.shape
+    if y is not None:
+        check_tensor("y", y, torch.float32, rows, size)
+    check_norm("x", weight, eps, size)
+    if factor is None:
+        check_tensor("out", out, torch.float32, rows, size)
+    else:
+        check_quantised(out, factor, rows, size)
+    if y is not None and out.data_ptr() == x.data_ptr() and rows > 0:
+        raise ValueError("out: is x, which takes the sum")
+    check_same_device(x=x, y=y, weight=weight, out=out, factor=factor)
+    if rows > 0:
+        norm_kernel[(rows,)](x, y, weight, out, factor, eps, **plan(size), **OPTIONS)
+
+
+def check_norm(name: str, weight: Tensor, eps: float, size: int) -> None:
+    """Refuse a norm of rows of `size` from `name` that no kernel here takes."""
+    if not 0 < size <= MAX_COLUMNS:
+        raise ValueError(f"{name}: rows of {size}, expected 1 to {MAX_COLUMNS} elements")
+    check_tensor("weight", weight, torch.float32, size)
+    if not eps > 0.0:
+        raise ValueError(f"eps: {eps}, expected a number above 0")
+
+
+def check_quantised(q: Tensor, factor: Tensor, rows: int, size: int) -> None:
+    """Refuse tensors that `rows` quantised rows do not fit."""
+    check_tensor("q", q, torch.int8, rows, size)
+    check_tensor("factor", factor, torch.float32, rows)
+
+
+def plan(size: int) -> dict[str, Any]:
+    """Constants and options of a launch of rows in registers, at most 32 elements to a thread."""
+    block = next_power_of_2(size)
+    return {"SIZE": size, "BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
+
+
+def variants(shape: DecoderShape) -> Iterator[Variant]:
+    """Norms before linears and before the head, at batches that have them as launches."""
+    yield _variant(shape, "hidden", shape.hidden)
+    yield _variant(shape, "hidden", shape.hidden, int8=True)
+    yield _variant(shape, "hidden", shape.hidden, add=True)
+    if shape.family is Family.BITNET:
+        yield _variant(shape, "hidden", shape.hidden, add=True, int8=True)
+        yield _variant(shape, "queries", shape.queries, int8=True)
+
+
+def _variant(
+    shape: DecoderShape, what: str, size: int, *, add: bool = False, int8: bool = False
+) -> Variant:
+    rows = 16
+    per_row = (4 + 8 * add) * size + (size + 4 if int8 else 4 * size)
+    pointers = {"x_ptr": "*fp32", "weight_ptr": "*fp32", "out_ptr": "*i8" if int8 else "*fp32"}
+    pointers |= {"y_ptr": "*fp32"} if add else {}
+    pointers |= {"factor_ptr": "*fp32"} if int8 else {}
+    launch = plan(size)
+    warps = launch.pop("num_warps")
+    absent = dict.fromkeys({"y_ptr", "factor_ptr"} - set(pointers))
+    return Variant(
+        name=f"{shape.name}.norm {what}{' add' * add}{' int8' * int8} rows={rows}",
+        kernel=norm_kernel,
+        signature={**pointers, "eps": "fp32"},
+        constants={**launch, **absent},
+        divisible=frozenset(pointers),
+        num_warps=warps,
+        bytes_moved=rows * per_row + 4 * size,
+    )

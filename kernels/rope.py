@@ -2,8 +2,52 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+from kernels.checks import check_same_device, check_tensor
+from kernels.norm import order_free_rms_norm
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """What a layer does to its query and key heads before attention.
+
+    cos, sin: fp32 [context, D], of `rope_table`. q_norm, k_norm: fp32 [D], the weights of an
+    RMSNorm of every head before it is turned (Qwen3), or both None. eps is above 0.
+    Raises TypeError or ValueError.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_tensor("cos", self.cos, torch.float32, None, None)
+        check_tensor("sin", self.sin, torch.float32, *self.cos.shape)
+        if (self.q_norm is None) != (self.k_norm is None):
+            raise ValueError("q_norm, k_norm: expected both or neither")
+        for name, weight in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
+            if weight is not None:
+                check_tensor(name, weight, torch.float32, self.cos.shape[1])
+        if not self.eps > 0:
+            raise ValueError(f"eps: {self.eps}, expected a number above 0")
+        check_same_device(cos=self.cos, sin=self.sin, q_norm=self.q_norm, k_norm=self.k_norm)
+
+    def turn(self, heads: Tensor, positions: Tensor, weight: Tensor | None) -> Tensor:
+        """Norm, if there is a weight, then turn fp32 [T, heads, D] to integer positions [T].
+
+        What every kernel computes, bit for bit: two products, each rounded, and their sum.
+        `apply_rope` may fuse one of them with the sum, as torch does on some processors.
+        """
+        normed = heads if weight is None else order_free_rms_norm(heads, weight, self.eps)
+        swapped = normed.roll(heads.shape[-1] // 2, -1)
+        cos, sin = self.cos[positions.long(), None], self.sin[positions.long(), None]
+        return normed * cos + swapped * sin
 
 
 def rope_table(positions: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:

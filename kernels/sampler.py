@@ -1,17 +1,34 @@
-"""Sampling that depends on nothing but the logits, the request's seed and the position.
+"""Sampling that depends on nothing but the logits, the request's settings and the position.
 
-The random number of a vocabulary id is a function of (seed, position, id), so a request
-draws the same tokens alone, among others, and when it is continued by another worker.
+The steps are, in this order: grammar mask, penalties, temperature, top-k, top-p, min-p, noise.
+Ids rank by score, and equal scores by id, the lowest first, at every edge and in the draw.
+
+**Noise.** The random number of a vocabulary id is a function of (seed, position, id), so a
+request draws the same tokens alone, among others, and when it is continued by another worker.
 Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011) is keyed
 
     key     = (seed & 0xffffffff, seed >> 32)
     counter = (vocabulary id, position, 0, 0)
 
 and only the first word of its result is used. Its upper 24 bits k give the uniform number
-u = max(k, 1/2) * 2**-24, which fp32 holds exactly and which lies strictly between 0 and 1.
--log(-log(u)) is Gumbel noise: the largest noisy logit is a draw from the softmax (Gumbel,
-1954). The words and u are the same bits on every device; log and exp are not, so a stream
-is continued only by a worker of the same fingerprint.
+u = max(k, 1/2) * 2**-24. -log(-log(u)) is Gumbel noise: the largest noisy score is a draw
+from the softmax (Gumbel, 1954). Each logarithm is taken in double precision and rounded to
+fp32. For every one of the 2**24 uniform numbers the double is at least 13 units in its last
+place away from where fp32 would round to a neighbour, so that any library whose logarithm is
+right within a few units gives the same bits: the noise is the same on every device.
+
+**Chances.** A float sum depends on its order; a sum of whole numbers does not. The weight of
+an id is its chance relative to the best id's in units of 2**-40, cut to a whole number:
+floor(exp(score - best) * 2**40), where exp is the polynomial of `weights`, made of products
+and sums of fp32 that are each rounded once, hence the same on every device. It is within
+1.2 units in the last place. Ids whose chance is below 2**-40 of the best one's weigh nothing.
+
+- top-p keeps the fewest best ids, of those that top-k left, whose weights sum to at least
+  ceil(total * floor(top_p * 2**24) / 2**24), and at least one.
+- min-p (Nguyen et al., Turning Up the Heat, 2024) keeps the ids whose weight is at least
+  floor(min_p * 2**40), which is relative to the best id's and so needs no total.
+
+Settings count as fp32 numbers. On equal logits a CPU and a GPU draw equal tokens.
 """
 
 from __future__ import annotations
@@ -22,60 +39,218 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.checks import check_tensor
+
 PHILOX_ROUNDS = 10
+MASK_BITS = 32
+"""Vocabulary ids per word of a grammar mask."""
+WEIGHT_BITS = 40
+"""Binary places of a weight; 2**23 ids weigh less than 2**63."""
+TOP_P_BITS = 24
+"""Binary places of top_p."""
+MIN_WEIGHED_SCORE = -28.0
+"""exp of this is less than 2**-40, and so is that of any score below."""
+ROUND_TO_WHOLE = 12_582_912.0
+"""1.5 * 2**23: adding and subtracting it rounds an fp32 number of up to 2**22 to a whole one."""
+LOG2_E = 1.44269502162933349609375
+LN2_HIGH, LN2_LOW = 0.693145751953125, 1.42860676533018704503775e-06
+"""Their sum is log(2); the first has 15 bits, so that products with small numbers are exact."""
+EXP_SERIES = (
+    0.0013814540579915047,
+    0.00836874544620514,
+    0.04166838899254799,
+    0.1666652113199234,
+    0.4999999403953552,
+    1.0,
+    1.0,
+)
+"""exp(r) for |r| <= log(2) / 2, highest power first, within 2**-28 before rounding."""
+
 _LOW_32 = 0xFFFFFFFF
 # Tensors, because an operation with a Python number takes twice the time of one without.
 _MULTIPLIERS = torch.tensor([[0xD2511F53], [0xCD9E8D57]])
 _KEY_STEPS = torch.tensor([[0x9E3779B9], [0xBB67AE85]])
 _LOW_HALF = torch.tensor(_LOW_32)
 _HALF = torch.tensor(32)
+_LOG2_E, _LN2_HIGH, _LN2_LOW = torch.tensor([LOG2_E, LN2_HIGH, LN2_LOW]).unbind()
+_ROUND_TO_WHOLE = torch.tensor(ROUND_TO_WHOLE)
+_EXP_SERIES = torch.tensor(EXP_SERIES).unbind()
+_FRACTION_BITS = 23
+_WEIGHT_UNIT_BITS = (127 + WEIGHT_BITS) << _FRACTION_BITS
+_BIT_PLACES = torch.arange(MASK_BITS, dtype=torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose a token: temperature 0 is greedy, top_k 0 and top_p 1 are off."""
+    """How to choose a token. The defaults are greedy and change no logit.
+
+    Raises ValueError that names the setting for one that has no meaning.
+    """
 
     temperature: float = 0.0
+    """0 takes the best id."""
     top_k: int = 0
+    """0, and anything from the size of the vocabulary on, is off."""
     top_p: float = 1.0
+    """Above 0; 1 is off."""
     seed: int = 0
+    """u64."""
+    min_p: float = 0.0
+    """0 is off."""
+    repetition: float = 1.0
+    """Divides positive logits of generated ids, multiplies negative ones; 1 is off."""
+    presence: float = 0.0
+    """Subtracted from the logit of an id that was generated; 0 is off."""
+    frequency: float = 0.0
+    """Subtracted from the logit of an id as many times as it was generated; 0 is off."""
+
+    def __post_init__(self) -> None:
+        right = {
+            "temperature": 0 <= self.temperature <= torch.finfo(torch.float32).max,
+            "top_k": self.top_k >= 0,
+            "top_p": 0 < self.top_p <= 1,
+            "seed": 0 <= self.seed < 2**64,
+            "min_p": 0 <= self.min_p <= 1,
+            "repetition": 0 < self.repetition < math.inf,
+            "presence": math.isfinite(self.presence),
+            "frequency": math.isfinite(self.frequency),
+        }
+        for name, holds in right.items():
+            if not holds:
+                raise ValueError(f"{name}: {getattr(self, name)} has no meaning")
+
+    @property
+    def penalises(self) -> bool:
+        """The counts of generated ids matter."""
+        return self.repetition != 1 or self.presence != 0 or self.frequency != 0
 
 
-def sample(logits: Tensor, sampling: Sampling, position: int) -> int:
+def sample(
+    logits: Tensor,
+    sampling: Sampling,
+    position: int,
+    mask: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> int:
     """Choose one token; equal scores go to the lowest id.
 
     logits: fp32 [V]. position: index of the token among those generated, from 0.
-    The order is temperature, top-k, top-p, noise. Raises FloatingPointError for NaN or
-    infinite logits.
+    mask: int32 [ceil(V / 32)], bit i of word w allows id 32 w + i, as llguidance writes it.
+    counts: int32 [V], how often each id was generated; needed where `sampling.penalises`.
+    Raises FloatingPointError for logits that are NaN or infinite, also after penalties, and
+    ValueError for a mask that allows nothing or an argument that is missing or does not fit.
     """
+    if sampling.penalises:
+        logits = penalised(logits, sampling, counts)
     low, high = logits.aminmax()
     if not math.isfinite(float(high) - float(low)):
         raise FloatingPointError("the logits hold NaN or infinite values")
-    if sampling.temperature == 0.0:
+    if mask is None:
+        return _choose(logits, high, sampling, position, None)
+    ids = allowed_ids(mask, logits.numel())
+    logits = logits[ids]
+    return int(ids[_choose(logits, logits.max(), sampling, position, ids)])
+
+
+def _choose(
+    logits: Tensor, high: Tensor, sampling: Sampling, position: int, ids: Tensor | None
+) -> int:
+    """The index of the token chosen among logits of these ids; None for all ids."""
+    temperature = torch.tensor(sampling.temperature, dtype=torch.float32)
+    if temperature == 0:
         return int(logits.argmax())
     # Relative to the best, a tiny temperature can only overflow to -inf: no chance at all.
-    scores = (logits - high) / torch.tensor(sampling.temperature, dtype=torch.float32)
-    ids = survivors(scores, sampling.top_k, sampling.top_p)
-    noise = gumbel(ids, sampling.seed, position)
-    return int(ids[(scores[ids] + noise).argmax()])
+    scores = (logits - high) / temperature
+    kept = survivors(scores, sampling.top_k, sampling.top_p, sampling.min_p)
+    noise = gumbel(kept if ids is None else ids[kept], sampling.seed, position)
+    return int(kept[(scores[kept] + noise).argmax()])
 
 
-def survivors(scores: Tensor, top_k: int, top_p: float) -> Tensor:
-    """The ids that top-k, then top-p leave, ascending: int64 [n], n >= 1.
+def allowed_ids(mask: Tensor, vocab: int) -> Tensor:
+    """The ids that a grammar mask allows, ascending: int32 [ceil(vocab / 32)] -> int64 [n].
 
-    scores: fp32 [V], already divided by the temperature. top-p keeps the fewest best ids
-    whose chances, renormalised after top-k, sum to at least top_p.
+    Bits from `vocab` on do not count. Raises ValueError if none is left.
     """
-    if not 0 < top_k < scores.numel() and top_p >= 1.0:
+    check_tensor("mask", mask, torch.int32, -(-vocab // MASK_BITS))
+    bits = (mask[:, None] >> _BIT_PLACES).bitwise_and_(1).flatten()[:vocab]
+    ids = bits.nonzero()[:, 0]
+    if not ids.numel():
+        raise ValueError("mask: it allows no token")
+    return ids
+
+
+def penalised(logits: Tensor, sampling: Sampling, counts: Tensor | None) -> Tensor:
+    """Logits after the penalties for what was generated: fp32 [V], int32 [V] -> fp32 [V].
+
+    The repetition penalty is that of CTRL (Keskar et al., CTRL: A Conditional Transformer
+    Language Model, 2019, section 4.1), which divides, with the sign rule that has become usual:
+    a negative logit is multiplied, so that it too falls. Then, as OpenAI's API defines it
+    (https://platform.openai.com/docs/guides/text-generation, "Parameter details"),
+    logit - count * frequency - (presence if count > 0).
+    """
+    if counts is None:
+        raise ValueError("counts: missing, but the sampling penalises what was generated")
+    check_tensor("counts", counts, torch.int32, logits.numel())
+    penalties = (sampling.repetition, sampling.presence, sampling.frequency)
+    repetition, presence, frequency = torch.tensor(penalties, dtype=torch.float32).unbind()
+    seen = counts > 0
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    kept = torch.where(seen, repeated, logits)
+    return kept - counts.to(torch.float32) * frequency - seen.to(torch.float32) * presence
+
+
+def survivors(scores: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
+    """The indices that top-k, top-p and min-p leave, ascending: int64 [n], n >= 1.
+
+    scores: fp32 [V], divided by the temperature, the best of them 0. The module says what
+    top_p and min_p mean.
+    """
+    top_p, min_p = torch.tensor((top_p, min_p), dtype=torch.float32).tolist()
+    all_ranks = not 0 < top_k < scores.numel()
+    if all_ranks and top_p >= 1 and min_p == 0:
         return torch.arange(scores.numel())
+    if all_ranks and top_p >= 1:
+        return (weights(scores) >= least_weight(min_p)).nonzero()[:, 0]
     ranked, ids = scores.sort(descending=True, stable=True)
-    if 0 < top_k < scores.numel():
+    if not all_ranks:
         ranked, ids = ranked[:top_k], ids[:top_k]
-    if top_p < 1.0:
-        chances = ranked.softmax(-1)
-        before = chances.cumsum(-1) - chances
-        ids = ids[: max(1, int((before < top_p).sum()))]
+    if top_p < 1 or min_p > 0:
+        chances = weights(ranked)
+        kept = chances >= least_weight(min_p)
+        if top_p < 1:
+            sums = chances.cumsum(-1)
+            kept &= sums - chances < top_p_weight(int(sums[-1]), top_p)
+        ids = ids[kept]
     return ids.sort().values
+
+
+def top_p_weight(total: int, top_p: float) -> int:
+    """What the weights of the ids that top-p keeps must sum to; at least 1."""
+    return max(1, -(-total * int(top_p * 2**TOP_P_BITS) >> TOP_P_BITS))
+
+
+def least_weight(min_p: float) -> int:
+    """The weight that min-p asks for."""
+    return int(min_p * 2**WEIGHT_BITS)
+
+
+def weights(scores: Tensor) -> Tensor:
+    """exp(score) in units of 2**-40, cut to whole numbers: fp32 [...] of at most 0 -> int64 [...].
+
+    The same bits on every device: no operation is fused with another or left to a library.
+    With n the whole number next to score / log(2) and r the rest, exp is 2**n * exp(r). Its
+    greatest error, found against double precision, is 1.17 units in the last place of fp32.
+    """
+    bounded = scores.clamp(min=MIN_WEIGHED_SCORE)
+    shifted = bounded * _LOG2_E + _ROUND_TO_WHOLE
+    whole = shifted - _ROUND_TO_WHOLE
+    rest = bounded - whole * _LN2_HIGH - whole * _LN2_LOW
+    series = _EXP_SERIES[0]
+    for coefficient in _EXP_SERIES[1:]:
+        series = series * rest + coefficient
+    # The low bits of `shifted` are n; moved up, they are an exponent, and the rest falls off.
+    power = (shifted.view(torch.int32) << _FRACTION_BITS) + _WEIGHT_UNIT_BITS
+    return (series * power.view(torch.float32)).to(torch.int64)
 
 
 def gumbel(ids: Tensor, seed: int, position: int) -> Tensor:
@@ -83,9 +258,14 @@ def gumbel(ids: Tensor, seed: int, position: int) -> Tensor:
     counter = torch.zeros(4, ids.numel(), dtype=torch.int64)
     counter[0] = ids
     counter[1] = position
-    word = philox(counter, seed)[0]
-    uniform = (word >> 8).to(torch.float32).clamp_(min=0.5) * 2.0**-24
-    return uniform.log_().neg_().log_().neg_()
+    return gumbel_of(philox(counter, seed)[0])
+
+
+def gumbel_of(word: Tensor) -> Tensor:
+    """The noise that a random word gives: int64 [n] that holds u32 words -> fp32 [n]."""
+    uniform = (word >> 8).to(torch.float64).clamp_(min=0.5).mul_(2.0**-24)
+    exponential = uniform.log_().neg_().to(torch.float32)
+    return exponential.to(torch.float64).log_().neg_().to(torch.float32)
 
 
 def philox(counter: Tensor, seed: int) -> Tensor:

@@ -37,7 +37,11 @@ def pack_ternary(w: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"w: shape {tuple(w.shape)}, expected [out, in] with out % 4 == 0")
     if bool(((w < -1) | (w > 1)).any()):
         raise ValueError("w: values outside -1, 0, 1")
-    quarters = (w + 1).to(torch.uint8).reshape(WEIGHTS_PER_BYTE, -1, w.shape[1])
+    quarters = (
+        (w + 1)
+        .to(torch.uint8)
+        .reshape(WEIGHTS_PER_BYTE, w.shape[0] // WEIGHTS_PER_BYTE, w.shape[1])
+    )
     packed = torch.zeros_like(quarters[0])
     for i in range(WEIGHTS_PER_BYTE):
         packed |= quarters[i] << (2 * i)

@@ -34,3 +34,17 @@ class Variant:
     step: str | None = None
     """The part of a decode step that launches it once per layer; None for what is outside."""
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kernel_name(self) -> str:
+        """`module.function`, also of an interpreted kernel."""
+        function = self.kernel.fn
+        return f"{function.__module__}.{function.__name__}"
+
+    @property
+    def key(self) -> str:
+        """Equal for equal compilations, whatever they are called."""
+        divisible, options = sorted(self.divisible), sorted(self.options.items())
+        launch = self.num_warps, self.num_stages, self.launch_pdl, options
+        types, constants = sorted(self.signature.items()), sorted(self.constants.items())
+        return repr((self.kernel_name, types, constants, divisible, launch))

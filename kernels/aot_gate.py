@@ -1,0 +1,107 @@
+"""The judgement of the ahead-of-time gate on what was compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+MAX_LAUNCHES = 5
+"""Launches of a layer's decode step at batch 1."""
+MAX_SHARED_BYTES = 227 << 10
+"""Shared memory that a program may have on sm_90."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One compilation: what it is for, and what came of it (machine code or an error)."""
+
+    uses: list[dict[str, Any]]
+    code: dict[str, Any] | None
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        """`module.kernel (first use)`."""
+        return f"{self.uses[0]['kernel']} ({self.uses[0]['name']})"
+
+    def missing(self) -> list[str]:
+        """Instructions that some use expects and the machine code has not."""
+        expected = {mnemonic for use in self.uses for mnemonic in use["expects"]}
+        opcodes = self.code["opcodes"] if self.code else ()
+        return sorted(m for m in expected if not any(m in opcode for opcode in opcodes))
+
+    def offences(self) -> Iterator[str]:
+        """What the gate fails on."""
+        if self.code is None:
+            yield f"does not compile:\n{self.error}"
+            return
+        if spilled := self.code["spill_bytes"]:
+            yield f"spills {spilled} bytes"
+        if atomics := self.code["float_atomics"]:
+            yield f"adds floats atomically, {atomics} times"
+        if missing := self.missing():
+            yield f"lacks {', '.join(missing)}"
+        if (shared := self.code["shared_bytes"]) > MAX_SHARED_BYTES:
+            yield f"takes {shared} bytes of shared memory, of {MAX_SHARED_BYTES}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """All compilations, and the judgement on them."""
+
+    triton: str
+    compiled: list[Compiled]
+    launched: list[str]
+    """Kernels that some module launches: each should be among the compiled."""
+
+    def unplanned(self) -> list[str]:
+        """Kernels that are launched somewhere and that no variant compiles."""
+        planned = {use["kernel"] for compiled in self.compiled for use in compiled.uses}
+        return sorted(set(self.launched) - planned)
+
+    def launches(self) -> dict[str, int]:
+        """Launches of a layer's decode step at batch 1, by the name of the shape.
+
+        Modules that offer the same step, such as dense and weight-only linears, are
+        alternatives; kernels of one module that share a step run one after another.
+        """
+        kernels: dict[tuple[str, str], dict[str, set[str]]] = {}
+        for use in (use for compiled in self.compiled for use in compiled.uses if use["step"]):
+            modules = kernels.setdefault((use["shape"], use["step"]), {})
+            modules.setdefault(use["module"], set()).add(use["kernel"])
+        totals: dict[str, int] = {}
+        for (shape, _), modules in kernels.items():
+            totals[shape] = totals.get(shape, 0) + max(map(len, modules.values()))
+        return totals
+
+    def offenders(self) -> list[str]:
+        """One entry per offence, with the name of what commits it."""
+        found = [f"{c.name} {offence}" for c in self.compiled for offence in c.offences()]
+        found += [f"{name} is launched, but no variant compiles it" for name in self.unplanned()]
+        found += [
+            f"{shape} launches {count} kernels per layer, of {MAX_LAUNCHES}"
+            for shape, count in self.launches().items()
+            if count > MAX_LAUNCHES
+        ]
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """What the last line says."""
+        codes = [compiled.code for compiled in self.compiled if compiled.code]
+        launches = self.launches()
+        return {
+            "kernels": len({use["kernel"] for c in self.compiled for use in c.uses}),
+            "variants": sum(len(compiled.uses) for compiled in self.compiled),
+            "compilations": len(self.compiled),
+            "compile_errors": sum(compiled.code is None for compiled in self.compiled),
+            "spill_bytes": sum(code["spill_bytes"] for code in codes),
+            "float_atomics": sum(code["float_atomics"] for code in codes),
+            "missing_instructions": sum(len(c.missing()) for c in self.compiled if c.code),
+            "unplanned": self.unplanned(),
+            "launches_per_layer": max(launches.values(), default=0),
+            "launches": launches,
+            "registers_max": max((code["registers"] for code in codes), default=0),
+            "shared_bytes_max": max((code["shared_bytes"] for code in codes), default=0),
+            "triton": self.triton,
+        }

@@ -1,0 +1,209 @@
+"""A decoder's forward pass as a sequence of launches: five per layer for a few rows.
+
+A row is one token of one sequence. `decode` takes rows of distinct sequences; `replay` takes
+any rows, also many of one sequence, and gives each the bits that `decode` would have given it;
+`prefill` takes chunks of prompts. All of them write the keys and values of their rows and return
+the hidden rows. Nothing is allocated and nothing waits for the device, so that a call can be
+captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from kernels.attention_triton import decode_attention
+from kernels.embedding_triton import embed
+from kernels.layers import Head, Layer
+from kernels.paged_kv import PagedKv
+from kernels.prefill_triton import prefill_attention
+from kernels.rope import Rope
+from kernels.rope_triton import rope_write
+from kernels.shapes import DecoderShape
+from kernels.splits_triton import DecodeWorkspace
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a launch works on; all int32 [rows], on the decoder's device.
+
+    ids: the tokens. positions: their places in their sequences. lengths: positions + 1, or 0 for
+    a row that only fills a batch up. sequences: their rows of the block tables.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    lengths: Tensor
+    sequences: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        device: torch.device,
+    ) -> Rows:
+        """From numbers, in one copy to the device."""
+        lengths = [position + 1 for position in positions]
+        columns = [list(ids), list(positions), lengths, list(sequences)]
+        return cls(*torch.tensor(columns, dtype=torch.int32).to(device))
+
+    def copy_(self, rows: Rows) -> None:
+        """Take the values of as many other rows."""
+        self.ids.copy_(rows.ids)
+        self.positions.copy_(rows.positions)
+        self.lengths.copy_(rows.lengths)
+        self.sequences.copy_(rows.sequences)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """How rows are chunks of prompts; all int32, on the decoder's device.
+
+    first_rows: [chunks + 1], ascending from 0 to the number of rows. starts: [chunks], the
+    position of each chunk's first row. sequences: [chunks].
+    """
+
+    first_rows: Tensor
+    starts: Tensor
+    sequences: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        sizes: Sequence[int],
+        starts: Sequence[int],
+        sequences: Sequence[int],
+        device: torch.device,
+    ) -> Chunks:
+        """From the numbers of rows of each chunk, in one copy to the device."""
+        bounds = [0, *accumulate(sizes)]
+        numbers = torch.tensor([*bounds, *starts, *sequences], dtype=torch.int32).to(device)
+        return cls(*torch.split(numbers, [len(bounds), len(starts), len(sequences)]))
+
+
+Attend = Callable[[Tensor, PagedKv, Tensor], None]
+
+
+class Decoder:
+    """One model's weights, and buffers for up to `max_rows` rows at a time.
+
+    table: bf16, fp16 or fp32 [vocab, hidden]. layers, ropes and cache: one part per layer.
+    max_length: positions that a sequence may have. Raises ValueError for parts that do not fit
+    one another.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        table: Tensor,
+        layers: Sequence[Layer],
+        ropes: Sequence[Rope],
+        head: Head,
+        cache: Sequence[PagedKv],
+        *,
+        max_rows: int,
+        max_length: int,
+    ) -> None:
+        if not len(layers) == len(ropes) == len(cache) == shape.layers:
+            raise ValueError(
+                f"layers: {len(layers)} with {len(ropes)} ropes and {len(cache)} caches, "
+                f"expected {shape.layers} of each"
+            )
+        self.shape = shape
+        self.device = table.device
+        self.max_rows = max_rows
+        self.table = table
+        self.parts = list(zip(layers, ropes, cache, strict=True))
+        self.head = head
+        self._x = self._buffer(shape.hidden)
+        self._qkv = self._buffer(shape.queries + 2 * shape.keys)
+        self._queries = self._buffer(shape.queries)
+        self._mixed = self._buffer(shape.queries)
+        self._logits = self._buffer(shape.vocab)
+        self.faults = torch.zeros(max_rows, dtype=torch.int32, device=self.device)
+        """What the last call found wrong with each row: bits FAULT_*, 0 for nothing."""
+        self._workspace = DecodeWorkspace(
+            max_rows, shape.heads, shape.kv_heads, shape.head_dim, max_length, self.device
+        )
+
+    def decode(self, rows: Rows, tables: Tensor, max_length: int) -> Tensor:
+        """One token of each of distinct sequences; returns hidden rows, fp32 [rows, hidden].
+
+        tables: int32 [sequences, max_pages]. max_length: no row is longer. The result is a view
+        of a buffer that the next call overwrites. Raises ValueError for more than max_rows.
+        """
+        x, qkv, mixed, _ = self._begin(rows)
+        for layer, rope, cache in self.parts:
+            layer.project_in(x, qkv)
+            decode_attention(
+                qkv, rows.lengths, rows.sequences, cache, tables, mixed, self.faults[: len(rows)],
+                self._workspace, max_length=max_length, write=rope,
+            )  # fmt: skip
+            layer.project_out(mixed, x)
+            layer.feed_forward(x)
+        return x
+
+    def replay(self, rows: Rows, tables: Tensor, max_length: int) -> Tensor:
+        """Rows of any sequences with the bits that `decode` gives them one by one; see there."""
+
+        def attend(queries: Tensor, cache: PagedKv, mixed: Tensor) -> None:
+            decode_attention(
+                queries, rows.lengths, rows.sequences, cache, tables, mixed,
+                self.faults[: len(rows)], self._workspace, max_length=max_length,
+            )  # fmt: skip
+
+        return self._written_first(rows, tables, attend)
+
+    def prefill(self, rows: Rows, chunks: Chunks, tables: Tensor, max_tokens: int) -> Tensor:
+        """Rows that are chunks of prompts, none of more than `max_tokens`; else as `decode`."""
+
+        def attend(queries: Tensor, cache: PagedKv, mixed: Tensor) -> None:
+            prefill_attention(
+                queries, chunks.first_rows, chunks.starts, chunks.sequences, cache, tables, mixed,
+                self.faults[: len(rows)], max_tokens=max_tokens,
+            )  # fmt: skip
+
+        return self._written_first(rows, tables, attend)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden rows fp32 [rows, hidden] -> fp32 [rows, vocab], a view of a buffer."""
+        logits = self._logits[: len(hidden)]
+        self.head(hidden, logits)
+        return logits
+
+    def _written_first(self, rows: Rows, tables: Tensor, attend: Attend) -> Tensor:
+        """Keys and values of all rows are written before the first of them attends."""
+        x, qkv, mixed, queries = self._begin(rows)
+        for layer, rope, cache in self.parts:
+            layer.project_in(x, qkv)
+            rope_write(
+                qkv, rows.positions, rows.sequences, rope, cache, tables, queries,
+                self.faults[: len(rows)],
+            )  # fmt: skip
+            attend(queries, cache, mixed)
+            layer.project_out(mixed, x)
+            layer.feed_forward(x)
+        return x
+
+    def _begin(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Embeds the rows; returns the buffers x, qkv, mixed and queries, cut to them."""
+        count = len(rows)
+        if count > self.max_rows:
+            raise ValueError(f"rows: {count}, expected at most {self.max_rows}")
+        self.faults.zero_()
+        buffers = (self._x, self._qkv, self._mixed, self._queries)
+        x, qkv, mixed, queries = (buffer[:count] for buffer in buffers)
+        embed(rows.ids, self.table, x, self.faults[:count])
+        return x, qkv, mixed, queries
+
+    def _buffer(self, columns: int) -> Tensor:
+        return torch.empty(self.max_rows, columns, device=self.device)

@@ -1,0 +1,21 @@
+"""The embedding of tokens on the CPU: the oracle of the kernel in embedding_triton."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FAULT_TOKEN = 8
+"""A row's token is outside the vocabulary; the other bits are those of paged_attention."""
+TABLE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def embed(ids: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of a table that tokens name.
+
+    ids: int32 [rows]. table: bf16, fp16 or fp32 [vocab, H]. Returns fp32 [rows, H] and faults,
+    int32 [rows]: 0, or FAULT_TOKEN and a row of zeros for an id outside the vocabulary.
+    """
+    known = (ids >= 0) & (ids < len(table))
+    rows = table[ids.where(known, 0).long()].float()
+    return rows.where(known[:, None], 0.0), (~known).int() * FAULT_TOKEN

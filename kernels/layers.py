@@ -1,0 +1,210 @@
+"""The linear half of a decoder layer in few launches, and the LM head.
+
+A layer is attention between two blocks of linears. What surrounds attention:
+
+    project_in    norm, then query, key and value of every row
+    project_out   the residual stream += output projection, with BitNet's sub-norm before it
+    feed_forward  norm, gate and up, activation, down into the residual stream
+
+For few rows a norm is the prologue of the linear that reads it, so that a layer is five
+launches; for more it is a launch of its own, since every program of the linear would repeat
+it. Both give the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.activation_triton import relu2_gate_norm_int8
+from kernels.dense_triton import dense_linear
+from kernels.epilogue import Epilogue
+from kernels.int8_triton import GEMV_MAX_IN, int8_gemm, int8_gemv
+from kernels.int8_triton import GEMV_MAX_ROWS as INT8_GEMV_MAX_ROWS
+from kernels.linear_plan import NORM_MAX_ROWS, LinearWorkspace
+from kernels.norm_triton import rms_norm, rms_norm_int8
+from kernels.shapes import DecoderShape
+from kernels.ternary_gemm_triton import ternary_gemm
+from kernels.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
+from kernels.ternary_weights import TernaryWeights
+
+
+class Layer(Protocol):
+    """All but the attention of one layer; x is the residual stream, fp32 [rows, hidden]."""
+
+    def project_in(self, x: Tensor, qkv: Tensor) -> None:
+        """qkv = W norm(x): fp32 [rows, (heads + 2 kv_heads) D]."""
+        ...
+
+    def project_out(self, mixed: Tensor, x: Tensor) -> None:
+        """x += W mixed, of fp32 [rows, heads D]."""
+        ...
+
+    def feed_forward(self, x: Tensor) -> None:
+        """x += down(activation(gate(norm(x)), up(norm(x))))."""
+        ...
+
+
+class Head(Protocol):
+    """The LM head with the norm before it."""
+
+    def __call__(self, x: Tensor, logits: Tensor) -> None:
+        """logits = W norm(x): fp32 [rows, hidden] -> fp32 [rows, vocab]."""
+        ...
+
+
+class Scratch:
+    """Buffers that the layers of a decoder share, one after the other, for up to `rows` rows."""
+
+    def __init__(self, shape: DecoderShape, rows: int, device: torch.device) -> None:
+        widest = max(shape.hidden, shape.ffn, shape.queries)
+        self.normed = torch.empty(rows, shape.hidden, device=device)
+        self.gate_up = torch.empty(rows, 2 * shape.ffn, device=device)
+        self.inner = torch.empty(rows, shape.ffn, device=device)
+        self._int8 = torch.empty(rows * widest, dtype=torch.int8, device=device)
+        self.factor = torch.empty(rows, device=device)
+
+    def int8(self, rows: int, columns: int) -> Tensor:
+        """int8 [rows, columns], contiguous."""
+        return self._int8[: rows * columns].view(rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class TernaryLayer:
+    """BitNet: ternary linears of int8 activations. Norms are fp32 of what they normalise."""
+
+    scratch: Scratch
+    eps: float
+    input_norm: Tensor
+    qkv: TernaryWeights
+    attention_norm: Tensor
+    output: TernaryWeights
+    ffn_input_norm: Tensor
+    gate_up: TernaryWeights
+    ffn_norm: Tensor
+    down: TernaryWeights
+    gemv_rows: int = GEMV_MAX_ROWS
+    """More rows than this take the norms as launches of their own, and tensor cores."""
+    dependent: bool = False
+    """Linears begin while the launch before still runs (programmatic dependent launch)."""
+
+    def project_in(self, x: Tensor, qkv: Tensor) -> None:
+        self._linear(x, self.input_norm, self.qkv, qkv, Epilogue.STORE)
+
+    def project_out(self, mixed: Tensor, x: Tensor) -> None:
+        self._linear(mixed, self.attention_norm, self.output, x, Epilogue.ADD)
+
+    def feed_forward(self, x: Tensor) -> None:
+        rows = len(x)
+        if rows <= self.gemv_rows:
+            inner = self.scratch.inner[:rows]
+            self._linear(x, self.ffn_input_norm, self.gate_up, inner, Epilogue.RELU2_GATE)
+            self._linear(inner, self.ffn_norm, self.down, x, Epilogue.ADD)
+            return
+        gate_up, factor = self.scratch.gate_up[:rows], self.scratch.factor[:rows]
+        self._linear(x, self.ffn_input_norm, self.gate_up, gate_up, Epilogue.STORE)
+        q = self.scratch.int8(rows, self.down.in_features)
+        relu2_gate_norm_int8(gate_up, self.ffn_norm, self.eps, q, factor)
+        ternary_gemm(q, factor, self.down, x, epilogue=Epilogue.ADD)
+
+    def _linear(
+        self, x: Tensor, norm: Tensor, weights: TernaryWeights, out: Tensor, epilogue: Epilogue
+    ) -> None:
+        if len(x) <= self.gemv_rows:
+            ternary_gemv(
+                x, weights, out, norm=norm, eps=self.eps, epilogue=epilogue,
+                dependent=self.dependent,
+            )  # fmt: skip
+            return
+        q, factor = self.scratch.int8(*x.shape), self.scratch.factor[: len(x)]
+        rms_norm_int8(x, norm, self.eps, q, factor)
+        ternary_gemm(q, factor, weights, out, epilogue=epilogue)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """Llama and Qwen3: linears of bf16, fp16 or fp32 weights [out, in], SwiGLU."""
+
+    scratch: Scratch
+    workspace: LinearWorkspace
+    eps: float
+    input_norm: Tensor
+    qkv: Tensor
+    output: Tensor
+    ffn_input_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    def project_in(self, x: Tensor, qkv: Tensor) -> None:
+        self._normed_linear(x, self.input_norm, self.qkv, qkv, Epilogue.STORE)
+
+    def project_out(self, mixed: Tensor, x: Tensor) -> None:
+        dense_linear(mixed, self.output, x, workspace=self.workspace, epilogue=Epilogue.ADD)
+
+    def feed_forward(self, x: Tensor) -> None:
+        inner = self.scratch.inner[: len(x)]
+        self._normed_linear(x, self.ffn_input_norm, self.gate_up, inner, Epilogue.SWIGLU)
+        dense_linear(inner, self.down, x, workspace=self.workspace, epilogue=Epilogue.ADD)
+
+    def _normed_linear(
+        self, x: Tensor, norm: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue
+    ) -> None:
+        normed_linear(x, norm, self.eps, weight, out, self.scratch, self.workspace, epilogue)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseHead:
+    """An LM head of bf16, fp16 or fp32, [vocab, hidden]."""
+
+    scratch: Scratch
+    workspace: LinearWorkspace
+    eps: float
+    norm: Tensor
+    weight: Tensor
+
+    def __call__(self, x: Tensor, logits: Tensor) -> None:
+        normed_linear(
+            x, self.norm, self.eps, self.weight, logits,
+            self.scratch, self.workspace, Epilogue.STORE,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Head:
+    """An LM head of int8 rows [vocab, hidden] with an fp32 scale each, and int8 activations."""
+
+    scratch: Scratch
+    eps: float
+    norm: Tensor
+    weight: Tensor
+    scale: Tensor
+
+    def __call__(self, x: Tensor, logits: Tensor) -> None:
+        if len(x) <= INT8_GEMV_MAX_ROWS and x.shape[1] <= GEMV_MAX_IN:
+            int8_gemv(x, self.weight, self.scale, logits, norm=self.norm, eps=self.eps)
+            return
+        q, factor = self.scratch.int8(*x.shape), self.scratch.factor[: len(x)]
+        rms_norm_int8(x, self.norm, self.eps, q, factor)
+        int8_gemm(q, factor, self.weight, self.scale, logits)
+
+
+def normed_linear(
+    x: Tensor,
+    norm: Tensor,
+    eps: float,
+    weight: Tensor,
+    out: Tensor,
+    scratch: Scratch,
+    workspace: LinearWorkspace,
+    epilogue: Epilogue,
+) -> None:
+    """A dense linear of norm(x), with the norm in the launch that is cheaper."""
+    if len(x) <= NORM_MAX_ROWS:
+        dense_linear(x, weight, out, workspace=workspace, norm=norm, eps=eps, epilogue=epilogue)
+        return
+    normed = scratch.normed[: len(x)]
+    rms_norm(x, norm, eps, normed)
+    dense_linear(normed, weight, out, workspace=workspace, epilogue=epilogue)

@@ -1,0 +1,157 @@
+"""Decoders of random weights, as the kernels run them, for tests and for a bench."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.decoder import Decoder
+from kernels.dense_triton import dense_plan
+from kernels.epilogue import Epilogue
+from kernels.int8_linear import quantise_rows
+from kernels.layers import DenseHead, DenseLayer, Head, Int8Head, Layer, Scratch, TernaryLayer
+from kernels.linear_plan import LinearWorkspace
+from kernels.paged_kv import PAGE_TOKENS, PagedKv
+from kernels.rope import Rope, rope_table
+from kernels.shapes import DecoderShape, Family
+from kernels.ternary import WEIGHTS_PER_BYTE
+from kernels.ternary_weights import TernaryWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What is drawn, and how much of it may run at once."""
+
+    shape: DecoderShape
+    device: torch.device
+    rows: int = 1
+    """Rows of a step."""
+    sequences: int = 1
+    length: int = PAGE_TOKENS
+    """Positions that a sequence may have."""
+    dtype: torch.dtype = torch.bfloat16
+    """Of dense weights, embeddings and the cache."""
+    int8_head: bool = False
+    dependent: bool = False
+    """Ternary linears begin while the launch before still runs."""
+    seed: int = 0
+
+    @property
+    def pages(self) -> int:
+        """Pages of one sequence."""
+        return -(-self.length // PAGE_TOKENS)
+
+    def tables(self) -> Tensor:
+        """Block tables in which each sequence has pages of its own, last page first."""
+        count = self.sequences * self.pages
+        pages = torch.arange(count, dtype=torch.int32, device=self.device).flip(0)
+        return pages.view(self.sequences, self.pages)
+
+
+def random_decoder(recipe: Recipe) -> Decoder:
+    """All weights drawn from the recipe's seed; norms around 1, linears that keep the scale."""
+    return _Draw(recipe).decoder()
+
+
+def random_ternary(outs: list[int], inputs: int, device: torch.device, seed: int) -> TernaryWeights:
+    """Weights of -1, 0 and 1 as often as one another, with scales that keep that of the input."""
+    random = torch.Generator(device).manual_seed(seed)
+    size = (sum(outs) // WEIGHTS_PER_BYTE, inputs)
+    packed = torch.zeros(size, dtype=torch.uint8, device=device)
+    for part in range(WEIGHTS_PER_BYTE):
+        codes = torch.randint(0, 3, size, dtype=torch.uint8, device=device, generator=random)
+        packed |= codes << (2 * part)
+    scale = torch.full((len(outs),), inputs**-0.5, device=device)
+    return TernaryWeights(packed, tuple(outs), scale)
+
+
+class _Draw:
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._shape = recipe.shape
+        self._random = torch.Generator(recipe.device).manual_seed(recipe.seed)
+        self._scratch = Scratch(recipe.shape, recipe.rows, recipe.device)
+
+    def decoder(self) -> Decoder:
+        shape, recipe = self._shape, self._recipe
+        table = self._dense(shape.vocab, shape.hidden)
+        ternary = shape.family is Family.BITNET
+        layers: list[Layer] = [
+            self._ternary_layer() if ternary else self._dense_layer() for _ in range(shape.layers)
+        ]
+        cache = PagedKv.allocate(
+            shape.layers, recipe.sequences * recipe.pages, shape.kv_heads, shape.head_dim,
+            dtype=recipe.dtype, device=recipe.device,
+        )  # fmt: skip
+        for layer in cache:  # as if every position had been decoded
+            layer.keys.normal_(generator=self._random)
+            layer.values.normal_(generator=self._random)
+        return Decoder(
+            shape, table, layers, [self._rope() for _ in range(shape.layers)], self._head(table),
+            cache, max_rows=recipe.rows, max_length=recipe.length,
+        )  # fmt: skip
+
+    def _ternary_layer(self) -> TernaryLayer:
+        shape = self._shape
+        return TernaryLayer(
+            scratch=self._scratch,
+            eps=shape.norm_eps,
+            input_norm=self._norm(shape.hidden),
+            qkv=self._ternary([shape.queries, shape.keys, shape.keys], shape.hidden),
+            attention_norm=self._norm(shape.queries),
+            output=self._ternary([shape.hidden], shape.queries),
+            ffn_input_norm=self._norm(shape.hidden),
+            gate_up=self._ternary([shape.ffn, shape.ffn], shape.hidden),
+            ffn_norm=self._norm(shape.ffn),
+            down=self._ternary([shape.hidden], shape.ffn),
+            dependent=self._recipe.dependent,
+        )
+
+    def _dense_layer(self) -> DenseLayer:
+        shape = self._shape
+        weights = {name: self._dense(*size) for name, size in shape.linears.items()}
+        gates = {"gate_up": Epilogue.SWIGLU}
+        plans = [dense_plan(w, gates.get(n, Epilogue.STORE)) for n, w in weights.items()]
+        return DenseLayer(
+            scratch=self._scratch,
+            workspace=LinearWorkspace(plans, self._recipe.rows, self._recipe.device),
+            eps=shape.norm_eps,
+            input_norm=self._norm(shape.hidden),
+            qkv=weights["qkv"],
+            output=weights["o"],
+            ffn_input_norm=self._norm(shape.hidden),
+            gate_up=weights["gate_up"],
+            down=weights["down"],
+        )
+
+    def _head(self, table: Tensor) -> Head:
+        shape, recipe = self._shape, self._recipe
+        norm = self._norm(shape.hidden)
+        if recipe.int8_head:
+            weight, scale = quantise_rows(table)
+            return Int8Head(self._scratch, shape.norm_eps, norm, weight, scale)
+        workspace = LinearWorkspace([dense_plan(table)], recipe.rows, recipe.device)
+        return DenseHead(self._scratch, workspace, shape.norm_eps, norm, table)
+
+    def _rope(self) -> Rope:
+        shape, recipe = self._shape, self._recipe
+        cos, sin = rope_table(recipe.length, shape.head_dim, shape.rope_theta)
+        norms: tuple[Tensor | None, Tensor | None] = (None, None)
+        if shape.family is Family.QWEN3:
+            norms = self._norm(shape.head_dim), self._norm(shape.head_dim)
+        return Rope(cos.to(recipe.device), sin.to(recipe.device), *norms, eps=shape.norm_eps)
+
+    def _ternary(self, outs: list[int], inputs: int) -> TernaryWeights:
+        seed = int(torch.randint(1 << 31, (), generator=self._random, device=self._random.device))
+        return random_ternary(outs, inputs, self._recipe.device, seed)
+
+    def _dense(self, rows: int, columns: int) -> Tensor:
+        weight = torch.empty(rows, columns, dtype=self._recipe.dtype, device=self._recipe.device)
+        return weight.normal_(0.0, columns**-0.5, generator=self._random)
+
+    def _norm(self, size: int) -> Tensor:
+        return torch.empty(size, device=self._recipe.device).normal_(
+            1.0, 0.1, generator=self._random
+        )
