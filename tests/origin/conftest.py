@@ -8,11 +8,19 @@ from tokenizers import Tokenizer
 from ledger.sqlite.ledger import SqliteLedger
 from origin.cpu_model import BitNetModel, load
 from origin.worker import TORCH_THREADS
+from tests.interpreter import kernel_device
 from tests.origin.stage import Stage
 from tests.origin.tiny_checkpoint import write_checkpoint
 
 # As in a worker: a second thread costs more than it brings, and may change the last bits.
 torch.set_num_threads(TORCH_THREADS)
+DEVICE = kernel_device()
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where the kernels of a GPU model run."""
+    return DEVICE
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from ledger.frame import StreamEnd, Token, decode
+from origin.engine import Engine
 from origin.worker_frame import Emission, Run
 
 PLAIN: dict[str, Any] = {
@@ -59,3 +61,14 @@ def continuation(fields: dict[str, Any], logged: Sequence[Emission]) -> Run:
         sent_bytes=len(text_of(logged).encode()),
         next_index=len(logged),
     )
+
+
+def run_all(engine: Engine, runs: dict[int, Run]) -> dict[int, list[Emission]]:
+    """Add runs, then step until the engine is idle; the emissions of each run."""
+    for run_id, run in runs.items():
+        engine.add(run_id, run)
+    emitted: dict[int, list[Emission]] = defaultdict(list)
+    while not engine.idle:
+        for emission in engine.step():
+            emitted[emission.run].append(emission)
+    return emitted

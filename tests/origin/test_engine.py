@@ -1,4 +1,3 @@
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from ledger.frame import FinishReason, StreamEnd, Token
 from origin.cpu_model import BitNetModel, load
 from origin.engine import REBUILD_TOKENS_PER_STEP, Engine
 from origin.model import PREFILL_CHUNK_TOKENS
-from origin.worker_frame import Emission, Run
-from tests.origin.runs import continuation, end_of, frame_of, frames_of, make_run, text_of
+from tests.origin.runs import continuation, end_of, frame_of, frames_of, make_run, run_all, text_of
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
 # Hot enough that a random model leaves its favourite token.
@@ -25,17 +23,6 @@ LONG_PROMPT = tuple(1 + i % 299 for i in range(3 * PREFILL_CHUNK_TOKENS + 5))
 @pytest.fixture
 def engine(model: BitNetModel, tokenizer: Tokenizer) -> Engine:
     return Engine(model, tokenizer)
-
-
-def run_all(engine: Engine, runs: dict[int, Run]) -> dict[int, list[Emission]]:
-    """Add runs, then step until the engine is idle; the emissions of each run."""
-    for run_id, run in runs.items():
-        engine.add(run_id, run)
-    emitted: dict[int, list[Emission]] = defaultdict(list)
-    while not engine.idle:
-        for emission in engine.step():
-            emitted[emission.run].append(emission)
-    return emitted
 
 
 def steps_to_end(engine: Engine, run_id: int) -> int:

@@ -110,7 +110,12 @@ def test_it_says_what_it_serves_once_it_is_loaded(
     supervisor: Supervisor, model: BitNetModel
 ) -> None:
     ready = supervisor.greet()
-    assert (ready.model, ready.device, ready.context, ready.vocab) == ("tiny", "cpu torch", 256, 300)
+    assert (ready.model, ready.device, ready.context, ready.vocab) == (
+        "tiny",
+        "cpu torch",
+        256,
+        300,
+    )
     assert ready.fingerprint == model.fingerprint
 
 
