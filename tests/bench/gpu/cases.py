@@ -1,0 +1,210 @@
+"""What the bench launches: every kernel at its real shapes, whole steps, and their exactness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kernels.attention_triton import decode_attention
+from kernels.decoder import Decoder, Rows
+from kernels.dense_triton import dense_linear, dense_plan
+from kernels.epilogue import Epilogue
+from kernels.int8_linear import quantise_rows
+from kernels.int8_triton import int8_gemm, int8_gemv
+from kernels.linear_plan import TUNABLE, LinearPlan, LinearWorkspace, plan_linear
+from kernels.paged_kv import PAGE_TOKENS, PagedKv
+from kernels.sampler import Sampling
+from kernels.sampler_rows import SamplerRows, SamplerWorkspace
+from kernels.sampler_triton import sample_rows
+from kernels.shapes import DecoderShape
+from kernels.splits_triton import DecodeWorkspace
+from kernels.ternary_gemm_triton import ternary_gemm
+from kernels.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
+from kernels.ternary_weights import TernaryWeights
+from tests.bench.gpu.timing import Launch, copies
+
+SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=1)
+GATED = {"gate_up"}
+RESIDUAL = {"o", "down"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One operation: launches that take turns, and the bytes that each must at least move."""
+
+    name: str
+    launches: list[Launch]
+    bytes_moved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where cases run; a rehearsal makes one set of weights instead of many."""
+
+    device: torch.device
+    rehearsal: bool
+
+    def empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=self.device)
+
+    def normal(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.empty(*size, dtype=dtype).normal_()
+
+    def sets(self, bytes_each: int, make: Callable[[], Launch]) -> list[Launch]:
+        """Launches over weights of their own, so many that no cache holds them."""
+        return [make() for _ in range(copies(bytes_each, self.rehearsal))]
+
+
+def ternary_linears(place: Place, shape: DecoderShape, rows: int) -> Iterator[Case]:
+    """The four linears of a BitNet layer, with norm and activation where they have them."""
+    parts = {"qkv": (shape.queries, shape.keys, shape.keys), "gate_up": (shape.ffn, shape.ffn)}
+    for name, (outputs, inputs) in shape.linears.items():
+        outs = parts.get(name, (outputs,))
+        weight_bytes = outputs * inputs // 4
+        make = partial(_ternary_launch, place, name, outs, inputs, rows)
+        moved = weight_bytes + rows * 4 * (inputs + outputs)
+        title = f"{shape.name}.{name} ternary rows={rows}"
+        yield Case(title, place.sets(weight_bytes, make), moved)
+
+
+def _ternary_launch(
+    place: Place, name: str, outs: tuple[int, ...], inputs: int, rows: int
+) -> Launch:
+    # 0b00, 0b01 and 0b10 in any mixture: the codes of -1, 0 and 1.
+    codes = torch.randint(0, 256, (sum(outs) // 4, inputs), dtype=torch.uint8, device=place.device)
+    packed = codes & ~((codes >> 1) & 0x55)
+    weights = TernaryWeights(packed, outs, torch.full((len(outs),), 0.02, device=place.device))
+    if rows > GEMV_MAX_ROWS:
+        q = torch.randint(-127, 128, (rows, inputs), dtype=torch.int8, device=place.device)
+        epilogue = Epilogue.ADD if name in RESIDUAL else Epilogue.STORE
+        factor, out = place.normal(rows).abs_(), place.normal(rows, sum(outs))
+        return partial(ternary_gemm, q, factor, weights, out, epilogue=epilogue)
+    epilogue = _epilogue(name, Epilogue.RELU2_GATE)
+    out = place.normal(rows, sum(outs) // (2 if epilogue.gated else 1))
+    x, norm = place.normal(rows, inputs), place.normal(inputs)
+    return partial(ternary_gemv, x, weights, out, norm=norm, eps=1e-5, epilogue=epilogue)
+
+
+def dense_linears(place: Place, shape: DecoderShape, rows: int) -> Iterator[Case]:
+    """The four linears of a bf16 layer, and its head."""
+    sizes = {**shape.linears, "head": (shape.vocab, shape.hidden)}
+    for name, (outputs, inputs) in sizes.items():
+        weight_bytes = outputs * inputs * 2
+        make = partial(_dense_launch, place, name, outputs, inputs, rows)
+        moved = weight_bytes + rows * 4 * (inputs + outputs)
+        yield Case(f"{shape.name}.{name} bf16 rows={rows}", place.sets(weight_bytes, make), moved)
+
+
+def _dense_launch(
+    place: Place, name: str, outputs: int, inputs: int, rows: int, plan: LinearPlan | None = None
+) -> Launch:
+    weight = place.normal(outputs, inputs, dtype=torch.bfloat16)
+    epilogue = _epilogue(name, Epilogue.SWIGLU)
+    out = place.normal(rows, outputs // (2 if epilogue.gated else 1))
+    plan = plan or dense_plan(weight, epilogue)
+    workspace = LinearWorkspace([plan], rows, place.device)
+    x = place.normal(rows, inputs)
+    return partial(dense_linear, x, weight, out, workspace=workspace, epilogue=epilogue, plan=plan)
+
+
+def tiles(place: Place, shape: DecoderShape, rows: int) -> Iterator[tuple[str, Case, list[Case]]]:
+    """Each bf16 linear with its committed tile, and with all others: (name, case, cases)."""
+    for name, (outputs, inputs) in shape.linears.items():
+        weight_bytes = outputs * inputs * 2
+        gated = _epilogue(name, Epilogue.SWIGLU).gated
+        cases = []
+        for tile in (None, *TUNABLE[0]):
+            plan = plan_linear(outputs, inputs, 2, gated=gated, tile=tile)
+            make = partial(_dense_launch, place, name, outputs, inputs, rows, plan)
+            title = f"{shape.name}.{name} bf16 rows={rows} {tile or 'committed'}"
+            cases.append(Case(title, place.sets(weight_bytes, make), weight_bytes))
+        yield f"{shape.name}.{name}", cases[0], cases[1:]
+
+
+def int8_heads(place: Place, shape: DecoderShape, rows: int) -> Case:
+    """The int8 LM head, with the norm where it has it."""
+    weight_bytes = shape.vocab * shape.hidden
+    make = partial(_head_launch, place, shape, rows)
+    moved = weight_bytes + 4 * shape.vocab * (1 + rows)
+    return Case(f"{shape.name}.head int8 rows={rows}", place.sets(weight_bytes, make), moved)
+
+
+def _head_launch(place: Place, shape: DecoderShape, rows: int) -> Launch:
+    weight, scale = quantise_rows(place.normal(shape.vocab, shape.hidden, dtype=torch.bfloat16))
+    logits = place.empty(rows, shape.vocab)
+    if rows > GEMV_MAX_ROWS:
+        q = torch.randint(-127, 128, (rows, shape.hidden), dtype=torch.int8, device=place.device)
+        return partial(int8_gemm, q, place.normal(rows).abs_(), weight, scale, logits)
+    x, norm = place.normal(rows, shape.hidden), place.normal(shape.hidden)
+    return partial(int8_gemv, x, weight, scale, logits, norm=norm, eps=1e-5)
+
+
+def attention(
+    place: Place, shape: DecoderShape, rows: int, length: int, dtype: torch.dtype
+) -> Case:
+    """Decode attention of rows of distinct sequences, each `length` tokens long."""
+    pages = -(-length // PAGE_TOKENS)
+    moved = rows * length * _token_bytes(shape, dtype)
+    make = partial(_attention_launch, place, shape, rows, length, pages, dtype)
+    kind = str(dtype).removeprefix("torch.")
+    title = f"{shape.name}.attend {kind} rows={rows} length={length}"
+    return Case(title, place.sets(moved, make), moved)
+
+
+def _token_bytes(shape: DecoderShape, dtype: torch.dtype) -> int:
+    scales = 8 * shape.kv_heads if dtype.itemsize == 1 else 0
+    return 2 * shape.keys * dtype.itemsize + scales
+
+
+def _attention_launch(
+    place: Place, shape: DecoderShape, rows: int, length: int, pages: int, dtype: torch.dtype
+) -> Launch:
+    (cache,) = PagedKv.allocate(
+        1, rows * pages, shape.kv_heads, shape.head_dim, dtype=dtype, device=place.device
+    )
+    ids = torch.randperm(rows * pages, device=place.device).int()
+    lengths = torch.full((rows,), length, dtype=torch.int32, device=place.device)
+    sequences = torch.arange(rows, dtype=torch.int32, device=place.device)
+    faults = torch.zeros(rows, dtype=torch.int32, device=place.device)
+    heads = (shape.heads, shape.kv_heads, shape.head_dim)
+    workspace = DecodeWorkspace(rows, *heads, length, place.device)
+    return partial(
+        decode_attention, place.normal(rows, shape.queries), lengths, sequences, cache,
+        ids.view(rows, pages), place.empty(rows, shape.queries), faults, workspace,
+        max_length=length,
+    )  # fmt: skip
+
+
+def sampler(place: Place, shape: DecoderShape, rows: int) -> Case:
+    """A draw of every row with temperature, top-k and top-p."""
+    logits = place.normal(rows, shape.vocab).mul_(3)
+    settings = SamplerRows.of([SAMPLING] * rows, range(rows), place.device)
+    ids, faults = (place.empty(rows, dtype=torch.int32) for _ in range(2))
+    workspace = SamplerWorkspace(rows, shape.vocab, place.device)
+    launch = partial(sample_rows, logits, settings, ids, faults, workspace)
+    return Case(f"{shape.name}.sample rows={rows}", [launch], 4 * logits.numel())
+
+
+def step(decoder: Decoder, tables: Tensor, rows: int, length: int, bytes_moved: int) -> Case:
+    """A whole decode step at the end of a context of `length`: ids in, ids out."""
+    device = decoder.device
+    batch = Rows.of([0] * rows, [length - 1] * rows, range(rows), device)
+    settings = SamplerRows.of([Sampling()] * rows, [0] * rows, device)
+    workspace = SamplerWorkspace(rows, decoder.shape.vocab, device)
+    faults = torch.zeros(rows, dtype=torch.int32, device=device)
+
+    def launch() -> None:
+        logits = decoder.logits(decoder.decode(batch, tables, length))
+        sample_rows(logits, settings, batch.ids, faults, workspace)
+
+    return Case(f"{decoder.shape.name}.step rows={rows} length={length}", [launch], bytes_moved)
+
+
+def _epilogue(name: str, gate: Epilogue) -> Epilogue:
+    if name in GATED:
+        return gate
+    return Epilogue.ADD if name in RESIDUAL else Epilogue.STORE

@@ -1,0 +1,132 @@
+"""Whether kernels compute on this device what their oracles say, and a row the same in any batch.
+
+Each check returns a largest difference (0 where bits must be equal), and is named by what it
+compares. They run at real shapes on a GPU; the tests of `tests/kernels` go into the corners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from kernels.decoder import Decoder, Rows
+from kernels.dense_triton import dense_linear, dense_plan
+from kernels.int8_linear import int8_linear, quantise_rows
+from kernels.int8_triton import int8_gemv
+from kernels.linear_plan import LinearWorkspace
+from kernels.sampler import Sampling, sample
+from kernels.sampler_rows import SamplerRows, SamplerWorkspace
+from kernels.sampler_triton import sample_rows
+from kernels.shapes import DecoderShape
+from kernels.ternary import ternary_linear
+from kernels.ternary_triton import ternary_gemv
+from tests.kernels.random_decoder import Recipe, random_decoder, random_ternary
+
+BATCHES = (1, 2, 3, 8, 9, 16, 17, 40, 64)
+STEPS = 12
+SAMPLED_ROWS = 5
+
+Check = tuple[str, Callable[[], float], float]
+"""Name, what finds the difference, and the most that it may be."""
+
+
+def checks(shape: DecoderShape, device: torch.device, batches: tuple[int, ...]) -> Iterator[Check]:
+    """All checks of one shape."""
+    yield "ternary gemv = oracle", lambda: _ternary(shape, device), 0.0
+    yield "int8 head = oracle", lambda: _int8_head(shape, device), 0.0
+    yield "dense bf16 ~ float64", lambda: _dense(shape, device), 1e-4
+    yield "sampler = oracle", lambda: _sampler(shape, device), 0.0
+    yield "a row alone = in a batch", lambda: _batches(shape, device, batches), 0.0
+    yield "rows of one sequence = steps", lambda: _replay(shape, device), 0.0
+
+
+def difference(left: Tensor, right: Tensor) -> float:
+    """The largest difference of two tensors; infinite where only one is NaN."""
+    apart = (left.double() - right.double()).abs()
+    alike = (left == right) | (left.isnan() & right.isnan())
+    return float(apart.nan_to_num(torch.inf).masked_fill(alike, 0.0).max())
+
+
+def _ternary(shape: DecoderShape, device: torch.device) -> float:
+    weights = random_ternary([shape.hidden], shape.ffn, device, seed=1)
+    x = _normal((3, shape.ffn), device, seed=2)
+    out = torch.zeros(3, shape.hidden, device=device)
+    ternary_gemv(x, weights, out)
+    return difference(out, ternary_linear(x, weights.packed, weights.scale))
+
+
+def _int8_head(shape: DecoderShape, device: torch.device) -> float:
+    weight, scale = quantise_rows(_normal((shape.vocab, shape.hidden), device, seed=3))
+    x = _normal((2, shape.hidden), device, seed=4)
+    out = torch.zeros(2, shape.vocab, device=device)
+    int8_gemv(x, weight, scale, out)
+    # In float64 whole numbers are exact on any device, which fp32 products of a GPU are not.
+    return difference(out, int8_linear(x.cpu(), weight.cpu(), scale.cpu()).to(device))
+
+
+def _dense(shape: DecoderShape, device: torch.device) -> float:
+    weight = _normal((shape.hidden, shape.ffn), device, seed=5).mul_(shape.ffn**-0.5).bfloat16()
+    x = _normal((3, shape.ffn), device, seed=6)
+    out = torch.zeros(3, shape.hidden, device=device)
+    dense_linear(x, weight, out, workspace=LinearWorkspace([dense_plan(weight)], 3, device))
+    return difference(out, x.bfloat16().double() @ weight.double().T)
+
+
+def _sampler(shape: DecoderShape, device: torch.device) -> float:
+    logits = _normal((SAMPLED_ROWS, shape.vocab), device, seed=7) * 3
+    samplings = [
+        Sampling(),
+        Sampling(temperature=0.7, seed=3),
+        Sampling(temperature=1.0, top_k=50, seed=4),
+        Sampling(temperature=1.2, top_p=0.9, seed=5),
+        Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=6),
+    ]
+    ids, faults = (torch.zeros(SAMPLED_ROWS, dtype=torch.int32, device=device) for _ in range(2))
+    workspace = SamplerWorkspace(SAMPLED_ROWS, shape.vocab, device)
+    rows = SamplerRows.of(samplings, range(SAMPLED_ROWS), device)
+    sample_rows(logits, rows, ids, faults, workspace)
+    expected = [sample(logits[row].cpu(), s, row) for row, s in enumerate(samplings)]
+    return float(sum(a != b for a, b in zip(ids.tolist(), expected, strict=True)))
+
+
+def _batches(shape: DecoderShape, device: torch.device, batches: tuple[int, ...]) -> float:
+    """Hidden rows and logits of one sequence's token, alone and beside others."""
+    most = max(batches)
+    recipe = Recipe(shape, device, rows=most, sequences=most, length=512)
+    decoder, tables = random_decoder(recipe), recipe.tables()
+    worst = 0.0
+    alone: tuple[Tensor, Tensor] | None = None
+    for rows in batches:
+        first = most - rows  # the sequence under test is the last row of every batch
+        ids = [7 * sequence % shape.vocab for sequence in range(first, most)]
+        positions = [300 - 3 * (most - 1 - sequence) for sequence in range(first, most)]
+        batch = Rows.of(ids, positions, range(first, most), device)
+        hidden = decoder.decode(batch, tables, 512)
+        found = hidden[-1].clone(), decoder.logits(hidden)[-1].clone()
+        alone = alone or found
+        worst = max(worst, *(difference(a, b) for a, b in zip(alone, found, strict=True)))
+    return worst
+
+
+def _replay(shape: DecoderShape, device: torch.device) -> float:
+    """The hidden rows of some tokens pushed one by one, and as rows of one launch."""
+    recipe = Recipe(shape, device, rows=STEPS, sequences=2, length=512, seed=9)
+    start = 250  # the rows cross the end of a split
+    ids = [(31 * step + 5) % shape.vocab for step in range(STEPS)]
+    tables = recipe.tables()
+    decoder = random_decoder(recipe)
+    one_by_one = torch.cat([_step(decoder, tables, i, start + n) for n, i in enumerate(ids)])
+    again = random_decoder(recipe)
+    rows = Rows.of(ids, range(start, start + STEPS), [1] * STEPS, device)
+    return difference(one_by_one, again.replay(rows, tables, 512))
+
+
+def _step(decoder: Decoder, tables: Tensor, token: int, position: int) -> Tensor:
+    rows = Rows.of([token], [position], [1], decoder.device)
+    return decoder.decode(rows, tables, 512).clone()
+
+
+def _normal(size: tuple[int, ...], device: torch.device, seed: int) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(device)

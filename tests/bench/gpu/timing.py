@@ -1,0 +1,87 @@
+"""How long launches take on a GPU: CUDA graphs of them, replayed between two events."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+GRAPH_LAUNCHES = 240
+"""About so many launches make one graph, so that what is around them does not count."""
+REPLAYS = 9
+"""Replays that are timed, after two that are not; the figure is their median."""
+COPY_BYTES = 2 << 30
+ROTATED_BYTES = 128 << 20
+"""The weights of one measurement lie in at least so many bytes, twice what L2 holds."""
+
+Launch = Callable[[], object]
+
+
+class GraphTimer:
+    """Times on a CUDA device."""
+
+    device = torch.device("cuda")
+
+    def microseconds(self, launches: Sequence[Launch]) -> float:
+        """Median time of one of these launches, which take turns: their weights rotate."""
+        rounds = max(1, GRAPH_LAUNCHES // len(launches))
+        graph = self._capture(launches, rounds)
+        times = [self._replay(graph) for _ in range(REPLAYS + 2)][2:]
+        return statistics.median(times) * 1_000 / (rounds * len(launches))
+
+    def copy_bytes_per_s(self) -> float:
+        """Bytes read and written per second by the best of some copies of 2 GiB."""
+        source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=self.device).random_()
+        target = torch.empty_like(source)
+        us = min(self.microseconds([partial(target.copy_, source)]) for _ in range(3))
+        return 2 * COPY_BYTES / us * 1e6
+
+    def _capture(self, launches: Sequence[Launch], rounds: int) -> torch.cuda.CUDAGraph:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for launch in launches:  # compiles what is not yet compiled
+                launch()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(rounds):
+                for launch in launches:
+                    launch()
+        return graph
+
+    def _replay(self, graph: torch.cuda.CUDAGraph) -> float:
+        """Milliseconds of one replay."""
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end))
+
+
+class RehearsalTimer:
+    """Runs every launch once where there is no GPU; what it returns is no figure."""
+
+    device = torch.device("cpu")
+
+    def microseconds(self, launches: Sequence[Launch]) -> float:
+        started = time.perf_counter()
+        for launch in launches:
+            launch()
+        return (time.perf_counter() - started) * 1e6 / len(launches)
+
+    def copy_bytes_per_s(self) -> float:
+        return 1e9
+
+
+Timer = GraphTimer | RehearsalTimer
+
+
+def copies(bytes_each: int, rehearsal: bool) -> int:
+    """How many sets of weights one measurement needs so that no cache holds them."""
+    return 1 if rehearsal else max(2, -(-ROTATED_BYTES // bytes_each))
