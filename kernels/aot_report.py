@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from typing import TextIO
+from typing import Literal, TextIO
 
 from kernels.aot_gate import Compiled
 
-COLUMNS = ("kernel", "compiled", "registers", "shared KiB", "spilled B", "instructions", "step")
+COLUMNS = ("kernel", "compiled", "registers", "KiB", "spilled", "instructions", "step")
+"""KiB: shared memory of a program. spilled: bytes. instructions: that it must have."""
 PLAIN_STEPS = 25
 """Compilations between two lines of plain progress."""
 
@@ -84,7 +85,8 @@ def _print_rich(rows: list[tuple[str, ...]]) -> None:
 
     table = Table()
     for place, column in enumerate(COLUMNS):
-        table.add_column(column, justify="right" if 1 <= place <= 4 else "left")
+        justify: Literal["left", "right"] = "right" if 1 <= place <= 4 else "left"
+        table.add_column(column, justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -1,8 +1,9 @@
 """Decode attention over pages: flash-decoding whose result depends on a row's length alone.
 
 One program reads SPLIT_TOKENS positions of one KV head for one row, and the group's query heads,
-padded to 16, share what it reads: a product of 16 rows is what the tensor cores take. Tiles are
-one page, splits begin at multiples of their size, and merging has a fixed order (splits_triton).
+padded to 16, share what it reads: a product of 16 rows is what the tensor cores take. Tiles lie
+within pages, splits begin at multiples of their size, and merging has a fixed order
+(splits_triton).
 
 What bounds it is bytes in flight. 4.3 TB/s over 132 multiprocessors is 33 bytes per ns, so one
 that waits 1 us for memory under load must have asked for 33 KB at all times. In bf16 with D = 128
@@ -237,11 +238,13 @@ def decode_plan(
     constants = softmax_plan(heads, kv_heads, head_dim, dtype)
     rows = next_power_of_2(constants["GROUP"])
     row_bytes = constants["BLOCK_D"] * dtype.itemsize
+    # Numbers of 8 bits need registers to become bf16: half a page at a time, twice as far ahead.
+    widest, stages = (PAGE_TOKENS // 2, 5) if dtype.itemsize == 1 else (PAGE_TOKENS, 3)
     constants |= {
         "ROWS": rows,
         "DOT_ROWS": max(_MIN_DOT_ROWS, rows),
-        "TILE": min(PAGE_TOKENS, _TILE_BYTES // row_bytes),
-        "STAGES": 3,
+        "TILE": min(widest, _TILE_BYTES // row_bytes),
+        "STAGES": stages,
     }
     return constants, {"num_warps": 4}
 

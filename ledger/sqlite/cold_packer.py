@@ -2,11 +2,10 @@
 
 What ended streams hold is packed when nobody has read it for a while, and of long running
 ones what lies well behind their tip. Nothing is replaced before it has been unpacked again
-and found the same.
+and found the same, which the compactor does, and has matched its checksum here.
 
-What Python does of it is done on the event loop, in pieces of about a millisecond: in a
-thread it would hold the interpreter up to five at a time, several times per commit. zstd
-works in a thread; it lets go of the interpreter.
+A compactor that is lost ends the sweep: nothing has happened to what it was about to pack, and
+the next sweep asks another one.
 """
 
 from __future__ import annotations
@@ -18,28 +17,21 @@ from typing import Protocol
 import structlog
 
 from ledger.errors import Damaged
-from ledger.interface import Record
-from ledger.sqlite.cold import (
-    COLD_FRAMES,
-    MAX_PAYLOAD_BYTES,
-    Packed,
-    cold_row,
-    gives_back,
-    payload_of,
-    unpack_row,
-)
+from ledger.sqlite.cold import COLD_FRAMES, MAX_PAYLOAD_BYTES, Packed, is_whole
 from ledger.sqlite.cold_reader import SegmentReader
 from ledger.sqlite.cold_run import RUN_SEGMENTS, Run, take_run
+from ledger.sqlite.compactor import Compactor, CompactorLost
 from ledger.sqlite.dictionary_maker import DictionaryMaker
 from ledger.sqlite.group import GroupCommit
 from ledger.sqlite.retention import RetentionSettings
 from ledger.sqlite.storage import Storage, Upkeep
-from ledger.sqlite.thread import WorkThread
 
 STREAMS_AT_ONCE = 64
 """Ended streams that are looked up at a time."""
 RUNS_PER_SWEEP = 4_096
 """Cold segments made per sweep, so that expiry is not put off for long."""
+MAX_TRIES = 3
+"""Compactors that a stream may cost; then it stays as it is, and others are packed."""
 
 log = structlog.get_logger("ledger")
 
@@ -69,7 +61,7 @@ class ColdPacker:
         upkeep: Upkeep,
         commits: GroupCommit,
         segments: SegmentReader,
-        thread: WorkThread,
+        compactor: Compactor,
         settings: RetentionSettings,
         now_ms: Callable[[], int],
     ) -> None:
@@ -78,32 +70,39 @@ class ColdPacker:
         self._upkeep = upkeep
         self._commits = commits
         self._segments = segments
-        self._thread = thread
+        self._compactor = compactor
         self._settings = settings
         self._now_ms = now_ms
-        self._maker = DictionaryMaker(storage, upkeep, commits, segments, thread, settings)
+        self._maker = DictionaryMaker(storage, upkeep, commits, segments, compactor, settings)
         self._packed_until: dict[int, int] = {}  # of running streams, by sid
+        self._cost: tuple[int, int] = (0, 0)  # whose run the last one was lost with, how often
         self._runs = 0
 
     async def sweep(self) -> int:
         """Pack what is cold; returns how many cold segments that made."""
+        self._runs = 0
+        try:
+            await self._sweep()
+        except CompactorLost as error:
+            log.warning("ledger.compactor_lost", error=str(error))
+        if self._runs:
+            log.info("ledger.packed", segments=self._runs)
+        return self._runs
+
+    async def _sweep(self) -> None:
         before = self._now_ms() - int(self._settings.cold_after_s * 1000)
         ended = await self._upkeep.to_pack(before, STREAMS_AT_ONCE)
         running = self._streams.long_running(2 * COLD_FRAMES)
         if not ended and not running:
-            return 0
+            return
         coding = await self._maker.current([sid for sid, _ in running])
         if coding is None:
-            return 0
-        self._runs = 0
+            return
         while ended and self._runs < RUNS_PER_SWEEP:
             for sid in ended:
                 await self._pack_stream(sid, coding, None)
             ended = await self._upkeep.to_pack(before, STREAMS_AT_ONCE)
         await self._pack_running(running, coding)
-        if self._runs:
-            log.info("ledger.packed", segments=self._runs)
-        return self._runs
 
     async def _pack_running(self, running: list[tuple[int, int]], coding: int) -> None:
         known = self._packed_until
@@ -122,6 +121,11 @@ class ColdPacker:
         at = 0 if until is None else self._packed_until.get(sid, 0)
         try:
             at = await self._pack_runs(sid, coding, at, until)
+        except CompactorLost as error:
+            if self._cost != (sid, MAX_TRIES):
+                raise
+            log.error("stream.cannot_be_packed", stream=rows[0].id.hex(), error=str(error))
+            at = until or 0
         except Damaged as error:
             # It stays as it is, for readers to be told and for what can be saved of it.
             log.error("stream.damaged", stream=rows[0].id.hex(), error=error.message)
@@ -147,6 +151,7 @@ class ColdPacker:
     async def _pack(self, run: Run, coding: int) -> None:
         """Replace a run by a cold segment, if that is smaller and the stream still there."""
         packed = await self._packed(run, coding)
+        await self._upkeep.calm()
         if packed is None or self._streams.packing != packed.row.sid:
             return
         commit = self._commits.forming.commit
@@ -159,16 +164,23 @@ class ColdPacker:
 
     async def _packed(self, run: Run, coding: int) -> Packed | None:
         """The cold segment of a run; None where it would not be smaller, or not the same."""
-        dictionary = await self._segments.dictionary(coding)
-        sid, first = run.rows[0].sid, run.rows[0].first
-        records: list[Record] = []
-        for row in run.rows:
-            records += unpack_row(row, None, where=f"segment at index {row.first}").records()
-        data, strange = payload_of(first, records, dictionary)
-        if len(data) > MAX_PAYLOAD_BYTES:
+        if run.bytes > MAX_PAYLOAD_BYTES:
             return None
-        compressed = await self._thread.run(lambda: dictionary.compress(data))
-        row = cold_row(sid, first, len(records), coding, data, compressed)
-        if len(row.records) >= run.bytes or not gives_back(row, records, dictionary):
-            return None
-        return Packed(row, strange)
+        try:
+            dictionary = await self._segments.dictionary(coding)
+            await self._maker.teach(coding)
+        except Damaged as error:  # of the dictionary, for which the stream cannot be blamed
+            raise CompactorLost(error.message) from error
+        try:
+            packed = await self._compactor.pack(run.rows, coding)
+            if packed is not None and not is_whole(packed.row, dictionary):
+                raise CompactorLost("a segment came back that does not match its checksum")
+        except CompactorLost:
+            self._blame(run.rows[0].sid)
+            raise
+        return packed if packed is not None and len(packed.row.records) < run.bytes else None
+
+    def _blame(self, sid: int) -> None:
+        """A compactor that had taken its dictionary was lost with a run of this stream."""
+        last, ends = self._cost
+        self._cost = (sid, ends + 1 if last == sid else 1)

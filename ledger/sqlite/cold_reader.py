@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from ledger.sqlite.cold import Unpacked, unpack_cold, unpack_row
-from ledger.sqlite.dictionary import Dictionary
+from ledger.sqlite.dictionary import Dictionary, Parsing
 from ledger.sqlite.record import segment_frames
 from ledger.sqlite.storage import SegmentRow, Upkeep
-from ledger.sqlite.thread import WorkThread
 
 REMEMBERED = 8
 """Unpacked cold segments that are kept for the next read: each about 120 KB."""
+PAIRS_AT_ONCE = 256
+"""Pairs of a dictionary that are parsed in one turn of the event loop: about half a millisecond."""
 
 
 class SegmentReader:
     """Remembers the dictionaries, and the last cold segments that were unpacked."""
 
-    def __init__(self, upkeep: Upkeep | None, thread: WorkThread) -> None:
+    def __init__(self, upkeep: Upkeep | None) -> None:
         self._upkeep = upkeep
-        self._thread = thread
         self._dictionaries: dict[int, Dictionary] = {}
         self._unpacked: dict[tuple[int, int, int], Unpacked] = {}
 
@@ -34,9 +35,7 @@ class SegmentReader:
         known = self._dictionaries.get(coding)
         if known is None:
             row = b"" if self._upkeep is None else await self._upkeep.dictionary(coding)
-            # In a thread, because a large vocabulary takes several milliseconds.
-            known = await self._thread.run(lambda: _load(row, f"dictionary {coding}"))
-            self._dictionaries[coding] = known
+            known = self._dictionaries[coding] = await parse(row, where=f"dictionary {coding}")
         return known
 
     def forget(self, codings: Iterable[int]) -> None:
@@ -64,8 +63,14 @@ class SegmentReader:
         return found
 
 
-def _load(row: bytes, where: str) -> Dictionary:
-    dictionary = Dictionary.unpack(row, where=where)
-    for width in (1, 2, 3):
-        dictionary.heads(width)
-    return dictionary
+async def parse(row: bytes, *, where: str) -> Dictionary:
+    """The dictionary of a row; `Damaged`, naming `where`, if it is not whole.
+
+    Piece by piece on the event loop: a thread would take the interpreter from it for longer.
+    """
+    parsing = Parsing(row, where=where)
+    while True:
+        found = parsing.advance(PAIRS_AT_ONCE)
+        if found is not None:
+            return found
+        await asyncio.sleep(0)

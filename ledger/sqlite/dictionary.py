@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import zstandard
 
@@ -29,11 +29,15 @@ MAX_PAIRS = ONE_BYTE_CODES - 1 + (256 - ONE_BYTE_CODES) * 256
 MAX_TEXT_BYTES = 127
 """Longer texts are no pairs: their length would not fit one byte of the frame."""
 MAX_PAIR_IDS = 64
+MAX_COUNTED = 8 * MAX_PAIRS
+"""Pairs that are counted at a time; where there are more, those seen least are forgotten."""
 MAX_DICTIONARY_BYTES = 8 * 1024 * 1024
 """A row of the table, uncompressed."""
 ZSTD_DICTIONARY_BYTES = 64 * 1024
 SAMPLES_PER_DICTIONARY = 8
 """zstd wants at least so many times the dictionary's size to train it from."""
+MAX_TRAIN_BYTES = 128 * ZSTD_DICTIONARY_BYTES
+"""and learns no more from more than about a hundred times."""
 MIN_SAMPLES = 8
 LEVEL = 19
 """Of zstd, in the background: more than it, and reading needs more memory."""
@@ -57,16 +61,11 @@ class Dictionary:
         """How many it was made from."""
         self._pairs = pairs
         self._trained = trained
-        self._heads: dict[int, dict[bytes, bytes]] = {}
+        self._zstd = zstandard.ZstdCompressionDict(trained) if trained else None
+        self._heads: dict[int, Heads] = {}
         self._codes: dict[int, dict[tuple[bytes, tuple[int, ...]], bytes]] = {}
-        self._by_code = {code_of(at): pair for at, pair in enumerate(pairs)}
-        self.ids = {code: ids for code, (ids, _) in self._by_code.items()} | {b"\0": ()}
-        zstd = zstandard.ZstdCompressionDict(trained) if trained else None
-        parameters = zstandard.ZstdCompressionParameters.from_level(
-            LEVEL, format=_MAGICLESS, write_content_size=False, write_dict_id=False
-        )
-        self._compressor = zstandard.ZstdCompressor(dict_data=zstd, compression_params=parameters)
-        self._decompressor = zstandard.ZstdDecompressor(dict_data=zstd, format=_MAGICLESS)
+        self.ids = Ids(pairs)
+        self._decompressor = zstandard.ZstdDecompressor(dict_data=self._zstd, format=_MAGICLESS)
 
     # ---- the vocabulary ----
 
@@ -74,25 +73,30 @@ class Dictionary:
         """By code: a token frame up to its index, which takes `width` bytes."""
         heads = self._heads.get(width)
         if heads is None:
-            heads = {code: token_head(text, width) for code, (_, text) in self._by_code.items()}
-            heads[b"\0"] = b""
-            self._heads[width] = heads
+            heads = self._heads[width] = Heads(self._pairs, width)
         return heads
 
     def codes(self, width: int) -> dict[tuple[bytes, tuple[int, ...]], bytes]:
         """The reverse: (frame up to its index, ids) to code."""
         codes = self._codes.get(width)
         if codes is None:
-            codes = {
-                (token_head(text, width), ids): code for code, (ids, text) in self._by_code.items()
+            codes = self._codes[width] = {
+                (token_head(text, width), ids): code_of(at)
+                for at, (ids, text) in enumerate(self._pairs)
             }
-            self._codes[width] = codes
         return codes
 
     # ---- zstd ----
 
     def compress(self, data: bytes) -> bytes:
         return self._compressor.compress(data)
+
+    @cached_property
+    def _compressor(self) -> zstandard.ZstdCompressor:
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            LEVEL, format=_MAGICLESS, write_content_size=False, write_dict_id=False
+        )
+        return zstandard.ZstdCompressor(dict_data=self._zstd, compression_params=parameters)
 
     def decompress(self, data: bytes, size: int) -> bytes:
         """Exactly `size` bytes, or `ValueError`."""
@@ -127,30 +131,81 @@ class Dictionary:
     @classmethod
     def unpack(cls, row: bytes, *, where: str) -> Dictionary:
         """The dictionary of a row; `Damaged`, naming `where`, if it is not whole."""
-        if not row or _U32.pack(zlib.crc32(row[4:])) != row[:4]:
-            raise Damaged(
-                f"{where}: its dictionary {'does not match its checksum' if row else 'is gone'}",
-                hint="the file is damaged; restore it from a copy",
-            )
-        return _parse(row)
+        _check(row, where)
+        return _unpack(row)
+
+
+class Heads(dict[bytes, bytes]):
+    """`Dictionary.heads`, filled as codes are met: all of them at once take several ms."""
+
+    def __init__(self, pairs: Sequence[Pair], width: int) -> None:
+        super().__init__({b"\0": b""})
+        self._pairs = pairs
+        self._width = width
+
+    def __missing__(self, code: bytes) -> bytes:
+        head = self[code] = token_head(self._pairs[place_of(code)][1], self._width)
+        return head
+
+
+class Ids(dict[bytes, tuple[int, ...]]):
+    """By code: the token ids of its pair; filled in the same way."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        super().__init__({b"\0": ()})
+        self._pairs = pairs
+
+    def __missing__(self, code: bytes) -> tuple[int, ...]:
+        ids = self[code] = self._pairs[place_of(code)][0]
+        return ids
+
+
+class Parsing:
+    """A row on its way to a dictionary, some pairs at a time: 16,000 of them take 40 ms.
+
+    Raises `Damaged`, naming `where`, if the row is not whole.
+    """
+
+    def __init__(self, row: bytes, *, where: str) -> None:
+        _check(row, where)
+        zstd = zstandard.ZstdDecompressor()
+        self._data = zstd.decompress(row[4:], max_output_size=MAX_DICTIONARY_BYTES)
+        self._frames, at = take_uint(self._data, 0)
+        self._count, self._at = take_uint(self._data, at)
+        self._pairs: list[Pair] = []
+
+    def advance(self, pairs: int) -> Dictionary | None:
+        """Take so many pairs more; the dictionary once there are no more."""
+        data, at = self._data, self._at
+        for _ in range(min(pairs, self._count - len(self._pairs))):
+            length, at = take_uint(data, at)
+            ids = []
+            for _ in range(length):
+                token_id, at = take_uint(data, at)
+                ids.append(token_id)
+            size, at = take_uint(data, at)
+            self._pairs.append((tuple(ids), data[at : at + size]))
+            at += size
+        self._at = at
+        if len(self._pairs) < self._count:
+            return None
+        return Dictionary(self._pairs, data[at:], self._frames)
+
+
+def _check(row: bytes, where: str) -> None:
+    if not row or _U32.pack(zlib.crc32(memoryview(row)[4:])) != row[:4]:
+        raise Damaged(
+            f"{where}: its dictionary {'does not match its checksum' if row else 'is gone'}",
+            hint="the file is damaged; restore it from a copy",
+        )
 
 
 @lru_cache(maxsize=8)
-def _parse(row: bytes) -> Dictionary:
-    data = zstandard.ZstdDecompressor().decompress(row[4:], max_output_size=MAX_DICTIONARY_BYTES)
-    frames, at = take_uint(data, 0)
-    count, at = take_uint(data, at)
-    pairs: list[Pair] = []
-    for _ in range(count):
-        length, at = take_uint(data, at)
-        ids = []
-        for _ in range(length):
-            token_id, at = take_uint(data, at)
-            ids.append(token_id)
-        size, at = take_uint(data, at)
-        pairs.append((tuple(ids), data[at : at + size]))
-        at += size
-    return Dictionary(pairs, data[at:], frames)
+def _unpack(row: bytes) -> Dictionary:
+    found = Parsing(row, where="").advance(MAX_PAIRS)
+    if found is None:
+        raise ValueError(f"more than {MAX_PAIRS} pairs")
+    return found
 
 
 # ---- learning ----
@@ -169,6 +224,8 @@ class Vocabulary:
             text = text_of(frame)
             if text is not None and len(ids) <= MAX_PAIR_IDS:
                 self._seen[ids, text] += 1
+        if len(self._seen) > MAX_COUNTED:
+            self._seen = Counter(dict(self._seen.most_common(MAX_COUNTED // 2)))
 
     def pairs(self) -> list[Pair]:
         """The most frequent first; what was seen once teaches nothing."""
@@ -194,6 +251,13 @@ def code_of(at: int) -> bytes:
     if at < ONE_BYTE_CODES - 1:
         return bytes((at + 1,))
     return ((ONE_BYTE_CODES << 8) + at - (ONE_BYTE_CODES - 1)).to_bytes(2, "big")
+
+
+def place_of(code: bytes) -> int:
+    """The place of the pair with this code."""
+    if len(code) == 1:
+        return code[0] - 1
+    return int.from_bytes(code, "big") - (ONE_BYTE_CODES << 8) + ONE_BYTE_CODES - 1
 
 
 def token_head(text: bytes, width: int) -> bytes:

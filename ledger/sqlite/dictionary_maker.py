@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 
 from ledger.errors import Damaged
-from ledger.interface import Record
-from ledger.sqlite.cold import payload_of, unpack_row
-from ledger.sqlite.cold_reader import SegmentReader
-from ledger.sqlite.dictionary import Dictionary, Vocabulary, train
+from ledger.sqlite.cold_reader import SegmentReader, parse
+from ledger.sqlite.compactor import Compactor, CompactorLost
 from ledger.sqlite.group import GroupCommit
 from ledger.sqlite.retention import RetentionSettings
 from ledger.sqlite.storage import SegmentRow, Storage, Upkeep
-from ledger.sqlite.thread import WorkThread
 
 MIN_TRAIN_FRAMES = 16_384
 """Fewer teach too little; until there are as many, nothing is packed."""
@@ -31,8 +29,10 @@ STRANGE_FRAMES = 65_536
 PATIENCE_FACTOR = 4
 """times as many: there may be nothing to learn."""
 MAX_DICTIONARIES = 64
-SEGMENTS_AT_ONCE = 1
-"""Segments that are learnt from in one piece: about half a millisecond."""
+SEGMENTS_AT_ONCE = 32
+"""Segments of a stream that are read to learn from them,"""
+SAMPLE_BYTES = 256 * 1024
+"""and what is sent of them at once. A segment with more is not learnt from: it holds no text."""
 
 log = structlog.get_logger("ledger")
 
@@ -46,18 +46,19 @@ class DictionaryMaker:
         upkeep: Upkeep,
         commits: GroupCommit,
         segments: SegmentReader,
-        thread: WorkThread,
+        compactor: Compactor,
         settings: RetentionSettings,
     ) -> None:
         self._storage = storage
         self._upkeep = upkeep
         self._commits = commits
         self._segments = segments
-        self._thread = thread
+        self._compactor = compactor
         self._settings = settings
         self._frames = 0  # packed in this process with the newest one
         self._strange = 0  # of them, tokens that it does not know
         self._patience = STRANGE_FRAMES
+        self._wanted = 0  # frames to learn from that are still to come
 
     def note(self, frames: int, strange: int) -> None:
         """So many frames were packed, so many of them token frames that it does not know."""
@@ -67,12 +68,18 @@ class DictionaryMaker:
     async def current(self, running: Sequence[int]) -> int | None:
         """The id of the dictionary to pack with; None while there is too little to learn from.
 
-        `running` are the sids of long streams that may be learnt from as well.
+        `running` are the sids of long streams that may be learnt from as well. Raises
+        `CompactorLost`.
         """
         listed = await self._upkeep.dictionaries()
-        newest = listed[-1][0] if listed else None
-        if newest is not None and not await self._is_outgrown(newest):
-            return newest
+        last = listed[-1][0] if listed else 0
+        newest = last or None
+        try:
+            if newest is not None and not await self._is_outgrown(newest):
+                return newest
+        except Damaged as error:
+            log.error("ledger.dictionary_damaged", error=error.message)
+            newest = None
         if len(listed) >= MAX_DICTIONARIES:
             return newest
         sids = await self._material(running)
@@ -80,7 +87,7 @@ class DictionaryMaker:
             return newest
         made = await self._make(sids)
         unused = [old for old, needed in listed if not needed]
-        number = (newest or 0) + 1
+        number = last + 1
         commit = self._commits.forming.commit
         commit.dictionaries.append((number, made))
         commit.unused += unused
@@ -110,44 +117,50 @@ class DictionaryMaker:
                 await asyncio.sleep(0)  # each is a look into the file
         return sids if frames >= MIN_TRAIN_FRAMES else None
 
+    async def teach(self, coding: int) -> None:
+        """Have the compactor know a dictionary."""
+        if coding not in self._compactor.known:
+            await self._compactor.know(coding, await self._upkeep.dictionary(coding))
+
     async def _make(self, sids: Sequence[int]) -> bytes:
-        """Learn from these streams: first which pairs there are, then what is left for zstd."""
-        run = self._thread.run
-        vocabulary = Vocabulary()
-        async for _, records in self._samples(sids):
-            vocabulary.count(records)
-        pairs = await run(vocabulary.pairs)
-        untrained = Dictionary(pairs, b"", vocabulary.frames)
-        payloads: list[bytes] = []
-        async for first, records in self._samples(sids):
-            payloads.append(payload_of(first, records, untrained).data)
-        trained = await run(lambda: train(payloads))
-        row = await run(Dictionary(pairs, trained, vocabulary.frames).pack)
-        log.info("ledger.dictionary", frames=vocabulary.frames, pairs=len(pairs), bytes=len(row))
-        return row
-
-    async def _samples(self, sids: Iterable[int]) -> AsyncIterator[tuple[int, list[Record]]]:
-        """(first index, records) of stretches of these streams, up to `TRAIN_FRAMES` in all."""
-        left = TRAIN_FRAMES
+        """Learn from these streams, and look whether what was learnt is whole."""
+        await self._compactor.begin()
+        self._wanted = TRAIN_FRAMES
         for sid in sids:
-            at = 0
-            while left > 0:
-                found = await self._storage.segments(sid, at, SEGMENTS_AT_ONCE)
-                rows = [row for row in found if row.first >= at]
-                if not rows:
-                    break
-                try:
-                    records = await self._records(rows)
-                except Damaged:
-                    break  # its readers are told
-                yield rows[0].first, records
-                await asyncio.sleep(self._settings.pause_s)
-                at = rows[-1].first + rows[-1].length
-                left -= len(records)
+            with suppress(Damaged):  # its readers are told
+                await self._sample(sid)
+        learnt = await self._compactor.learn()
+        try:
+            await parse(learnt.row, where="what was learnt")
+        except Damaged as error:
+            raise CompactorLost(error.message) from error
+        log.info(
+            "ledger.dictionary", frames=learnt.frames, pairs=learnt.pairs, bytes=len(learnt.row)
+        )
+        return learnt.row
 
-    async def _records(self, rows: Sequence[SegmentRow]) -> list[Record]:
-        records: list[Record] = []
-        for row in rows:
-            known = await self._segments.dictionary(row.coding) if row.coding else None
-            records += unpack_row(row, known, where="a sample").records()
-        return records
+    async def _sample(self, sid: int) -> None:
+        """Have the compactor look at a stream, until it has seen enough."""
+        at = 0
+        while self._wanted > 0:
+            found = await self._storage.segments(sid, at, SEGMENTS_AT_ONCE)
+            rows = _first([row for row in found if row.first >= at])
+            if not rows:
+                break
+            for coding in {row.coding for row in rows if row.coding}:
+                await self.teach(coding)
+            if sum(len(row.records) for row in rows) <= SAMPLE_BYTES:
+                taken = await self._compactor.sample(rows)
+                self._wanted = self._wanted - taken if taken else 0
+            at = rows[-1].first + rows[-1].length
+            await asyncio.sleep(self._settings.pause_s)
+
+
+def _first(rows: Sequence[SegmentRow]) -> list[SegmentRow]:
+    """As many of them as may be sent at once, and of one coding; one at least."""
+    size = 0
+    for count, row in enumerate(rows):
+        size += len(row.records)
+        if count and (size > SAMPLE_BYTES or row.coding != rows[0].coding):
+            return list(rows[:count])
+    return list(rows)

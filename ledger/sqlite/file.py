@@ -1,17 +1,18 @@
 """The SQLite file under a ledger: its connections, its statements, its WAL.
 
-One connection writes, on the event loop or in a thread, never both. One reads single rows
-on the event loop, one reads segments in a thread. One moves the WAL into the database in a
-thread of its own, beside the writer; that is safe since SQLite 3.51.3, which is why this is
-apsw, which brings a current SQLite with it, and not the system's. A lock file keeps a
-second process away.
+One connection writes, on the event loop or in a thread, never both at once: a log row is
+written on the loop and then synced, without a thread where the system can do that. One reads
+single rows on the event loop, one reads segments in a thread. One moves the WAL into the
+database in a thread of its own, beside the writer; that is safe since SQLite 3.51.3, which is
+why this is apsw, which brings a current SQLite with it, and not the system's. A lock file
+keeps a second process away.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ import apsw
 
 from ledger.errors import ConfigError, Damaged, LedgerFailed
 from ledger.interface import ObjectKey
+from ledger.sqlite.disk_sync import SyncOf, fill, sync_of
 from ledger.sqlite.schema import BUSY_TIMEOUT_MS, connect_reader, connect_writer, lock
 from ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, StreamRow
 from ledger.sqlite.thread import WorkThread
@@ -31,10 +33,11 @@ CHECKPOINT_REST_PAGES = 64
 """What the writer may be asked to move itself, so that a WAL under load can begin anew."""
 WAL_FRAME_BYTES = 4_096 + 24
 """A page in the WAL, with its header."""
-FILL_BYTES = 1 << 20
-"""Zeros written at once."""
 MAX_CHECKPOINT_PASSES = 5
 """Passes in the background, each of which has less to move than the one before."""
+
+PATIENT_WAL_PAGES = 3 * CHECKPOINT_PAGES
+"""During clean-up the writer is not asked for them before the WAL has so many pages."""
 
 DAMAGED_HINT = "see to the disk; restore the file from a copy"
 
@@ -63,7 +66,14 @@ _PUT_VALUE = _insert("object_value", 3, replace=True)
 class SqliteFile:
     """`ledger.sqlite.storage.Storage` on one file. Make it with `open`."""
 
-    def __init__(self, path: Path, writer: apsw.Connection, vfs: str | None, lock: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        writer: apsw.Connection,
+        vfs: str | None,
+        lock: int,
+        wal_sync: SyncOf,
+    ) -> None:
         self.path = path
         self._writer = writer
         self._local = connect_reader(path, vfs)
@@ -79,6 +89,8 @@ class SqliteFile:
         self._writing = WorkThread("ledger-writer")
         self._reading = WorkThread("ledger-reader")
         self._moving = WorkThread("ledger-checkpoint")
+        self._wal = path.with_name(path.name + "-wal")  # there as long as a connection is
+        self._wal_sync = wal_sync(self._wal, self._writing, self._failed)
         self._checkpoint: asyncio.Task[None] | None = None
         self._wal_pages = 0
         self._vfs = vfs
@@ -86,18 +98,26 @@ class SqliteFile:
         self._checkpoint_at = CHECKPOINT_PAGES
         self._finish_checkpoint = False
         self._cutting_wal = False
-        self.upkeep = SqliteUpkeep(path, self._look, self._read, self._settle)
+        self._patient = False
+        self.upkeep = SqliteUpkeep(
+            path, self._look, self._read, self._settle, self._calm, self._synced
+        )
         writer.set_wal_hook(self._after_commit)
 
     @classmethod
-    async def open(cls, path: Path, vfs: str | None = None) -> SqliteFile:
-        """Open or make the file at `path`; `ConfigError` if it is another's or locked."""
+    async def open(
+        cls, path: Path, vfs: str | None = None, wal_sync: SyncOf = sync_of
+    ) -> SqliteFile:
+        """Open or make the file at `path`; `ConfigError` if it is another's or locked.
+
+        With another `vfs` than SQLite's own goes a `wal_sync` that syncs its files.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = lock(path)
         try:
             writer = connect_writer(path, vfs)
-            return cls(path, writer, vfs, descriptor)
-        except apsw.Error as error:
+            return cls(path, writer, vfs, descriptor, wal_sync)
+        except (apsw.Error, OSError) as error:
             os.close(descriptor)
             raise ConfigError(f"{path}: {error}", field="ledger.path") from error
         except BaseException:
@@ -107,6 +127,7 @@ class SqliteFile:
     async def close(self) -> None:
         if self._checkpoint is not None:
             await self._checkpoint
+        await self._wal_sync.close()
         for thread in (self._writing, self._reading, self._moving):
             await thread.close()
         # The writer last: who closes last moves the WAL into the database and removes it.
@@ -114,7 +135,7 @@ class SqliteFile:
             try:
                 connection.close()
             except apsw.Error as error:
-                self._failure = self._failed(error)
+                self._failed(error)
         os.close(self._synced)
         os.close(self._lock)
 
@@ -124,8 +145,22 @@ class SqliteFile:
         self._apply(commit, full=False)
         self._maybe_checkpoint()
 
-    async def commit_durably(self, commit: Commit) -> None:
+    def commit_durably(self, commit: Commit, behind: Callable[[], Commit]) -> Awaitable[None]:
+        if not commit.only_log or self._finish_checkpoint or not self._filled_wal:
+            return self._commit_in_thread(commit, behind())
+        # No reader looks at the log, so that it may be written before it is durable.
+        self._apply(commit, full=False)
+        durable = self._wal_sync.begin()
+        self._store_behind(behind())
+        return durable
+
+    async def _commit_in_thread(self, commit: Commit, behind: Commit) -> None:
         await self._writing.run(lambda: self._apply(commit, full=True))
+        self._store_behind(behind)
+
+    def _store_behind(self, commit: Commit) -> None:
+        if not commit.empty:
+            self._apply(commit, full=False)
         self._maybe_checkpoint()
 
     def _apply(self, commit: Commit, *, full: bool) -> None:
@@ -142,7 +177,8 @@ class SqliteFile:
             if self._finish_checkpoint:
                 self._end_checkpoint()
             if commit.only_log:
-                writer.execute(_INSERT_LOG, (commit.seq, commit.log))
+                if commit.log:
+                    writer.execute(_INSERT_LOG, (commit.seq, commit.log))
                 return
             if steps := _statements(commit):
                 writer.execute("BEGIN IMMEDIATE")
@@ -152,29 +188,20 @@ class SqliteFile:
             if commit.upkeep:
                 self.upkeep.keep_up(writer, commit)
         except apsw.Error as error:
-            self._failure = self._failed(error)
-            raise self._failure from error
+            raise self._failed(error) from error
 
     # ---- the WAL ----
 
     def _fill_wal(self) -> None:
         """Give the WAL its usual size before the first commit that waits for the disk.
 
-        To sync a file that grows takes a commit of the file system's journal too: about twice
-        as long. SQLite takes zeros behind the end of its WAL for what they are, nothing.
+        SQLite takes zeros behind the end of its WAL for what they are, nothing.
         """
         self._filled_wal = True
         if self._vfs is not None:
             return  # another VFS may keep its files elsewhere
-        with (
-            suppress(OSError),  # a disk without the room for it is no reason not to commit
-            self.path.with_name(self.path.name + "-wal").open("r+b") as wal,
-        ):
-            missing = CHECKPOINT_PAGES * WAL_FRAME_BYTES - wal.seek(0, os.SEEK_END)
-            while missing > 0:
-                missing -= wal.write(bytes(min(missing, FILL_BYTES)))
-            wal.flush()
-            os.fdatasync(wal.fileno())
+        with suppress(OSError):  # a disk without the room for it is no reason not to commit
+            fill(self._wal, CHECKPOINT_PAGES * WAL_FRAME_BYTES)
 
     def _after_commit(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         if pages < self._wal_pages:  # it has begun anew
@@ -188,10 +215,16 @@ class SqliteFile:
 
     async def _settle(self, cut: bool) -> None:
         """Move the WAL; the next commit ends that, and cuts the WAL file off if it shall."""
-        self._cutting_wal = cut
+        self._cutting_wal, self._patient = cut, False
         if self._checkpoint is None:
             self._checkpoint = asyncio.create_task(self._move_wal())
         await asyncio.shield(self._checkpoint)
+
+    async def _calm(self) -> None:
+        """Wait for a checkpoint under way. From here until `_settle` none is ended in haste."""
+        self._patient = True
+        if self._checkpoint is not None:
+            await asyncio.shield(self._checkpoint)
 
     def _end_checkpoint(self) -> None:
         """Move the last few pages; a WAL that is to be cut off is, if no reader needs it."""
@@ -221,13 +254,16 @@ class SqliteFile:
             for _ in range(MAX_CHECKPOINT_PASSES):
                 moved = await self._moving.run(self._move_and_sync)
                 rest = self._wal_pages - moved
+                if self._patient and rest > 0 and self._wal_pages < PATIENT_WAL_PAGES:
+                    # Clean-up rests meanwhile: between two commits a pass may well get it all.
+                    continue
                 if rest <= CHECKPOINT_REST_PAGES:
-                    self._finish_checkpoint = rest > 0 or self._cutting_wal
+                    self._finish_checkpoint = True
                     break
         except apsw.BusyError:
             pass  # a reader holds on to an old page, or the writer is at it itself
         except apsw.Error as error:
-            self._failure = self._failed(error)
+            self._failed(error)
         finally:
             self._checkpoint = None
 
@@ -354,15 +390,20 @@ class SqliteFile:
     def name(self) -> str:
         return str(self.path)
 
-    def _failed(self, error: apsw.Error) -> LedgerFailed:
-        return LedgerFailed(
+    def _failed(self, error: apsw.Error | OSError) -> LedgerFailed:
+        """What nothing is written after; `_failure` from now on."""
+        self._failure = LedgerFailed(
             f"{self.path}: {error}", hint="see to the disk, then start the origin again"
         )
+        return self._failure
 
 
 def _statements(commit: Commit) -> list[tuple[str, Rows]]:
     """The statements of a commit, each with its rows, in their order."""
     steps: list[tuple[str, Rows]] = [
+        # Removed first: the id of a stream may be given to another one in the same commit.
+        ("INSERT OR IGNORE INTO removed VALUES (?)", [(sid,) for sid in commit.removed]),
+        ("DELETE FROM stream WHERE sid = ?", [(sid,) for sid in commit.removed]),
         (_INSERT_STREAM, commit.streams),
         ("UPDATE stream SET epoch = ? WHERE sid = ?", commit.epochs),
         (_INSERT_LOG, [(commit.seq, commit.log)] if commit.log else ()),
@@ -373,8 +414,6 @@ def _statements(commit: Commit) -> list[tuple[str, Rows]]:
         ("UPDATE stream SET expires_ms = max(expires_ms, ?) WHERE sid = ?", commit.touched),
         ("UPDATE stream SET cold = 1 WHERE sid = ?", [(sid,) for sid in commit.cold]),
         ("DELETE FROM dictionary WHERE id = ?", [(number,) for number in commit.unused]),
-        ("INSERT OR IGNORE INTO removed VALUES (?)", [(sid,) for sid in commit.removed]),
-        ("DELETE FROM stream WHERE sid = ?", [(sid,) for sid in commit.removed]),
         (_UPSERT_OBJECT, commit.objects),
     ]
     for oid, name, value in commit.values:

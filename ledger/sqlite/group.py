@@ -2,7 +2,7 @@
 
 A commit of class `process` is a few microseconds of SQLite on the event loop itself: a
 hop to a thread and back would cost seven times as much. One of class `power` waits for the
-disk in a thread, and the next group forms meanwhile.
+disk besides; meanwhile the next group forms, and what only tidies up is done.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ledger.errors import LedgerFailed
+from ledger.interface import Append
 from ledger.sqlite.storage import Commit, Storage
 from ledger.sqlite.tail import Tail
 
@@ -24,34 +26,42 @@ class Group:
     """What the next commit stores, who waits for it, and which tails it moves on."""
 
     commit: Commit = field(default_factory=Commit)
-    tails: list[Tail] = field(default_factory=list)  # one for each frame
-    indexes: list[int] = field(default_factory=list)
+    tails: list[Tail] = field(default_factory=list)  # one for each append
+    appends: list[Append] = field(default_factory=list)
     bytes: int = 0
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     taken_over: list[Tail] = field(default_factory=list)
+    reached: list[tuple[Tail, int]] = field(default_factory=list)  # each once; released until
     segmented: list[tuple[Tail, int]] = field(default_factory=list)  # stored until
 
-    def add(self, tail: Tail, index: int, size: int) -> None:
+    def add(self, tail: Tail, append: Append) -> None:
         self.tails.append(tail)
-        self.indexes.append(index)
-        self.bytes += size
+        self.appends.append(append)
+        self.bytes += len(append.record.frame)
 
 
 class GroupCommit:
-    """The one writer. `prepare` completes a group's commit, `release` is told of its success."""
+    """The one writer.
+
+    `prepare` puts into a group's commit what must be stored before it is released, `tidy` puts
+    into a commit what may as well be stored behind it. `release` is told of its success, and
+    returns whether there is more to tidy.
+    """
 
     def __init__(
         self,
         storage: Storage,
         prepare: Callable[[Group], None],
-        release: Callable[[Group], None],
+        tidy: Callable[[Group, Commit], None],
+        release: Callable[[Group], bool],
     ) -> None:
         self._storage = storage
         self._prepare = prepare
+        self._tidy = tidy
         self._release = release
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
-        self._in_flight: asyncio.Task[None] | None = None
+        self._in_flight: asyncio.Future[None] | None = None
         self._failure: LedgerFailed | None = None
         self._room_waiters: list[asyncio.Future[None]] = []
         self.forming = Group()
@@ -117,8 +127,9 @@ class GroupCommit:
         try:
             self._prepare(group)
             if group.commit.power:
-                self._in_flight = self._loop.create_task(self._durably(group))
+                self._begin(group)
                 return
+            self._tidy(group, group.commit)
             if not group.commit.empty:
                 self._storage.commit(group.commit)
         except LedgerFailed as error:
@@ -130,21 +141,37 @@ class GroupCommit:
             raise
         self._done(group)
 
-    async def _durably(self, group: Group) -> None:
-        try:
-            await self._storage.commit_durably(group.commit)
-        except LedgerFailed as error:
-            self._in_flight = None
-            self._fail(error, group)
-            return
+    def _begin(self, group: Group) -> None:
+        durable = self._storage.commit_durably(group.commit, partial(self._behind, group))
+        self._in_flight = asyncio.ensure_future(durable)
+        self._in_flight.add_done_callback(partial(self._end, group))
+
+    def _behind(self, group: Group) -> Commit:
+        commit = Commit()
+        self._tidy(group, commit)
+        return commit
+
+    def _end(self, group: Group, durable: asyncio.Future[None]) -> None:
         self._in_flight = None
-        self._done(group)
-        if self.forming.waiters or not self.settled:
-            self.schedule()
+        if durable.cancelled():
+            self._fail(LedgerFailed("the commit was given up"), group)
+            return
+        error = durable.exception()
+        if error is None:
+            self._done(group)
+            if self.forming.waiters or not self.settled:
+                self.schedule()
+        elif isinstance(error, LedgerFailed):
+            self._fail(error, group)
+        else:
+            self._fail(LedgerFailed(f"the commit could not be made: {error!r}"), group)
+            raise error
 
     def _done(self, group: Group) -> None:
-        self._release(group)
+        more = self._release(group)
         _resolve(group.waiters)
+        if more:
+            self.schedule()  # behind those who waited, so that their next appends go with it
 
     def _fail(self, error: LedgerFailed, group: Group) -> None:
         self._failure = error

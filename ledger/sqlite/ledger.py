@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from ledger.errors import (
@@ -26,6 +27,9 @@ from ledger.frame import Durability
 from ledger.interface import Append, NewStream, Record, Refusal, StreamInfo, StreamKind
 from ledger.sqlite.cold_packer import ColdPacker
 from ledger.sqlite.cold_reader import SegmentReader
+from ledger.sqlite.compactor import Compactor
+from ledger.sqlite.compactor_process import CompactorProcess
+from ledger.sqlite.disk_sync import SyncOf, sync_of
 from ledger.sqlite.file import SqliteFile
 from ledger.sqlite.group import Group, GroupCommit
 from ledger.sqlite.objects import SqliteObjects
@@ -35,10 +39,11 @@ from ledger.sqlite.retention import Retention, RetentionSettings
 from ledger.sqlite.segment import segments_of
 from ledger.sqlite.storage import Commit, Storage, StreamRow, Upkeep
 from ledger.sqlite.tail import MAX_TAIL_BATCHES, Space, Tail
-from ledger.sqlite.thread import WorkThread
 
+SEGMENT_COMMITS = 64
+"""Commits over which the segments are spread that are due now,"""
 MAX_SEGMENTS_PER_COMMIT = 4
-"""Tails that become segments in one commit, so that none takes much longer than others."""
+"""but so many at most with one, so that none takes much longer than others."""
 PRUNE_ROWS = 64
 """Log rows that are pruned at once,"""
 PRUNE_BYTES = 512 * 1024
@@ -46,7 +51,8 @@ PRUNE_BYTES = 512 * 1024
 MAX_PRUNE_ROWS = 4 * PRUNE_ROWS
 """What one commit prunes, at most, however much has become prunable."""
 
-_PROCESS = Durability.PROCESS  # a global is found quicker than an enum's member
+_POWER = Durability.POWER  # a global is found quicker than an enum's member
+_RELAXED = Durability.RELAXED
 
 
 class SqliteLedger:
@@ -58,6 +64,7 @@ class SqliteLedger:
         now_ms: Callable[[], int],
         retention: RetentionSettings = RetentionSettings(),
         upkeep: Upkeep | None = None,
+        compactor: Compactor | None = None,
     ) -> None:
         self._storage = storage
         self._upkeep = upkeep
@@ -79,26 +86,19 @@ class SqliteLedger:
         self._prunable_bytes = 0
         self._log_sizes: deque[int] = deque()  # of the rows from `_prunable` on
         self._closing = False
-        self._commits = GroupCommit(storage, self._prepare, self._release)
+        self._commits = GroupCommit(storage, self._prepare, self._tidy, self._release)
         self.objects = SqliteObjects(self, storage, self._commits)
         self._space = Space(retention.max_stream_bytes)
         self._retention = Retention(
             self, storage, upkeep, self._commits, retention, self._space, now_ms
         )
-        self._packing_thread = WorkThread("ledger-packer")
-        self._segments = SegmentReader(upkeep, self._packing_thread)
-        self._replay = Replay(storage, self._segments)
+        self._compactor = compactor or CompactorProcess()  # which begins when it is needed
+        segments = SegmentReader(upkeep)
+        self._replay = Replay(storage, segments)
         self._packer: ColdPacker | None = None
         if upkeep is not None:
             self._packer = ColdPacker(
-                self,
-                storage,
-                upkeep,
-                self._commits,
-                self._segments,
-                self._packing_thread,
-                retention,
-                now_ms,
+                self, storage, upkeep, self._commits, segments, self._compactor, retention, now_ms
             )
         self._sweeping = asyncio.Lock()
         self.packing: int | None = None  # the sid that is packed now; None once it is removed
@@ -110,11 +110,18 @@ class SqliteLedger:
         now_ms: Callable[[], int],
         *,
         vfs: str | None = None,
+        wal_sync: SyncOf = sync_of,
         retention: RetentionSettings = RetentionSettings(),
+        compactor: Compactor | None = None,
     ) -> SqliteLedger:
-        """Open the ledger file at `path` and recover it; `now_ms` gives Unix time in ms."""
-        file = await SqliteFile.open(path, vfs)
-        return await cls.recover(file, now_ms, retention=retention, upkeep=file.upkeep)
+        """Open the ledger file at `path` and recover it; `now_ms` gives Unix time in ms.
+
+        `vfs` and `wal_sync` are those of `SqliteFile.open`, `compactor` is that of `recover`.
+        """
+        file = await SqliteFile.open(path, vfs, wal_sync)
+        return await cls.recover(
+            file, now_ms, retention=retention, upkeep=file.upkeep, compactor=compactor
+        )
 
     @classmethod
     async def recover(
@@ -124,9 +131,13 @@ class SqliteLedger:
         *,
         retention: RetentionSettings = RetentionSettings(),
         upkeep: Upkeep | None = None,
+        compactor: Compactor | None = None,
     ) -> SqliteLedger:
-        """A ledger over what `storage` holds; without `upkeep` it packs and frees nothing."""
-        ledger = cls(storage, now_ms, retention, upkeep)
+        """A ledger over what `storage` holds; without `upkeep` it packs and frees nothing.
+
+        What it packs is packed by `compactor`, or by a process of its own.
+        """
+        ledger = cls(storage, now_ms, retention, upkeep, compactor)
         try:
             await ledger._recover()
         except BaseException:
@@ -141,7 +152,7 @@ class SqliteLedger:
             while self._ripe:
                 await self._commits.commit()
             await self._commits.commit()
-        await self._packing_thread.close()
+        await self._compactor.close()
         await self._storage.close()
 
     # ---- streams ----
@@ -185,7 +196,8 @@ class SqliteLedger:
     async def refuse_taken(self, stream: bytes) -> None:
         """`Conflict` if there is a stream of this id, `LedgerFull` if there is no room for it."""
         self._retention.require_room()
-        if stream in self._tails or await self._storage.stream_by_id(stream) is not None:
+        row = None if stream in self._tails else await self._storage.stream_by_id(stream)
+        if stream in self._tails or (row is not None and self.exists(row.sid)):
             raise Conflict("the stream id is taken", field="stream")
 
     def add_stream(self, new: NewStream) -> Tail:
@@ -244,7 +256,7 @@ class SqliteLedger:
 
     def remove(self, sids: Sequence[int]) -> None:
         """Forget streams now; their rows go with the forming commit."""
-        self._commits.forming.commit.removed += sids
+        self._commits.forming.commit.remove(sids)
         self._removing.update(sids)
         if self.packing in sids:
             self.packing = None
@@ -255,25 +267,28 @@ class SqliteLedger:
     # ---- writing ----
 
     async def append(self, batch: Sequence[Append]) -> list[Refusal]:
-        tails = self._tails
-        at_hand = self._commits.ready and tails.keys() >= {append.stream for append in batch}
-        refused = [] if at_hand else await self._make_ready(batch)
-        if self._accept(batch, refused):
+        find, refused = self._tails.get, list[Refusal]()
+        tails = [find(append[0]) for append in batch]
+        if None in tails or not self._commits.ready:
+            refused = await self._make_ready(batch)
+            tails = [find(append[0]) for append in batch]
+        if self._accept(batch, tails, refused):
             await self._commits.commit()
         else:
             self._commits.schedule()
         return refused
 
-    def _accept(self, batch: Sequence[Append], refused: list[Refusal]) -> bool:
+    def _accept(
+        self, batch: Sequence[Append], tails: list[Tail | None], refused: list[Refusal]
+    ) -> bool:
         """Put a batch into the forming commit; True where its producer must wait for that.
 
         Every token passes here: what looks long-winded saves a tenth of its whole cost.
         """
-        group, find = self._commits.forming, self._tails.get
-        add_tail, add_index = group.tails.append, group.indexes.append
-        waits, size = False, 0
-        for append in batch:
-            tail = find(append[0])
+        group = self._commits.forming
+        add_tail, add_append = group.tails.append, group.appends.append
+        waits, power, size = False, False, 0
+        for append, tail in zip(batch, tails, strict=True):
             if tail is None:
                 continue  # refused as unknown
             try:
@@ -282,10 +297,17 @@ class SqliteLedger:
                 refused.append(Refusal(append, error))
                 continue
             add_tail(tail)
-            add_index(append[2])
-            if tail.durability is _PROCESS or self._release_at_once(tail, group):
-                waits = True
+            add_append(append)
+            if tail.durability is _RELAXED:
+                tail.released = tail.accepted
+                tail.wake()
+                continue
+            waits = True
+            if tail.durability is _POWER:
+                power = True
         group.bytes += size
+        if power:
+            group.commit.power = True
         return waits
 
     async def _make_ready(self, batch: Sequence[Append]) -> list[Refusal]:
@@ -305,44 +327,42 @@ class SqliteLedger:
                 except NotFound as error:
                     unknown[stream] = error
 
-    def _release_at_once(self, tail: Tail, group: Group) -> bool:
-        """Release what may be seen before it is stored; True where it must wait for it."""
-        if tail.durability is Durability.RELAXED:
-            tail.released = tail.accepted
-            tail.wake()
-            return False
-        group.commit.power |= tail.durability is Durability.POWER
-        return True
-
     def _prepare(self, group: Group) -> None:
-        """Complete a commit: its log row, and what becomes a segment with it."""
-        commit, seq = group.commit, self._seq + 1
-        if group.tails:
-            self._put_log_row(group, seq)
-            self._log_sizes.append(len(commit.log))
-        self._note_aged(seq)
-        if self._ripe:
-            self._put_segments(group)
-        oldest = next(iter(self._unstored.values())).oldest_seq if self._unstored else seq + 1
-        self._prune(commit, oldest)
+        """Put the log row into a group's commit; everything else can be stored behind it."""
+        if not group.tails:
+            return
+        commit = group.commit
+        self._seq += 1
+        _, _, indexes, records = zip(*group.appends, strict=True)
+        frames, ids = zip(*records, strict=True)
+        commit.seq = self._seq
+        commit.log = pack_batch([tail.sid for tail in group.tails], indexes, frames, ids)
+        self._log_sizes.append(len(commit.log))
 
-    def _put_log_row(self, group: Group, seq: int) -> None:
-        tails, indexes, unstored = group.tails, group.indexes, self._unstored
-        places = [(t, index - t.first) for t, index in zip(tails, indexes, strict=True)]
-        frames = [tail.frames[at] for tail, at in places]
-        ids = [tail.ids[at] for tail, at in places]
-        sids = [tail.sid for tail in tails]
-        for sid, tail in dict(zip(sids, tails, strict=True)).items():
-            if self._by_sid.get(sid) is not tail:
+    def _tidy(self, group: Group, commit: Commit) -> None:
+        """Note where a group's frames lie, and put into `commit` what becomes a segment now."""
+        if group.tails:
+            self._note(group)
+        self._note_aged(self._seq)
+        if self._ripe:
+            self._put_segments(group, commit)
+        unstored = self._unstored
+        self._prune(commit, next(iter(unstored.values())).oldest_seq if unstored else self._seq + 1)
+
+    def _note(self, group: Group) -> None:
+        """Of every tail: until where the group releases it, and in which log row it lies."""
+        seq, unstored, by_sid = group.commit.seq, self._unstored, self._by_sid
+        pairs = zip(group.tails, group.appends, strict=True)
+        last = {tail.sid: (tail, append[2] + 1) for tail, append in pairs}
+        group.reached = list(last.values())
+        for sid, (tail, _) in last.items():
+            if by_sid.get(sid) is not tail:
                 continue  # it has been deleted
             if sid not in unstored:
                 tail.oldest_seq = seq
                 unstored[sid] = tail
             if tail.ripe:
                 self._ripe[sid] = tail
-        group.commit.seq = seq
-        group.commit.log = pack_batch(sids, indexes, frames, ids)
-        self._seq = seq
 
     def _prune(self, commit: Commit, oldest: int) -> None:
         """Let log rows below `oldest` go, many at a time but never very many."""
@@ -366,28 +386,27 @@ class SqliteLedger:
                 return
             self._ripe[tail.sid] = tail
 
-    def _put_segments(self, group: Group) -> None:
-        """Some ripe tails, as far as they are accepted: the rest of them is in this commit."""
+    def _put_segments(self, group: Group, commit: Commit) -> None:
+        """Some ripe tails, as far as they are accepted: the rest of them is in this group."""
         now = self._now_ms()
-        for sid in list(self._ripe)[:MAX_SEGMENTS_PER_COMMIT]:
+        due = min(MAX_SEGMENTS_PER_COMMIT, -(-len(self._ripe) // SEGMENT_COMMITS))
+        for sid in list(islice(self._ripe, due)):
             tail = self._ripe.pop(sid)
             self._unstored.pop(sid, None)
             if tail.accepted > tail.stored:
-                group.commit.segments += segments_of(tail)
+                commit.segments += segments_of(tail)
                 group.segmented.append((tail, tail.accepted))
                 self._retention.grew(tail.unstored_bytes)
             if tail.end_accepted:
-                group.commit.ended.append((now + tail.ttl_ms, sid))
+                commit.ended.append((now + tail.ttl_ms, sid))
 
-    def _release(self, group: Group) -> None:
-        woken: dict[int, Tail] = {}
-        for tail, index in zip(group.tails, group.indexes, strict=True):
-            if index >= tail.released:
-                tail.released = index + 1
+    def _release(self, group: Group) -> bool:
+        """Show a stored group to its readers; whether tails are left that should be stored."""
+        for tail, until in group.reached:
+            if until > tail.released:
+                tail.released = until
                 if tail.watchers:
-                    woken[tail.sid] = tail
-        for tail in woken.values():
-            tail.wake()
+                    tail.wake()
         for tail, until in group.segmented:
             tail.was_stored(until)
             if tail.end_accepted and tail.idle:
@@ -397,8 +416,7 @@ class SqliteLedger:
         self._removing.difference_update(group.commit.removed)
         for row in group.commit.streams:
             self._keys.pop(row.idempotency_key or "", None)
-        if self._ripe:
-            self._commits.schedule()
+        return bool(self._ripe)
 
     # ---- reading ----
 
@@ -557,6 +575,8 @@ class SqliteLedger:
             self._seq = seq
         self.fit()
         await self._retention.measure()
+        if self._ripe:
+            self._commits.schedule()  # the retention of what has ended begins now, not some day
 
     async def _load(self, sids: set[int]) -> None:
         self._sid = max(self._sid, *sids)

@@ -215,7 +215,7 @@ class SqliteObjects:
             raise
         group = self._commits.forming
         for tail, append in accepted:
-            group.add(tail, append.index, len(append.record.frame))
+            group.add(tail, append)
             group.commit.power |= tail.info.durability is Durability.POWER
         for stream in write.drops:
             if stream in tails:

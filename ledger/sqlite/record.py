@@ -17,6 +17,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from ledger.codec import HEADER_BYTES, LENGTH_MASK
@@ -102,8 +103,7 @@ def split_frames(data: bytes) -> list[bytes]:
 
 
 def _pack_ids(ids: Sequence[tuple[int, ...]]) -> bytes:
-    flat = [token_id for some in ids for token_id in some]
-    return _column([len(some) for some in ids]) + _column(flat)
+    return _column(list(map(len, ids))) + _column(list(chain.from_iterable(ids)))
 
 
 def _take_ids(blob: bytes, at: int, count: int) -> tuple[list[tuple[int, ...]], int]:

@@ -25,27 +25,30 @@ class Replay:
 
     async def frames(self, tail: Tail, start: int, limit: int) -> list[bytes]:
         """At most `limit` released frames from index `start` on."""
+        # Segments may be stored before what is in them is released.
+        limit = min(limit, tail.released - start)
         frames: list[bytes] = []
-        while len(frames) < limit and start + len(frames) < tail.released:
+        while len(frames) < limit:
             at, room = start + len(frames), limit - len(frames)
             found = tail.take(at, room)
             if found is None:
                 rows = await self._stored(tail, at, room)
                 found = [frame for row in rows for frame in self._frames_of(tail, row, at)]
             frames += found or await self._missing(tail, at)
-        return frames[:limit]
+        return frames[: max(0, limit)]
 
     async def records(self, tail: Tail, start: int, limit: int) -> list[Record]:
         """The same with their ids."""
+        limit = min(limit, tail.released - start)
         records: list[Record] = []
-        while len(records) < limit and start + len(records) < tail.released:
+        while len(records) < limit:
             at, room = start + len(records), limit - len(records)
             found = tail.records(at, room)
             if found is None:
                 rows = await self._stored(tail, at, room)
                 found = [record for row in rows for record in self._records_of(tail, row, at)]
             records += found or await self._missing(tail, at)
-        return records[:limit]
+        return records[: max(0, limit)]
 
     async def _stored(self, tail: Tail, start: int, limit: int) -> list[SegmentRow]:
         """Consecutive segments, the first of which holds index `start`, with `limit` records."""

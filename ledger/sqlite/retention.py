@@ -25,10 +25,10 @@ MIB = 1024 * 1024
 
 EXPIRE_STREAMS = 16
 """Streams removed per commit, to keep each one short."""
-RECLAIM_SEGMENTS = 16
+RECLAIM_SEGMENTS = 8
 """Segments of removed streams that one commit takes away: about half a millisecond."""
 VACUUM_PAGES = 16
-"""Free pages that one commit gives back: about as long."""
+"""Free pages that one commit gives back: about half as long."""
 MAX_FREE_BYTES = 64 * MIB
 """Free pages beyond it are given back before more are made: SQLite searches all of them."""
 KEPT_FREE_BYTES = MIB
@@ -195,7 +195,7 @@ class Retention:
     async def _remove(self, sids: Sequence[int]) -> None:
         self._streams.remove(sids)
         await self._streams.slide()
-        await asyncio.sleep(self._settings.pause_s)
+        await self._pause()
 
     async def _make_room(self) -> int:
         """Remove ended streams that expire soonest until the file is well below its limit."""
@@ -233,24 +233,37 @@ class Retention:
     async def _clean_up(self, upkeep: Upkeep) -> bool:
         """Slice by slice; whether there was anything to do."""
         slices, stuck = 0, False
+        sizes = await upkeep.sizes()
         while True:
-            sizes = await upkeep.sizes()
             may_give = sizes.free_bytes > _kept_free(sizes) and not stuck
-            if sizes.garbage and not (may_give and sizes.free_bytes > MAX_FREE_BYTES):
-                await self._slice(reclaim=RECLAIM_SEGMENTS)
-            elif may_give:
+            gives = may_give and (not sizes.garbage or sizes.free_bytes > MAX_FREE_BYTES)
+            if gives:
                 await self._slice(vacuum=VACUUM_PAGES)
-                # A file that cannot shrink (damaged, say) must not be asked for ever.
-                stuck = (await upkeep.sizes()).file_bytes >= sizes.file_bytes
+            elif sizes.garbage:
+                await self._slice(reclaim=RECLAIM_SEGMENTS)
             else:
                 return slices > 0
             slices += 1
+            before, sizes = sizes, await upkeep.sizes()
+            # A file that cannot shrink (damaged, say) must not be asked for ever.
+            stuck = stuck or (gives and sizes.file_bytes >= before.file_bytes)
 
     async def _slice(self, *, reclaim: int = 0, vacuum: int = 0) -> None:
+        if self._upkeep is not None:
+            await self._upkeep.fetch(reclaim=reclaim, vacuum=vacuum)
         commit = self._commits.forming.commit
         commit.reclaim, commit.vacuum = max(commit.reclaim, reclaim), max(commit.vacuum, vacuum)
         await self._commits.commit()
+        await self._pause()
+
+    async def _pause(self) -> None:
+        """Let producers have their turn, and the disk its peace where it is busy with the WAL.
+
+        While that is moved and synced, every write may have to wait for the file system.
+        """
         await asyncio.sleep(self._settings.pause_s)
+        if self._upkeep is not None:
+            await self._upkeep.calm()
 
 
 def _kept_free(sizes: Sizes) -> float:

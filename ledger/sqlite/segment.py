@@ -13,6 +13,8 @@ MAX_SEGMENT_BYTES = 64 * 1024
 def segments_of(tail: Tail) -> list[SegmentRow]:
     """What no segment holds yet, as one segment or, where it is much, as several."""
     frames, ids = tail.unstored()
+    if tail.unstored_bytes <= MAX_SEGMENT_BYTES:
+        return [_segment(tail, frames, ids, 0, len(frames))]
     rows: list[SegmentRow] = []
     begin = size = 0
     for at, frame in enumerate(frames):

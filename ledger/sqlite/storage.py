@@ -6,7 +6,7 @@ not at all; the ledger above decides what is in it and never has two under way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -112,6 +112,11 @@ class Commit:
             or self.vacuum
         )
 
+    def remove(self, sids: Sequence[int]) -> None:
+        """Remove streams; what this commit has yet to create is not created."""
+        self.streams = [row for row in self.streams if row.sid not in sids]
+        self.removed += sids
+
     @property
     def empty(self) -> bool:
         return not self.log and self.only_log
@@ -129,8 +134,13 @@ class Storage(Protocol):
         """Store it so that it survives the end of this process; no waiting for the disk."""
         ...
 
-    async def commit_durably(self, commit: Commit) -> None:
-        """Store it so that it survives the loss of power."""
+    def commit_durably(self, commit: Commit, behind: Callable[[], Commit]) -> Awaitable[None]:
+        """Store it so that it survives the loss of power, once what is returned is done.
+
+        `behind` is called before this returns, if possible while the disk is awaited, and what
+        it gives is stored behind `commit` as `commit` would store it. A reader may come upon
+        that before `commit` is durable.
+        """
         ...
 
     async def streams_by_sid(self, sids: Sequence[int]) -> list[StreamRow]: ...
@@ -235,4 +245,15 @@ class Upkeep(Protocol):
 
         With `cut` a WAL file that has become long is cut off then, if no reader needs it.
         """
+        ...
+
+    async def fetch(self, *, reclaim: int, vacuum: int) -> None:
+        """Have the pages in memory that a commit with these two will look at.
+
+        What goes is old and lies on the disk alone; the writer must not wait for it there.
+        """
+        ...
+
+    async def calm(self) -> None:
+        """Wait until the WAL is not being moved, which makes every write wait for the disk."""
         ...

@@ -35,7 +35,7 @@ class Space:
 _END = int(Tag.STREAM_END)  # an enum's own comparison costs ten times as much
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Tail:
     """One resident stream. `sid` is its short local id; `frames[0]` has index `first`."""
 
@@ -149,7 +149,8 @@ class Tail:
         begin = start - self.first
         if begin < 0:
             return None
-        return self.frames[begin : min(begin + limit, self.released - self.first)]
+        end, released = begin + limit, self.released - self.first
+        return self.frames[begin : end if end < released else released]
 
     def records(self, start: int, limit: int) -> list[Record] | None:
         """The same with their ids."""
@@ -193,9 +194,10 @@ class Tail:
         """A segment holds everything before `until` now.
 
         While somebody watches, the segment before it stays in memory, so that a reader that
-        is a little behind need not ask storage.
+        is a little behind need not ask storage. Where age alone made it a segment, readers are
+        at the tip, most likely, and there may be very many such streams.
         """
-        keep_from = self.stored if self.watchers else until
+        keep_from = self.stored if self.watchers and self.ripe else until
         del self.frames[: keep_from - self.first], self.ids[: keep_from - self.first]
         self.first, self.stored = keep_from, until
         before = self.unstored_bytes

@@ -24,12 +24,16 @@ class WorkThread:
 
     async def run(self, work: Callable[[], T]) -> T:
         """What `work` returns or raises, when its turn has come. It runs even if nobody waits."""
+        return await self.begin(work)
+
+    def begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """The same, put into the queue at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
         done: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put((work, done))
-        return await done
+        return done
 
     async def close(self) -> None:
         """Let it finish what is queued, then end it."""

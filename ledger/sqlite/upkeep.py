@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import apsw
 import structlog
 
+from ledger.errors import Damaged
 from ledger.sqlite.storage import Commit, Sizes
 
 RECLAIM_BYTES = 128 * 1024
@@ -22,6 +24,12 @@ RECLAIM_BYTES = 128 * 1024
 
 LONG_WAL_BYTES = 32 * 1024 * 1024
 """A WAL file up to it is written over again, which is cheaper than to let it grow anew."""
+
+# A blob's last byte lies on the last of its pages, and the way there leads over all of them.
+_TOUCH_GARBAGE = (
+    "SELECT substr(records, -1) FROM removed JOIN segment USING (sid)"
+    " ORDER BY removed.sid, first LIMIT ?"
+)
 
 log = structlog.get_logger("ledger")
 
@@ -33,13 +41,21 @@ class SqliteUpkeep:
     """`ledger.sqlite.storage.Upkeep` on the connections of a `SqliteFile`."""
 
     def __init__(
-        self, path: Path, look: Look, read: Read, settle: Callable[[bool], Awaitable[None]]
+        self,
+        path: Path,
+        look: Look,
+        read: Read,
+        settle: Callable[[bool], Awaitable[None]],
+        calm: Callable[[], Awaitable[None]],
+        descriptor: int,
     ) -> None:
         self._path = path
         self._wal = path.with_name(path.name + "-wal")
         self._look = look
         self._read = read
         self._settle = settle
+        self._calm = calm
+        self._descriptor = descriptor  # of the file, to tell the system what will be read
         self._page_bytes = self._number("PRAGMA page_size")
         self._damage: str | None = None
 
@@ -113,6 +129,18 @@ class SqliteUpkeep:
 
     async def settle(self, *, cut: bool) -> None:
         await self._settle(cut and self._wal_bytes() > LONG_WAL_BYTES)
+
+    async def fetch(self, *, reclaim: int, vacuum: int) -> None:
+        with suppress(Damaged):  # which the slice itself will meet
+            if reclaim:
+                await self._read(_TOUCH_GARBAGE, (reclaim,))
+        if vacuum and hasattr(os, "posix_fadvise"):
+            size = vacuum * self._page_bytes
+            begin = max(0, self._number("PRAGMA page_count") * self._page_bytes - size)
+            os.posix_fadvise(self._descriptor, begin, size, os.POSIX_FADV_WILLNEED)
+
+    async def calm(self) -> None:
+        await self._calm()
 
     def _has_garbage(self) -> bool:
         return self._number("SELECT EXISTS (SELECT 1 FROM removed)") > 0

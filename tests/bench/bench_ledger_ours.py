@@ -10,6 +10,7 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ import uvloop
 from ledger.frame import Durability, FinishReason, StreamEnd, encode
 from ledger.interface import Append, NewStream, Record
 from ledger.sqlite.file import SqliteFile
-from ledger.sqlite.ledger import MAX_SEGMENTS_PER_COMMIT, SqliteLedger
+from ledger.sqlite.ledger import MAX_SEGMENTS_PER_COMMIT, SEGMENT_COMMITS, SqliteLedger
 from ledger.sqlite.record import pack_batch, pack_segment
 from ledger.sqlite.storage import Commit, SegmentRow, StreamRow
 from ledger.sqlite.tail import SEGMENT_BYTES
@@ -121,11 +122,12 @@ class OurStorage(Ours):
             self._seq += 1
             frames, ids = [frame(index)] * len(sids), [(TOKEN_ID,)] * len(sids)
             log = pack_batch(sids, [index] * len(sids), frames, ids)
-            commit = Commit(self._seq, log, power)
-            due.put_into(commit, index)
+            commit, behind = Commit(self._seq, log, power), Commit()
             if power:
-                await self._file.commit_durably(commit)
+                due.put_into(behind, self._seq, index)
+                await self._file.commit_durably(commit, partial(_given, behind))
             else:
+                due.put_into(commit, self._seq, index)
                 self._file.commit(commit)
             now = perf_counter()
             waits.append(now - last)
@@ -144,6 +146,10 @@ class OurStorage(Ours):
         self._file.commit(commit)
 
 
+def _given(commit: Commit) -> Commit:
+    return commit
+
+
 class _Segments:
     """Which streams become segments with which step."""
 
@@ -152,13 +158,14 @@ class _Segments:
         self._first = 0
         self._left: list[int] = []
 
-    def put_into(self, commit: Commit, index: int) -> None:
+    def put_into(self, commit: Commit, seq: int, index: int) -> None:
         stored = index + 1
         if stored - self._first >= SEGMENT_STEPS and not self._left:
             self._left = list(self._sids)
         if not self._left:
             return
-        some = self._left[:MAX_SEGMENTS_PER_COMMIT]
+        due = min(MAX_SEGMENTS_PER_COMMIT, -(-len(self._left) // SEGMENT_COMMITS))
+        some = self._left[:due]
         del self._left[: len(some)]
         until = self._first + SEGMENT_STEPS
         frames = [frame(i) for i in range(self._first, until)]
@@ -167,7 +174,7 @@ class _Segments:
             commit.segments.append(SegmentRow(sid, self._first, len(frames), 0, packed))
         if not self._left:
             self._first = until
-            commit.keep_from = commit.seq - (index - until)
+            commit.keep_from = seq - (index - until)
 
 
 class OurLedger(Ours):

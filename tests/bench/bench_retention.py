@@ -1,10 +1,16 @@
-"""What clean-up costs producers, and what cold segments save.
+"""What clean-up costs producers.
 
-    python tests/bench/bench_retention.py [--mib 200] [--streams 10000] [--folder DIR]
+    python tests/bench/bench_retention.py [--rounds 6] [--mib 200] [--streams 10000]
+                                          [--packed 2000] [--folder DIR]
 
 A producer appends 64 frames of 64 streams every 5 ms, class `process`, and notes how long
-each append took; first alone, then while streams that expired at once are removed, then
-while ended streams are packed. It ends with one line of JSON; times are in ms.
+each append took. Three kinds of clean-up are measured: the removal of large streams, of many
+small ones, and packing. Each round does its share of each kind and, just before or after it in
+turn, leaves the producer alone for as long: so both have the same share of what else the
+machine and its disk do, and as many appends among which to have a slow one. It ends with one
+line of JSON; times are in ms, `worst` is how much longer the longest append took during
+clean-up than alone, over all rounds, and `worst_of_round` the median of the same of each round,
+which one hiccup of the machine does not decide.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import asyncio
 import gc
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -35,28 +42,42 @@ from tests.bench.machine import cpu, disk  # noqa: E402
 
 LINES = 64
 PACE_S = 0.005
-ALONE_S = 5.0
-TTL_S = 3_600.0
-COLD_AFTER_S = 300.0
+STEP_S = 100.0
+"""Between two clean-ups, by the ledger's clock."""
+COLD_AFTER_S = 100_000.0
+KEPT_S = 10 * COLD_AFTER_S
+LARGE_FRAMES = 1_000
+SMALL_FRAMES = 4
 FRAME_TEXT = "x" * 1_000
+FRAME_BYTES = 1_020
 FRAMES_PER_APPEND = 64
-PACKED_STREAMS = 2_000
+SETTLE_S = 0.1
+"""Before each phase, for the new streams to be stored."""
 STREAM_TOKENS = 500
 WORDS = tuple((__doc__ or "").split())
 
 
 @dataclass(slots=True)
 class Figures:
-    """How long the appends of one phase took."""
+    """How long appends took, of all rounds, and the longest of each."""
 
     seconds: list[float] = field(default_factory=list)
+    longest: list[float] = field(default_factory=list)
+    lasted_s: float = 0.0
 
-    def summary(self) -> dict[str, float]:
+    def add(self, seconds: list[float], lasted_s: float) -> None:
+        self.seconds += seconds
+        self.longest.append(max(seconds))
+        self.lasted_s += lasted_s
+
+    def summary(self) -> dict[str, object]:
         ordered = sorted(self.seconds)
         places = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
         found = {name: ordered[int(len(ordered) * share)] for name, share in places.items()}
         found["max"] = ordered[-1]
-        return {name: round(value * 1_000, 2) for name, value in found.items()}
+        rounded: dict[str, object] = {n: round(value * 1_000, 2) for n, value in found.items()}
+        rounded["longest"] = [round(value * 1_000, 2) for value in self.longest]
+        return rounded | {"appends": len(ordered), "lasted_s": round(self.lasted_s, 1)}
 
 
 class Bench:
@@ -64,19 +85,18 @@ class Bench:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.now_ms = 1_700_000_000_000
-        self.phases: dict[str, Figures] = {}
-        self.took_s: dict[str, float] = {}
+        self.now_s = 1_700_000_000.0
+        self.alone: dict[str, Figures] = {}
+        self.cleaning: dict[str, Figures] = {}
         self._numbers = iter(range(1, sys.maxsize))
-        self._lines: list[tuple[bytes, list[int]]] = []
         self.ledger: SqliteLedger
 
     async def open(self) -> None:
         self.ledger = await SqliteLedger.open(
-            self.path, lambda: self.now_ms, retention=RetentionSettings(cold_after_s=COLD_AFTER_S)
+            self.path,
+            lambda: int(self.now_s * 1_000),
+            retention=RetentionSettings(cold_after_s=COLD_AFTER_S),
         )
-        for _ in range(LINES):
-            self._lines.append((await self.create(TTL_S), [0]))
 
     async def create(self, ttl_s: float) -> bytes:
         stream = next(self._numbers).to_bytes(16, "big")
@@ -95,28 +115,42 @@ class Bench:
                     )
 
     async def store(self, records: list[Record]) -> None:
-        stream = await self.create(TTL_S)
+        stream = await self.create(KEPT_S)
         await self.ledger.append([Append(stream, 1, n, record) for n, record in enumerate(records)])
 
-    async def produce(self, name: str, during: Callable[[], Awaitable[object]]) -> None:
-        """Append at an even pace until `during` has ended."""
-        figures = self.phases[name] = Figures()
+    async def measure(self, kind: str, clean: Callable[[], Awaitable[object]], turn: int) -> None:
+        """One round of one kind of clean-up, before or after as long a time without."""
+        alone = self.alone.setdefault(kind, Figures())
+        cleaning = self.cleaning.setdefault(kind, Figures())
+        last = cleaning.lasted_s / len(cleaning.longest) if cleaning.longest else None
+        if turn % 2 and last is not None:
+            await self._produce(alone, lambda: asyncio.sleep(last))
+        before = cleaning.lasted_s
+        await self._produce(cleaning, clean)
+        if not (turn % 2 and last is not None):
+            await self._produce(alone, lambda: asyncio.sleep(cleaning.lasted_s - before))
+
+    async def _produce(self, figures: Figures, during: Callable[[], Awaitable[object]]) -> None:
+        """Append to new streams, at an even pace, until `during` has ended."""
+        # Old ones would become long enough to be packed.
+        lines = [await self.create(KEPT_S) for _ in range(LINES)]
+        await asyncio.sleep(SETTLE_S)
+        seconds: list[float] = []
         begun = time.perf_counter()
         work = asyncio.ensure_future(during())
+        index = 0
         while not work.done():
-            batch = []
-            for stream, index in self._lines:
-                batch.append(
-                    Append(stream, 1, index[0], Record(encode(Token(" the", index[0])), (7,)))
-                )
-                index[0] += 1
+            record = _word(index, WORDS[index % len(WORDS)])
             before = time.perf_counter()
-            await self.ledger.append(batch)
+            await self.ledger.append([Append(line, 1, index, record) for line in lines])
             took = time.perf_counter() - before
-            figures.seconds.append(took)
+            seconds.append(took)
+            index += 1
             await asyncio.sleep(max(0.0, PACE_S - took))
         await work
-        self.took_s[name] = round(time.perf_counter() - begun, 2)
+        figures.add(seconds, time.perf_counter() - begun)
+        end = _record(index, index)
+        await self.ledger.append([Append(line, 1, index, end) for line in lines])
 
 
 def _record(index: int, frames: int) -> Record:
@@ -125,56 +159,80 @@ def _record(index: int, frames: int) -> Record:
     return Record(encode(Token(FRAME_TEXT, index)), (index & 0xFFFF,))
 
 
+def _word(index: int, word: str) -> Record:
+    return Record(encode(Token(f" {word}", index)), (len(word),))
+
+
 def _sentence(seed: int) -> list[Record]:
     random = Random(seed)
     words = [random.choice(WORDS) for _ in range(STREAM_TOKENS)]
-    records = [Record(encode(Token(f" {w}", n)), (len(w),)) for n, w in enumerate(words)]
+    records = [_word(index, word) for index, word in enumerate(words)]
     return [*records, _record(STREAM_TOKENS, STREAM_TOKENS)]
 
 
-async def measure(folder: Path, mib: int, streams: int) -> dict[str, object]:
-    path = folder / "ledger.db"
+async def measure(folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    path, rounds = folder / "ledger.db", options.rounds
     bench = Bench(path)
     await bench.open()
-    frames = 1_000
-    await bench.fill(max(1, mib * MIB // (frames * 1_020)), frames, ttl_s=100)
-    await bench.fill(streams, 4, ttl_s=200)
+    cold_at = []
+    for _ in range(rounds):
+        for number in range(options.packed // rounds):
+            await bench.store(_sentence(number))
+        cold_at.append(bench.now_s + COLD_AFTER_S)
+        bench.now_s += STEP_S
+    large = max(1, options.mib * MIB // (LARGE_FRAMES * FRAME_BYTES * rounds))
+    for nth in range(rounds):
+        await bench.fill(large, LARGE_FRAMES, ttl_s=(2 * nth + 1) * STEP_S)
+        await bench.fill(options.streams // rounds, SMALL_FRAMES, ttl_s=(2 * nth + 2) * STEP_S)
     filled = path.stat().st_size
     gc.collect()
     gc.freeze()  # what the bench has filled memory with is not collected during the phases
-    await bench.produce("alone", lambda: asyncio.sleep(ALONE_S))
-    bench.now_ms += 150_000
-    await bench.produce("removing_large", bench.ledger.expire)
-    after_large = path.stat().st_size
-    bench.now_ms += 100_000
-    await bench.produce("removing_many", bench.ledger.expire)
-    for number in range(PACKED_STREAMS):
-        await bench.store(_sentence(number))
-    bench.now_ms += 2 * int(COLD_AFTER_S * 1_000)
-    await bench.produce("packing", bench.ledger.expire)
-    await bench.produce("alone_again", lambda: asyncio.sleep(ALONE_S))
+    os.sync()  # nor written back
+    for nth in range(rounds):
+        for kind in ("large", "many"):
+            bench.now_s += STEP_S
+            await bench.measure(kind, bench.ledger.expire, nth)
+    removed = path.stat().st_size
+    for nth, when in enumerate(cold_at):
+        bench.now_s = when
+        await bench.measure("packing", bench.ledger.expire, nth)
     left = path.stat().st_size
     await bench.ledger.close()
     return {
-        **{name: figures.summary() for name, figures in bench.phases.items()},
-        "took_s": bench.took_s,
+        **{kind: _compared(bench.alone[kind], bench.cleaning[kind]) for kind in bench.alone},
         "filled_mib": round(filled / MIB, 1),
-        "after_large_mib": round(after_large / MIB, 1),
-        "after_all_mib": round(left / MIB, 1),
+        "after_removal_mib": round(removed / MIB, 1),
+        "after_packing_mib": round(left / MIB, 1),
+    }
+
+
+def _compared(alone: Figures, cleaning: Figures) -> dict[str, object]:
+    worst = (max(cleaning.seconds) - max(alone.seconds)) * 1_000
+    rounds = [c - a for c, a in zip(cleaning.longest, alone.longest, strict=True)]
+    return {
+        "worst": round(worst, 2),
+        "worst_of_round": round(statistics.median(rounds) * 1_000, 2),
+        "alone": alone.summary(),
+        "cleaning": cleaning.summary(),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--mib", type=int, default=200, help="of streams that expire at once")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--mib", type=int, default=200, help="of streams that expire")
     parser.add_argument("--streams", type=int, default=10_000, help="short ones that do")
+    parser.add_argument("--packed", type=int, default=2_000, help="streams that become cold")
     parser.add_argument("--folder", type=Path, default=None, help="where the ledger lies")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         print(f"{cpu()}, {disk(Path(name))}, load {os.getloadavg()[0]:.1f}")
-        found = uvloop.run(measure(Path(name), options.mib, options.streams))
-    for phase, figures in found.items():
-        print(f"{phase:18} {figures}")
+        found = uvloop.run(measure(Path(name), options))
+    for kind in ("large", "many", "packing"):
+        compared = found[kind]
+        if isinstance(compared, dict):
+            print(f"{kind}: {compared['worst']:+} ms, of a round {compared['worst_of_round']:+}")
+            print(f"    alone    {compared['alone']}\n    cleaning {compared['cleaning']}")
     print(json.dumps(found))
 
 

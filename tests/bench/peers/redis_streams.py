@@ -14,33 +14,29 @@ from pathlib import Path
 from time import perf_counter
 
 from tests.bench.bench_ledger_work import (
-    Batch,
-    Contender,
     Disk,
     Missing,
     Mode,
-    Sample,
     check_replay,
     folder_bytes,
     frame,
-    timed_steps,
 )
+from tests.bench.peers.pipelined import Pipelined
 from tests.bench.peers.server import Server, connect, receive
 from tests.e2e.processes import free_port
 
-LOAD_FRAMES = 1000
-"""Frames per write while a long stream is loaded."""
 LINES_PER_ENTRY = 8
 """Of XRANGE's reply: *2, $n, id, *2, $1, f, $18, frame; the array's own line comes first.
 Our frames hold no line break."""
 
 
-class RedisStreams(Contender):
+class RedisStreams(Pipelined):
+    load_frames = 1000
+
     def __init__(self, fsync: str, mode: Mode) -> None:
         self.name = f"Redis Streams {fsync}"
         self.mode = mode
         self._fsync = fsync
-        self._server: Server | None = None
 
     def start(self, folder: Path) -> None:
         program = shutil.which("redis-server")
@@ -59,18 +55,6 @@ class RedisStreams(Contender):
         self._server = Server([program, *flags], "Ready to accept connections")
         self._folder = folder
         self._socket = connect(port)
-
-    def append(self, batch: Batch) -> Sample:
-        steps = [
-            self._step([(number, index) for number in batch.numbers])
-            for index in range(batch.steps)
-        ]
-        return timed_steps(steps, batch.streams * batch.steps)
-
-    def load(self, number: int, count: int) -> None:
-        for start in range(0, count, LOAD_FRAMES):
-            some = range(start, min(start + LOAD_FRAMES, count))
-            self._step([(number, index) for index in some])()
 
     def settle(self) -> Disk:
         """The append-only file as written, and as a rewrite makes it."""
@@ -92,10 +76,6 @@ class RedisStreams(Contender):
         took = perf_counter() - began
         check_replay(frames, count)
         return took
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.stop()
 
     def _step(self, entries: list[tuple[int, int]]) -> Callable[[], None]:
         request = b"".join(

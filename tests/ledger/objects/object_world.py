@@ -17,6 +17,7 @@ from ledger.sqlite.ledger import SqliteLedger
 
 START_MS = 1_000_000
 KEY = ObjectKey("thing", "one")
+OTHER = ObjectKey("thing", "other")
 
 
 class HandClock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,23 +14,16 @@ from ledger.errors import (
 )
 from ledger.interface import ObjectKey
 from ledger.objects.object import DurableObject, ObjectRequest
-from tests.ledger.objects.object_world import BASIC, Scripted, World, increment, step, world_at
+from tests.ledger.objects.object_world import (
+    OTHER,
+    Scripted,
+    World,
+    increment,
+    step,
+    world_at,
+)
 
 pytestmark = pytest.mark.anyio
-
-OTHER = ObjectKey("thing", "other")
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with world_at(tmp_path, dict(BASIC)) as world:
-        yield world
-
-
-@pytest.fixture
-async def held(tmp_path: Path) -> AsyncIterator[World]:
-    async with world_at(tmp_path, dict(BASIC), held=True) as world:
-        yield world
 
 
 # ---- callers that go away ----

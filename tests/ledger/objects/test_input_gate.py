@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,26 +12,11 @@ from ledger.errors import (
     Overloaded,
     Unavailable,
 )
-from ledger.interface import ObjectKey
 from ledger.objects.limits import ObjectLimits
 from ledger.objects.object import DurableObject, ObjectRequest, ObjectResponse
-from tests.ledger.objects.object_world import BASIC, KEY, Scripted, World, step, world_at
+from tests.ledger.objects.object_world import BASIC, KEY, OTHER, Scripted, World, step, world_at
 
 pytestmark = pytest.mark.anyio
-
-OTHER = ObjectKey("thing", "other")
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with world_at(tmp_path, dict(BASIC)) as world:
-        yield world
-
-
-@pytest.fixture
-async def held(tmp_path: Path) -> AsyncIterator[World]:
-    async with world_at(tmp_path, dict(BASIC), held=True) as world:
-        yield world
 
 
 # ---- the input gate ----

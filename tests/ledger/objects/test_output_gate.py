@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -16,25 +15,18 @@ from ledger.errors import (
     WrongIndex,
 )
 from ledger.frame import Durability, Token, encode
-from ledger.interface import NewStream, ObjectKey, Record, StreamKind
+from ledger.interface import NewStream, Record, StreamKind
 from ledger.objects.object import ObjectRequest, ObjectResponse
-from tests.ledger.objects.object_world import BASIC, KEY, Scripted, World, put, step, world_at
+from tests.ledger.objects.object_world import (
+    KEY,
+    OTHER,
+    Scripted,
+    World,
+    put,
+    step,
+)
 
 pytestmark = pytest.mark.anyio
-
-OTHER = ObjectKey("thing", "other")
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with world_at(tmp_path, dict(BASIC)) as world:
-        yield world
-
-
-@pytest.fixture
-async def held(tmp_path: Path) -> AsyncIterator[World]:
-    async with world_at(tmp_path, dict(BASIC), held=True) as world:
-        yield world
 
 
 # ---- the output gate ----

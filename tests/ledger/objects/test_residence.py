@@ -19,20 +19,6 @@ from tests.ledger.objects.object_world import BASIC, KEY, Scripted, World, step,
 
 pytestmark = pytest.mark.anyio
 
-OTHER = ObjectKey("thing", "other")
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with world_at(tmp_path, dict(BASIC)) as world:
-        yield world
-
-
-@pytest.fixture
-async def held(tmp_path: Path) -> AsyncIterator[World]:
-    async with world_at(tmp_path, dict(BASIC), held=True) as world:
-        yield world
-
 
 # ---- eviction, closing ----
 

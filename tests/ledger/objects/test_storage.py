@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -12,17 +11,11 @@ from ledger.frame import Durability, Token, encode
 from ledger.interface import NewStream, Record, StreamKind
 from ledger.objects.object import MAX_VALUE_BYTES, ObjectRequest, ObjectStorage
 from ledger.objects.storage import MAX_CACHE_BYTES, MAX_PENDING_BYTES, ValueCache
-from tests.ledger.objects.object_world import KEY, Scripted, World, world_at
+from tests.ledger.objects.object_world import KEY, Scripted, World
 
 pytestmark = pytest.mark.anyio
 
 STREAM = bytes(range(16))
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with world_at(tmp_path) as world:
-        yield world
 
 
 async def within(world: World, work: Callable[[ObjectStorage], Awaitable[None]]) -> None:

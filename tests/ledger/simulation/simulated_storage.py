@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
+from typing import NamedTuple
 
 from ledger.errors import LedgerFailed
 from ledger.interface import ObjectKey
@@ -92,6 +93,8 @@ class Tables:
         assert commit.seq not in self.log or not commit.log, "log.seq is not unique"
         for new in commit.streams:
             for row in self.streams.values():
+                if row.sid in commit.removed:
+                    continue
                 assert row.sid != new.sid, "stream.sid is not unique"
                 assert row.id != new.id, "stream.id is not unique"
                 key = new.idempotency_key
@@ -100,6 +103,13 @@ class Tables:
             for other in self.objects.values():
                 same = (other.kind, other.name) == (changed.kind, changed.name)
                 assert not same or other.oid == changed.oid, "the object's name is not unique"
+
+
+class Written(NamedTuple):
+    """How far a disk was written at some moment: commits, and frames of each stream."""
+
+    commits: int
+    frames: dict[bytes, int]
 
 
 class SimulatedDisk:
@@ -140,10 +150,13 @@ class SimulatedDisk:
                 assert index == len(frames), "the log doubles or skips an index"
                 frames.append(record.frame)
 
-    def sync(self) -> None:
-        """From here on all that was written survives a power cut."""
-        self.synced = len(self.commits)
-        self.safe = {stream: len(frames) for stream, frames in self.frames.items()}
+    def written(self) -> Written:
+        frames = {stream: len(frames) for stream, frames in self.frames.items()}
+        return Written(len(self.commits), frames)
+
+    def sync(self, written: Written) -> None:
+        """From here on it survives a power cut."""
+        self.synced, self.safe = written
 
     def crash(self, crash: Crash) -> None:
         """Forget what a crash loses; what is left is as if it had always been so."""
@@ -156,7 +169,7 @@ class SimulatedDisk:
             self.write(commit)
             self.tables.apply(commit)
         if crash is Crash.POWER:
-            self.sync()
+            self.sync(self.written())
 
 
 class SimulatedStorage:
@@ -177,7 +190,8 @@ class SimulatedStorage:
         self._misread = misread
         self._commits = 0
         self.failed: LedgerFailed | None = None
-        disk.sync()  # whoever opens a file must sync what a killed process has left unsynced
+        # Whoever opens a file must sync what a killed process has left unsynced.
+        disk.sync(disk.written())
 
     # ---- writing ----
 
@@ -186,14 +200,33 @@ class SimulatedStorage:
         self._disk.write(commit)
         self._disk.tables.apply(commit)
 
-    async def commit_durably(self, commit: Commit) -> None:
+    def commit_durably(self, commit: Commit, behind: Callable[[], Commit]) -> Awaitable[None]:
+        """As `SqliteFile`: a log row alone is written at once, and the rest behind it."""
+        if commit.only_log:
+            self.commit(commit)
+            written = self._disk.written()
+            self._store_behind(behind())
+            return self._sync(written)
+        return self._commit_in_thread(commit, behind())
+
+    async def _commit_in_thread(self, commit: Commit, behind: Commit) -> None:
         await self._delay()
         self._maybe_fail(commit)
         self._disk.write(commit)
-        await self._delay()
-        self._disk.sync()
+        await self._sync(self._disk.written())
         self._disk.tables.apply(commit)
         await self._delay()
+        self._store_behind(behind)
+
+    async def _sync(self, written: Written) -> None:
+        """What was written since may be lost all the same."""
+        await self._delay()
+        self._disk.sync(written)
+        await self._delay()
+
+    def _store_behind(self, commit: Commit) -> None:
+        if not commit.empty:
+            self.commit(commit)
 
     def _maybe_fail(self, commit: Commit) -> None:
         self._commits += 1

@@ -42,6 +42,7 @@ _LIMITS: list[tuple[ModuleType, str, tuple[int, ...]]] = [
     (ledger.sqlite.tail, "SEGMENT_BYTES", (1, 60, 200)),
     (ledger.sqlite.ledger, "MAX_TAIL_BATCHES", (3, 10, 600)),
     (ledger.sqlite.ledger, "MAX_SEGMENTS_PER_COMMIT", (1, 2, 16)),
+    (ledger.sqlite.ledger, "SEGMENT_COMMITS", (1, 2, 64)),
     (ledger.sqlite.ledger, "PRUNE_ROWS", (1, 3, 64)),
     (ledger.sqlite.replay, "READ_SEGMENTS", (1, 2, 64)),
     (ledger.sqlite.retention, "EXPIRE_STREAMS", (1, 2, 64)),

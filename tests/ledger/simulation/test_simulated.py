@@ -71,13 +71,15 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
 
 
 def release_before_durable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def release_at_once(_: SqliteLedger, tail: Tail, group: Group) -> bool:
+    accept = Tail.accept
+
+    def accept_and_release(tail: Tail, append: Append) -> int:
+        size = accept(tail, append)
         tail.released = tail.accepted
         tail.wake()
-        group.commit.power = True
-        return True
+        return size
 
-    monkeypatch.setattr(SqliteLedger, "_release_at_once", release_at_once)
+    monkeypatch.setattr(Tail, "accept", accept_and_release)
 
 
 def acknowledge_before_durable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +91,11 @@ def acknowledge_before_durable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call_process_durable_enough_for_power(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def commit_durably(storage: SimulatedStorage, commit: Commit) -> None:
+    async def commit_durably(
+        storage: SimulatedStorage, commit: Commit, behind: Callable[[], Commit]
+    ) -> None:
         storage.commit(commit)
+        storage.commit(behind())
 
     monkeypatch.setattr(SimulatedStorage, "commit_durably", commit_durably)
 
@@ -117,22 +122,22 @@ def forget_an_epoch_in_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
 def forget_a_segment_at_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     put = SqliteLedger._put_segments
 
-    def put_all_but_one(ledger: SqliteLedger, group: Group) -> None:
-        put(ledger, group)
-        del group.commit.segments[-1:]
+    def put_all_but_one(ledger: SqliteLedger, group: Group, commit: Commit) -> None:
+        put(ledger, group, commit)
+        del commit.segments[-1:]
 
     monkeypatch.setattr(SqliteLedger, "_put_segments", put_all_but_one)
 
 
 def prune_one_row_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare = SqliteLedger._prepare
+    tidy = SqliteLedger._tidy
 
-    def prepare_and_prune(ledger: SqliteLedger, group: Group) -> None:
-        prepare(ledger, group)
-        if group.commit.keep_from is not None:
-            group.commit.keep_from += 1
+    def tidy_and_prune(ledger: SqliteLedger, group: Group, commit: Commit) -> None:
+        tidy(ledger, group, commit)
+        if commit.keep_from is not None:
+            commit.keep_from += 1
 
-    monkeypatch.setattr(SqliteLedger, "_prepare", prepare_and_prune)
+    monkeypatch.setattr(SqliteLedger, "_tidy", tidy_and_prune)
 
 
 def wake_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

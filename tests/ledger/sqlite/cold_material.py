@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
+
+import apsw
 
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, NewStream, Record
 from ledger.sqlite.cold import payload_of
+from ledger.sqlite.compactor import Compactor, InlineCompactor
 from ledger.sqlite.dictionary import Dictionary, Vocabulary, train
 from ledger.sqlite.ledger import SqliteLedger
+from ledger.sqlite.record import pack_segment
+from ledger.sqlite.retention import RetentionSettings
+from ledger.sqlite.storage import SegmentRow
 
 WORDS = "the cat sat on a mat and then it went to sleep by an old door of wood".split()
 TTL_S = 1_000.0
+COLD_AFTER_S = 60.0
 
 
 class Clock:
@@ -75,3 +85,80 @@ async def extend(
             for n, record in enumerate(records[at : at + 100])
         ]
         assert await ledger.append(batch) == []
+
+
+def plain_rows(sid: int, records: list[Record], each: int = 50) -> list[SegmentRow]:
+    """The segments of a stream of these records."""
+    rows = []
+    for first in range(0, len(records), each):
+        some = records[first : first + each]
+        blob = pack_segment([record.frame for record in some], [record.ids for record in some])
+        rows.append(SegmentRow(sid, first, len(some), 0, blob))
+    return rows
+
+
+# ---- in a ledger ----
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path, clock: Clock, compactor: Compactor | None = None, vfs: str | None = None
+) -> AsyncIterator[SqliteLedger]:
+    """A ledger that packs at once what it is told to, by a compactor in this process."""
+    retention = RetentionSettings(cold_after_s=COLD_AFTER_S, pause_s=0)
+    ledger = await SqliteLedger.open(
+        folder / "ledger.db",
+        clock,
+        vfs=vfs,
+        retention=retention,
+        compactor=compactor or InlineCompactor(),
+    )
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
+def codings(folder: Path) -> list[tuple[int, int]]:
+    """(coding, number of segments) as they are in the file."""
+    connection = apsw.Connection(str(folder / "ledger.db"))
+    try:
+        sql = "SELECT coding, count(*) FROM segment GROUP BY coding ORDER BY coding"
+        return [(row[0], row[1]) for row in connection.execute(sql)]
+    finally:
+        connection.close()
+
+
+def flip_bit(folder: Path, sid: int, at: int) -> None:
+    """Flip a bit of a stream's first segment."""
+    connection = apsw.Connection(str(folder / "ledger.db"))
+    try:
+        [(first, records)] = connection.execute(
+            "SELECT first, records FROM segment WHERE sid = ? ORDER BY first LIMIT 1", (sid,)
+        ).fetchall()
+        assert isinstance(records, bytes)
+        blob = bytearray(records)
+        blob[at] ^= 1
+        sql = "UPDATE segment SET records = ? WHERE sid = ? AND first = ?"
+        connection.execute(sql, (bytes(blob), sid, first))
+    finally:
+        connection.close()
+
+
+async def all_is_there(ledger: SqliteLedger, held: dict[bytes, list[Record]]) -> None:
+    for stream, records in held.items():
+        assert await ledger.read(stream, 0, 10**6) == records
+        for start in (1, 99, len(records) - 1):
+            assert await ledger.read(stream, start, 50) == records[start : start + 50]
+            frames = await ledger.frames(stream, start, 50)
+            assert frames == [record.frame for record in records[start : start + 50]]
+
+
+async def fill(
+    ledger: SqliteLedger, streams: int = 20, tokens: int = 300
+) -> dict[bytes, list[Record]]:
+    held = {}
+    for number in range(streams):
+        records = sentence(tokens, seed=number)
+        held[await store(ledger, number, records)] = records
+    return held

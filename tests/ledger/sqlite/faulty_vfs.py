@@ -19,6 +19,8 @@ on seeing such a write, no later sync makes it durable, and a power cut may lose
 
 from __future__ import annotations
 
+import asyncio
+import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +31,13 @@ from typing import NamedTuple
 
 import apsw
 
+from ledger.sqlite.disk_sync import Failed
+from ledger.sqlite.thread import WorkThread
+
 SECTOR_BYTES = 512
 """What a disk writes as a whole; the smallest that is in use."""
+SYNC_TURNS = 3
+"""Turns of the event loop that a sync takes which it waits for."""
 TORN = 0.1
 """How many of the sectors that a power cut takes are half written."""
 
@@ -205,11 +212,55 @@ class Disk:
                 self._sync_folder()
             return True
 
+    def begin_sync(self, name: str) -> Callable[[], bool]:
+        """A sync that takes a while; call what is returned at its end, and it may have failed.
+
+        Nothing of it is durable before, and nothing that is written meanwhile is by it.
+        """
+        with self.lock:
+            medium = self._files[name]
+            before = list(medium.since)
+            return lambda: self._end_sync(name, medium, before)
+
+    def wal_sync(self, path: Path, _: WorkThread, failed: Failed) -> FaultySync:
+        """`ledger.sqlite.file.SyncOf` for its files."""
+        return FaultySync(self, path, failed)
+
+    def _end_sync(self, name: str, medium: Medium, before: list[Write]) -> bool:
+        with self.lock:
+            old = set(map(id, before))
+            later = [write for write in medium.since if id(write) not in old]
+            medium.since[:] = [write for write in medium.since if id(write) in old]
+            succeeds = self.sync(name, medium)
+            medium.since += later
+            return succeeds
+
     def _sync_folder(self) -> None:
         """SQLite does so with the first sync of a new journal or WAL, and so do we."""
         self._ghosts.clear()
         for medium in self._files.values():
             medium.linked = True
+
+
+class FaultySync:
+    """`ledger.sqlite.disk_sync.DiskSync` of one of a disk's files: some turns of the loop each."""
+
+    def __init__(self, disk: Disk, path: Path, failed: Failed) -> None:
+        self._disk = disk
+        self._path = path
+        self._failed = failed
+
+    def begin(self) -> asyncio.Future[None]:
+        return asyncio.ensure_future(self._sync(self._disk.begin_sync(str(self._path))))
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def _sync(self, end: Callable[[], bool]) -> None:
+        for _ in range(SYNC_TURNS):
+            await asyncio.sleep(0)
+        if not end():
+            raise self._failed(OSError(errno.EIO, "the disk does not sync"))
 
 
 class FaultyVfs(apsw.VFS):

@@ -1,10 +1,7 @@
 import struct
 import zlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import apsw
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,17 +21,26 @@ from ledger.sqlite.cold import (
 from ledger.sqlite.cold_packer import ColdPacker
 from ledger.sqlite.cold_run import RUN_SEGMENTS, Run, take_run
 from ledger.sqlite.dictionary import MAX_PAIRS, Dictionary, Vocabulary, code_of, put_uint
-from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.record import pack_segment
-from ledger.sqlite.retention import RetentionSettings
 from ledger.sqlite.storage import SegmentRow
-from tests.ledger.sqlite.cold_material import Clock, extend, learnt, sentence, store
+from tests.ledger.sqlite.cold_material import (
+    COLD_AFTER_S,
+    Clock,
+    all_is_there,
+    codings,
+    extend,
+    fill,
+    flip_bit,
+    learnt,
+    opened,
+    sentence,
+    store,
+)
 
 pytestmark = pytest.mark.anyio
 
 LEARNT = learnt()
 EMPTY = Dictionary((), b"", 0)
-COLD_AFTER_S = 60.0
 
 texts = st.sampled_from((" the", " cat", " sat")) | st.text(max_size=200)
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple) | st.sampled_from(
@@ -216,48 +222,9 @@ def test_a_run_ends_at_a_gap_and_before_what_is_still_warm() -> None:
 # ---- in a ledger ----
 
 
-@asynccontextmanager
-async def opened(folder: Path, clock: Clock) -> AsyncIterator[SqliteLedger]:
-    retention = RetentionSettings(cold_after_s=COLD_AFTER_S, pause_s=0)
-    ledger = await SqliteLedger.open(folder / "ledger.db", clock, retention=retention)
-    try:
-        yield ledger
-    finally:
-        await ledger.close()
-
-
 @pytest.fixture(autouse=True)
 def learns_from_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dictionary_maker, "MIN_TRAIN_FRAMES", 2_000)
-
-
-def codings(folder: Path) -> list[tuple[int, int]]:
-    """(coding, number of segments) as they are in the file."""
-    connection = apsw.Connection(str(folder / "ledger.db"))
-    try:
-        sql = "SELECT coding, count(*) FROM segment GROUP BY coding ORDER BY coding"
-        return [(row[0], row[1]) for row in connection.execute(sql)]
-    finally:
-        connection.close()
-
-
-async def all_is_there(ledger: SqliteLedger, held: dict[bytes, list[Record]]) -> None:
-    for stream, records in held.items():
-        assert await ledger.read(stream, 0, 10**6) == records
-        for start in (1, 99, len(records) - 1):
-            assert await ledger.read(stream, start, 50) == records[start : start + 50]
-            frames = await ledger.frames(stream, start, 50)
-            assert frames == [record.frame for record in records[start : start + 50]]
-
-
-async def fill(
-    ledger: SqliteLedger, streams: int = 20, tokens: int = 300
-) -> dict[bytes, list[Record]]:
-    held = {}
-    for number in range(streams):
-        records = sentence(tokens, seed=number)
-        held[await store(ledger, number, records)] = records
-    return held
 
 
 async def test_ended_streams_become_cold_and_read_the_same(tmp_path: Path) -> None:
@@ -325,13 +292,7 @@ async def test_a_damaged_cold_segment_names_its_stream_and_spares_the_others(
         held = await fill(ledger)
         clock.pass_s(COLD_AFTER_S)
         await ledger.expire()
-    connection = apsw.Connection(str(tmp_path / "ledger.db"))
-    [(records,)] = connection.execute("SELECT records FROM segment WHERE sid = 1").fetchall()
-    assert isinstance(records, bytes)
-    blob = bytearray(records)
-    blob[20] ^= 1
-    connection.execute("UPDATE segment SET records = ? WHERE sid = 1", (bytes(blob),))
-    connection.close()
+    flip_bit(tmp_path, 1, 20)
     bad = next(iter(held))
     async with opened(tmp_path, clock) as ledger:
         with pytest.raises(Damaged, match=f"stream {bad.hex()}: segment at index 0"):
@@ -344,17 +305,7 @@ async def test_a_damaged_plain_segment_is_left_as_it_is(tmp_path: Path) -> None:
     clock = Clock()
     async with opened(tmp_path, clock) as ledger:
         held = await fill(ledger)
-    connection = apsw.Connection(str(tmp_path / "ledger.db"))
-    [(first, records)] = connection.execute(
-        "SELECT first, records FROM segment WHERE sid = 2 ORDER BY first LIMIT 1"
-    ).fetchall()
-    assert isinstance(records, bytes)
-    blob = bytearray(records)
-    blob[50] ^= 1
-    connection.execute(
-        "UPDATE segment SET records = ? WHERE sid = 2 AND first = ?", (bytes(blob), first)
-    )
-    connection.close()
+    flip_bit(tmp_path, 2, 50)
     bad = list(held)[1]
     clock.pass_s(COLD_AFTER_S)
     async with opened(tmp_path, clock) as ledger:

@@ -18,6 +18,7 @@ import pytest
 from ledger.errors import ConfigError, LedgerFailed, NotFound
 from ledger.frame import Durability, Token, encode
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
+from ledger.sqlite.disk_sync import sync_of
 from ledger.sqlite.file import SqliteFile
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.storage import Commit
@@ -120,8 +121,10 @@ def faulty(random: Random) -> Iterator[Disk]:
 
 
 @asynccontextmanager
-async def opened(path: Path, vfs: str | None = "faulty") -> AsyncIterator[SqliteLedger]:
-    ledger = await SqliteLedger.open(path / "ledger.db", lambda: 0, vfs=vfs)
+async def opened(path: Path, disk: Disk | None) -> AsyncIterator[SqliteLedger]:
+    """On a faulty disk, or on a good one."""
+    vfs, wal_sync = ("faulty", disk.wal_sync) if disk is not None else (None, sync_of)
+    ledger = await SqliteLedger.open(path / "ledger.db", lambda: 0, vfs=vfs, wal_sync=wal_sync)
     try:
         yield ledger
     finally:
@@ -154,13 +157,13 @@ async def cut_while(
         disk.cut_power(left)
 
     with faulty(random) as disk:
-        async with opened(folder(tmp_path, f"disk{seed}")) as ledger:
+        async with opened(folder(tmp_path, f"disk{seed}"), disk) as ledger:
             await create(ledger)
             disk.call_at_write(random.randint(1, 300), cut)
             await work(outside, ledger)
             if not told:
                 cut()
-    async with opened(left, vfs=None) as ledger:
+    async with opened(left, None) as ledger:
         return await told[0].lost(ledger)
 
 
@@ -182,8 +185,9 @@ async def test_of_class_process_a_power_cut_takes_the_last_frames_only(tmp_path:
 async def test_these_cuts_would_find_a_commit_that_is_not_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def commit(file: SqliteFile, commit: Commit) -> None:
+    async def commit(file: SqliteFile, commit: Commit, behind: Callable[[], Commit]) -> None:
         file.commit(commit)
+        file.commit(behind())
 
     monkeypatch.setattr(SqliteFile, "commit_durably", commit)
     found = 0
@@ -221,14 +225,14 @@ async def until_it_fails(outside: Outside, ledger: SqliteLedger) -> LedgerFailed
 async def test_on_a_full_disk_the_ledger_stops_and_loses_nothing(tmp_path: Path, room: int) -> None:
     outside = Outside()
     with faulty(Random(room)) as disk:
-        async with opened(tmp_path) as ledger:
+        async with opened(tmp_path, disk) as ledger:
             await create(ledger)
             await outside.work(ledger, 20)
             disk.room = room
             error = await until_it_fails(outside, ledger)
             assert "full" in str(error)
         disk.room = None
-        async with opened(tmp_path) as ledger:
+        async with opened(tmp_path, disk) as ledger:
             assert await outside.lost(ledger) == NOTHING
             await outside.work(ledger, 10)
             assert await outside.lost(ledger) == NOTHING
@@ -246,19 +250,19 @@ async def test_after_a_sync_that_failed_nothing_acknowledged_is_lost_even_by_a_p
     outside = Outside()
     after_kill, after_cut = folder(tmp_path, "killed"), folder(tmp_path, "cut")
     with faulty(Random(sync)) as disk:
-        async with opened(folder(tmp_path, "disk")) as ledger:
+        async with opened(folder(tmp_path, "disk"), disk) as ledger:
             await create(ledger)
             await outside.work(ledger, 10)
             disk.fail_sync(sync)
             await until_it_fails(outside, ledger)
             successor = disk.kill(after_kill)
     vfs = FaultyVfs("faulty", successor)
-    async with opened(after_kill) as ledger:
+    async with opened(after_kill, successor) as ledger:
         assert await outside.lost(ledger) == NOTHING
         await outside.work(ledger, 10)
         successor.cut_power(after_cut)
     vfs.unregister()
-    async with opened(after_cut, vfs=None) as ledger:
+    async with opened(after_cut, None) as ledger:
         lost = await outside.lost(ledger)
         assert (lost.power, lost.object) == (0, 0)
 
@@ -266,14 +270,15 @@ async def test_after_a_sync_that_failed_nothing_acknowledged_is_lost_even_by_a_p
 async def test_a_ledger_that_cannot_sync_when_it_is_opened_is_not_opened(tmp_path: Path) -> None:
     outside, killed = Outside(), folder(tmp_path, "killed")
     with faulty(Random(1)) as disk:
-        async with opened(folder(tmp_path, "disk")) as ledger:
+        async with opened(folder(tmp_path, "disk"), disk) as ledger:
             await create(ledger)
             await outside.work(ledger, 10)
             successor = disk.kill(killed)
     vfs = FaultyVfs("faulty", successor)
     successor.fail_sync(1)
     with pytest.raises(ConfigError, match=r"ledger\.db"):
-        await SqliteLedger.open(killed / "ledger.db", lambda: 0, vfs="faulty")
-    async with opened(killed) as ledger:
+        async with opened(killed, successor):
+            pass
+    async with opened(killed, successor) as ledger:
         assert await outside.lost(ledger) == NOTHING
     vfs.unregister()

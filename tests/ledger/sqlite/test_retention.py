@@ -11,6 +11,7 @@ from ledger.errors import LedgerFailed, LedgerFull, NotFound, StreamFull
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record, Refusal, StreamKind
 from ledger.sqlite import dictionary_maker, retention
+from ledger.sqlite.compactor import InlineCompactor
 from ledger.sqlite.file import SqliteFile
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.retention import (
@@ -62,7 +63,9 @@ async def opened(
     kind: type[SqliteFile] = SqliteFile,
 ) -> AsyncIterator[SqliteLedger]:
     file = await kind.open(folder / "ledger.db")
-    ledger = await SqliteLedger.recover(file, clock, retention=settings, upkeep=file.upkeep)
+    ledger = await SqliteLedger.recover(
+        file, clock, retention=settings, upkeep=file.upkeep, compactor=InlineCompactor()
+    )
     try:
         yield ledger
     finally:

@@ -88,13 +88,22 @@ def test_what_a_segment_holds_is_no_longer_in_the_tail() -> None:
 
 
 def test_the_last_segment_stays_for_those_who_watch() -> None:
-    stream = filled("a", "b", "c")
+    long = "x" * SEGMENT_BYTES
+    stream = filled(long, long, "c")
     stream.watchers.append(lambda: None)
     stream.was_stored(1)
     stream.was_stored(2)
     assert stream.take(0, 10) is None
-    assert stream.take(1, 10) == [token(1, "b").frame, token(2, "c").frame]
+    assert stream.take(1, 10) == [token(1, long).frame, token(2, "c").frame]
     assert stream.unstored_bytes == len(token(2, "c").frame)
+
+
+def test_a_short_segment_that_was_stored_for_its_age_does_not_stay() -> None:
+    stream = filled("a", "b", "c")
+    stream.watchers.append(lambda: None)
+    stream.was_stored(2)
+    assert stream.take(1, 10) is None
+    assert stream.take(2, 10) == [token(2, "c").frame]
 
 
 def test_a_withdrawn_end_may_be_followed_again() -> None:
