@@ -42,7 +42,9 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
     fixed = (scaled * scaled * 2.0**SQUARE_BITS).to(torch.int64)
     total = fixed.sum(-1, keepdim=True).to(torch.float32)
     mean = total / (x.shape[-1] * 2.0**SQUARE_BITS) + eps * down * down
-    return (down / mean.sqrt()).where(finite, torch.tensor(torch.nan))
+    # torch's fp32 root on CPUs is not always the nearest; by way of float64 it is.
+    root = mean.double().sqrt().float()
+    return (down / root).where(finite, torch.tensor(torch.nan))
 
 
 def order_free_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -256,7 +256,8 @@ def split(
         tl.store(winner_ids_ptr + row * blocks + block, id)
 
 
-@triton.jit
+# Triton 3.6 aborts on this kernel when a vocabulary of 1 is compiled in, so that none is.
+@triton.jit(do_not_specialize=["vocab"])
 def settle(
     temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr, highs_ptr,
     high_ids_ptr, winners_ptr, winner_ids_ptr, targets_ptr, sizes_ptr, candidate_keys_ptr,
@@ -386,7 +387,7 @@ def _variant(
         kernel=kernel,
         signature={name: _TYPES[name] for name in names if name not in absent},
         constants={**constants, **absent},
-        divisible=frozenset(names) - {"blocks"} - set(absent),
+        divisible=frozenset(names) - {"blocks"} - ({"vocab"} if kernel is settle else set()),
         num_warps=warps,
         bytes_moved=int(rows * shape.vocab * per_id),
     )
