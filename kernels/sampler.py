@@ -41,6 +41,8 @@ from torch import Tensor
 
 from kernels.checks import check_tensor
 
+ZERO_TEMPERATURE = 2.0**-150
+"""This and less is 0 as an fp32 number."""
 PHILOX_ROUNDS = 10
 MASK_BITS = 32
 """Vocabulary ids per word of a grammar mask."""
@@ -156,9 +158,9 @@ def _choose(
     logits: Tensor, high: Tensor, sampling: Sampling, position: int, ids: Tensor | None
 ) -> int:
     """The index of the token chosen among logits of these ids; None for all ids."""
-    temperature = torch.tensor(sampling.temperature, dtype=torch.float32)
-    if temperature == 0:
+    if sampling.temperature <= ZERO_TEMPERATURE:
         return int(logits.argmax())
+    temperature = torch.tensor(sampling.temperature, dtype=torch.float32)
     # Relative to the best, a tiny temperature can only overflow to -inf: no chance at all.
     scores = (logits - high) / temperature
     kept = survivors(scores, sampling.top_k, sampling.top_p, sampling.min_p)
@@ -205,8 +207,9 @@ def survivors(scores: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> T
     scores: fp32 [V], divided by the temperature, the best of them 0. The module says what
     top_p and min_p mean.
     """
-    top_p, min_p = torch.tensor((top_p, min_p), dtype=torch.float32).tolist()
     all_ranks = not 0 < top_k < scores.numel()
+    if top_p < 1 or min_p > 0:
+        top_p, min_p = torch.tensor((top_p, min_p), dtype=torch.float32).tolist()
     if all_ranks and top_p >= 1 and min_p == 0:
         return torch.arange(scores.numel())
     if all_ranks and top_p >= 1:
@@ -216,11 +219,12 @@ def survivors(scores: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> T
         ranked, ids = ranked[:top_k], ids[:top_k]
     if top_p < 1 or min_p > 0:
         chances = weights(ranked)
-        kept = chances >= least_weight(min_p)
         if top_p < 1:
             sums = chances.cumsum(-1)
-            kept &= sums - chances < top_p_weight(int(sums[-1]), top_p)
-        ids = ids[kept]
+            # Sums ascend: as many ids as sums that fall short, and the one that does not.
+            ids = ids[: 1 + int((sums < top_p_weight(int(sums[-1]), top_p)).sum())]
+        if min_p > 0:
+            ids = ids[chances[: ids.numel()] >= least_weight(min_p)]
     return ids.sort().values
 
 
@@ -242,12 +246,13 @@ def weights(scores: Tensor) -> Tensor:
     greatest error, found against double precision, is 1.17 units in the last place of fp32.
     """
     bounded = scores.clamp(min=MIN_WEIGHED_SCORE)
-    shifted = bounded * _LOG2_E + _ROUND_TO_WHOLE
+    shifted = (bounded * _LOG2_E).add_(_ROUND_TO_WHOLE)
     whole = shifted - _ROUND_TO_WHOLE
-    rest = bounded - whole * _LN2_HIGH - whole * _LN2_LOW
-    series = _EXP_SERIES[0]
-    for coefficient in _EXP_SERIES[1:]:
-        series = series * rest + coefficient
+    rest = bounded.sub_(whole * _LN2_HIGH).sub_(whole.mul_(_LN2_LOW))
+    series = rest * _EXP_SERIES[0]
+    for coefficient in _EXP_SERIES[1:-1]:
+        series.add_(coefficient).mul_(rest)
+    series.add_(_EXP_SERIES[-1])
     # The low bits of `shifted` are n; moved up, they are an exponent, and the rest falls off.
     power = (shifted.view(torch.int32) << _FRACTION_BITS) + _WEIGHT_UNIT_BITS
     return (series * power.view(torch.float32)).to(torch.int64)

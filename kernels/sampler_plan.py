@@ -16,7 +16,7 @@ MAX_SMALL_BLOCKS = 2048
 CANDIDATE_BLOCK = 1024
 EDGE_WAYS = 8
 """Pivots of one pass of a selection, of which each finds 3 bits."""
-SETTLE_WARPS = 4
+SETTLE_WARPS = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,6 +379,7 @@ def _variant(
     optional: bool,
 ) -> Variant:
     names = [name for name in kernel.arg_names if name in _TYPES]
+    unaligned = {"blocks", "vocab"} if kernel is settle else set[str]()
     absent = {} if optional else {name: None for name in names if name in _OPTIONAL}
     reads = "logits_ptr" in names
     per_id = (4 + 4 + 1 / 8 if optional else 4) if reads else 0
@@ -387,7 +388,7 @@ def _variant(
         kernel=kernel,
         signature={name: _TYPES[name] for name in names if name not in absent},
         constants={**constants, **absent},
-        divisible=frozenset(names) - {"blocks"} - ({"vocab"} if kernel is settle else set()),
+        divisible=frozenset(names) - unaligned - set(absent),
         num_warps=warps,
         bytes_moved=int(rows * shape.vocab * per_id),
     )

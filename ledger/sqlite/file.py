@@ -215,16 +215,24 @@ class SqliteFile:
 
     async def _settle(self, cut: bool) -> None:
         """Move the WAL; the next commit ends that, and cuts the WAL file off if it shall."""
-        self._cutting_wal, self._patient = cut, False
+        self._cutting_wal = cut
         if self._checkpoint is None:
             self._checkpoint = asyncio.create_task(self._move_wal())
         await asyncio.shield(self._checkpoint)
+        self._patient = False
 
     async def _calm(self) -> None:
-        """Wait for a checkpoint under way. From here until `_settle` none is ended in haste."""
+        """Wait for a checkpoint under way; until `_settle` has ended the writer ends none.
+
+        It would wait for the disk twice, on the event loop, and clean-up makes many checkpoints.
+        """
         self._patient = True
         if self._checkpoint is not None:
             await asyncio.shield(self._checkpoint)
+
+    @property
+    def _is_patient(self) -> bool:
+        return self._patient and not self._cutting_wal and self._wal_pages < PATIENT_WAL_PAGES
 
     def _end_checkpoint(self) -> None:
         """Move the last few pages; a WAL that is to be cut off is, if no reader needs it."""
@@ -254,9 +262,10 @@ class SqliteFile:
             for _ in range(MAX_CHECKPOINT_PASSES):
                 moved = await self._moving.run(self._move_and_sync)
                 rest = self._wal_pages - moved
-                if self._patient and rest > 0 and self._wal_pages < PATIENT_WAL_PAGES:
-                    # Clean-up rests meanwhile: between two commits a pass may well get it all.
-                    continue
+                if self._is_patient:
+                    if rest > 0:
+                        continue  # between two commits the next pass may well get it all
+                    break
                 if rest <= CHECKPOINT_REST_PAGES:
                     self._finish_checkpoint = True
                     break
