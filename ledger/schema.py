@@ -24,7 +24,7 @@ from ledger.errors import CallerError
 
 # The first 8 bytes of SHA-256 over the canonical text of ledger/tailrace.bare. A constant,
 # so that a running process needs no schema file; a test holds it to the file.
-SCHEMA_HASH = bytes.fromhex("f680dc47370421e2")
+SCHEMA_HASH = bytes.fromhex("e37adea4aabc03e0")
 STREAM_ID_BYTES = 16
 
 StreamId = Annotated[bytes, fixed_data(STREAM_ID_BYTES, "StreamId")]
@@ -77,6 +77,18 @@ class StreamState(Word):
     ENDED = 1
 
 
+class Overflow(Word):
+    """What happens to a conversation that is longer than the context."""
+
+    REFUSE = 0
+    DROP_OLDEST = 1
+
+
+class FormatKind(Word):
+    JSON_SCHEMA = 0
+    REGEX = 1
+
+
 # Why frozen slotted dataclasses, for every struct: equality holds within one class only,
 # and reading a field costs 11 ns against a named tuple's 22 ns. Their one weakness, an
 # __init__ of 0.5 us, is passed by where it matters (see `decode`).
@@ -98,6 +110,7 @@ class StreamEnd:
     index: Uint
     prompt_tokens: Uint
     message: str | None = None
+    retryable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +140,41 @@ class Revision:
     replaces: Uint
     text: str
     final: bool
+    index: Uint
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One token's bytes and the logarithm of its chance, before temperature and filters."""
+
+    id: Uint
+    token: bytes
+    logprob: Float32
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """The token that was drawn, and the likeliest ones, best first."""
+
+    chosen: Score
+    top: tuple[Score, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A Token of a request for logprobs, with the scores of each token that made its text."""
+
+    text: str
+    scores: tuple[TokenScores, ...]
+    index: Uint
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something about the stream that its readers should know, such as `inexact`."""
+
+    code: str
+    message: str
     index: Uint
 
 
@@ -162,12 +210,21 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Sibling:
+    """Another stream of the same request, and the resume token for it."""
+
+    stream: StreamId
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     stream: StreamId
     next_index: Uint
     token: str
     model: str
     prompt_tokens: Uint
+    siblings: tuple[Sibling, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +281,14 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """What the generated text must match; `source` is a JSON schema or a regular expression."""
+
+    kind: FormatKind
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
     """A request to generate; exactly one of `prompt` and `messages` is given."""
 
@@ -234,9 +299,17 @@ class Open:
     temperature: Float64 | None = None
     top_k: Uint | None = None
     top_p: Float64 | None = None
+    min_p: Float64 | None = None
+    repetition_penalty: Float64 | None = None
+    presence_penalty: Float64 | None = None
+    frequency_penalty: Float64 | None = None
     seed: U64Int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    logprobs: Uint | None = None
+    format: OutputFormat | None = None
+    overflow: Overflow = Overflow.REFUSE
+    n: Uint = 1
     durability: Durability = Durability.PROCESS
     priority: Priority = Priority.STANDARD
     idempotency_key: str | None = None
@@ -312,6 +385,7 @@ class Tag(IntEnum):
     ANSWER = 12
     BODY = 13
     BODY_END = 14
+    SCORED_TOKEN = 15
     OPEN = 16
     RESUME = 17
     CREDIT = 18
@@ -319,9 +393,10 @@ class Tag(IntEnum):
     DETACH = 20
     STEER = 21
     CALL = 22
+    NOTICE = 24
 
 
-Logged = Token | StreamEnd | Classification | Embedding | Chunk | Revision
+Logged = Token | StreamEnd | Classification | Embedding | Chunk | Revision | ScoredToken | Notice
 Frame = (
     Logged
     | StreamError
@@ -358,6 +433,7 @@ FRAMES: dict[int, type[Frame]] = {
     Tag.ANSWER: Answer,
     Tag.BODY: Body,
     Tag.BODY_END: BodyEnd,
+    Tag.SCORED_TOKEN: ScoredToken,
     Tag.OPEN: Open,
     Tag.RESUME: Resume,
     Tag.CREDIT: Credit,
@@ -365,14 +441,24 @@ FRAMES: dict[int, type[Frame]] = {
     Tag.DETACH: Detach,
     Tag.STEER: Steer,
     Tag.CALL: Call,
+    Tag.NOTICE: Notice,
 }
 
 LOGGED: frozenset[int] = frozenset(
-    (Tag.TOKEN, Tag.STREAM_END, Tag.CLASSIFICATION, Tag.EMBEDDING, Tag.CHUNK, Tag.REVISION)
+    (
+        Tag.TOKEN,
+        Tag.STREAM_END,
+        Tag.CLASSIFICATION,
+        Tag.EMBEDDING,
+        Tag.CHUNK,
+        Tag.REVISION,
+        Tag.SCORED_TOKEN,
+        Tag.NOTICE,
+    )
 )
 CLOSING: frozenset[int] = frozenset((Tag.STREAM_END, Tag.STREAM_ERROR, Tag.STATUS, Tag.BODY_END))
 # What each side may send; Hello is either side's. An edge sends what its clients do, and
 # Calls, which it makes of their HTTP requests.
-EDGE: frozenset[int] = frozenset(tag for tag in Tag if tag >= 16) | {Tag.HELLO}
+EDGE: frozenset[int] = frozenset(tag for tag in Tag if Tag.OPEN <= tag <= Tag.CALL) | {Tag.HELLO}
 CLIENT: frozenset[int] = EDGE - {Tag.CALL}
-SERVER: frozenset[int] = frozenset(tag for tag in Tag if tag < 16)
+SERVER: frozenset[int] = frozenset(Tag) - EDGE | {Tag.HELLO}

@@ -98,7 +98,7 @@ class Transcript:
         return [self._emission(Token(text, self._next_index))] if text else []
 
     def _emission(self, frame: Token | StreamEnd) -> Emission:
-        emission = Emission(self._run_id, self._next_index, tuple(self._ids), encode(frame))
+        emission = Emission(self._run_id, self._next_index, tuple(self._ids), 0, encode(frame))
         self._next_index += 1
         self._ids.clear()
         return emission

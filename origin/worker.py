@@ -153,6 +153,7 @@ def _warm_up(model: Model) -> None:
 
 def _ready(model: Model, name: str, load_ms: int) -> Ready:
     return Ready(
+        kind="tokens",
         model=name,
         fingerprint=model.fingerprint,
         device=model.device,

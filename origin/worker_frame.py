@@ -18,7 +18,7 @@ from ledger.frame import Tag as ClientTag
 from ledger.splitter import FrameSplitter
 
 # The first 8 bytes of SHA-256 over the canonical text of origin/worker.bare.
-SCHEMA_HASH = bytes.fromhex("357a74ba73c4c99d")
+SCHEMA_HASH = bytes.fromhex("1b06b27bb5dd5bda")
 
 # A prompt of 2^20 tokens, at most 3 bytes each, fits; so does a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 4 << 20
@@ -35,8 +35,13 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model is loaded; `context` and `vocab` in tokens."""
+    """The model is loaded; `context` and `vocab` in tokens.
 
+    A worker of kind `tokens` takes Runs; one of kind `text` takes Asks, and knows of no tokens
+    (`context` and `vocab` are 0).
+    """
+
+    kind: str
     model: str
     fingerprint: str
     device: str
@@ -52,11 +57,13 @@ class Emission:
     `ids` are all tokens generated since the run's previous emission, up to and including
     the one whose text completes this frame: a token whose text is held back (incomplete
     UTF-8, a possible stop sequence) yields no frame, and its id rides in the next emission.
+    `steers` of the run's Steer orders are wholly among its ids up to this emission.
     """
 
     run: U32Int
     index: Uint
     ids: tuple[Uint, ...]
+    steers: Uint
     frame: bytes
 
 
@@ -68,12 +75,46 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the engine is; counts without another word are of the worker's life so far.
+
+    waiting, running: runs now, by priority class. batch_limit: tokens that a step may take now.
+    pages, pages_free: of the KV cache, now; free ones may hold a reusable prefix. step_us: time of
+    the last step. prompt_tokens: prefilled; reused_tokens: found in the cache instead.
+    drafted, accepted: tokens of speculative decoding.
+    """
+
+    waiting: tuple[Uint, ...]
+    running: tuple[Uint, ...]
+    batch_limit: Uint
+    pages: Uint
+    pages_free: Uint
+    step_us: Uint
+    tokens: Uint
+    prompt_tokens: Uint
+    reused_tokens: Uint
+    preemptions: Uint
+    drafted: Uint
+    accepted: Uint
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What the text must match; `kind` is a `ledger.frame.FormatKind`."""
+
+    kind: Uint
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Generate, or go on: `generated_ids` are those already in the ledger, at first none.
 
     `sent_bytes` counts the UTF-8 bytes of text in the stream's frames so far, `next_index`
     is the index of the next one. `max_tokens` counts the `generated_ids` too. Temperature 0
-    is greedy, `top_k` 0 and `top_p` 1 are off.
+    is greedy, `top_k` 0, `top_p` 1, `min_p` 0 and penalties of 1, 0, 0 are off. `priority` is a
+    `ledger.frame.Priority`. With `logprobs` every text frame is a ScoredToken with so many
+    alternatives. A `notice` is to be logged first: why this is not token-exact.
     """
 
     prompt_ids: tuple[Uint, ...]
@@ -87,6 +128,34 @@ class Run:
     seed: U64Int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    priority: Uint = 1
+    min_p: Float64 = 0.0
+    repetition: Float64 = 1.0
+    presence: Float64 = 0.0
+    frequency: Float64 = 0.0
+    logprobs: Uint | None = None
+    format: Format | None = None
+    notice: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A Run for a worker of kind `text`, or the rest of one.
+
+    `recipe` is the JSON of `origin.recipe.Recipe`; `delivered` is the stream's text so far and
+    `next_index` the index of its next frame.
+    """
+
+    recipe: str
+    delivered: str
+    next_index: Uint
+
+
+@dataclass(frozen=True, slots=True)
+class Steer:
+    """Tokens that a run goes on with, as if it had drawn them next."""
+
+    ids: tuple[Uint, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +168,30 @@ class Tag(IntEnum):
     LOAD_PROGRESS = 32
     READY = 33
     STEP = 34
+    LOAD = 35
     RUN = 40
     HALT = 41
+    STEER = 42
+    ASK = 43
 
 
-Frame = Hello | LoadProgress | Ready | Step | Run | Halt
+Frame = Hello | LoadProgress | Ready | Step | Load | Run | Halt | Steer | Ask
 
 FRAMES: dict[int, type[Frame]] = {
     Tag.HELLO: Hello,
     Tag.LOAD_PROGRESS: LoadProgress,
     Tag.READY: Ready,
     Tag.STEP: Step,
+    Tag.LOAD: Load,
     Tag.RUN: Run,
     Tag.HALT: Halt,
+    Tag.STEER: Steer,
+    Tag.ASK: Ask,
 }
 
 CODEC: Codec[Frame] = Codec(FRAMES, MAX_WORKER_FRAME_BYTES)
-WORKER: frozenset[int] = frozenset((Tag.HELLO, Tag.LOAD_PROGRESS, Tag.READY, Tag.STEP))
-SUPERVISOR: frozenset[int] = frozenset((Tag.HELLO, Tag.RUN, Tag.HALT))
+WORKER: frozenset[int] = frozenset((Tag.HELLO, Tag.LOAD_PROGRESS, Tag.READY, Tag.STEP, Tag.LOAD))
+SUPERVISOR: frozenset[int] = frozenset((Tag.HELLO, Tag.RUN, Tag.HALT, Tag.STEER, Tag.ASK))
 
 
 class Splitter(FrameSplitter):

@@ -24,10 +24,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 import uvloop
 
@@ -36,8 +38,10 @@ sys.path.insert(0, str(ROOT))
 
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode  # noqa: E402
 from ledger.interface import Append, NewStream, Record  # noqa: E402
+from ledger.sqlite.file import SqliteFile  # noqa: E402
 from ledger.sqlite.ledger import SqliteLedger  # noqa: E402
 from ledger.sqlite.retention import MIB, RetentionSettings  # noqa: E402
+from ledger.sqlite.storage import Commit  # noqa: E402
 from tests.bench.machine import cpu, disk  # noqa: E402
 
 LINES = 64
@@ -51,6 +55,7 @@ SMALL_FRAMES = 4
 FRAME_TEXT = "x" * 1_000
 FRAME_BYTES = 1_020
 FRAMES_PER_APPEND = 64
+FIRST_ALONE_S = 2.0
 SETTLE_S = 0.1
 """Before each phase, for the new streams to be stored."""
 STREAM_TOKENS = 500
@@ -86,8 +91,10 @@ class Bench:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.now_s = 1_700_000_000.0
-        self.alone: dict[str, Figures] = {}
+        self.before: dict[str, Figures] = {}
+        self.after: dict[str, Figures] = {}
         self.cleaning: dict[str, Figures] = {}
+        self.held: dict[str, float] = {}
         self._numbers = iter(range(1, sys.maxsize))
         self.ledger: SqliteLedger
 
@@ -118,17 +125,46 @@ class Bench:
         stream = await self.create(KEPT_S)
         await self.ledger.append([Append(stream, 1, n, record) for n, record in enumerate(records)])
 
-    async def measure(self, kind: str, clean: Callable[[], Awaitable[object]], turn: int) -> None:
-        """One round of one kind of clean-up, before or after as long a time without."""
-        alone = self.alone.setdefault(kind, Figures())
-        cleaning = self.cleaning.setdefault(kind, Figures())
-        last = cleaning.lasted_s / len(cleaning.longest) if cleaning.longest else None
-        if turn % 2 and last is not None:
-            await self._produce(alone, lambda: asyncio.sleep(last))
-        before = cleaning.lasted_s
-        await self._produce(cleaning, clean)
-        if not (turn % 2 and last is not None):
-            await self._produce(alone, lambda: asyncio.sleep(cleaning.lasted_s - before))
+    async def measure(self, kind: str, clean: Callable[[], Awaitable[object]]) -> None:
+        """One round of one kind of clean-up, between two times as long without."""
+        before, cleaning, after = (
+            phases.setdefault(kind, Figures())
+            for phases in (self.before, self.cleaning, self.after)
+        )
+        rounds = len(cleaning.longest)
+        # Before the first round nobody knows how long one takes.
+        usual_s = cleaning.lasted_s / rounds if rounds else FIRST_ALONE_S
+        await self._produce(before, lambda: asyncio.sleep(usual_s))
+        lasted_s = cleaning.lasted_s
+        with self._watch_holds(kind):
+            await self._produce(cleaning, clean)
+        await self._produce(after, lambda: asyncio.sleep(cleaning.lasted_s - lasted_s))
+
+    @contextmanager
+    def _watch_holds(self, kind: str) -> Iterator[None]:
+        """Notes how long commits with clean-up in them take, and the ends of checkpoints."""
+        apply, end = SqliteFile._apply, SqliteFile._end_checkpoint
+
+        def timed_apply(file: SqliteFile, commit: Commit, *, full: bool) -> None:
+            begun = time.perf_counter()
+            apply(file, commit, full=full)
+            if commit.upkeep:
+                self._note_hold(kind, begun)
+
+        def timed_end(file: SqliteFile) -> None:
+            begun = time.perf_counter()
+            end(file)
+            self._note_hold(kind, begun)
+
+        with (
+            patch.object(SqliteFile, "_apply", timed_apply),
+            patch.object(SqliteFile, "_end_checkpoint", timed_end),
+        ):
+            yield
+
+    def _note_hold(self, kind: str, begun: float) -> None:
+        took = (time.perf_counter() - begun) * 1_000
+        self.held[kind] = max(self.held.get(kind, 0.0), took)
 
     async def _produce(self, figures: Figures, during: Callable[[], Awaitable[object]]) -> None:
         """Append to new streams, at an even pace, until `during` has ended."""
@@ -188,32 +224,41 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, object
     gc.collect()
     gc.freeze()  # what the bench has filled memory with is not collected during the phases
     os.sync()  # nor written back
-    for nth in range(rounds):
+    for _ in range(rounds):
         for kind in ("large", "many"):
             bench.now_s += STEP_S
-            await bench.measure(kind, bench.ledger.expire, nth)
+            await bench.measure(kind, bench.ledger.expire)
     removed = path.stat().st_size
-    for nth, when in enumerate(cold_at):
+    for when in cold_at:
         bench.now_s = when
-        await bench.measure("packing", bench.ledger.expire, nth)
+        await bench.measure("packing", bench.ledger.expire)
     left = path.stat().st_size
     await bench.ledger.close()
     return {
-        **{kind: _compared(bench.alone[kind], bench.cleaning[kind]) for kind in bench.alone},
+        **{kind: _compared(bench, kind) for kind in bench.cleaning},
         "filled_mib": round(filled / MIB, 1),
         "after_removal_mib": round(removed / MIB, 1),
         "after_packing_mib": round(left / MIB, 1),
     }
 
 
-def _compared(alone: Figures, cleaning: Figures) -> dict[str, object]:
-    worst = (max(cleaning.seconds) - max(alone.seconds)) * 1_000
-    rounds = [c - a for c, a in zip(cleaning.longest, alone.longest, strict=True)]
+def _compared(bench: Bench, kind: str) -> dict[str, object]:
+    before, cleaning, after = bench.before[kind], bench.cleaning[kind], bench.after[kind]
+    alone = max(before.seconds + after.seconds)
+    rounds = [
+        during - max(earlier, later)
+        for earlier, during, later in zip(
+            before.longest, cleaning.longest, after.longest, strict=True
+        )
+    ]
     return {
-        "worst": round(worst, 2),
+        "worst": round((max(cleaning.seconds) - alone) * 1_000, 2),
         "worst_of_round": round(statistics.median(rounds) * 1_000, 2),
-        "alone": alone.summary(),
+        "noise": round(abs(max(before.seconds) - max(after.seconds)) * 1_000, 2),
+        "held": round(bench.held.get(kind, 0.0), 2),
+        "before": before.summary(),
         "cleaning": cleaning.summary(),
+        "after": after.summary(),
     }
 
 
@@ -231,8 +276,12 @@ def main() -> None:
     for kind in ("large", "many", "packing"):
         compared = found[kind]
         if isinstance(compared, dict):
-            print(f"{kind}: {compared['worst']:+} ms, of a round {compared['worst_of_round']:+}")
-            print(f"    alone    {compared['alone']}\n    cleaning {compared['cleaning']}")
+            print(
+                f"{kind}: {compared['worst']:+} ms, of a round {compared['worst_of_round']:+},"
+                f" by chance {compared['noise']}, held {compared['held']}"
+            )
+            for phase in ("before", "cleaning", "after"):
+                print(f"    {phase:8} {compared[phase]}")
     print(json.dumps(found))
 
 
