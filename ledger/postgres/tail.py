@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ledger.errors import Conflict, StaleEpoch, TailraceError, WrongIndex
+from ledger.errors import Conflict
 from ledger.interface import Append, StreamInfo
+from ledger.refused import why_refused
 
 TAIL_FRAMES = 256
 """Frames of a stream that stay in memory, as many as a subscriber is given at a time."""
@@ -31,21 +32,9 @@ class Head:
     def copy(self) -> Head:
         return Head(self.sid, self.epoch, self.next_index, self.ended)
 
-    def refusal(self, append: Append) -> TailraceError:
+    def refusal(self, append: Append) -> Conflict:
         """Why this append cannot be the next one."""
-        if append.epoch != self.epoch:
-            return StaleEpoch(
-                f"epoch {append.epoch} was replaced by epoch {self.epoch}",
-                field="epoch",
-                hint="another producer owns this stream now; stop appending",
-            )
-        if self.ended:
-            return Conflict("the stream has ended", field="index", hint="nothing follows its end")
-        return WrongIndex(
-            f"index {append.index} is not the next one",
-            field="index",
-            hint=f"the next index is {self.next_index}",
-        )
+        return why_refused(append, epoch=self.epoch, next_index=self.next_index, ended=self.ended)
 
 
 @dataclass(slots=True)

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ledger.errors import Conflict, LedgerFull, StaleEpoch, StreamFull, TooLarge, WrongIndex
+from ledger.errors import LedgerFull, StreamFull, TooLarge
 from ledger.frame import HEADER_BYTES, Durability, Tag
 from ledger.interface import Append, Record, StreamInfo
+from ledger.refused import why_refused
 from ledger.sqlite.record import MAX_ID, MAX_IDS
 
 SEGMENT_BYTES = 4 * 1024
@@ -79,7 +80,9 @@ class Tail:
         """
         _, epoch, index, (frame, ids) = append
         if epoch != self.epoch or index != self.accepted or self.end_accepted:
-            self._refuse(append)
+            raise why_refused(
+                append, epoch=self.epoch, next_index=self.accepted, ended=self.end_accepted
+            )
         if ids and (len(ids) > 1 or not 0 <= ids[0] <= MAX_ID):
             _check_ids(ids)
         size = len(frame)
@@ -93,21 +96,6 @@ class Tail:
         self.ids.append(ids)
         self.unstored_bytes = unstored
         return size
-
-    def _refuse(self, append: Append) -> None:
-        if append.epoch != self.epoch:
-            raise StaleEpoch(
-                f"epoch {append.epoch} was replaced by epoch {self.epoch}",
-                field="epoch",
-                hint="another producer owns this stream now; stop appending",
-            )
-        if self.end_accepted:
-            raise Conflict("the stream has ended", field="index", hint="nothing follows its end")
-        raise WrongIndex(
-            f"index {append.index} is not the next one",
-            field="index",
-            hint=f"the next index is {self.accepted}",
-        )
 
     def _refuse_for_room(self) -> None:
         if self.spent:

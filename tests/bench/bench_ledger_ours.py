@@ -31,6 +31,7 @@ from tests.bench.bench_ledger_work import (
     Contender,
     Disk,
     Mode,
+    Reader,
     Sample,
     check_replay,
     folder_bytes,
@@ -100,8 +101,6 @@ class OurStorage(Ours):
     Segments are made and the log is pruned as often as the ledger would; nothing is checked,
     indexed or read.
     """
-
-    reads = False
 
     def __init__(self, mode: Mode) -> None:
         super().__init__("storage", mode)
@@ -177,7 +176,7 @@ class _Segments:
             commit.keep_from = seq - (index - until)
 
 
-class OurLedger(Ours):
+class OurLedger(Ours, Reader):
     """`SqliteLedger.append`, one call per step, with a subscriber on every stream."""
 
     def __init__(self, mode: Mode, what: str = "ledger, a subscriber each") -> None:

@@ -18,8 +18,6 @@ TOKEN_ID = b"\x67\x12"
 class RowPerFrame(Contender):
     """SQLite in WAL mode on this thread; the same bytes are kept of each frame."""
 
-    reads = False
-
     def __init__(self, mode: Mode) -> None:
         self.name = "SQLite, a row per frame"
         self.mode = mode

@@ -67,8 +67,6 @@ class Contender(ABC):
 
     name: str
     mode: Mode
-    reads = True
-    """Whether it can load and replay."""
     max_steps = 500
     """Steps that fit into the time of a run; a slow one says so by a smaller number."""
 
@@ -79,20 +77,27 @@ class Contender(ABC):
     @abstractmethod
     def append(self, batch: Batch) -> Sample: ...
 
-    def load(self, number: int, count: int) -> None:
-        """Store a stream of `count` frames, as quickly as may be; not measured."""
-        raise NotImplementedError
-
     def settle(self) -> Disk | None:
         """Compact what lies on disk, and forget what lies in memory where that can be."""
         return None
 
-    def replay(self, number: int, count: int) -> float:
-        """Seconds to have all `count` frames of a stream in hand, as `list[bytes]`."""
-        raise NotImplementedError
-
     @abstractmethod
     def stop(self) -> None: ...
+
+
+class Reader(Contender):
+    """One that gives the frames back, too."""
+
+    reads = True
+    """Whether it shall; another of the same kind may do it for both."""
+
+    @abstractmethod
+    def load(self, number: int, count: int) -> None:
+        """Store a stream of `count` frames, as quickly as may be; not measured."""
+
+    @abstractmethod
+    def replay(self, number: int, count: int) -> float:
+        """Seconds to have all `count` frames of a stream in hand, as `list[bytes]`."""
 
 
 @cache

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -94,7 +94,7 @@ class Bench:
         self.before: dict[str, Figures] = {}
         self.after: dict[str, Figures] = {}
         self.cleaning: dict[str, Figures] = {}
-        self.held: dict[str, float] = {}
+        self.held: dict[str, dict[str, float]] = {}
         self._numbers = iter(range(1, sys.maxsize))
         self.ledger: SqliteLedger
 
@@ -146,15 +146,12 @@ class Bench:
         apply, end = SqliteFile._apply, SqliteFile._end_checkpoint
 
         def timed_apply(file: SqliteFile, commit: Commit, *, full: bool) -> None:
-            begun = time.perf_counter()
-            apply(file, commit, full=full)
-            if commit.upkeep:
-                self._note_hold(kind, begun)
+            with self._held(kind, "commit") if commit.upkeep else nullcontext():
+                apply(file, commit, full=full)
 
         def timed_end(file: SqliteFile) -> None:
-            begun = time.perf_counter()
-            end(file)
-            self._note_hold(kind, begun)
+            with self._held(kind, "checkpoint"):
+                end(file)
 
         with (
             patch.object(SqliteFile, "_apply", timed_apply),
@@ -162,9 +159,14 @@ class Bench:
         ):
             yield
 
-    def _note_hold(self, kind: str, begun: float) -> None:
-        took = (time.perf_counter() - begun) * 1_000
-        self.held[kind] = max(self.held.get(kind, 0.0), took)
+    @contextmanager
+    def _held(self, kind: str, what: str) -> Iterator[None]:
+        begun, begun_cpu = time.perf_counter(), time.thread_time()
+        yield
+        took, worked = time.perf_counter() - begun, time.thread_time() - begun_cpu
+        longest = self.held.setdefault(kind, {})
+        for name, seconds in ((what, took), (f"{what}_cpu", worked)):
+            longest[name] = max(longest.get(name, 0.0), round(seconds * 1_000, 2))
 
     async def _produce(self, figures: Figures, during: Callable[[], Awaitable[object]]) -> None:
         """Append to new streams, at an even pace, until `during` has ended."""
@@ -255,7 +257,7 @@ def _compared(bench: Bench, kind: str) -> dict[str, object]:
         "worst": round((max(cleaning.seconds) - alone) * 1_000, 2),
         "worst_of_round": round(statistics.median(rounds) * 1_000, 2),
         "noise": round(abs(max(before.seconds) - max(after.seconds)) * 1_000, 2),
-        "held": round(bench.held.get(kind, 0.0), 2),
+        "held": bench.held.get(kind, {}),
         "before": before.summary(),
         "cleaning": cleaning.summary(),
         "after": after.summary(),

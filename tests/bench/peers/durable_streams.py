@@ -21,9 +21,9 @@ from time import perf_counter
 from tests.bench.bench_ledger_work import (
     FRAME_BYTES,
     Batch,
-    Contender,
     Missing,
     Mode,
+    Reader,
     Sample,
     check_replay,
     frame,
@@ -39,7 +39,7 @@ SLOW_STEPS = 20
 """It stores a few hundred frames per second; 500 steps would take minutes."""
 
 
-class DurableStreams(Contender):
+class DurableStreams(Reader):
     name = f"Durable Streams reference server {VERSION}"
     mode = Mode.POWER
     max_steps = SLOW_STEPS

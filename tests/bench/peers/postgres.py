@@ -17,10 +17,10 @@ import psycopg
 
 from tests.bench.bench_ledger_work import (
     Batch,
-    Contender,
     Disk,
     Missing,
     Mode,
+    Reader,
     Sample,
     check_replay,
     frame,
@@ -39,7 +39,7 @@ LOAD_FRAMES = 5000
 """Rows per INSERT while a long stream is loaded."""
 
 
-class Postgres(Contender):
+class Postgres(Reader):
     """A default server: fsync and synchronous_commit are on, shared_buffers 128 MB."""
 
     name = "PostgreSQL, one INSERT per step"

@@ -23,7 +23,6 @@ class RawFile(Contender):
 
     name = "raw file + fdatasync"
     mode = Mode.POWER
-    reads = False
 
     def __init__(self) -> None:
         self._file: int | None = None
