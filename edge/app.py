@@ -30,6 +30,7 @@ def create_app(link: Link, config: EdgeConfig) -> Starlette:
             Route("/v1/generate", generate.start, methods=["POST"]),
             Route("/v1/generate/{id}", generate.read, methods=["GET"]),
             Route("/v1/generate/{id}/cancel", generate.cancel, methods=["POST"]),
+            Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
             Route("/v1/stream/{name:path}", stream.call, methods=stream.METHODS),
             WebSocketRoute("/v1/ws", sessions),
             Route("/healthz", health.healthz),

@@ -24,6 +24,17 @@ async def attended(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     return working.result()
 
 
+async def together(*works: Coroutine[Any, Any, T]) -> list[T]:
+    """The results of all of them; the first error ends the others, and is raised."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def until_first(*tasks: asyncio.Task[Any]) -> None:
     """Wait until one of the tasks is done, however it ends, and cancel the others."""
     try:

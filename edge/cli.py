@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from edge.cli_ledger import ledger_app
+from edge.cli_model import model_app
 from ledger.errors import CallerError, ConfigError, TailraceError
 
 EXIT_FAILED = 1
@@ -152,6 +153,23 @@ def origin(
         str | None, typer.Option(metavar="auto|cpu|cuda", help="Where the model runs.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes.")] = None,
+    producer: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FACTORY", help="Serve a Python producer, not a model."),
+    ] = None,
+    upstream: Annotated[
+        str | None, typer.Option(metavar="URL", help="Serve an OpenAI-compatible server's /v1.")
+    ] = None,
+    upstream_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Its name there; default: the only one.")
+    ] = None,
+    upstream_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="Where that server's key is.")
+    ] = None,
+    upstream_lost: Annotated[
+        str | None,
+        typer.Option(metavar="continue|end", help="When that server is lost in the middle."),
+    ] = None,
     until_eof: UntilEofOption = False,
 ) -> None:
     """Run an origin: admission, ledger and the workers that generate."""
@@ -160,7 +178,17 @@ def origin(
         from origin.supervisor import run
 
     settings = OriginConfig.load(
-        config, link=link, data=data, model=model, device=device, workers=workers
+        config,
+        link=link,
+        data=data,
+        model=model,
+        device=device,
+        workers=workers,
+        producer=producer,
+        upstream=upstream,
+        upstream_model=upstream_model,
+        upstream_key_env=upstream_key_env,
+        upstream_lost=upstream_lost,
     )
     retention, streams = LedgerConfig.load(config), StreamsConfig.load(config)
     _watch_parent(until_eof)
@@ -242,6 +270,7 @@ def config_check(
 
 app.add_typer(config_app, name="config")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(model_app, name="model")
 
 if __name__ == "__main__":
     main()

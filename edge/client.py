@@ -92,9 +92,16 @@ class TailraceClient:
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         ignore_eos: bool | None = None,
+        logprobs: int | None = None,
+        format: Mapping[str, Any] | None = None,
+        overflow: str | None = None,
         durability: str | None = None,
         priority: str | None = None,
         idempotency_key: str | None = None,
@@ -111,9 +118,16 @@ class TailraceClient:
             "temperature": temperature,
             "top_k": top_k,
             "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
             "seed": seed,
             "stop": stop if stop is None or isinstance(stop, str) else list(stop),
             "ignore_eos": ignore_eos,
+            "logprobs": logprobs,
+            "format": None if format is None else dict(format),
+            "overflow": overflow,
             "durability": durability,
             "priority": priority,
         }
@@ -127,3 +141,10 @@ class TailraceClient:
     async def cancel(self, stream: str, token: str | None = None) -> Status:
         """End a stream for all its readers; one that has ended stays as it is."""
         return await self._edges.cancel(stream, token)
+
+    async def steer(self, stream: str, text: str, token: str | None = None) -> Status:
+        """Have a running stream go on with `text`; answered when it is part of the stream.
+
+        Not tried again when the answer is lost, because the text could be taken twice.
+        """
+        return await self._edges.steer(stream, text, token)

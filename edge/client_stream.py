@@ -73,6 +73,12 @@ class Stream:
             raise CallerError("the stream has not begun", hint="read its first frame before")
         return await self._edges.cancel(self.id, self.token)
 
+    async def steer(self, text: str) -> Status:
+        """Have the stream go on with `text`, for all its readers."""
+        if self.id is None:
+            raise CallerError("the stream has not begun", hint="read its first frame before")
+        return await self._edges.steer(self.id, text, self.token)
+
     def cut(self) -> None:
         """Drop the connection now, as if the network had; the next read resumes."""
         if self.end is not None:

@@ -1,74 +1,137 @@
-"""A stream as one JSON document: its text and how it ended, or how far it has got."""
+"""A stream as one JSON document: what it has made and how it ended, or how far it has got."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from edge.sse import logprobs
 from edge.subscriber import Subscriber
+from ledger.errors import TooLarge
 from ledger.frame import (
+    Chunk,
+    Classification,
+    Embedding,
+    Frame,
+    Notice,
     Opened,
+    ScoredToken,
     Status,
     StreamEnd,
     StreamError,
     StreamState,
-    Token,
+    TokenScores,
     decode,
     to_error,
 )
+from ledger.text import StreamText
+
+MAX_DOCUMENT_BYTES = 32 << 20
+"""Of the frames of one stream that are kept for a document."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Collected:
-    """What was read of a stream: its text, and the frame that closed it."""
+    """What was read of a stream: what its frames add up to, and the one that closed it."""
 
-    text: str
-    closing: StreamEnd | Status
+    text: StreamText = field(default_factory=StreamText)
+    scores: list[TokenScores] = field(default_factory=list)
+    embeddings: list[Embedding] = field(default_factory=list)
+    labels: list[Classification] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    data: list[bytes] = field(default_factory=list)
+    closing: StreamEnd | Status | None = None
+
+    def add(self, frame: Frame) -> None:
+        """The stream's next frame; raises what a StreamError says."""
+        self.text.add(frame)
+        match frame:
+            case ScoredToken():
+                self.scores += frame.scores
+            case Embedding():
+                self.embeddings.append(frame)
+            case Classification():
+                self.labels.append(frame)
+            case Notice():
+                self.notices.append(frame)
+            case Chunk():
+                self.data.append(frame.data)
+            case StreamEnd() | Status():
+                self.closing = frame
+            case StreamError():
+                raise to_error(frame)
 
 
 async def collect(subscriber: Subscriber) -> Collected:
     """All frames until one closes the stream; raises what a StreamError says."""
-    texts: list[str] = []
-    while True:
+    collected, size = Collected(), 0
+    while collected.closing is None:
         for raw in await subscriber.take():
-            _, frame = decode(raw)
-            if isinstance(frame, Token):
-                texts.append(frame.text)
-            elif isinstance(frame, StreamEnd | Status):
-                return Collected("".join(texts), frame)
-            elif isinstance(frame, StreamError):
-                raise to_error(frame)
+            size += len(raw)
+            collected.add(decode(raw)[1])
+        if size > MAX_DOCUMENT_BYTES:
+            raise TooLarge(
+                f"the stream has over {MAX_DOCUMENT_BYTES} bytes",
+                field="Accept",
+                hint="read it as events or frames",
+            )
+    return collected
 
 
-def answer_document(opened: Opened, collected: Collected) -> dict[str, object]:
-    """The answer to the request that started the stream."""
-    return {
-        "id": opened.stream.hex(),
-        "model": opened.model,
-        "text": collected.text,
-        **_end_fields(collected.closing),
-        "prompt_tokens": opened.prompt_tokens,
-    }
+def answer_document(opened: Opened, collected: Sequence[Collected]) -> dict[str, object]:
+    """The answer to the request that started the stream, or several."""
+    begin: dict[str, object] = {"id": opened.stream.hex(), "model": opened.model}
+    if not opened.siblings:
+        return begin | _fields(collected[0]) | {"prompt_tokens": opened.prompt_tokens}
+    streams = [opened.stream, *(sibling.stream for sibling in opened.siblings)]
+    choices = [
+        {"id": stream.hex()} | _fields(each)
+        for stream, each in zip(streams, collected, strict=True)
+    ]
+    return begin | {"choices": choices, "prompt_tokens": opened.prompt_tokens}
 
 
 def state_document(opened: Opened, collected: Collected) -> dict[str, object]:
     """A stream as a later reader finds it, running or ended."""
     closing = collected.closing
-    if isinstance(closing, Status):
-        state, next_index = closing.state, closing.next_index
-    else:
+    if isinstance(closing, StreamEnd):
         state, next_index = StreamState.ENDED, closing.index + 1
+    else:
+        assert closing is not None, "collect ends with the frame that closes"
+        state, next_index = closing.state, closing.next_index
     return {
         "id": opened.stream.hex(),
         "model": opened.model,
         "state": state.word,
         "next_index": next_index,
-        "text": collected.text,
-        **_end_fields(closing),
+        **_fields(collected),
         "prompt_tokens": opened.prompt_tokens,
     }
 
 
-def _end_fields(closing: StreamEnd | Status) -> dict[str, object]:
+def _fields(collected: Collected) -> dict[str, object]:
+    """What the frames add up to; all but the text only where there is such a frame."""
+    fields: dict[str, object] = {"text": collected.text.text}
+    if collected.scores:
+        fields["logprobs"] = logprobs(collected.scores)
+    if collected.embeddings:
+        vectors = [list(embedding.values) for embedding in collected.embeddings]
+        fields |= {"embedding": vectors[0]} if len(vectors) == 1 else {"embeddings": vectors}
+    if collected.labels:
+        fields["classification"] = [
+            {"label": each.label, "confidence": each.confidence} for each in collected.labels
+        ]
+    if collected.data:
+        fields["data"] = base64.b64encode(b"".join(collected.data)).decode()
+    if collected.notices:
+        fields["notices"] = [
+            {"code": notice.code, "message": notice.message} for notice in collected.notices
+        ]
+    return fields | _end_fields(collected.closing)
+
+
+def _end_fields(closing: StreamEnd | Status | None) -> dict[str, object]:
     if not isinstance(closing, StreamEnd):
         return {}
     fields: dict[str, object] = {
@@ -77,4 +140,6 @@ def _end_fields(closing: StreamEnd | Status) -> dict[str, object]:
     }
     if closing.message is not None:
         fields["message"] = closing.message
+    if closing.retryable:
+        fields["retryable"] = True
     return fields

@@ -48,9 +48,30 @@ class Edges:
             except (httpx.TransportError, TailraceError) as error:
                 await attempts.failed(error)
                 continue
-            said = answer.json()
-            state = StreamState.from_word(said["state"])
-            return Status(bytes.fromhex(said["id"]), state, said["next_index"])
+            return _status(answer)
+
+    async def steer(self, stream: str, text: str, token: str | None) -> Status:
+        """Ask until an edge takes the text, or may have taken it: twice is not the same as once."""
+        attempts = Attempts(self)
+        while True:
+            url = f"{attempts.url}/v1/generate/{stream}/steer"
+            try:
+                answer = await self.http.post(url, headers=token_header(token), json={"text": text})
+                if answer.status_code != 200:
+                    raise refusal(answer.status_code, answer.headers, answer.content)
+            except (httpx.ConnectError, Unavailable) as error:
+                if isinstance(error, Unavailable) and error.code == "outcome_unknown":
+                    raise
+                await attempts.failed(error)
+                continue
+            except httpx.TransportError as error:
+                said = str(error) or type(error).__name__
+                raise Unavailable(
+                    f"{attempts.url}: {said}: whether the text was taken is not known",
+                    code="outcome_unknown",
+                    hint="read on, and look",
+                ) from error
+            return _status(answer)
 
 
 class Attempts:
@@ -90,6 +111,12 @@ class Attempts:
         self._edges.tell("waiting", f"{delay_s:.2f} s: {error}")
         self.next_edge()
         await asyncio.sleep(delay_s)
+
+
+def _status(answer: httpx.Response) -> Status:
+    said = answer.json()
+    state = StreamState.from_word(said["state"])
+    return Status(bytes.fromhex(said["id"]), state, said["next_index"])
 
 
 def token_header(token: str | None) -> dict[str, str]:

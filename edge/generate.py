@@ -1,4 +1,4 @@
-"""`/v1/generate`: start a stream, read it in one of three views, cancel it."""
+"""`/v1/generate`: start a stream, read it in one of three views, steer it, cancel it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from edge.accept import View, choose_view
-from edge.attend import attended
+from edge.attend import attended, together
 from edge.body import StreamBody
 from edge.config import EdgeConfig
-from edge.document import answer_document, collect, state_document
+from edge.document import Collected, answer_document, collect, state_document
 from edge.link import Link
 from edge.parameters import check_idempotency_key, parse_after, parse_stream_id, read_body
-from edge.request import parse_generate
+from edge.request import parse_generate, parse_steer
 from edge.subscriber import WINDOW_FRAMES, Subscriber
-from ledger.frame import Cancel, Open, Opened, Resume, Tag, tag_of
+from ledger.frame import Cancel, Open, Opened, Resume, Sibling, Steer, Tag, tag_of
 
 TIP_PATIENCE_S = 1.0
 """How long a reader that resumes at the tip waits to learn that the stream has ended."""
@@ -68,9 +68,26 @@ async def cancel(request: Request) -> Response:
         stream=parse_stream_id(request.path_params["id"]),
         token=request.headers.get("Tailrace-Token"),
     )
+    return await _asked(request, wanted)
+
+
+async def steer(request: Request) -> Response:
+    """POST /v1/generate/{id}/steer"""
+    config: EdgeConfig = request.app.state.config
+    body = await read_body(request, config.max_body_bytes)
+    wanted = Steer(
+        stream=parse_stream_id(request.path_params["id"]),
+        token=request.headers.get("Tailrace-Token"),
+        text=parse_steer(body),
+    )
+    return await _asked(request, wanted)
+
+
+async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
+    """What the origin says of a request that is about a stream."""
     subscriber = Subscriber(_link(request))
     try:
-        status = await attended(request.receive, subscriber.cancel(wanted))
+        status = await attended(request.receive, subscriber.ask(wanted))
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE)
     finally:
@@ -109,12 +126,30 @@ async def _answer(subscriber: Subscriber, view: View, wanted: Open | Resume) -> 
     opened = await subscriber.open(wanted)
     headers = _headers(opened)
     if view is View.JSON:
-        collected = await collect(subscriber)
-        document = answer_document if isinstance(wanted, Open) else state_document
-        return JSONResponse(document(opened, collected), headers=headers)
+        document = await _document(subscriber, wanted, opened)
+        return JSONResponse(document, headers=headers)
     if isinstance(wanted, Resume) and await _nothing_is_left(subscriber, wanted):
         return Response(status_code=204, headers=headers)
     return StreamBody(subscriber, view, headers)
+
+
+async def _document(
+    subscriber: Subscriber, wanted: Open | Resume, opened: Opened
+) -> dict[str, object]:
+    if isinstance(wanted, Resume):
+        return state_document(opened, await collect(subscriber))
+    others = [_sibling(subscriber.link, sibling) for sibling in opened.siblings]
+    return answer_document(opened, await together(collect(subscriber), *others))
+
+
+async def _sibling(link: Link, sibling: Sibling) -> Collected:
+    subscriber = Subscriber(link)
+    try:
+        wanted = Resume(sibling.stream, token=sibling.token or None, credit=WINDOW_FRAMES)
+        await subscriber.open(wanted)
+        return await collect(subscriber)
+    finally:
+        subscriber.close()
 
 
 async def _nothing_is_left(subscriber: Subscriber, wanted: Resume) -> bool:
@@ -126,4 +161,14 @@ async def _nothing_is_left(subscriber: Subscriber, wanted: Resume) -> bool:
 
 def _headers(opened: Opened) -> dict[str, str]:
     headers = HEADERS | {"Tailrace-Stream": opened.stream.hex()}
-    return headers | {"Tailrace-Token": opened.token} if opened.token else headers
+    if opened.token:
+        headers["Tailrace-Token"] = opened.token
+    if opened.siblings:
+        headers["Tailrace-Siblings"] = ", ".join(map(_named, opened.siblings))
+    return headers
+
+
+def _named(sibling: Sibling) -> str:
+    """One of a list of items with a parameter (RFC 9110, 5.6.1 and 5.6.6)."""
+    stream = sibling.stream.hex()
+    return f"{stream};token={sibling.token}" if sibling.token else stream

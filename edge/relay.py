@@ -53,6 +53,9 @@ MAX_CORR = 2**32 - 1
 SAFE_METHODS = ("GET", "HEAD")
 """Calls that may be sent twice (RFC 9110, 9.2.1)."""
 
+CHANGES = (Tag.CALL, Tag.STEER)
+"""Requests that are carried out once for each time that they are sent."""
+
 
 class Sink(Protocol):
     """Where the frames for one client go: an HTTP response, a WebSocket session."""
@@ -320,7 +323,9 @@ def unreachable(message: str) -> OriginUnreachable:
 
 def end_of(route: Route, error: TailraceError) -> TailraceError:
     """What a client is told whose route ends here: a change may have been made all the same."""
-    if not route.sent or route.answered or tag_of(route.request) != Tag.CALL or can_renew(route):
+    if not route.sent or route.answered or tag_of(route.request) not in CHANGES:
+        return error
+    if can_renew(route):
         return error
     return OriginUnreachable(
         f"{error.message}: whether the request was carried out is not known",

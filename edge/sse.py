@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import base64
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from ledger.errors import TailraceError
-from ledger.frame import Frame, StreamEnd, StreamError, Tag, Token, to_error
+from ledger.frame import (
+    Frame,
+    Score,
+    ScoredToken,
+    StreamEnd,
+    StreamError,
+    Tag,
+    Token,
+    TokenScores,
+    to_error,
+)
 from ledger.problem import error_body
 
 PING = b": ping\n\n"
@@ -17,12 +29,15 @@ PING = b": ping\n\n"
 def event(frame: Frame, tag: int) -> bytes:
     """The event of one logged frame or StreamError.
 
-    Token is the plain message event, StreamEnd is `end`, StreamError is `error` (without
-    an id, so that Last-Event-ID stays at the last frame seen), any other is called as in
-    the schema, in snake case.
+    Token is the plain message event, and ScoredToken too, with `logprobs`; StreamEnd is `end`,
+    StreamError is `error` (without an id, so that Last-Event-ID stays at the last frame seen),
+    any other is called as in the schema, in snake case.
     """
     if isinstance(frame, Token):
         return _format(frame.index, None, {"text": frame.text, "index": frame.index})
+    if isinstance(frame, ScoredToken):
+        scored = {"text": frame.text, "index": frame.index, "logprobs": logprobs(frame.scores)}
+        return _format(frame.index, None, scored)
     if isinstance(frame, StreamEnd):
         return _format(frame.index, "end", end_fields(frame))
     if isinstance(frame, StreamError):
@@ -36,7 +51,7 @@ def error_event(error: TailraceError) -> bytes:
 
 
 def end_fields(end: StreamEnd) -> dict[str, object]:
-    """The JSON of a StreamEnd; `message` only where there is one."""
+    """The JSON of a StreamEnd; `message` and `retryable` only where there is one, or it is."""
     fields: dict[str, object] = {
         "total_tokens": end.total_tokens,
         "finish_reason": end.finish_reason.word,
@@ -45,7 +60,28 @@ def end_fields(end: StreamEnd) -> dict[str, object]:
     }
     if end.message is not None:
         fields["message"] = end.message
+    if end.retryable:
+        fields["retryable"] = True
     return fields
+
+
+def logprobs(scores: Sequence[TokenScores]) -> list[dict[str, object]]:
+    """The JSON of scores: each drawn token, with the likeliest ones under `top`.
+
+    `bytes` is there where a token is no text by itself, and `token` has U+FFFD for its bytes. A
+    chance of nothing has the logprob null: JSON knows no infinity.
+    """
+    return [_score(each.chosen) | {"top": [_score(top) for top in each.top]} for each in scores]
+
+
+def _score(score: Score) -> dict[str, object]:
+    text = score.token.decode(errors="replace")
+    fields: dict[str, object] = {
+        "id": score.id,
+        "token": text,
+        "logprob": score.logprob if math.isfinite(score.logprob) else None,
+    }
+    return fields if text.encode() == score.token else fields | {"bytes": list(score.token)}
 
 
 def _format(index: int | None, name: str | None, fields: object) -> bytes:

@@ -19,6 +19,7 @@ from ledger.frame import (
     Opened,
     Resume,
     Status,
+    Steer,
     StreamError,
     decode,
     encode,
@@ -37,7 +38,7 @@ class Subscriber:
     """A `Sink` for one request; `close` it when the client has its answer or has gone."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self.link = link
         self._queue: list[bytes] = []
         self._filled = asyncio.Event()
         self._last: bytes | None = None  # the last logged frame taken
@@ -50,11 +51,11 @@ class Subscriber:
     @property
     def heartbeat(self) -> Heartbeat:
         """The origin's last word on its readiness."""
-        return self._link.heartbeat
+        return self.link.heartbeat
 
     def close(self) -> None:
         """Detach, if the stream is still open; it runs on without this reader."""
-        self._link.forget(self)
+        self.link.forget(self)
 
     # ---- requests ----
 
@@ -62,14 +63,14 @@ class Subscriber:
         """Send the request and wait for its Opened; raises what a StreamError says."""
         after = request.after if isinstance(request, Resume) else None
         self._limit = (0 if after is None else after + 1) + request.credit
-        self._link.submit(self, encode(request, CORR))
+        self.link.submit(self, encode(request, CORR))
         answer = await self._first()
         assert isinstance(answer, Opened), answer
         return answer
 
-    async def cancel(self, request: Cancel) -> Status:
+    async def ask(self, request: Cancel | Steer) -> Status:
         """Send the request and wait for its Status; raises what a StreamError says."""
-        self._link.submit(self, encode(request, CORR))
+        self.link.submit(self, encode(request, CORR))
         answer = await self._first()
         assert isinstance(answer, Status), answer
         return answer
@@ -123,7 +124,7 @@ class Subscriber:
         next_index = index_of(self._last) + 1
         if self._limit - next_index <= WINDOW_FRAMES // 2:
             self._limit = next_index + WINDOW_FRAMES
-            self._link.submit(self, encode(Credit(self._limit), CORR))
+            self.link.submit(self, encode(Credit(self._limit), CORR))
 
     def _settle(self) -> None:
         if not self._queue:

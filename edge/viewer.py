@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from edge.client_stream import Stream
 from edge.edges import State
-from ledger.frame import StreamEnd, Token
+from ledger.frame import Frame, Notice, Revision, ScoredToken, StreamEnd, Token
+from ledger.text import StreamText
 
 # All of C0 and C1 but tab and newline.
 CONTROLS = {
@@ -46,7 +47,10 @@ def _count(number: int, noun: str) -> str:
 
 
 class Viewer:
-    """Writes the text of a stream's tokens to `write`, and what befell it to `note`.
+    """Writes the text of a stream to `write`, and what befell it to `note`.
+
+    What is written stays: a revision that changes it is written anew, on a line of its own,
+    and one that only goes on is written as what it adds.
 
     With `cut_after` the connection is dropped, once, after so many tokens. `on_state` is
     for the client that reads the stream.
@@ -59,8 +63,9 @@ class Viewer:
         cut_after: int | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.text = ""
         self.tokens = 0
+        self._text = StreamText()
+        self._written = ""
         self._write = write
         self._note = note
         self._cut_after = cut_after
@@ -68,15 +73,21 @@ class Viewer:
         self._was_cut = False
         self._waiting = False
 
+    @property
+    def text(self) -> str:
+        return self._text.text
+
     async def follow(self, stream: Stream) -> tuple[StreamEnd, Summary]:
         """Read the stream to its end. Raises TailraceError if that cannot be reached."""
         asked_s = self._clock_s()
         first_s = last_s = asked_s
         async for frame in stream:
-            if isinstance(frame, Token):
+            if isinstance(frame, Token | ScoredToken | Revision):
                 last_s = self._clock_s()
                 first_s = last_s if self.tokens == 0 else first_s
                 self._show(frame, stream)
+            elif isinstance(frame, Notice):
+                self._note(f"⟨{frame.code}: {frame.message}⟩")
         end = stream.end
         assert end is not None, "a stream that is iterated to its end has one"
         elapsed_s = last_s - first_s
@@ -102,10 +113,20 @@ class Viewer:
             case "open":
                 self._waiting = False
 
-    def _show(self, token: Token, stream: Stream) -> None:
-        self.text += token.text
+    def _show(self, frame: Token | ScoredToken | Revision, stream: Stream) -> None:
+        self._text.add(frame)
         self.tokens += 1
-        self._write(token.text)
+        self._write(self._news(frame))
         if self.tokens == self._cut_after:
             self._was_cut = True
             stream.cut()
+
+    def _news(self, frame: Frame) -> str:
+        """What is to be written so that the text stands there."""
+        if isinstance(frame, Token | ScoredToken):
+            self._written += frame.text
+            return frame.text
+        before, self._written = self._written, self.text
+        if self._written.startswith(before):
+            return self._written[len(before) :]
+        return f"\n{self._written}"

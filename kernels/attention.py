@@ -1,4 +1,8 @@
-"""Causal attention of new tokens over a KV cache: the oracle, and what the CPU runs."""
+"""Causal attention over a KV cache: the oracle, and what the CPU runs.
+
+Source: Vaswani et al., Attention Is All You Need, 2017, section 3.2.1; grouped queries after
+Ainslie et al., GQA, 2023. Query head h reads KV head h // (heads / kv_heads).
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,31 @@ def causal_attention(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attend from the last T of N positions to all positions up to their own.
 
     q: fp32 [T, heads, D], the queries of positions N-T .. N-1.
-    keys: fp32 [kv_heads, D, N]; transposed, so that one decoded token reads rows of N.
-    values: fp32 [kv_heads, N, D]. Query head h reads KV head h // (heads / kv_heads).
-    Returns fp32 [T, heads * D]. Raises ValueError for shapes that do not fit.
-
-    Source: Vaswani et al., Attention Is All You Need, 2017, section 3.2.1; grouped queries
-    after Ainslie et al., GQA, 2023.
+    keys, values: fp32 [kv_heads, N, D]. Returns fp32 [T, heads * D]. Its bits depend on T.
+    Raises ValueError for shapes that do not fit.
     """
     tokens, heads, head_dim = q.shape
-    kv_heads, _, positions = keys.shape
+    kv_heads, positions, _ = keys.shape
     _check_shapes(q, keys, values)
     group = heads // kv_heads
-    grouped = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    rows = grouped.reshape(kv_heads, group * tokens, head_dim)
-    scores = torch.bmm(rows, keys).mul_(head_dim**-0.5)
+    rows = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    rows = rows.reshape(kv_heads, group * tokens, head_dim)
+    scores = torch.bmm(rows, keys.transpose(1, 2)).mul_(head_dim**-0.5)
     if tokens > 1:
         _hide_later_positions(scores.view(kv_heads * group, tokens, positions))
     mixed = torch.bmm(scores.softmax(-1), values).view(kv_heads, group, tokens, head_dim)
     return mixed.permute(2, 0, 1, 3).reshape(tokens, heads * head_dim)
+
+
+def row_attention(q: Tensor, keys: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+    """`causal_attention` of one row in its own layout, unchecked: decoding takes it often.
+
+    q: fp32 [kv_heads, heads / kv_heads, D]. keys, values: fp32 [kv_heads, N, D]. scale: fp32 [],
+    D ** -0.5, made once, as a tensor is multiplied by in half the time that a number is.
+    Returns fp32 of q's shape.
+    """
+    scores = torch.bmm(q, keys.transpose(1, 2)).mul_(scale)
+    return torch.bmm(scores.softmax(-1), values)
 
 
 def _hide_later_positions(scores: Tensor) -> None:
@@ -39,8 +50,8 @@ def _hide_later_positions(scores: Tensor) -> None:
 
 def _check_shapes(q: Tensor, keys: Tensor, values: Tensor) -> None:
     tokens, heads, head_dim = q.shape
-    kv_heads, key_dim, positions = keys.shape
+    kv_heads, positions, key_dim = keys.shape
     if key_dim != head_dim or heads % kv_heads or positions < tokens:
         raise ValueError(f"keys: shape {tuple(keys.shape)} does not fit q {tuple(q.shape)}")
-    if values.shape != (kv_heads, positions, head_dim):
-        raise ValueError(f"values: shape {tuple(values.shape)} does not fit keys")
+    if values.shape != keys.shape:
+        raise ValueError(f"values: shape {tuple(values.shape)}, but keys {tuple(keys.shape)}")

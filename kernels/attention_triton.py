@@ -28,7 +28,6 @@ from torch import Tensor
 
 from kernels.checks import check_same_device, check_tensor
 from kernels.launch import OPTIONS, next_power_of_2
-from kernels.linear_triton import rounded
 from kernels.paged_attention import SPLIT_PAGES, SPLIT_TOKENS, check_queries
 from kernels.paged_kv import PAGE_TOKENS, PagedKv, check_tables
 from kernels.rope import Rope
@@ -42,6 +41,7 @@ from kernels.rope_triton import (
     turned_heads,
     write_token,
 )
+from kernels.rounding_triton import rounded
 from kernels.shapes import DecoderShape
 from kernels.softmax_triton import attend_tile, softmax_plan
 from kernels.splits_triton import DecodeWorkspace, finish, splits_of, store_heads

@@ -19,6 +19,7 @@ from torch import Tensor
 from kernels.attention_triton import decode_attention
 from kernels.embedding_triton import embed
 from kernels.layers import Head, Layer
+from kernels.one_copy import one_copy
 from kernels.paged_kv import PagedKv
 from kernels.prefill_triton import prefill_attention
 from kernels.rope import Rope
@@ -50,15 +51,7 @@ class Rows:
     ) -> Rows:
         """From numbers, in one copy to the device."""
         lengths = [position + 1 for position in positions]
-        columns = [list(ids), list(positions), lengths, list(sequences)]
-        return cls(*torch.tensor(columns, dtype=torch.int32).to(device))
-
-    def copy_(self, rows: Rows) -> None:
-        """Take the values of as many other rows."""
-        self.ids.copy_(rows.ids)
-        self.positions.copy_(rows.positions)
-        self.lengths.copy_(rows.lengths)
-        self.sequences.copy_(rows.sequences)
+        return cls(*_columns([ids, positions, lengths, sequences], device))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -85,9 +78,11 @@ class Chunks:
         device: torch.device,
     ) -> Chunks:
         """From the numbers of rows of each chunk, in one copy to the device."""
-        bounds = [0, *accumulate(sizes)]
-        numbers = torch.tensor([*bounds, *starts, *sequences], dtype=torch.int32).to(device)
-        return cls(*torch.split(numbers, [len(bounds), len(starts), len(sequences)]))
+        return cls(*_columns([[0, *accumulate(sizes)], starts, sequences], device))
+
+
+def _columns(columns: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
+    return one_copy([torch.tensor(column, dtype=torch.int32) for column in columns], device)
 
 
 Attend = Callable[[Tensor, PagedKv, Tensor], None]
@@ -97,8 +92,9 @@ class Decoder:
     """One model's weights, and buffers for up to `max_rows` rows at a time.
 
     table: bf16, fp16 or fp32 [vocab, hidden]. layers, ropes and cache: one part per layer.
-    max_length: positions that a sequence may have. Raises ValueError for parts that do not fit
-    one another.
+    max_length: positions that a sequence may have. step_rows: rows that may be decoded or have
+    their logits computed at a time, max_rows if it is None; it is what a long context and a
+    large vocabulary cost memory for. Raises ValueError for parts that do not fit one another.
     """
 
     def __init__(
@@ -112,6 +108,7 @@ class Decoder:
         *,
         max_rows: int,
         max_length: int,
+        step_rows: int | None = None,
     ) -> None:
         if not len(layers) == len(ropes) == len(cache) == shape.layers:
             raise ValueError(
@@ -121,25 +118,27 @@ class Decoder:
         self.shape = shape
         self.device = table.device
         self.max_rows = max_rows
+        self.max_length = max_length
+        self.step_rows = max_rows if step_rows is None else step_rows
         self.table = table
         self.parts = list(zip(layers, ropes, cache, strict=True))
         self.head = head
-        self._x = self._buffer(shape.hidden)
-        self._qkv = self._buffer(shape.queries + 2 * shape.keys)
-        self._queries = self._buffer(shape.queries)
-        self._mixed = self._buffer(shape.queries)
-        self._logits = self._buffer(shape.vocab)
+        self._x = self._buffer(max_rows, shape.hidden)
+        self._qkv = self._buffer(max_rows, shape.queries + 2 * shape.keys)
+        self._queries = self._buffer(max_rows, shape.queries)
+        self._mixed = self._buffer(max_rows, shape.queries)
+        self._logits = self._buffer(self.step_rows, shape.vocab)
         self.faults = torch.zeros(max_rows, dtype=torch.int32, device=self.device)
         """What the last call found wrong with each row: bits FAULT_*, 0 for nothing."""
         self._workspace = DecodeWorkspace(
-            max_rows, shape.heads, shape.kv_heads, shape.head_dim, max_length, self.device
+            self.step_rows, shape.heads, shape.kv_heads, shape.head_dim, max_length, self.device
         )
 
     def decode(self, rows: Rows, tables: Tensor, max_length: int) -> Tensor:
         """One token of each of distinct sequences; returns hidden rows, fp32 [rows, hidden].
 
         tables: int32 [sequences, max_pages]. max_length: no row is longer. The result is a view
-        of a buffer that the next call overwrites. Raises ValueError for more than max_rows.
+        of a buffer that the next call overwrites. Raises ValueError for more than step_rows.
         """
         x, qkv, mixed, _ = self._begin(rows)
         for layer, rope, cache in self.parts:
@@ -164,7 +163,7 @@ class Decoder:
         return self._written_first(rows, tables, attend)
 
     def prefill(self, rows: Rows, chunks: Chunks, tables: Tensor, max_tokens: int) -> Tensor:
-        """Rows that are chunks of prompts, none of more than `max_tokens`; else as `decode`."""
+        """Up to max_rows rows that are chunks of prompts, none of more than `max_tokens`."""
 
         def attend(queries: Tensor, cache: PagedKv, mixed: Tensor) -> None:
             prefill_attention(
@@ -175,7 +174,7 @@ class Decoder:
         return self._written_first(rows, tables, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden rows fp32 [rows, hidden] -> fp32 [rows, vocab], a view of a buffer."""
+        """Up to step_rows hidden rows fp32 [rows, hidden] -> fp32 [rows, vocab] of a buffer."""
         logits = self._logits[: len(hidden)]
         self.head(hidden, logits)
         return logits
@@ -205,5 +204,5 @@ class Decoder:
         embed(rows.ids, self.table, x, self.faults[:count])
         return x, qkv, mixed, queries
 
-    def _buffer(self, columns: int) -> Tensor:
-        return torch.empty(self.max_rows, columns, device=self.device)
+    def _buffer(self, rows: int, columns: int) -> Tensor:
+        return torch.empty(rows, columns, device=self.device)

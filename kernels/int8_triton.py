@@ -26,7 +26,15 @@ from triton.language.extra import cuda
 
 from kernels.checks import check_multiple, check_same_device, check_tensor
 from kernels.int8_linear import check_int8_weight
-from kernels.int8_words_triton import WORD, WORDS, dp4a, load_row, normalise_row, quantise_row
+from kernels.int8_words_triton import (
+    WORD,
+    WORDS,
+    dp4a,
+    load_row,
+    load_weights,
+    normalise_row,
+    quantise_row,
+)
 from kernels.launch import INTERPRETED, OPTIONS, next_power_of_2
 from kernels.shapes import DecoderShape
 from kernels.variant import Variant
@@ -43,7 +51,6 @@ TILE_OUT = 2 * GROUP_ROWS
 """Weight rows that a program of the GEMV multiplies at a time, while it loads as many more."""
 
 _WORDS = tl.constexpr(WORDS)
-_WORD = tl.constexpr(WORD)
 _GROUP_ROWS = tl.constexpr(GROUP_ROWS)
 _TILE_OUT = tl.constexpr(TILE_OUT)
 
@@ -56,15 +63,7 @@ def load_rows(
     tiles = ()
     for group in tl.static_range(2):
         row = first + group * _GROUP_ROWS + tl.arange(0, _GROUP_ROWS)
-        for step in tl.static_range(STEPS):
-            line = step * LINES + tl.arange(0, LINES)
-            word = (line[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :])[:, None, :]
-            mask = (row < OUT)[None, :, None]
-            if (step + 1) * LINES * _WORDS * _WORD > IN:
-                mask = mask & (word < IN // _WORD)
-            place = words_ptr + row[None, :, None] * (IN // _WORD) + word
-            tile = tl.load(place, mask=mask, other=0, eviction_policy="evict_first")
-            tiles = tiles + (tile,)
+        tiles = tiles + load_weights(words_ptr, row, OUT, IN, LINES, STEPS)
     return tiles
 
 

@@ -1,4 +1,4 @@
-"""A row of activations in the registers of a program: normalised, quantised, four to a word.
+"""Rows in the registers of a program: activations, normalised and quantised, and their weights.
 
 The device functions that both GEMVs with int8 activations share. A row of `IN` elements is
 held as `STEPS` tiles [LINES, 32, 4]: a line is 32 words of 4 elements, and the lines of a tile
@@ -80,6 +80,27 @@ def load_row(row_ptr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr
             tiles = tiles + (tl.load(row_ptr + element),)
         else:
             tiles = tiles + (tl.load(row_ptr + element, mask=element < IN, other=0.0),)
+    return tiles
+
+
+@triton.jit
+def load_weights(
+    words_ptr, row, end, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr
+):  # fmt: skip
+    """Rows `row` of IN // 4 words as a tuple of STEPS tiles int32 [LINES, rows, 32]; 0 from `end`.
+
+    Each is read once: what comes from memory is not kept for others.
+    """
+    tiles = ()
+    for step in tl.static_range(STEPS):
+        line = step * LINES + tl.arange(0, LINES)
+        word = (line[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :])[:, None, :]
+        mask = (row < end)[None, :, None]
+        if (step + 1) * LINES * _WORDS * _WORD > IN:
+            mask = mask & (word < IN // _WORD)
+        place = words_ptr + row[None, :, None] * (IN // _WORD) + word
+        tile = tl.load(place, mask=mask, other=0, eviction_policy="evict_first")
+        tiles = tiles + (tile,)
     return tiles
 
 

@@ -24,6 +24,7 @@ import triton.language as tl
 from kernels.epilogue import Epilogue
 from kernels.linear_plan import ROWS
 from kernels.norm_triton import inverse_rms, normalise
+from kernels.rounding_triton import rounded
 
 PREFETCH = 4
 """Tiles that a program asks for before it may read activations: 14.7 MB over 224 programs."""
@@ -54,19 +55,6 @@ sub.rn.bf16x2 $0, word, $2;
 def unpack_asm(bits, part):
     """The instructions that turn part `part` of two 16-bit words into two bf16 numbers."""
     return (_INT8_ASM if bits == 8 else _INT4_ASM).replace("SHIFT", str(part * bits))
-
-
-@triton.jit
-def rounded(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
-    """fp32 x in `dtype`, half to even; in the interpreter, whose bf16 truncates, held as fp32."""
-    if not INTERPRETED:
-        return x.to(dtype)
-    elif dtype == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
-        return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
-    else:
-        return x.to(dtype).to(tl.float32)
 
 
 @triton.jit

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from kernels.checks import check_same_device, check_tensor
 from kernels.launch import OPTIONS
-from kernels.linear_triton import rounded
 from kernels.paged_attention import check_queries
 from kernels.paged_kv import PAGE_TOKENS, PagedKv, check_tables
 from kernels.rope_triton import absent_pointers, page_at, row_fault, served_caches, signature_of
+from kernels.rounding_triton import rounded
 from kernels.shapes import DecoderShape
 from kernels.softmax_triton import attend_tile, softmax_plan
 from kernels.variant import Variant

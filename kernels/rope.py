@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from kernels.checks import check_same_device, check_tensor
 from kernels.norm import order_free_rms_norm
+from kernels.rope_scaling import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +52,58 @@ class Rope:
         return normed * cos + swapped * sin
 
 
-def rope_table(positions: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+def rope_table(
+    positions: int, head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
     """The factors for positions 0 .. positions-1, computed once when a model loads.
 
     Returns (cos, sin), both fp32 [positions, head_dim]. Columns d and d + head_dim/2 turn by
-    the angle position * theta ** (-2d / head_dim). The first half of sin is negated, so that
-    `apply_rope` swaps the halves and never negates. Raises ValueError for an odd head_dim.
+    the angle position * frequency d of `rope_frequencies`; YaRN's attention factor is in both.
+    The first half of sin is negated, so that `apply_rope` swaps the halves and never negates.
+    Raises ValueError for an odd head_dim.
 
     Source: Su et al., RoFormer, 2021.
+    """
+    frequency = rope_frequencies(head_dim, theta, scaling)
+    angle = torch.arange(positions, dtype=torch.float32)[:, None] * frequency
+    magnitude = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+    cos, sin = angle.cos() * magnitude, angle.sin() * magnitude
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:
+    """Radians per position of every pair of dimensions, fp32 [head_dim / 2].
+
+    theta ** (-2d / head_dim), then scaled. The steps and their order are those of
+    transformers, so that the tables are the same. Raises ValueError for an odd head_dim.
     """
     if head_dim % 2:
         raise ValueError(f"head_dim: {head_dim} is odd")
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    frequency = 1.0 / (theta**exponent)
-    angle = torch.arange(positions, dtype=torch.float32)[:, None] * frequency
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    wavelength = theta**exponent
+    match scaling:
+        case None:
+            return 1.0 / wavelength
+        case LinearScaling():
+            return 1.0 / wavelength / scaling.factor
+        case Llama3Scaling():
+            return _llama3_frequencies(1.0 / wavelength, scaling)
+        case YarnScaling():
+            first, last = scaling.ramp(head_dim, theta)
+            pair = torch.arange(head_dim // 2, dtype=torch.float32)
+            unscaled = 1 - ((pair - first) / (last - first)).clamp(0, 1)
+            scaled = 1.0 / (scaling.factor * wavelength)
+            return scaled * (1 - unscaled) + 1.0 / wavelength * unscaled
+
+
+def _llama3_frequencies(frequency: Tensor, scaling: Llama3Scaling) -> Tensor:
+    period = 2 * math.pi / frequency
+    slow = period > scaling.original_context / scaling.low_turns
+    fast = period < scaling.original_context / scaling.high_turns
+    turns = scaling.original_context / period
+    blend = (turns - scaling.low_turns) / (scaling.high_turns - scaling.low_turns)
+    between = (1 - blend) * frequency / scaling.factor + blend * frequency
+    return torch.where(slow, frequency / scaling.factor, torch.where(fast, frequency, between))
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

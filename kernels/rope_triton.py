@@ -20,11 +20,11 @@ from torch import Tensor
 
 from kernels.checks import check_same_device, check_tensor
 from kernels.launch import INTERPRETED, OPTIONS, next_power_of_2
-from kernels.linear_triton import rounded
 from kernels.norm_triton import int8_factor, inverse_rms, normalise, quantise
 from kernels.paged_attention import FAULT_PAGE, FAULT_POSITION, FAULT_SEQUENCE, check_queries
 from kernels.paged_kv import FP8, FP8_MAX, PAGE_TOKENS, SCALED_DTYPES, PagedKv, check_tables
 from kernels.rope import Rope
+from kernels.rounding_triton import rounded
 from kernels.shapes import DecoderShape, Family
 from kernels.ternary import INT8_MAX
 from kernels.variant import Variant

@@ -72,6 +72,7 @@ _LOW_32 = 0xFFFFFFFF
 # Tensors, because an operation with a Python number takes twice the time of one without.
 _MULTIPLIERS = torch.tensor([[0xD2511F53], [0xCD9E8D57]])
 _KEY_STEPS = torch.tensor([[0x9E3779B9], [0xBB67AE85]])
+_ROUND_STEPS = (torch.arange(PHILOX_ROUNDS)[:, None, None] * _KEY_STEPS).unbind()
 _LOW_HALF = torch.tensor(_LOW_32)
 _HALF = torch.tensor(32)
 _LOG2_E, _LN2_HIGH, _LN2_LOW = torch.tensor([LOG2_E, LN2_HIGH, LN2_LOW]).unbind()
@@ -174,11 +175,15 @@ def allowed_ids(mask: Tensor, vocab: int) -> Tensor:
     Bits from `vocab` on do not count. Raises ValueError if none is left.
     """
     check_tensor("mask", mask, torch.int32, -(-vocab // MASK_BITS))
-    bits = (mask[:, None] >> _BIT_PLACES).bitwise_and_(1).flatten()[:vocab]
-    ids = bits.nonzero()[:, 0]
+    ids = mask_bits(mask, vocab).nonzero()[:, 0]
     if not ids.numel():
         raise ValueError("mask: it allows no token")
     return ids
+
+
+def mask_bits(masks: Tensor, vocab: int) -> Tensor:
+    """The bits of grammar masks: int32 [..., ceil(vocab / 32)] -> int32 [..., vocab] of 0 and 1."""
+    return (masks[..., None] >> _BIT_PLACES).bitwise_and_(1).flatten(-2)[..., :vocab]
 
 
 def penalised(logits: Tensor, sampling: Sampling, counts: Tensor | None) -> Tensor:
@@ -194,7 +199,12 @@ def penalised(logits: Tensor, sampling: Sampling, counts: Tensor | None) -> Tens
         raise ValueError("counts: missing, but the sampling penalises what was generated")
     check_tensor("counts", counts, torch.int32, logits.numel())
     penalties = (sampling.repetition, sampling.presence, sampling.frequency)
-    repetition, presence, frequency = torch.tensor(penalties, dtype=torch.float32).unbind()
+    return penalised_by(logits, counts, torch.tensor(penalties, dtype=torch.float32))
+
+
+def penalised_by(logits: Tensor, counts: Tensor, penalties: Tensor) -> Tensor:
+    """`penalised` of logits and counts [..., V]: fp32 [..., 3], repetition, presence, frequency."""
+    repetition, presence, frequency = penalties[..., None].unbind(-2)
     seen = counts > 0
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
     kept = torch.where(seen, repeated, logits)
@@ -260,10 +270,15 @@ def weights(scores: Tensor) -> Tensor:
 
 def gumbel(ids: Tensor, seed: int, position: int) -> Tensor:
     """Gumbel noise of each vocabulary id at a position: int64 [n] -> fp32 [n]."""
+    return keyed_gumbel(ids, seed_key(seed), position)
+
+
+def keyed_gumbel(ids: Tensor, key: Tensor, position: Tensor | int) -> Tensor:
+    """`gumbel` of ids that may have a seed and a position each: key int64 [2, 1 or n]."""
     counter = torch.zeros(4, ids.numel(), dtype=torch.int64)
     counter[0] = ids
     counter[1] = position
-    return gumbel_of(philox(counter, seed)[0])
+    return gumbel_of(keyed_philox(counter, key)[0])
 
 
 def gumbel_of(word: Tensor) -> Tensor:
@@ -276,15 +291,26 @@ def gumbel_of(word: Tensor) -> Tensor:
 def philox(counter: Tensor, seed: int) -> Tensor:
     """Philox4x32-10 of n counters: int64 [4, n] that holds u32 words, and so does the result.
 
-    seed: u64, the two key words. int64 products wrap modulo 2**64, as the 32x32-bit product
-    needs. Between rounds the odd words keep the whole product: only their low half matters
-    and the mask on the even words, or the last one, takes the rest off.
+    seed: u64, the two key words.
     """
-    rounds = torch.arange(PHILOX_ROUNDS)[:, None, None]
-    first_key = torch.tensor([seed & _LOW_32, seed >> 32])[:, None]
+    return keyed_philox(counter, seed_key(seed))
+
+
+def seed_key(*seeds: int) -> Tensor:
+    """The two key words of each seed, a u64: int64 [2, seeds] that holds u32 words."""
+    return torch.tensor([[seed & _LOW_32 for seed in seeds], [seed >> 32 for seed in seeds]])
+
+
+def keyed_philox(counter: Tensor, key: Tensor) -> Tensor:
+    """`philox` of counters that may have a key each: int64 [2, 1 or n] of u32 words.
+
+    int64 products wrap modulo 2**64, as the 32x32-bit product needs. Between rounds the odd
+    words keep the whole product: only their low half matters and the mask on the even words, or
+    the last one, takes the rest off.
+    """
     even, odd = counter[0::2], counter[1::2]
-    for key in (first_key + rounds * _KEY_STEPS).unbind():
+    for step in _ROUND_STEPS:
         product = (even * _MULTIPLIERS).flip(0)
-        even = (product >> _HALF ^ odd ^ key) & _LOW_HALF
+        even = (product >> _HALF ^ odd ^ (key + step)) & _LOW_HALF
         odd = product
     return torch.stack((even, odd & _LOW_HALF), 1).view(4, -1)

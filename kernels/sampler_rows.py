@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check_same_device, check_tensor
+from kernels.one_copy import one_copy
 from kernels.sampler import MASK_BITS, Sampling
 from kernels.sampler_plan import SCORE_BINS, SMALLEST_BLOCK
 
@@ -54,23 +55,23 @@ class SamplerRows:
         """The rows of these requests; mask and counts as above. Penalties need counts."""
         if counts is None and any(sampling.penalises for sampling in samplings):
             raise ValueError("counts: missing, but a sampling penalises what was generated")
-        penalties = [(s.repetition, s.presence, s.frequency) for s in samplings]
-        seeds = [s.seed - (s.seed >> 63 << 64) for s in samplings]
-        return cls(
-            torch.tensor([s.temperature for s in samplings], dtype=torch.float32, device=device),
-            torch.tensor(
-                [min(s.top_k, 2**31 - 1) for s in samplings], dtype=torch.int32, device=device
-            ),
-            torch.tensor([s.top_p for s in samplings], dtype=torch.float32, device=device),
-            torch.tensor([s.min_p for s in samplings], dtype=torch.float32, device=device),
-            torch.tensor(seeds, dtype=torch.int64, device=device),
-            torch.tensor(positions, dtype=torch.int32, device=device),
-            mask,
-            counts,
-            None
-            if counts is None
-            else torch.tensor(penalties, dtype=torch.float32, device=device).view(-1, 3),
+        # A large top_k is off, whatever its number.
+        settings = one_copy(
+            [
+                torch.tensor([s.temperature for s in samplings], dtype=torch.float32),
+                torch.tensor([min(s.top_k, 2**31 - 1) for s in samplings], dtype=torch.int32),
+                torch.tensor([s.top_p for s in samplings], dtype=torch.float32),
+                torch.tensor([s.min_p for s in samplings], dtype=torch.float32),
+                torch.tensor([s.seed - (s.seed >> 63 << 64) for s in samplings], dtype=torch.int64),
+                torch.tensor(positions, dtype=torch.int32),
+                torch.tensor(
+                    [(s.repetition, s.presence, s.frequency) for s in samplings],
+                    dtype=torch.float32,
+                ).view(-1, 3),
+            ],
+            device,
         )
+        return cls(*settings[:6], mask, counts, None if counts is None else settings[6])
 
     def check(self, rows: int, vocab: int) -> None:
         """Raise TypeError or ValueError that names what does not fit logits [rows, vocab]."""

@@ -257,7 +257,7 @@ def split(
 
 
 # Triton 3.6 aborts on this kernel when a vocabulary of 1 is compiled in, so that none is.
-@triton.jit(do_not_specialize=["vocab"])
+@triton.jit(do_not_specialize=["vocab", "blocks"])
 def settle(
     temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr, highs_ptr,
     high_ids_ptr, winners_ptr, winner_ids_ptr, targets_ptr, sizes_ptr, candidate_keys_ptr,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch import INTERPRETED, next_power_of_2
-from kernels.linear_triton import rounded
+from kernels.rounding_triton import rounded
 
 DOT_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16}
 """What products are computed in; bf16 for all other caches, whose numbers it holds exactly."""

@@ -1,36 +1,111 @@
-"""A whole decode step in one CUDA graph: a launch for the step instead of five per layer."""
+"""A decode step at fixed addresses: on a GPU one CUDA graph instead of five launches per layer."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from kernels.decoder import Decoder, Rows
+from kernels.one_copy import ALIGNED_BYTES
+from kernels.paged_kv import PAGE_TOKENS
+
+NO_POSITION = -1
+"""Of a row that only fills a step up: it faults, and what faults is written nowhere."""
+NO_PAGE = -1
+"""After a sequence's last page: to read it is a fault, not another sequence's keys."""
+
+
+class StepInputs:
+    """Rows, and a block table for as many sequences, in one buffer: one copy to the device a step.
+
+    rows: `kernels.decoder.Rows` of `count` rows. tables: int32 [count, pages].
+    """
+
+    def __init__(self, count: int, pages: int, device: torch.device) -> None:
+        self._count, self._pages = count, pages
+        self._width = count + -count % (ALIGNED_BYTES // torch.int32.itemsize)
+        self._numbers = self._filled([], [], [], []).to(device)
+        columns = self._columns(self._numbers)
+        self.rows = Rows(*(column[:count] for column in columns))
+        self.tables = self._tables(self._numbers)
+
+    def fill(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        tables: Sequence[Sequence[int]],
+    ) -> None:
+        """Take up to `count` rows; those beyond have length 0, read nothing and write nothing.
+
+        tables: the pages of each sequence, of which no more are taken than there is room for.
+        """
+        self._numbers.copy_(self._filled(ids, positions, sequences, tables))
+
+    def _filled(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        tables: Sequence[Sequence[int]],
+    ) -> Tensor:
+        width, used = self._width, len(ids)
+        numbers = torch.zeros(4 * width + self._count * self._pages, dtype=torch.int32)
+        columns = self._columns(numbers)
+        columns[1].fill_(NO_POSITION)
+        lengths = [position + 1 for position in positions]
+        columns[:, :used] = torch.tensor([[*ids], [*positions], lengths, [*sequences]])
+        cells = self._tables(numbers).fill_(NO_PAGE)
+        for cell, table in zip(cells, tables, strict=False):
+            taken = table[: self._pages]
+            cell[: len(taken)] = torch.tensor(taken, dtype=torch.int32)
+        return numbers
+
+    def _columns(self, numbers: Tensor) -> Tensor:
+        return numbers[: 4 * self._width].view(4, self._width)
+
+    def _tables(self, numbers: Tensor) -> Tensor:
+        return numbers[4 * self._width :].view(self._count, self._pages)
 
 
 class StepGraph:
-    """The decode step of a fixed number of rows, none longer than `max_length`, and its logits.
+    """Up to `count` rows, none longer than `max_length`, through a decoder's layers.
 
-    tables: int32 [sequences, max_pages], read anew by every step. The graph works in the
-    decoder's buffers: steps of one decoder run one after another. Needs a CUDA device.
+    distinct: the rows are of distinct sequences (`Decoder.decode`), else of any
+    (`Decoder.replay`); both give a row the same bits. It works in the decoder's buffers: steps of
+    one decoder run one after another. Without a CUDA device the launches are made one by one.
     """
 
-    def __init__(self, decoder: Decoder, tables: Tensor, rows: int, max_length: int) -> None:
-        # Rows of length 0 write nothing and read nothing: the rehearsal leaves no trace.
-        self._rows = Rows(*torch.zeros(4, rows, dtype=torch.int32, device=decoder.device))
-        self._graph = torch.cuda.CUDAGraph()
-        rehearsal = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        rehearsal.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(rehearsal):  # compiles what is not yet compiled
-            decoder.logits(decoder.decode(self._rows, tables, max_length))
-        torch.cuda.current_stream().wait_stream(rehearsal)
-        with torch.cuda.graph(self._graph):
-            self.hidden = decoder.decode(self._rows, tables, max_length)
-            """fp32 [rows, hidden] of the last step."""
-            self.logits: Tensor = decoder.logits(self.hidden)
-            """fp32 [rows, vocab] of the last step."""
+    def __init__(self, decoder: Decoder, count: int, max_length: int, *, distinct: bool) -> None:
+        self.inputs = StepInputs(count, -(-max_length // PAGE_TOKENS), decoder.device)
+        through = decoder.decode if distinct else decoder.replay
+        launch = partial(through, self.inputs.rows, self.inputs.tables, max_length)
+        self._run = _captured(launch) if decoder.device.type == "cuda" else launch
 
-    def __call__(self, rows: Rows) -> None:
-        """Run a step; `hidden` and `logits` hold what comes of it once the device is through."""
-        self._rows.copy_(rows)
-        self._graph.replay()
+    def __call__(self) -> Tensor:
+        """Run the step that `inputs` was filled with; hidden rows fp32 [count, hidden].
+
+        They are a view of a buffer that the decoder's next call overwrites.
+        """
+        return self._run()
+
+
+def _captured(launch: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    # Rows of length 0 write nothing and read nothing: the rehearsal leaves no trace.
+    rehearsal = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    rehearsal.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(rehearsal):  # compiles what is not yet compiled
+        launch()
+    torch.cuda.current_stream().wait_stream(rehearsal)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        hidden = launch()
+
+    def run() -> Tensor:
+        graph.replay()
+        return hidden
+
+    return run

@@ -65,7 +65,7 @@ def field(packed, i: tl.constexpr, INTERPRETED: tl.constexpr):
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def ternary_gemm_kernel(
     q_ptr, factor_ptr, packed_ptr, scale_ptr, out_ptr, rows,
     IN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,

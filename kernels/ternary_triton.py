@@ -30,7 +30,15 @@ from triton.language.extra import cuda
 
 from kernels.checks import check_same_device, check_tensor
 from kernels.epilogue import Epilogue
-from kernels.int8_words_triton import WORD, WORDS, dp4a, load_row, normalise_row, quantise_row
+from kernels.int8_words_triton import (
+    WORD,
+    WORDS,
+    dp4a,
+    load_row,
+    load_weights,
+    normalise_row,
+    quantise_row,
+)
 from kernels.launch import INTERPRETED, OPTIONS
 from kernels.shapes import DecoderShape
 from kernels.ternary_gemm_triton import (
@@ -94,24 +102,6 @@ def masked_dp4a(words, activations, total, i: tl.constexpr, INTERPRETED: tl.cons
 
 
 @triton.jit
-def load_packed(
-    words_ptr, row, end, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr
-):  # fmt: skip
-    """Packed rows `row` as a tuple of STEPS tiles int32 [LINES, PACKED_ROWS, 32]."""
-    tiles = ()
-    for step in tl.static_range(STEPS):
-        line = step * LINES + tl.arange(0, LINES)
-        word = (line[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :])[:, None, :]
-        mask = (row < end)[None, :, None]
-        if (step + 1) * LINES * _WORDS * _WORD > IN:
-            mask = mask & (word < IN // _WORD)
-        place = words_ptr + row[None, :, None] * (IN // _WORD) + word
-        tile = tl.load(place, mask=mask, other=0, eviction_policy="evict_first")
-        tiles = tiles + (tile,)
-    return tiles
-
-
-@triton.jit
 def sum_products(
     tiles, FIRST_TILE: tl.constexpr, words, LINES: tl.constexpr, STEPS: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -151,10 +141,10 @@ def ternary_gemv_kernel(
     tiles = ()
     for group in tl.static_range(GROUPS):
         row = first + group * _PACKED_ROWS + tl.arange(0, _PACKED_ROWS)
-        tiles = tiles + load_packed(words_ptr, row, END, IN, LINES, STEPS)
+        tiles = tiles + load_weights(words_ptr, row, END, IN, LINES, STEPS)
         if GATED:
             up_ptr = words_ptr + FIRST * (IN // _WORD)
-            tiles = tiles + load_packed(up_ptr, row, END, IN, LINES, STEPS)
+            tiles = tiles + load_weights(up_ptr, row, END, IN, LINES, STEPS)
     gains, columns, scales = (), (), ()
     if NORM:
         gains = load_row(norm_ptr, IN, LINES, STEPS)

@@ -7,20 +7,30 @@ names the field and says what would be right.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable
+from typing import TypeVar
 
-from ledger.errors import CallerError, NotFound
-from ledger.frame import Open, encode
+from ledger.errors import CallerError, Conflict, NotFound
+from ledger.frame import Open, Overflow, encode
+from origin.grammar import check_format
 from origin.prompt import PromptReader
 from origin.recipe import Recipe, prompt_hash
 
 MAX_TEMPERATURE = 2.0
+MAX_REPETITION = 10.0
+MAX_PENALTY = 2.0
+"""Of presence and frequency, either way, as in OpenAI's API."""
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128
 MAX_KEY_CHARS = 255
 MAX_TOP_K = 1 << 20
+MAX_LOGPROBS = 20
+MAX_CHOICES = 16
 DEFAULT_MAX_TOKENS = 256
+MAX_TEXT_TOKENS = 1 << 20
+"""The most that a worker of kind `text` is asked for: it tells of no context."""
+
+Value = TypeVar("Value", int, float)
 
 
 def admit(
@@ -28,10 +38,13 @@ def admit(
     *,
     model: str,
     fingerprint: str,
-    reader: PromptReader,
+    reader: PromptReader | None,
     draw_seed: Callable[[], int],
 ) -> Recipe:
-    """Check `request` for `model` and settle everything that it left open."""
+    """Check `request` for `model` and settle everything that it left open.
+
+    Without a `reader` it is for a worker of kind `text`, which knows of no tokens.
+    """
     if request.model != model:
         raise NotFound(
             f"no model {request.model!r}",
@@ -42,23 +55,79 @@ def admit(
     if (request.prompt is None) == (not request.messages):
         raise CallerError("give either prompt or messages", field="prompt")
     _check_ranges(request)
-    ids = reader.ids(request.prompt, request.messages)
-    room = reader.context - len(ids)
+    seed = request.seed if request.seed is not None else draw_seed()
+    if reader is None:
+        return _text_recipe(request, fingerprint, seed)
+    return _token_recipe(request, fingerprint, seed, reader)
+
+
+def _token_recipe(request: Open, fingerprint: str, seed: int, reader: PromptReader) -> Recipe:
+    asked = request.max_tokens if request.max_tokens is not None else DEFAULT_MAX_TOKENS
+    is_dropping = request.overflow is Overflow.DROP_OLDEST
+    room = request.max_tokens or 1
+    read = reader.read(request.prompt, request.messages, room if is_dropping else None)
+    form = request.format
+    if form is not None:
+        check_format(form.kind, form.source)
+    return Recipe(
+        model=request.model,
+        fingerprint=fingerprint,
+        prompt_ids=read.ids,
+        prompt_sha256=prompt_hash(read.ids),
+        max_tokens=min(asked, reader.context - len(read.ids)),
+        temperature=_or(request.temperature, reader.temperature),
+        top_k=_or(request.top_k, reader.top_k),
+        top_p=_or(request.top_p, reader.top_p),
+        min_p=_or(request.min_p, 0.0),
+        repetition=_or(request.repetition_penalty, 1.0),
+        presence=_or(request.presence_penalty, 0.0),
+        frequency=_or(request.frequency_penalty, 0.0),
+        seed=seed,
+        stop=request.stop,
+        ignore_eos=request.ignore_eos,
+        logprobs=request.logprobs,
+        format=None if form is None else (form.kind.word, form.source),
+        priority=request.priority.word,
+        notices=(("truncated", _dropped(read.dropped)),) if read.dropped else (),
+    )
+
+
+def _text_recipe(request: Open, fingerprint: str, seed: int) -> Recipe:
+    """For a worker that answers in text; what only an engine can do is refused by name."""
+    for name in _ENGINE_ONLY:
+        if getattr(request, name) is not None:
+            raise _unsupported(name)
+    if request.overflow is not Overflow.REFUSE:
+        raise _unsupported("overflow")
     asked = request.max_tokens if request.max_tokens is not None else DEFAULT_MAX_TOKENS
     return Recipe(
-        model=model,
+        model=request.model,
         fingerprint=fingerprint,
-        prompt_ids=ids,
-        prompt_sha256=prompt_hash(ids),
-        max_tokens=min(asked, room),
-        temperature=_or(request.temperature, reader.temperature),
-        top_k=request.top_k if request.top_k is not None else reader.top_k,
-        top_p=_or(request.top_p, reader.top_p),
-        seed=request.seed if request.seed is not None else draw_seed(),
+        prompt_ids=(),
+        prompt_sha256=prompt_hash(()),
+        prompt=request.prompt,
+        messages=tuple((message.role, message.content) for message in request.messages),
+        max_tokens=min(asked, MAX_TEXT_TOKENS),
+        temperature=_or(request.temperature, 1.0),
+        top_k=_or(request.top_k, 0),
+        top_p=_or(request.top_p, 1.0),
+        seed=seed,
         stop=request.stop,
         ignore_eos=request.ignore_eos,
         priority=request.priority.word,
     )
+
+
+_ENGINE_ONLY = (
+    *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("logprobs", "format"),
+)
+
+
+def check_count(n: int) -> None:
+    """Before any room is kept for so many streams."""
+    if not 1 <= n <= MAX_CHOICES:
+        raise CallerError(f"is {n}", field="n", hint=f"from 1 to {MAX_CHOICES}")
 
 
 def request_hash(request: Open) -> bytes:
@@ -70,26 +139,11 @@ def request_hash(request: Open) -> bytes:
 def _check_ranges(request: Open) -> None:
     if request.max_tokens is not None and request.max_tokens < 1:
         raise CallerError("is 0", field="max_tokens", hint="at least 1")
-    temperature, top_p = request.temperature, request.top_p
-    if temperature is not None and not 0 <= temperature <= MAX_TEMPERATURE:
-        raise CallerError(
-            f"is {temperature}", field="temperature", hint=f"from 0 to {MAX_TEMPERATURE:g}"
-        )
-    if top_p is not None and not 0 < top_p <= 1:
-        raise CallerError(f"is {top_p}", field="top_p", hint="above 0, at most 1")
-    if request.top_k is not None and request.top_k > MAX_TOP_K:
-        raise CallerError(f"is {request.top_k}", field="top_k", hint=f"0 (off) to {MAX_TOP_K}")
-    if len(request.stop) > MAX_STOPS:
-        raise CallerError(
-            f"{len(request.stop)} sequences", field="stop", hint=f"at most {MAX_STOPS}"
-        )
-    for at, stop in enumerate(request.stop):
-        if not 0 < len(stop) <= MAX_STOP_CHARS:
-            raise CallerError(
-                f"has {len(stop)} characters",
-                field=f"stop[{at}]",
-                hint=f"1 to {MAX_STOP_CHARS} characters",
-            )
+    for name, (is_right, hint) in _RANGES.items():
+        value = getattr(request, name)
+        if value is not None and not is_right(value):
+            raise CallerError(f"is {value}", field=name, hint=hint)
+    _check_stops(request.stop)
     key = request.idempotency_key
     if key is not None and not 0 < len(key) <= MAX_KEY_CHARS:
         raise CallerError(
@@ -97,5 +151,48 @@ def _check_ranges(request: Open) -> None:
         )
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None or math.isnan(value) else value
+def _check_stops(stops: tuple[str, ...]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise CallerError(f"{len(stops)} sequences", field="stop", hint=f"at most {MAX_STOPS}")
+    for at, stop in enumerate(stops):
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            raise CallerError(
+                f"has {len(stop)} characters",
+                field=f"stop[{at}]",
+                hint=f"1 to {MAX_STOP_CHARS} characters",
+            )
+
+
+# NaN is in no range: every comparison with it is false.
+_PENALTY = (lambda value: -MAX_PENALTY <= value <= MAX_PENALTY, f"from -{MAX_PENALTY:g} to 2")
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda value: 0 <= value <= MAX_TEMPERATURE, f"from 0 to {MAX_TEMPERATURE:g}"),
+    "top_p": (lambda value: 0 < value <= 1, "above 0, at most 1"),
+    "top_k": (lambda value: value <= MAX_TOP_K, f"0 (off) to {MAX_TOP_K}"),
+    "min_p": (lambda value: 0 <= value <= 1, "from 0 (off) to 1"),
+    "repetition_penalty": (
+        lambda value: 0 < value <= MAX_REPETITION,
+        f"above 0, at most {MAX_REPETITION:g}; 1 is off",
+    ),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "logprobs": (lambda value: value <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}"),
+}
+
+
+def _unsupported(field: str) -> Conflict:
+    return Conflict(
+        "this model's worker answers in text and cannot do that",
+        code="unsupported",
+        field=field,
+        hint="leave it out",
+    )
+
+
+def _dropped(messages: int) -> str:
+    turns = "message was" if messages == 1 else "messages were"
+    return f"{messages} older {turns} dropped to fit the context"
+
+
+def _or(value: Value | None, default: Value) -> Value:
+    return default if value is None else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -19,6 +20,20 @@ def _split_at_commas(value: object) -> object:
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _is_open_url(value: str) -> bool:
+    """Of a web server, and without anything secret."""
+    try:
+        parts = urlsplit(value)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
 
 
 class LedgerConfig(Settings):
@@ -98,15 +113,100 @@ class OriginConfig(Settings):
         "auto", description="where the model runs; auto: the GPU if there is one"
     )
     workers: int = Field(1, ge=1, le=64, description="worker processes, one loaded model each")
+    step_ms: float = Field(
+        50.0,
+        gt=0,
+        le=60_000,
+        description="how long an engine step should take: what a running stream waits for its next"
+        " token; steps take in as many prompt tokens and streams as that allows",
+    )
+    running_streams: int = Field(
+        64, ge=1, le=4096, description="streams of a worker that are decoded at a time"
+    )
+    kv_mib: int = Field(512, ge=1, description="size of the KV cache of a model on the CPU")
+    speculate: Literal["off", "prompt-lookup"] = Field(
+        "off",
+        description="guess tokens from the text so far and check several at once; never changes"
+        " the text, and pays where a step of several rows costs little more than one",
+    )
+    draft_model: Path | None = Field(
+        None, description="smaller checkpoint with the same tokenizer that guesses tokens instead"
+    )
+    filter: str | None = Field(
+        None,
+        pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$",
+        description="module:factory of a filter that sees each stream's text first and may end it",
+    )
     max_streams: int = Field(256, ge=1, description="running and waiting streams; 503 beyond")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )
-    require_token: bool = Field(False, description="refuse resume and cancel without a token")
+    require_token: bool = Field(
+        False, description="refuse resume, cancel and steer without a token"
+    )
+    metrics: str | None = Field(
+        None, description="HOST:PORT that serves Prometheus metrics under /metrics; default none"
+    )
+    producer: str | None = Field(
+        None,
+        description="module:factory of a Python producer that is served instead of a model",
+    )
+    upstream: str | None = Field(
+        None, description="URL that ends in /v1 of an OpenAI-compatible server to serve"
+    )
+    upstream_model: str | None = Field(
+        None, min_length=1, description="the model's name there; default the only one it lists"
+    )
+    upstream_key_env: str | None = Field(
+        None, min_length=1, description="environment variable that holds that server's key"
+    )
+    upstream_lost: Literal["continue", "end"] = Field(
+        "continue",
+        description="when that server is lost in the middle of a text: continue asks for the rest,"
+        " which cannot be exact; end ends the stream as origin_lost",
+    )
+    upstream_connect_s: float = Field(5.0, gt=0, le=600, description="time for connecting to it")
+    upstream_first_token_s: float = Field(
+        120.0, gt=0, le=3600, description="time for its first token, from the request on"
+    )
+    upstream_between_tokens_s: float = Field(
+        30.0, gt=0, le=3600, description="time between its tokens, after which it has stalled"
+    )
+    upstream_retry_s: float = Field(
+        60.0, ge=0, le=3600, description="a stream waits so long for a server that was lost"
+    )
+    text_streams: int = Field(
+        64,
+        ge=1,
+        le=4096,
+        description="streams that a worker of a producer or an upstream server takes at a time",
+    )
 
-    @field_validator("link")
+    @field_validator("producer")
     @classmethod
-    def _is_address(cls, value: str) -> str:
+    def _is_place(cls, value: str | None) -> str | None:
+        module, _, factory = (value or "m:f").partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), factory)):
+            raise ValueError("write module:factory, such as speech.serve:make")
+        return value
+
+    @model_validator(mode="after")
+    def _serves_one_thing(self) -> Self:
+        # About the whole table, because an error of one field quotes it, password and all.
+        if self.upstream is not None and not _is_open_url(self.upstream):
+            raise ValueError(
+                "upstream: write http://HOST:PORT/v1, without a key or password in it;"
+                " upstream_key_env names the variable that holds the key"
+            )
+        if self.producer is not None and self.upstream is not None:
+            raise ValueError("give producer or upstream, not both")
+        return self
+
+    @field_validator("link", "metrics")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
         host, _, port = value.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
             raise ValueError("write HOST:PORT, such as 127.0.0.1:8470")
@@ -114,8 +214,11 @@ class OriginConfig(Settings):
 
     @property
     def link_address(self) -> tuple[str, int]:
-        host, _, port = self.link.rpartition(":")
-        return host.strip("[]"), int(port)
+        return _address(self.link)
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        return None if self.metrics is None else _address(self.metrics)
 
     @property
     def keys_path(self) -> Path:

@@ -1,160 +1,181 @@
-"""The BitNet decoder on the CPU: fp32, one sequence at a time, with a KV cache.
+"""A decoder on the CPU in fp32: batches of pieces in, hidden rows and drawn tokens out.
 
-A token's keys and values depend on the shapes that were multiplied to compute them, because
-fp32 matrix products are not the same for every row count. Token-exact continuation therefore
-fixes the shapes: a prompt goes through in chunks at absolute multiples of PREFILL_CHUNK_TOKENS
-and every generated token goes through alone. Ternary layers are exact in any shape: sums of
-int8 x ternary products are whole numbers, and below 2**24 fp32 holds them too.
+Exactness (see `origin.model`) holds by construction. Ternary products are sums of whole numbers,
+below 2**24 where fp32 holds them too; fp32 products have one fixed shape (`origin.cpu_linear`); in
+attention every shape follows from the sequence's own length (`origin.cpu_layers`); and what
+remains is done row by row inside torch, on one thread.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 import kernels
-from kernels.attention import causal_attention
 from kernels.kv_cache import KvCache
 from kernels.norm import rms_norm
-from kernels.rope import apply_rope, rope_table
-from kernels.sampler import Sampling, sample
-from kernels.ternary import INT8_MAX, MIN_ABSMAX, unpack_ternary
-from ledger.errors import ModelError, TooLarge
-from origin.checkpoint import ModelConfig, read_config, read_tensors
-from origin.model import Progress, fingerprint, prefill_chunks
+from kernels.paged_kv import PAGE_TOKENS
+from kernels.rope import rope_table
+from kernels.sampler_batch import NO_TOKEN, sample_batch
+from kernels.shapes import Family
+from ledger.errors import TooLarge
+from origin.checkpoint import read_tensors
+from origin.checkpoint_layout import EMBEDDING, HEAD
+from origin.cpu_layers import Batch, CpuLayer, Linear, Span
+from origin.cpu_linear import DenseLinear, Products, TernaryLinear
+from origin.layer_tensors import LayerTensors, Part, layer_tensors
+from origin.model import (
+    DEFAULT_KV_BYTES,
+    PREFILL_CHUNK_TOKENS,
+    Draw,
+    Drawn,
+    Piece,
+    Progress,
+    Scores,
+    context_pages,
+    fingerprint,
+)
+from origin.model_config import ModelConfig, read_config
+
+NORM = "model.norm.weight"
 
 
-class TernaryLinear:
-    """One or more ternary layers of the same input, fused into one int8 product.
+class CpuModel:
+    """A loaded checkpoint; see `origin.model.Model`.
 
-    Equals `kernels.ternary.ternary_linear` of each part bit for bit. Weights stay int8, a
-    quarter of fp32: a decoded token reads all of them, and reading is what takes the time.
-    """
-
-    def __init__(self, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """parts: (packed uint8 [out / 4, in], scale [1]) of each fused layer, in output order."""
-        unpacked = [unpack_ternary(packed) for packed, _ in parts]
-        rows = torch.tensor([len(part) for part in unpacked])
-        self._weight = torch.cat(unpacked).t()
-        self._scale = torch.cat([scale.float() for _, scale in parts]).repeat_interleave(rows)
-        self._int8_max = torch.tensor(float(INT8_MAX))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """fp32 [T, in] -> fp32 [T, out], with each row quantised to int8 by its absolute maximum.
-
-        The oracle clamps to int8 after rounding; a row scaled by 127 / max never leaves it.
-        """
-        absmax = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)
-        # The oracle's 127 / absmax is this product in torch, and rounds as it does.
-        factor = absmax.clamp_min_(MIN_ABSMAX).reciprocal_().mul_(self._int8_max)
-        quantized = (x * factor).round_().to(torch.int8)
-        # The only int8 product with int32 sums that torch has on CPUs; torchao rests on it too.
-        return torch._int_mm(quantized, self._weight).div(factor).mul_(self._scale)
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One decoder layer's weights; norms are fp32 [size]."""
-
-    input_norm: Tensor
-    qkv: TernaryLinear
-    attention_norm: Tensor
-    output: TernaryLinear
-    ffn_input_norm: Tensor
-    gate_up: TernaryLinear
-    ffn_norm: Tensor
-    down: TernaryLinear
-
-
-class BitNetModel:
-    """A loaded checkpoint: prefill and decode move a KvCache, `logits` reads a hidden row.
-
-    All calls are deterministic for the same thread count and fingerprint.
+    All calls are deterministic for the same fingerprint and thread count.
     """
 
     device = "cpu torch"
 
     def __init__(
-        self, config: ModelConfig, tensors: dict[str, Tensor], fingerprint: str, progress: Progress
+        self,
+        config: ModelConfig,
+        tensors: dict[str, Tensor],
+        fingerprint: str,
+        progress: Progress = lambda *_: None,
+        kv_bytes: int = DEFAULT_KV_BYTES,
     ) -> None:
+        """Takes the tensors out of the dictionary, so that no weight is held twice."""
         self.config = config
         self.fingerprint = fingerprint
-        self._embedding = tensors["model.embed_tokens.weight"].float()
-        head = self._embedding if config.tied_head else tensors["lm_head.weight"].float()
-        self._head = head
-        self._final_norm = tensors["model.norm.weight"].float()
-        self._cos, self._sin = rope_table(config.context, config.head_dim, config.rope_theta)
+        self.pages = pages_within(config, kv_bytes)
+        self._cache = KvCache(config.layers, self.pages, config.kv_heads, config.head_dim)
+        self._products = Products()
+        head = tensors.pop(EMBEDDING if config.tied_head else HEAD)
+        self._head = DenseLinear([(head, None)], self._products)
+        self._embedding = self._head.weight if config.tied_head else tensors.pop(EMBEDDING)
+        self._final_norm = tensors.pop(NORM).float()
+        cos, sin = rope_table(
+            config.context, config.head_dim, config.rope_theta, config.rope_scaling
+        )
+        self._cos, self._sin = cos[:, None], sin[:, None]
         self._layers = []
         for index in range(config.layers):
-            self._layers.append(_layer(tensors, f"model.layers.{index}"))
+            self._layers.append(self._layer(tensors, index))
             progress("unpack", index + 1, config.layers)
 
-    def new_cache(self) -> KvCache:
-        """An empty cache for one sequence of up to `config.context` tokens."""
-        config = self.config
-        return KvCache(config.layers, config.kv_heads, config.head_dim, config.context)
-
     @torch.inference_mode()
-    def advance(self, ids: Sequence[int], cache: KvCache) -> Tensor:
-        """Push T tokens after those in the cache; returns their final hidden rows, fp32 [T, H].
-
-        The caller fixes T: a prefill chunk, or 1 for a generated token. Raises TooLarge when
-        the context has no room for them.
-        """
-        start, end = cache.length, cache.length + len(ids)
-        if end > cache.context:
-            raise TooLarge(f"{end} tokens do not fit a context of {cache.context}")
-        x = self._embedding[torch.tensor(ids)]
-        cos, sin = self._cos[start:end], self._sin[start:end]
-        for index, layer in enumerate(self._layers):
-            x = x + self._attend(index, layer, x, cache, cos, sin)
-            x = x + self._feed_forward(layer, x)
-        cache.length = end
+    def forward(self, pieces: Sequence[Piece]) -> Tensor:
+        """Push a batch of pieces; see `origin.model.Model.forward`."""
+        for piece in pieces:
+            self._check(piece)
+        batch = self._batch(pieces)
+        x = self._embedding[torch.tensor([i for piece in pieces for i in piece.ids])].float()
+        for layer in self._layers:
+            x = layer(x, self._cache, batch)
         return x
 
     @torch.inference_mode()
+    def draw(self, hidden: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+        """The tokens that follow these rows; see `origin.model.Model.draw`."""
+        logits = self.logits(hidden)
+        tokens = sample_batch(
+            logits,
+            [draw.sampling for draw in draws],
+            [draw.position for draw in draws],
+            [draw.mask for draw in draws],
+            [draw.counts for draw in draws],
+        )
+        return [
+            Drawn(token, _scores(row, token, draw.logprobs))
+            for row, token, draw in zip(logits, tokens, draws, strict=True)
+        ]
+
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Final hidden rows fp32 [T, H] -> fp32 [T, vocab]."""
-        # [vocab, hidden] as it lies on disk: this product is a third as far from the true sums
-        # as that with a transposed copy.
-        return F.linear(rms_norm(hidden, self._final_norm, self.config.norm_eps), self._head)
+        """Hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
+        return self._head(rms_norm(hidden, self._final_norm, self.config.norm_eps))
 
-    def sample(self, hidden: Tensor, sampling: Sampling, position: int) -> int:
-        """The token that follows the last of these rows; see `kernels.sampler.sample`."""
-        return sample(self.logits(hidden[-1:])[0], sampling, position)
+    def _layer(self, tensors: dict[str, Tensor], index: int) -> CpuLayer:
+        """Layer `index`, whose tensors leave the dictionary."""
+        parts: LayerTensors[Linear] = layer_tensors(tensors, index, self._linear)
+        for name in [name for name in tensors if name.startswith(f"model.layers.{index}.")]:
+            del tensors[name]
+        return CpuLayer(index, self.config, parts)
 
-    def forward(self, ids: Sequence[int]) -> Tensor:
-        """Logits fp32 [T, vocab] of a whole sequence, computed as a prompt would be."""
-        cache = self.new_cache()
-        chunks = [self.advance(chunk, cache) for chunk in prefill_chunks(ids)]
-        return self.logits(torch.cat(chunks))
+    def _linear(self, parts: Sequence[Part]) -> Linear:
+        if self.config.family is Family.BITNET:
+            return TernaryLinear(parts)
+        return DenseLinear(parts, self._products)
 
-    def _attend(
-        self, index: int, layer: Layer, x: Tensor, cache: KvCache, cos: Tensor, sin: Tensor
-    ) -> Tensor:
-        config, eps = self.config, self.config.norm_eps
-        heads, kv_heads = config.heads, config.kv_heads
-        qkv = layer.qkv(rms_norm(x, layer.input_norm, eps))
-        by_head = qkv.view(len(x), heads + 2 * kv_heads, config.head_dim)
-        turned = apply_rope(by_head[:, : heads + kv_heads], cos, sin)
-        keys, values = cache.extend(index, turned[:, heads:], by_head[:, heads + kv_heads :])
-        mixed = causal_attention(turned[:, :heads], keys, values)
-        return layer.output(rms_norm(mixed, layer.attention_norm, eps))
+    def _check(self, piece: Piece) -> None:
+        """Refuse a piece that could not be computed, before any page is written."""
+        held = min(self.config.context, len(piece.pages) * PAGE_TOKENS)
+        if piece.end > held:
+            raise TooLarge(f"{piece.end} tokens do not fit {held} of context and pages")
+        whole = not piece.prefill or (
+            piece.start % PREFILL_CHUNK_TOKENS == 0 and len(piece.ids) <= PREFILL_CHUNK_TOKENS
+        )
+        if not piece.ids or piece.start < 0 or not whole:
+            raise ValueError(f"pieces: {len(piece.ids)} tokens at {piece.start} are no piece")
+        if min(piece.ids) < 0 or max(piece.ids) >= self.config.vocab:
+            raise ValueError(f"ids: one is outside the vocabulary of {self.config.vocab}")
 
-    def _feed_forward(self, layer: Layer, x: Tensor) -> Tensor:
-        ffn, eps = self.config.ffn, self.config.norm_eps
-        gate_up = layer.gate_up(rms_norm(x, layer.ffn_input_norm, eps))
-        inner = gate_up[:, :ffn].relu().square_().mul_(gate_up[:, ffn:])
-        return layer.down(rms_norm(inner, layer.ffn_norm, eps))
+    def _batch(self, pieces: Sequence[Piece]) -> Batch:
+        spans: list[Span] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        for piece in pieces:
+            own = range(piece.start, piece.end)
+            rows = range(len(positions), len(positions) + len(own))
+            positions += own
+            slots += self._cache.slots(piece.pages, own)
+            used = piece.pages[: -(-piece.end // PAGE_TOKENS)]
+            place = self._cache.place(used)
+            spans.append(Span(rows, place, range(piece.start + 1, piece.end + 1), piece.prefill))
+        at = torch.tensor(positions)
+        return Batch(self._cos[at], self._sin[at], torch.tensor(slots), spans)
 
 
-def load(directory: Path, progress: Progress = lambda *_: None) -> BitNetModel:
+def _scores(logits: Tensor, token: int, best: int | None) -> Scores | None:
+    """Of a token drawn from logits [vocab], beside the `best` best ids."""
+    if best is None or token == NO_TOKEN:
+        return None
+    logprobs = logits.log_softmax(-1)
+    ids = torch.arange(0)
+    if best:
+        least = logprobs.topk(min(best, len(logprobs))).values[-1]
+        ids = (logprobs >= least).nonzero()[:, 0]
+    # These ids ascend, and a stable sort keeps equal ones so.
+    ranked, order = logprobs[ids].sort(descending=True, stable=True)
+    pairs = zip(ids[order].tolist(), ranked.tolist(), strict=True)
+    return Scores(float(logprobs[token]), tuple(pairs)[:best])
+
+
+def pages_within(config: ModelConfig, kv_bytes: int) -> int:
+    """As many pages as fit in so many bytes, and at least those of one whole context."""
+    page = KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim)
+    return max(kv_bytes // page, context_pages(config))
+
+
+def load(
+    directory: Path, progress: Progress = lambda *_: None, kv_bytes: int = DEFAULT_KV_BYTES
+) -> CpuModel:
     """Read, check and unpack a checkpoint; see `origin.model.load_model`."""
     config = read_config(directory)
     progress("read", 0, 1)
@@ -163,33 +184,18 @@ def load(directory: Path, progress: Progress = lambda *_: None) -> BitNetModel:
     capability = torch.backends.cpu.get_cpu_capability()
     identity = fingerprint(directory, _numeric_code(), platform.machine(), capability)
     progress("read", 1, 1)
-    return BitNetModel(config, tensors, identity, progress)
-
-
-def _layer(tensors: dict[str, Tensor], prefix: str) -> Layer:
-    def norm(name: str) -> Tensor:
-        return tensors[f"{prefix}.{name}.weight"].float()
-
-    def linear(*names: str) -> TernaryLinear:
-        stems = [f"{prefix}.{name}.weight" for name in names]
-        try:
-            return TernaryLinear([(tensors[stem], tensors[f"{stem}_scale"]) for stem in stems])
-        except ValueError as exc:
-            raise ModelError(str(exc), field=" or ".join(stems)) from exc
-
-    return Layer(
-        input_norm=norm("input_layernorm"),
-        qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        attention_norm=norm("self_attn.attn_sub_norm"),
-        output=linear("self_attn.o_proj"),
-        ffn_input_norm=norm("post_attention_layernorm"),
-        gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
-        ffn_norm=norm("mlp.ffn_sub_norm"),
-        down=linear("mlp.down_proj"),
-    )
+    return CpuModel(config, tensors, identity, progress, kv_bytes)
 
 
 def _numeric_code() -> list[Path]:
-    """The files that decide the bits of a result: this one and the oracles."""
+    """The files that decide the bits of a result: this model's, and the oracles."""
+    ours = Path(__file__).parent
     oracles = Path(kernels.__path__[0]).glob("*.py")
-    return [Path(__file__), *(path for path in oracles if not path.stem.endswith("_triton"))]
+    return [
+        *ours.glob("cpu_*.py"),
+        ours / "layer_tensors.py",
+        *(path for path in oracles if not path.stem.endswith("_triton")),
+    ]
+
+
+BitNetModel = CpuModel

@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+import codecs
+
+from origin.vocabulary import Vocabulary
 
 
 class Detokeniser:
-    """Gives text as soon as the ids so far end on a whole character; special tokens are skipped.
+    """Gives text as soon as the bytes so far end on a whole character; special tokens are none.
 
-    To go on after a break, step a new one through all ids from the first: a DecodeStream that
-    is primed with ids ending inside a character gives their whole text again.
+    Bytes that are no UTF-8 become U+FFFD, as soon as they are certain to be none and as many as
+    the Unicode standard recommends (section 3.9, substitution of maximal subparts).
+    A step takes time by the bytes of its token alone. Stepping a new one through all ids gives
+    the same pieces again.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._last: list[int] = []  # the ids of the last text given
-        self._held: list[int] = []  # the ids since then
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strips_space = vocabulary.strips_space
 
     def step(self, token: int) -> str:
         """The text that `token` completes; empty while a character is unfinished."""
-        self._held.append(token)
-        text: str | None = self._stream.step(self._tokenizer, token)
-        if text is None:
-            return ""
-        self._last, self._held = self._held, []
-        return text
+        raw = self._vocabulary.text_of(token)
+        if raw and self._strips_space:
+            self._strips_space = False
+            raw = raw.removeprefix(b" ")
+        return self._decoder.decode(raw)
 
     def flush(self) -> str:
-        """The held ids as text, an unfinished character as U+FFFD; nothing is held any more.
-
-        DecodeStream has no such call. The last ids are decoded along and cut off again,
-        because a decoder may treat the first token of a text apart.
-        """
-        before = self._decode(self._last)
-        text = self._decode(self._last + self._held)[len(before) :]
-        self._last, self._held = [], []
-        self._stream = DecodeStream(skip_special_tokens=True)
-        return text
-
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return text
+        """An unfinished character as U+FFFD; nothing is held any more. More ids may follow."""
+        return self._decoder.decode(b"", final=True)

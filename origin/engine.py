@@ -1,140 +1,199 @@
-"""The engine: runs in, emissions out, one `step` at a time; no sockets, clocks or threads."""
+"""The engine: runs in, emissions out, one `step` at a time; no sockets or threads.
+
+A step does what the scheduler has planned: chunks of prompts, tokens that are known but not cached,
+and one new token, or several where guesses were right, of each decoding run. All of it is one
+batch for the model, and all that it produced is one Step for the ledger.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import deque
+import time
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from kernels.sampler import Sampling
-from ledger.errors import Conflict
-from ledger.frame import FinishReason
-from origin.model import Model, prefill_chunks
-from origin.transcript import Transcript
-from origin.worker_frame import Emission, Run
-
-MAX_RUNNING_RUNS = 32
-# Regenerating the cache of a continued run, decoding runs wait for this many tokens at most.
-REBUILD_TOKENS_PER_STEP = 16
-
-
-class Generation:
-    """One running run's place in the model: its cache, and what is still to be pushed into it."""
-
-    def __init__(self, run: Run, transcript: Transcript, model: Model) -> None:
-        self.transcript = transcript
-        self._model = model
-        self._cache = model.new_cache()
-        self._sampling = Sampling(run.temperature, run.top_k, run.top_p, run.seed)
-        self._chunks = deque(prefill_chunks(run.prompt_ids))
-        self._rebuild = deque(run.generated_ids[:-1])
-        self._last = run.generated_ids[-1] if run.generated_ids else None
-        self._hidden: Tensor | None = None
-
-    @property
-    def ready(self) -> bool:
-        """All tokens but the last generated one are in the cache: the next can be decoded."""
-        return not self._chunks and not self._rebuild
-
-    def prepare(self) -> None:
-        """Push one prefill chunk, or some generated tokens one by one as decoding pushed them."""
-        if self._chunks:
-            self._hidden = self._model.advance(self._chunks.popleft(), self._cache)
-            return
-        for _ in range(min(REBUILD_TOKENS_PER_STEP, len(self._rebuild))):
-            self._model.advance([self._rebuild.popleft()], self._cache)
-
-    def decode(self) -> list[Emission]:
-        """Push the last generated token, if there is one, and sample the next."""
-        if self._last is not None:
-            self._hidden = self._model.advance([self._last], self._cache)
-        assert self._hidden is not None, "a run is prepared before it decodes"
-        position = self.transcript.total_tokens
-        try:
-            self._last = self._model.sample(self._hidden, self._sampling, position)
-        except FloatingPointError as exc:
-            return self.transcript.end(FinishReason.FAILED, str(exc))
-        return self.transcript.accept(self._last)
+from ledger.errors import CallerError, Conflict, Overloaded, TailraceError, TooLarge
+from ledger.frame import FinishReason, Priority
+from origin.generation import NOT_A_NUMBER, Generation, Surroundings, refuse
+from origin.model import Draw, Drawn, Model, Piece
+from origin.pages import PagePool
+from origin.plan import Plan, Work
+from origin.scheduler import Scheduler
+from origin.scheduler_limits import Limits
+from origin.transcript import plain_ids
+from origin.worker_frame import Emission, Load, Run
 
 
 class Engine:
-    """Decodes one token of every running run per step; more runs than it may run wait in order.
-
-    A step also does one piece of preparation, a prefill chunk or some rebuilding, for the run
-    that has waited longest for it: a long prompt slows its neighbours, but never stops them.
-    """
+    """One model's runs. `clock_s` only measures how long a step took, for the scheduler."""
 
     def __init__(
-        self, model: Model, tokenizer: Tokenizer, max_running: int = MAX_RUNNING_RUNS
+        self,
+        model: Model,
+        around: Surroundings,
+        limits: Limits | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
-        self._tokenizer = tokenizer
-        self._max_running = max_running
-        # The supervisor's admission bounds these; only running runs hold a cache.
-        self._waiting: dict[int, tuple[Run, Transcript]] = {}
-        self._running: dict[int, Generation] = {}
+        self._around = around
+        self._clock_s = clock_s
+        self._scheduler = Scheduler(PagePool(model.pages), limits)
+        self._generations: dict[int, Generation] = {}
         self._outbox: list[Emission] = []
+
+    @classmethod
+    def of(cls, model: Model, tokenizer: Tokenizer, limits: Limits | None = None) -> Engine:
+        """With nothing but the model and its tokenizer around."""
+        config = model.config
+        around = Surroundings(tokenizer, config.eos_ids, config.context, config.vocab)
+        return cls(model, around, limits)
 
     @property
     def idle(self) -> bool:
         """A step would do nothing."""
-        return not (self._waiting or self._running or self._outbox)
+        return not (self._generations or self._outbox)
+
+    def load(self) -> Load:
+        """How busy it is."""
+        return self._scheduler.load()
 
     def add(self, run_id: int, run: Run) -> None:
         """Take a run. One that cannot be served ends as FAILED; Conflict for an id in use."""
-        if run_id in self._waiting or run_id in self._running:
+        if run_id in self._generations:
             raise Conflict(f"run {run_id} exists", field="corr")
-        config = self._model.config
-        transcript = Transcript(run_id, run, self._tokenizer, config.eos_ids, config.context)
-        problem = _problem(run, config.context, config.vocab)
-        if problem:
-            self._outbox += transcript.end(FinishReason.FAILED, problem)
+        try:
+            self._check(run)
+            generation = Generation(run_id, run, self._around)
+        except (TailraceError, ValueError) as error:
+            self._outbox += refuse(run_id, run, self._around, str(error))
             return
-        self._outbox += transcript.resume()
-        if not transcript.ended:
-            self._waiting[run_id] = run, transcript
+        self._outbox += generation.resume()
+        if not generation.ended:
+            self._schedule(run_id, run, generation)
+
+    def steer(self, run_id: int, ids: Sequence[int]) -> None:
+        """Let a run go on with these tokens; nothing happens if it has ended."""
+        generation = self._generations.get(run_id)
+        if generation is None:
+            return
+        taken, emissions = generation.steer(ids)
+        self._outbox += emissions
+        self._scheduler.extend(run_id, taken)
+        self._forget_ended(run_id)
 
     def halt(self, run_id: int) -> None:
         """Cancel a run; nothing happens if it has ended."""
-        if run_id in self._running:
-            transcript = self._running.pop(run_id).transcript
-        elif run_id in self._waiting:
-            _, transcript = self._waiting.pop(run_id)
-        else:
-            return
-        self._outbox += transcript.end(FinishReason.CANCELLED)
+        generation = self._generations.get(run_id)
+        if generation is not None:
+            self._outbox += generation.end(FinishReason.CANCELLED)
+            self._forget_ended(run_id)
 
     def step(self) -> list[Emission]:
-        """Advance every running run; returns what they and the calls since then produced."""
+        """Do one plan; returns what it and the calls since the last step produced."""
         emissions, self._outbox = self._outbox, []
-        self._start_waiting()
-        for generation in self._running.values():
-            if not generation.ready:
-                generation.prepare()
-                break
-        for run_id, generation in list(self._running.items()):
-            if generation.ready:
-                emissions += generation.decode()
-            if generation.transcript.ended:
-                del self._running[run_id]
+        began = self._clock_s()
+        plan = self._scheduler.plan(self._propose if self._around.drafter else None)
+        for run_id in plan.preempted:
+            self._generations[run_id].release()
+        if plan.work:
+            emissions += self._carry_out(plan)
+        self._scheduler.done(plan, self._clock_s() - began)
         return emissions
 
-    def _start_waiting(self) -> None:
-        while self._waiting and len(self._running) < self._max_running:
-            run_id = next(iter(self._waiting))
-            run, transcript = self._waiting.pop(run_id)
-            self._running[run_id] = Generation(run, transcript, self._model)
+    # ---- taking runs ----
 
+    def _check(self, run: Run) -> None:
+        """Raise ValueError for what the model has no room or no meaning for."""
+        context, vocab = self._around.context, self._around.vocab
+        if not 0 < len(run.prompt_ids) < context:
+            raise ValueError(f"a prompt of {len(run.prompt_ids)} tokens in a context of {context}")
+        if max(chain(run.prompt_ids, plain_ids(run.generated_ids))) >= vocab:
+            raise ValueError(f"a token id outside the vocabulary of {vocab}")
 
-def _problem(run: Run, context: int, vocab: int) -> str | None:
-    """Why the model cannot serve this run, if it cannot."""
-    if not 0 < len(run.prompt_ids) < context:
-        return f"a prompt of {len(run.prompt_ids)} tokens in a context of {context}"
-    if max(chain(run.prompt_ids, run.generated_ids)) >= vocab:
-        return f"a token id outside the vocabulary of {vocab}"
-    if not (math.isfinite(run.temperature) and run.temperature >= 0 and 0 < run.top_p <= 1):
-        return f"temperature {run.temperature}, top_p {run.top_p}"
-    return None
+    def _schedule(self, run_id: int, run: Run, generation: Generation) -> None:
+        priority = Priority(run.priority)
+        try:
+            self._scheduler.add(
+                run_id, priority, run.prompt_ids, generation.generated, generation.max_tokens
+            )
+        except (Overloaded, TooLarge) as error:
+            self._outbox += generation.end(
+                FinishReason.FAILED, str(error), retryable=error.retryable
+            )
+            return
+        self._generations[run_id] = generation
+
+    def _forget_ended(self, run_id: int) -> None:
+        if self._generations[run_id].ended:
+            self._generations.pop(run_id).release()
+            self._scheduler.remove(run_id)
+
+    # ---- a step ----
+
+    def _propose(self, run_id: int, most: int) -> Sequence[int]:
+        return self._generations[run_id].propose(most)
+
+    def _carry_out(self, plan: Plan) -> list[Emission]:
+        hidden = self._model.forward(
+            [Piece(work.ids, work.start, work.pages, work.prefill) for work in plan.work]
+        )
+        emissions = self._fail_broken(plan, hidden)
+        drawing, rows = self._draws(plan, emissions)
+        draws = [draw for _, some in drawing for draw in some]
+        drawn = iter(self._model.draw(hidden[rows], draws) if draws else ())
+        for work, some in drawing:
+            emissions += self._accept(work, [next(drawn) for _ in some])
+        return emissions
+
+    def _accept(self, work: Work, drawn: Sequence[Drawn]) -> list[Emission]:
+        generation = self._generations[work.run]
+        known = len(work.ids) - work.drafts
+        tokens, emissions = generation.accept(work.ids[known : known + len(drawn) - 1], drawn)
+        if not generation.ended:
+            self._scheduler.extend(work.run, tokens)
+        self._forget_ended(work.run)
+        return emissions
+
+    def _fail_broken(self, plan: Plan, hidden: Tensor) -> list[Emission]:
+        """End the runs of prompt chunks and known tokens that are no numbers.
+
+        Before their pages can be found by others, and before anything is drawn from them.
+        """
+        fine = hidden.isfinite().all(-1).tolist()
+        emissions: list[Emission] = []
+        first = 0
+        for work in plan.work:
+            known = len(work.ids) - work.drafts
+            if not all(fine[first : first + known]):
+                generation = self._generations[work.run]
+                emissions += generation.end(FinishReason.FAILED, NOT_A_NUMBER, retryable=True)
+                self._forget_ended(work.run)
+            first += len(work.ids)
+        return emissions
+
+    def _draws(
+        self, plan: Plan, emissions: list[Emission]
+    ) -> tuple[list[tuple[Work, list[Draw]]], list[int]]:
+        """The work that draws, with its draws, and the rows of all of them in one list.
+
+        A run whose output format has no way on ends, among the emissions.
+        """
+        drawing: list[tuple[Work, list[Draw]]] = []
+        rows: list[int] = []
+        first = 0
+        for work in plan.work:
+            known = len(work.ids) - work.drafts
+            generation = self._generations.get(work.run)
+            if work.draws and generation is not None:
+                try:
+                    draws = generation.draws(work.ids[known:])
+                except CallerError as error:
+                    emissions += generation.end(FinishReason.FAILED, str(error))
+                    self._forget_ended(work.run)
+                else:
+                    drawing.append((work, draws))
+                    rows += range(first + known - 1, first + known - 1 + len(draws))
+            first += len(work.ids)
+        return drawing, rows

@@ -31,7 +31,7 @@ from ledger.frame import (
 from ledger.subscriber import Subscriber
 from origin.calls import CallRun
 from origin.feed import Feed
-from origin.service import Service, steer_refused
+from origin.service import Service
 
 MAX_CORRS = 65_536
 """Streams and Calls at once on one link."""
@@ -174,7 +174,8 @@ class EdgeLink(asyncio.Protocol):
                 self._check_free(corr)
                 self._call(corr, frame)
             case Steer():
-                self._fail(corr, steer_refused())
+                self._check_free(corr)
+                self._spawn(corr, self._steer(corr, frame))
             case _:
                 raise FrameError("not expected here", field=type(frame).__name__, offset=4)
 
@@ -214,6 +215,9 @@ class EdgeLink(asyncio.Protocol):
 
     async def _cancel(self, corr: int, frame: Cancel) -> None:
         self.send(encode(await self._service.cancel(frame), corr))
+
+    async def _steer(self, corr: int, frame: Steer) -> None:
+        self.send(encode(await self._service.steer(frame), corr))
 
     # ---- calls ----
 

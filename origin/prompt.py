@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from ledger.errors import CallerError, ModelError, TooLarge
 from ledger.frame import Message
+from origin.chat_template import Now, load_template, utc_now
+from origin.finding import Findings
+from origin.model_config import CONFIG_FILE, GENERATION_FILE
+from origin.model_json import JsonObject, read_object, read_object_if_there
+from origin.quoted_tokens import QuotedTokens
+from origin.tokenizer_file import TOKENIZER_FILE
 
 ROLES = ("system", "user", "assistant")
+
+
+class Prompt(NamedTuple):
+    """Token ids, and how many messages were dropped to make room."""
+
+    ids: tuple[int, ...]
+    dropped: int
 
 
 class PromptReader:
     """The text side of one checkpoint folder: what the supervisor needs to admit a request."""
 
-    def __init__(self, directory: Path) -> None:
-        config = _json(directory / "config.json")
-        defaults = _json_or_empty(directory / "generation_config.json")
-        tokenizer_config = _json_or_empty(directory / "tokenizer_config.json")
-        self.context = _number(config, "max_position_embeddings", directory / "config.json")
-        self.temperature = float(defaults.get("temperature", 1.0))
-        self.top_k = int(defaults.get("top_k", 0))
-        self.top_p = float(defaults.get("top_p", 1.0))
+    def __init__(self, directory: Path, now: Now = utc_now) -> None:
+        """`now` is the clock that a chat template may ask for the date."""
+        findings = Findings()
+        path, defaults_path = directory / CONFIG_FILE, directory / GENERATION_FILE
+        config = JsonObject(path, read_object(path, findings) or {}, findings)
+        given = read_object_if_there(defaults_path, findings)
+        defaults = JsonObject(defaults_path, given, findings)
+        self.context = config.count("max_position_embeddings")
+        self.temperature = defaults.not_negative("temperature", 1.0)
+        self.top_k = defaults.count("top_k", 0, least=0)
+        self.top_p = defaults.number("top_p", 1.0)
+        findings.refuse()
+        path = directory / TOKENIZER_FILE
         try:
-            self._tokenizer: Tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+            self._tokenizer: Tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises no narrower one
-            raise ModelError(f"{directory / 'tokenizer.json'}: {error}") from error
-        self._template = _template(tokenizer_config)
+            raise ModelError(f"cannot be read: {error}", field=str(path)) from error
+        self._template = load_template(directory, now)
+        self._quoted = QuotedTokens(self._tokenizer)
         longest = max(len(word) for word in self._tokenizer.get_vocab())
         self._max_prompt_chars = self.context * longest
 
@@ -40,16 +57,10 @@ class PromptReader:
         """Token ids of a prompt or of a conversation; raises `CallerError` naming the field."""
         field = "prompt" if prompt is not None else "messages"
         text = prompt if prompt is not None else self._render(messages)
-        if len(text) > self._max_prompt_chars:
-            raise TooLarge(
-                f"{len(text)} characters cannot fit the context of {self.context} tokens",
-                code="prompt_too_long",
-                status=400,
-                field=field,
-                hint="send a shorter prompt",
-            )
+        self._check_chars(text, field)
         # A chat template writes the special tokens of a conversation itself.
-        ids = tuple(self._tokenizer.encode(text, add_special_tokens=prompt is not None).ids)
+        plain = prompt is not None
+        ids = tuple(self._tokenizer.encode(text).ids if plain else self._quoted.encode(text))
         if not ids:
             raise CallerError("is empty", field=field, hint="give at least one character")
         if len(ids) >= self.context:
@@ -61,6 +72,47 @@ class PromptReader:
                 hint=f"at most {self.context - 1} tokens",
             )
         return ids
+
+    def read(
+        self, prompt: str | None, messages: Sequence[Message], room: int | None = None
+    ) -> Prompt:
+        """The same, of a conversation that may be cut: see `Prompt.dropped`.
+
+        With `room`, the oldest turns go until so many tokens are left for the answer, or, if
+        that cannot be, until only the last turn of the user is left. What the system says stays.
+        """
+        cuts = _cuts(messages) if room is not None else [0]
+        # Each cut leaves less than the one before, so that the first that fits is soon found.
+        low, high = 0, len(cuts) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._leaves(_after(messages, cuts[middle]), room or 1):
+                high = middle
+            else:
+                low = middle + 1
+        kept = _after(messages, cuts[low])
+        return Prompt(self.ids(prompt, kept), len(messages) - len(kept))
+
+    def steer_ids(self, text: str) -> tuple[int, ...]:
+        """Token ids of text for a running generation; special tokens in it stay letters."""
+        self._check_chars(text, "text")
+        return tuple(self._quoted.encode(self._quoted.mark(text)))
+
+    def _leaves(self, messages: Sequence[Message], room: int) -> bool:
+        try:
+            return len(self.ids(None, messages)) <= self.context - room
+        except TooLarge:
+            return False
+
+    def _check_chars(self, text: str, field: str) -> None:
+        if len(text) > self._max_prompt_chars:
+            raise TooLarge(
+                f"{len(text)} characters cannot fit the context of {self.context} tokens",
+                code="prompt_too_long",
+                status=400,
+                field=field,
+                hint="send less",
+            )
 
     def _render(self, messages: Sequence[Message]) -> str:
         if self._template is None:
@@ -74,42 +126,24 @@ class PromptReader:
                     field=f"messages[{at}].role",
                     hint="one of " + ", ".join(ROLES),
                 )
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        mark = self._quoted.mark
+        turns = [{"role": message.role, "content": mark(message.content)} for message in messages]
         try:
-            return str(self._template.render(messages=turns, add_generation_prompt=True))
+            return self._template.render(turns)
         except TemplateError as error:
             raise CallerError(f"the chat template refuses: {error}", field="messages") from error
 
 
-def _template(tokenizer_config: dict[str, Any]) -> Any:
-    source = tokenizer_config.get("chat_template")
-    if source is None:
-        return None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    special = {
-        name: token if isinstance(token, str) else token.get("content", "")
-        for name in ("bos_token", "eos_token")
-        if (token := tokenizer_config.get(name)) is not None
-    }
-    return environment.from_string(source, globals=special)
+def _cuts(messages: Sequence[Message]) -> list[int]:
+    """Where a conversation may begin: at its start, or at a later turn of the user.
+
+    So what is kept begins as conversations do, and roles alternate as they did.
+    """
+    first = next((at for at, message in enumerate(messages) if message.role != "system"), 0)
+    later = (at for at in range(first + 1, len(messages)) if messages[at].role == "user")
+    return [0, *later]
 
 
-def _json_or_empty(path: Path) -> dict[str, Any]:
-    return _json(path) if path.exists() else {}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        loaded = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: {error}", hint="give a checkpoint folder") from error
-    if not isinstance(loaded, dict):
-        raise ModelError(f"{path}: not a JSON object")
-    return loaded
-
-
-def _number(config: dict[str, Any], key: str, path: Path) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"{path}: {key} must be a positive whole number", field=key)
-    return value
+def _after(messages: Sequence[Message], cut: int) -> list[Message]:
+    """The messages from `cut` on, and what the system said before."""
+    return [message for message in messages[:cut] if message.role == "system"] + [*messages[cut:]]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ledger.frame import Token, decode
+from ledger.frame import FormatKind, Notice, Priority, ScoredToken, Token, decode
 from ledger.interface import Record
-from origin.worker_frame import Run
+from ledger.text import StreamText
+from origin.worker_frame import Ask, Format, Run
 
 
 class Recipe(BaseModel):
@@ -17,6 +20,11 @@ class Recipe(BaseModel):
 
     `fingerprint` names the weights, kernels and versions that make the tokens: another
     engine would continue with other tokens than the uninterrupted run.
+
+    For a worker of kind `tokens` the prompt is `prompt_ids`; one of kind `text` knows of no
+    tokens, and gets `prompt`, or `messages` as pairs of role and content. `format` is a word of
+    `FormatKind` and the source. `notices`, pairs of code and message, are to be logged before
+    anything else. `siblings` are the other streams of the same request, in hex.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -25,21 +33,31 @@ class Recipe(BaseModel):
     fingerprint: str
     prompt_ids: tuple[int, ...]
     prompt_sha256: str
+    prompt: str | None = None
+    messages: tuple[tuple[str, str], ...] = ()
     max_tokens: int
     temperature: float
     top_k: int
     top_p: float
+    min_p: float = 0.0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
     seed: int
     stop: tuple[str, ...]
     ignore_eos: bool
-    priority: str
+    logprobs: int | None = None
+    format: tuple[Literal["json-schema", "regex"], str] | None = None
+    priority: Literal["interactive", "standard", "batch"]
+    notices: tuple[tuple[str, str], ...] = ()
+    siblings: tuple[str, ...] = ()
 
-    def run(self, records: list[Record]) -> Run:
-        """The worker's order to start, or to go on after `records`."""
+    def run(self, records: Sequence[Record]) -> Run:
+        """The order for a worker of kind `tokens` to start, or to go on after `records`."""
         sent_bytes = 0
         for record in records:
             _, frame = decode(record.frame)
-            sent_bytes += len(frame.text.encode()) if isinstance(frame, Token) else 0
+            sent_bytes += len(frame.text.encode()) if isinstance(frame, Token | ScoredToken) else 0
         return Run(
             prompt_ids=self.prompt_ids,
             generated_ids=tuple(i for record in records for i in record.ids),
@@ -52,7 +70,32 @@ class Recipe(BaseModel):
             seed=self.seed,
             stop=self.stop,
             ignore_eos=self.ignore_eos,
+            priority=Priority.from_word(self.priority),
+            min_p=self.min_p,
+            repetition=self.repetition,
+            presence=self.presence,
+            frequency=self.frequency,
+            logprobs=self.logprobs,
+            format=self._worker_format(),
         )
+
+    def ask(self, records: Sequence[Record]) -> Ask:
+        """The same for a worker of kind `text`."""
+        delivered = StreamText()
+        for record in records:
+            delivered.add(decode(record.frame)[1])
+        return Ask(self.model_dump_json(), delivered.text, len(records))
+
+    def first_notices(self, records: Sequence[Record]) -> list[Notice]:
+        """Those that are not in the log yet, numbered: they are its first frames."""
+        missing = list(enumerate(self.notices))[len(records) :]
+        return [Notice(code, message, index) for index, (code, message) in missing]
+
+    def _worker_format(self) -> Format | None:
+        if self.format is None:
+            return None
+        word, source = self.format
+        return Format(FormatKind.from_word(word), source)
 
 
 def prompt_hash(prompt_ids: tuple[int, ...]) -> str:

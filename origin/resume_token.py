@@ -1,4 +1,4 @@
-"""Resume tokens: who may read or cancel one stream, until when.
+"""Resume tokens: who may read, cancel or steer one stream, until when.
 
 `v1.kid.payload.mac`, the payload and mac in unpadded base64url. The payload is the
 16-byte stream id, one byte of rights and the expiry (u64, Unix ms); the mac is
@@ -31,6 +31,7 @@ class Right(IntFlag):
 
     READ = 1
     CANCEL = 2
+    STEER = 4
 
 
 class TokenKeys:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import structlog
 
 from ledger.errors import (
     Damaged,
+    FrameError,
     LedgerFailed,
     LedgerFull,
     NotFound,
@@ -30,9 +32,10 @@ from ledger.errors import (
 )
 from ledger.frame import FinishReason, Tag, tag_of
 from ledger.interface import Append, Ledger, Record, Refusal
+from origin.metrics import Metrics
 from origin.recipe import Recipe
-from origin.stream import UNKNOWN_EPOCH, Stream, find
-from origin.worker_frame import Emission, Halt, LoadProgress, Ready, Step
+from origin.stream import TEXT, UNKNOWN_EPOCH, Stream, find, log_refusal
+from origin.worker_frame import Emission, Halt, Load, LoadProgress, Ready, Step
 from origin.worker_process import WorkerSlot
 
 MAX_DEATHS = 5
@@ -40,6 +43,7 @@ MAX_DEATHS = 5
 as failed."""
 OVERLOADED_RETRY_MS = 1_000
 LOADING_RETRY_MS = 500
+ELSEWHERE_RETRY_MS = 1_000
 CANCEL_TRIES = 3
 """Takeovers for one cancel: another origin may take the stream over between ours and its end."""
 
@@ -49,9 +53,13 @@ log = structlog.get_logger("runs")
 class Runs:
     """The owner of all worker slots. `changed` is called when readiness may have changed."""
 
-    def __init__(self, ledger: Ledger, max_streams: int, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, ledger: Ledger, max_streams: int, changed: Callable[[], None], metrics: Metrics
+    ) -> None:
         self._ledger = ledger
+        self._metrics = metrics
         self._max_streams = max_streams
+        self._reserved = 0
         self._changed = changed
         self._streams: dict[bytes, Stream] = {}
         self._waiting: deque[Stream] = deque()
@@ -66,8 +74,8 @@ class Runs:
 
     @property
     def count(self) -> int:
-        """Streams that run or wait."""
-        return len(self._streams)
+        """Streams that run or wait, or are about to."""
+        return len(self._streams) + self._reserved
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -80,26 +88,36 @@ class Runs:
         progress = self._loading
         return (f"loading: {progress.stage} {progress.done}/{progress.total}",)
 
-    def require_room(self) -> Ready:
-        """The model to admit for, or `Unavailable` while none was loaded, or `Overloaded`."""
+    @contextmanager
+    def room(self, streams: int = 1) -> Iterator[Ready]:
+        """Keep room for so many new streams, to be started within; gives the model to admit for.
+
+        Raises `Unavailable` while none was loaded, or `Overloaded`.
+        """
         if self.model is None:
             raise Unavailable(
                 "the model is loading", code="loading", retry_after_ms=LOADING_RETRY_MS
             )
-        if self.count >= self._max_streams:
+        if self.count + streams > self._max_streams:
             raise Overloaded(
                 f"{self.count} streams run or wait, the limit is {self._max_streams}",
                 retry_after_ms=OVERLOADED_RETRY_MS,
             )
-        return self.model
+        self._reserved += streams
+        try:
+            yield self.model
+        finally:
+            self._reserved -= streams
 
     # ---- streams ----
 
-    async def start(self, stream: bytes, recipe: Recipe) -> None:
-        """Generate a stream that was just created."""
-        if stream not in self._streams:
-            self._enqueue(Stream(stream, recipe, started=False))
-            await self._assign()
+    async def start(self, *streams: tuple[bytes, Recipe]) -> None:
+        """Generate streams that were just created."""
+        now = self._metrics.clock()
+        for stream, recipe in streams:
+            if stream not in self._streams:
+                self._enqueue(Stream(stream, recipe, started=False, asked_s=now))
+        await self._assign()
 
     async def restore(self, streams: Sequence[bytes]) -> None:
         """Go on with unfinished streams of origins that are gone, as many as there is room for.
@@ -139,9 +157,30 @@ class Runs:
             self._waiting.remove(known)
             await self._end(known, FinishReason.CANCELLED)
 
+    async def steer(self, stream: bytes, ids: Sequence[int]) -> None:
+        """Have a generation go on with `ids`; returns when they are durable in its log.
+
+        Raises `Conflict` if it ends before, `Overloaded` where many wait already, and
+        `Unavailable` for a stream that is not generated here.
+        """
+        known = self._streams.get(stream)
+        if known is None:
+            raise Unavailable(
+                "another origin generates this stream, or soon will",
+                hint="an edge of that origin takes it",
+                retry_after_ms=ELSEWHERE_RETRY_MS,
+            )
+        if known.cancelled:
+            raise known.not_taken()
+        order, taken = known.steering.add(ids)
+        if known.ordered and known.slot is not None:
+            known.slot.send(order, known.run)
+        await taken
+
     def _enqueue(self, stream: Stream) -> None:
         self._streams[stream.id] = stream
         self._waiting.append(stream)
+        self._metrics.streams.set(len(self._streams))
 
     async def _assign(self) -> None:
         """Hand over what a worker may take; again, because one that is dropped makes way."""
@@ -157,7 +196,7 @@ class Runs:
                 break
             stream, slot = self._waiting.popleft(), min(slots, key=self._load)
             run = stream.run = next(self._numbers)
-            stream.slot, stream.proven = slot, False
+            stream.slot, stream.proven, stream.ordered = slot, False, False
             self._runs[slot, run] = stream
             placed.append((stream, slot, run))
         return placed
@@ -171,37 +210,56 @@ class Runs:
         return sum(1 for owner, _ in self._runs if owner is slot)
 
     async def _hand_over(self, stream: Stream, slot: WorkerSlot, run: int) -> None:
-        unreadable = None
+        claim = unreadable = None
+        ready = slot.ready
         async with stream.claiming:
             is_ours = self._runs.get((slot, run)) is stream and not stream.cancelled
             try:
-                records = await stream.claim(self._ledger) if is_ours else None
+                if ready is not None and is_ours:
+                    claim = await stream.claim(self._ledger, ready)
             except Unavailable as error:
                 self._defer(stream, error)
             except Damaged as error:
-                records, unreadable = None, error
+                unreadable = error
         if self._runs.get((slot, run)) is not stream:
             return  # the worker died meanwhile, and worker_lost has put the stream back
-        assert slot.ready is not None  # only ready slots are in _slots
+        assert ready is not None  # only ready slots are in _slots
         if stream.cancelled:
             await self._end(stream, FinishReason.CANCELLED)
         elif unreadable is not None:
             log.error("stream.damaged", stream=stream.id.hex(), error=str(unreadable))
             await self._end(stream, FinishReason.FAILED, "what was stored of it is damaged")
-        elif records is None:
+        elif claim is None:
             self._forget(stream)
-        elif (lost := _cannot_continue(stream.recipe, slot.ready, records)) is not None:
-            await self._end(stream, FinishReason.ORIGIN_LOST, lost)
+        elif claim.lost is not None:
+            await self._end(stream, FinishReason.ORIGIN_LOST, claim.lost)
+        elif claim.refusal is not None:
+            await self._stop_refused(slot, claim.refusal)
         else:
-            if stream.epoch > 1:
-                log.info(
-                    "stream.taken_over",
-                    stream=stream.id.hex(),
-                    epoch=stream.epoch,
-                    frames=len(records),
-                    slot=slot.number,
-                )
-            slot.send(stream.recipe.run(records), run)
+            await self._order(stream, slot, claim.records)
+
+    async def _order(self, stream: Stream, slot: WorkerSlot, records: Sequence[Record]) -> None:
+        """Send a worker its order to run, and what the stream was steered with meanwhile."""
+        is_text = slot.ready is not None and slot.ready.kind == TEXT
+        order = stream.recipe.ask(records) if is_text else stream.recipe.run(records)
+        try:
+            slot.send(order, stream.run)
+        except FrameError as error:
+            log.warning("stream.too_long", stream=stream.id.hex(), error=str(error))
+            await self._end(stream, FinishReason.FAILED, "too long to be gone on with")
+            return
+        for steer in stream.steering.orders:
+            slot.send(steer, stream.run)
+        stream.ordered = True
+        if stream.epoch > 1:
+            self._metrics.taken_over()
+            log.info(
+                "stream.taken_over",
+                stream=stream.id.hex(),
+                epoch=stream.epoch,
+                frames=len(records),
+                slot=slot.number,
+            )
 
     async def _end(self, stream: Stream, reason: FinishReason, message: str | None = None) -> None:
         """Write the end of a stream that no worker can write, and forget it.
@@ -213,12 +271,13 @@ class Runs:
             try:
                 while tries and (refusal := await stream.append_end(self._ledger, reason, message)):
                     tries -= 1
-                    _log_refusal(refusal)
+                    log_refusal(refusal)
             except NotFound:
                 pass  # retention took it
             except Unavailable as error:
                 self._defer(stream, error)
                 return
+        self._metrics.ended(reason)
         self._forget(stream)
 
     def _defer(self, stream: Stream, error: Unavailable) -> None:
@@ -229,16 +288,18 @@ class Runs:
         stream.started, stream.epoch = True, UNKNOWN_EPOCH
         if stream.slot is not None:
             self._runs.pop((stream.slot, stream.run), None)
-            stream.slot = None
+            stream.slot, stream.ordered = None, False
         self._streams[stream.id] = stream
         if stream not in self._waiting and stream not in self._deferred:
             self._deferred.append(stream)
 
     def _forget(self, stream: Stream) -> None:
         self._streams.pop(stream.id, None)
+        self._metrics.streams.set(len(self._streams))
         if stream.slot is not None:
             self._runs.pop((stream.slot, stream.run), None)
-            stream.slot = None
+            stream.slot, stream.ordered = None, False
+        stream.steering.fail(stream.not_taken())
 
     # ---- what the workers say ----
 
@@ -254,17 +315,25 @@ class Runs:
         self._changed()
         await self._assign()
 
+    def worker_load(self, slot: WorkerSlot, load: Load) -> None:
+        self._metrics.worker_load(slot.number, load)
+
     async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
         """Store what one engine step made, in one group commit."""
         batch = list(self._appends(slot, step.emissions))
         for refusal in await self._ledger.append(batch):
             await self._stop_refused(slot, refusal)
+        now = self._metrics.clock()
         for emission in step.emissions:
             stream = self._runs.get((slot, emission.run))
             if stream is not None:
                 stream.proven, stream.suspect, stream.deaths = True, False, 0
+                stream.steering.confirm(emission.steers)
                 if tag_of(emission.frame) == Tag.STREAM_END:
+                    self._metrics.ended_with(emission.frame)
                     self._forget(stream)
+                else:
+                    stream.frame_released(self._metrics, now)
         await self._assign()
 
     def _appends(self, slot: WorkerSlot, emissions: Iterable[Emission]) -> Iterable[Append]:
@@ -279,10 +348,11 @@ class Runs:
         stream = self._streams.get(refusal.append.stream)
         if stream is None or stream.slot is not slot or stream.epoch != refusal.append.epoch:
             return  # the end of this run is known already
-        _log_refusal(refusal)
-        slot.send(Halt(), stream.run)
+        log_refusal(refusal)
+        if stream.ordered:
+            slot.send(Halt(), stream.run)
         del self._runs[slot, stream.run]
-        stream.slot = None
+        stream.slot, stream.ordered = None, False
         if isinstance(refusal.error, StreamFull):
             await self._end(stream, FinishReason.LENGTH, refusal.error.message)
         elif isinstance(refusal.error, LedgerFull):
@@ -300,12 +370,13 @@ class Runs:
         if slot in self._slots:
             self._slots.remove(slot)
         self._deaths += 1
+        self._metrics.worker_lost(slot.number)
         self._loading = None
         orphans = [stream for (owner, _), stream in self._runs.items() if owner is slot]
         unproven = [stream for stream in orphans if not stream.proven]
         for stream in orphans:
             del self._runs[slot, stream.run]
-            stream.slot = None
+            stream.slot, stream.ordered = None, False
             stream.suspect = not stream.proven
         self._changed()
         if len(unproven) == 1:
@@ -325,21 +396,3 @@ class Runs:
         if stream.deaths >= MAX_DEATHS:
             message = f"{stream.deaths} workers {fate} this stream"
             await self._end(stream, FinishReason.FAILED, message)
-
-
-def _log_refusal(refusal: Refusal) -> None:
-    log.warning(
-        "append.refused",
-        stream=refusal.append.stream.hex(),
-        index=refusal.append.index,
-        error=str(refusal.error),
-    )
-
-
-def _cannot_continue(recipe: Recipe, ready: Ready, records: list[Record]) -> str | None:
-    """Why this worker would not make the tokens that the lost one would have made."""
-    if recipe.model != ready.model:
-        return f"this origin serves {ready.model!r} now, not {recipe.model!r}"
-    if records and recipe.fingerprint != ready.fingerprint:
-        return "the engine changed since the stream began; its tokens would differ"
-    return None

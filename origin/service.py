@@ -1,4 +1,4 @@
-"""What an origin does for an edge: open, resume and cancel streams, and call objects.
+"""What an origin does for an edge: open, resume, steer and cancel streams, and call objects.
 
 Each method takes a decoded frame and gives a value or raises a `TailraceError`; the link
 turns both into frames.
@@ -8,12 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from ledger.errors import BeyondEnd, CallerError, Conflict, NotFound, Unauthorized
-from ledger.frame import Call, Cancel, Heartbeat, Open, Opened, Resume, Status, StreamState
+from ledger.errors import (
+    BeyondEnd,
+    CallerError,
+    Conflict,
+    NotFound,
+    TailraceError,
+    TooLarge,
+    Unauthorized,
+)
+from ledger.frame import (
+    Call,
+    Cancel,
+    Heartbeat,
+    Open,
+    Opened,
+    Resume,
+    Sibling,
+    Status,
+    Steer,
+    StreamState,
+)
 from ledger.interface import (
     STREAM_ID_BYTES,
     Ledger,
@@ -25,15 +46,21 @@ from ledger.interface import (
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.streams.name import generation_id
 from ledger.subscriptions.route import SUBSCRIPTION, object_of
-from origin.admission import admit, request_hash
+from origin.admission import admit, check_count, request_hash
 from origin.config import LedgerConfig, OriginConfig
 from origin.prompt import PromptReader
 from origin.recipe import Recipe
 from origin.resume_token import Right, TokenKeys
 from origin.runs import Runs
+from origin.stream import TEXT
+from origin.worker_frame import Ready
 
 CANCEL_PATIENCE_S = 5.0
 """How long a cancel waits for the stream's end before it answers `running`."""
+LONG_CHARS = 8 * 1024
+"""A request with more text, or with an output format, is admitted in a thread."""
+MAX_STEER_TOKENS = 8 * 1024
+SEEDS = 1 << 64
 METHODS = frozenset(("GET", "HEAD", "PUT", "POST", "DELETE"))
 """Of Calls. Objects have other methods for each other."""
 
@@ -46,40 +73,78 @@ class Objects(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One origin's streams. `now_ms` is Unix time; `random` draws ids and seeds."""
+    """One origin's streams. `now_ms` is Unix time; `random` draws ids and seeds.
+
+    There is no `reader` where the workers are of kind `text`.
+    """
 
     ledger: Ledger
     objects: Objects
     runs: Runs
     keys: TokenKeys
-    reader: PromptReader
+    reader: PromptReader | None
     config: OriginConfig
     retention: LedgerConfig
     now_ms: Callable[[], int]
     random: Callable[[int], bytes] = secrets.token_bytes
 
     async def open(self, request: Open) -> Opened:
-        """Create and start a stream, or find the one that its idempotency key made."""
-        ready = self.runs.require_room()
-        recipe = admit(
+        """Create and start a stream, or find the one that its idempotency key made.
+
+        Where it is one of `n`, all of them: the others first, so that what the key names, and
+        what the client is told, is whole.
+        """
+        check_count(request.n)
+        with self.runs.room(request.n) as ready:
+            recipe = await self._admit(request, ready)
+            ids = [self.random(STREAM_ID_BYTES) for _ in range(request.n)]
+            others = [(id_, _choice(recipe, nth)) for nth, id_ in enumerate(ids) if nth]
+            first = recipe.model_copy(update={"siblings": tuple(id_.hex() for id_ in ids[1:])})
+            made: list[bytes] = []
+            try:
+                for id_, other in others:
+                    await self.ledger.create(self._new(id_, other, request))
+                    made.append(id_)
+                new = self._new(ids[0], first, request, request.idempotency_key)
+                info, created = await self.ledger.create(new)
+            except TailraceError:
+                await self._remove(made)
+                raise
+            if created:
+                await self.runs.start((info.stream, first), *others)
+            else:
+                await self._remove(made)
+        return self._opened(await self.ledger.info(info.stream))
+
+    async def _admit(self, request: Open, ready: Ready) -> Recipe:
+        checked = partial(
+            admit,
             request,
             model=ready.model,
             fingerprint=ready.fingerprint,
-            reader=self.reader,
+            reader=None if ready.kind == TEXT else self.reader,
             draw_seed=lambda: int.from_bytes(self.random(8), "little"),
         )
-        new = NewStream(
-            stream=self.random(STREAM_ID_BYTES),
+        # Tokenising a megabyte takes a second, compiling a schema 50 ms: not on the event loop.
+        return await asyncio.to_thread(checked) if _is_long(request) else checked()
+
+    def _new(
+        self, stream: bytes, recipe: Recipe, request: Open, key: str | None = None
+    ) -> NewStream:
+        return NewStream(
+            stream=stream,
             recipe=recipe.model_dump_json(),
             durability=request.durability,
             ttl_s=self.retention.retention_s,
-            idempotency_key=request.idempotency_key,
+            idempotency_key=key,
             request_hash=request_hash(request),
         )
-        info, created = await self.ledger.create(new)
-        if created:
-            await self.runs.start(info.stream, recipe)
-        return self._opened(await self.ledger.info(info.stream))
+
+    async def _remove(self, streams: Sequence[bytes]) -> None:
+        """Streams that nobody was told of. Where that fails they run, and retention takes them."""
+        with suppress(TailraceError):
+            for stream in streams:
+                await self.ledger.delete(stream)
 
     async def resume(self, request: Resume) -> Opened:
         """Check that the reader may go on after `request.after`."""
@@ -109,6 +174,34 @@ class Service:
             finally:
                 self.ledger.unwatch(request.stream, changed.set)
         return status(info)
+
+    async def steer(self, request: Steer) -> Status:
+        """Have a stream go on with a text; answered when that is durable in its log."""
+        self._check(request.token, request.stream, Right.STEER)
+        info = await self._generation(request.stream)
+        ids = self._steer_ids(info, request.text)
+        await self.runs.steer(info.stream, ids)
+        return status(await self.ledger.info(info.stream))
+
+    def _steer_ids(self, info: StreamInfo, text: str) -> tuple[int, ...]:
+        recipe = Recipe.model_validate_json(info.recipe)
+        if info.ended:
+            raise Conflict("the stream has ended", hint="open a new stream with the text")
+        if self.reader is None or not recipe.prompt_ids:
+            raise _cannot_steer("the worker of this stream answers in text")
+        if recipe.format is not None:
+            raise _cannot_steer("the stream has an output format, which the text could break")
+        ids = self.reader.steer_ids(text)
+        if not ids:
+            raise CallerError("is empty", field="text", hint="give at least one character")
+        if len(ids) > min(MAX_STEER_TOKENS, recipe.max_tokens - 1):
+            raise TooLarge(
+                f"{len(ids)} tokens",
+                status=400,
+                field="text",
+                hint=f"fewer than the stream's max_tokens, and at most {MAX_STEER_TOKENS}",
+            )
+        return ids
 
     async def _generation(self, stream: bytes) -> StreamInfo:
         """The stream; an object's is as if absent, because only its object may show or end it."""
@@ -167,14 +260,19 @@ class Service:
 
     def _opened(self, info: StreamInfo) -> Opened:
         recipe = Recipe.model_validate_json(info.recipe)
-        expires_ms = self.now_ms() + int(self.retention.retention_s * 1000)
+        siblings = [bytes.fromhex(stream) for stream in recipe.siblings]
         return Opened(
             stream=info.stream,
             next_index=info.next_index,
-            token=self.keys.issue(info.stream, Right.READ | Right.CANCEL, expires_ms),
+            token=self._token(info.stream),
             model=recipe.model,
             prompt_tokens=len(recipe.prompt_ids),
+            siblings=tuple(Sibling(stream, self._token(stream)) for stream in siblings),
         )
+
+    def _token(self, stream: bytes) -> str:
+        expires_ms = self.now_ms() + int(self.retention.retention_s * 1000)
+        return self.keys.issue(stream, Right.READ | Right.CANCEL | Right.STEER, expires_ms)
 
 
 def status(info: StreamInfo) -> Status:
@@ -191,8 +289,15 @@ def object_key(call: Call) -> ObjectKey:
     raise NotFound(f"no objects of class {call.object!r}")
 
 
-def steer_refused() -> Conflict:
-    """The answer to Steer: the schema carries it, this engine does not take it."""
-    return Conflict(
-        "this engine cannot be steered", code="unsupported", hint="open a new stream instead"
-    )
+def _choice(recipe: Recipe, nth: int) -> Recipe:
+    """The recipe of the nth stream of a request: all alike but for the seed."""
+    return recipe.model_copy(update={"seed": (recipe.seed + nth) % SEEDS})
+
+
+def _is_long(request: Open) -> bool:
+    chars = len(request.prompt or "") + sum(len(turn.content) for turn in request.messages)
+    return request.format is not None or chars > LONG_CHARS
+
+
+def _cannot_steer(why: str) -> Conflict:
+    return Conflict(why, code="unsupported", hint="open a new stream instead")

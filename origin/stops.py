@@ -8,7 +8,8 @@ from collections.abc import Sequence
 class StopMatcher:
     """Holds back text for as long as it may be the beginning of a stop sequence.
 
-    Once `matched`, the text from the first stop sequence on is gone and nothing comes any more.
+    What comes out depends on the text alone, not on how it is cut into tokens. Once `matched`,
+    the text from the first stop sequence on is gone and nothing comes any more.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -21,15 +22,17 @@ class StopMatcher:
         if self.matched or not self._stops:
             return "" if self.matched else text
         self._held += text
-        starts = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        self.matched = bool(starts)
-        certain = min(starts) if starts else len(self._held) - self._suspect_length()
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        self.matched = bool(found)
+        # Of several, the first to be complete counts, so that it is of no account how many
+        # tokens brought the text; of several that end there, the one that began first.
+        certain = min(found)[1] if found else len(self._held) - self._suspect_length()
         released = self._held[:certain]
         self._held = "" if self.matched else self._held[certain:]
         return released
 
     def flush(self) -> str:
-        """What is held back, when no more text will come."""
+        """What is held back, when no more text will come, or none that belongs to it."""
         held, self._held = self._held, ""
         return held
 

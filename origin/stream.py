@@ -7,23 +7,44 @@ tells, and the ledger has the last word.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import structlog
 from pydantic import ValidationError
 
-from ledger.errors import Damaged, NotFound
-from ledger.frame import FinishReason, StreamEnd, Tag, encode, tag_of
+from ledger.errors import Conflict, Damaged, NotFound
+from ledger.frame import FinishReason, Notice, StreamEnd, Tag, decode, encode, tag_of
 from ledger.interface import Append, Ledger, Record, Refusal, StreamKind
+from origin.metrics import Metrics
 from origin.recipe import Recipe
+from origin.steering import Steering
+from origin.transcript import ID_BITS
+from origin.worker_frame import Ready
 from origin.worker_process import WorkerSlot
 
 REPLAY_RECORDS = 4096
 """Records read at a time when a stream is taken over."""
+TEXT = "text"
+"""The kind of workers that take Asks, not Runs."""
 UNKNOWN_EPOCH = 0
 """Of a stream whose takeover got no answer: it may have come through."""
 
+SHOWN_FINGERPRINT_CHARS = 16
+
 log = structlog.get_logger("runs")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A stream that was just claimed for a worker: all of its records.
+
+    `lost` says why that worker cannot go on with it, `refusal` why its notices were not stored.
+    """
+
+    records: list[Record]
+    lost: str | None = None
+    refusal: Refusal | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +56,9 @@ class Stream:
     made a token on its worker. A worker that dies may have died of any stream that was not
     proven; each of them is a `suspect` then, and is tried again with no other unproven one
     beside it, so that the one which kills workers is found and its neighbours are not blamed.
+
+    `ordered`: the worker has its order to run. `asked_s` is when it was admitted here, if it
+    was, and `released_s` when the last frame of its run was released (monotonic clock).
     """
 
     id: bytes
@@ -47,10 +71,14 @@ class Stream:
     proven: bool = False
     suspect: bool = False
     deaths: int = 0
+    ordered: bool = False
+    asked_s: float | None = None
+    released_s: float | None = None
+    steering: Steering = field(default_factory=Steering)
     claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def claim(self, ledger: Ledger) -> list[Record] | None:
-        """Become the stream's producer; gives what there is of it.
+    async def claim(self, ledger: Ledger, ready: Ready) -> Claim | None:
+        """Become the stream's producer, for a worker, and log what its readers should know.
 
         None where nothing is left to do here: it has ended, retention took it, or another
         origin took it over while it waited.
@@ -65,7 +93,19 @@ class Stream:
             records = await self._records(ledger)
         except NotFound:
             return None
-        return None if _have_end(records) else records
+        if _have_end(records):
+            return None
+        self.steering.begin(records)
+        if (lost := _cannot_continue(self.recipe, ready, records)) is not None:
+            return Claim(records, lost)
+        notices = self.recipe.first_notices(records) + _inexact(self.recipe, ready, records)
+        said = [Record(encode(notice), ()) for notice in notices]
+        appends = [
+            Append(self.id, self.epoch, index, record)
+            for index, record in enumerate(said, len(records))
+        ]
+        refused = await ledger.append(appends) if appends else []
+        return Claim(records + said, refusal=refused[0] if refused else None)
 
     async def append_end(
         self, ledger: Ledger, reason: FinishReason, message: str | None
@@ -91,6 +131,21 @@ class Stream:
         record = Record(encode(end), ())
         refused = await ledger.append([Append(self.id, self.epoch, index, record)])
         return refused[0] if refused else None
+
+    def frame_released(self, metrics: Metrics, now: float) -> None:
+        """Measure how long its readers waited for a frame; `now` on the metrics' clock."""
+        if self.released_s is not None:
+            metrics.release(self.recipe.priority, now - self.released_s)
+        elif self.asked_s is not None:
+            metrics.first_release(self.recipe.priority, now - self.asked_s)
+        self.released_s = now
+
+    def not_taken(self) -> Conflict:
+        """What becomes of text that it was to be steered with, when it is over here."""
+        fate = "was cancelled" if self.cancelled else "ended, or went to another origin,"
+        return Conflict(
+            f"the stream {fate} before it took up the text", hint="open a new stream with it"
+        )
 
     async def _records(self, ledger: Ledger) -> list[Record]:
         records: list[Record] = []
@@ -119,3 +174,52 @@ async def find(ledger: Ledger, stream: bytes) -> Stream | None:
 
 def _have_end(records: list[Record]) -> bool:
     return bool(records) and tag_of(records[-1].frame) == Tag.STREAM_END
+
+
+def log_refusal(refusal: Refusal) -> None:
+    log.warning(
+        "append.refused",
+        stream=refusal.append.stream.hex(),
+        index=refusal.append.index,
+        error=str(refusal.error),
+    )
+
+
+def _cannot_continue(recipe: Recipe, ready: Ready, records: Sequence[Record]) -> str | None:
+    """Why this worker cannot go on with what a lost one has begun."""
+    if recipe.model != ready.model:
+        return f"this origin serves {ready.model!r} now, not {recipe.model!r}"
+    if (ready.kind == TEXT) != (not recipe.prompt_ids):
+        return f"{ready.model!r} is now served by workers of another kind"
+    if ready.kind == TEXT:
+        return None
+    ids = (id_ & ID_BITS for record in records for id_ in record.ids)
+    if max(recipe.prompt_ids) >= ready.vocab or max(ids, default=0) >= ready.vocab:
+        return f"{ready.model!r} has another vocabulary now"
+    if len(recipe.prompt_ids) >= ready.context:
+        return f"{ready.model!r} has a shorter context now"
+    return None
+
+
+def _inexact(recipe: Recipe, ready: Ready, records: Sequence[Record]) -> list[Notice]:
+    """What is to be logged where the continuation is not the one of the uninterrupted run."""
+    begun = len(records) > len(recipe.notices)
+    if not begun or recipe.fingerprint == ready.fingerprint:
+        return []
+    before, now = (
+        text[:SHOWN_FINGERPRINT_CHARS] for text in (recipe.fingerprint, ready.fingerprint)
+    )
+    notice = Notice(
+        "inexact",
+        f"another engine goes on ({now}, on {ready.device}) than the one that began ({before}): "
+        "the text may differ from that of an uninterrupted run",
+        len(records),
+    )
+    return [] if _was_said(notice, records) else [notice]
+
+
+def _was_said(notice: Notice, records: Sequence[Record]) -> bool:
+    frames = (record.frame for record in records if tag_of(record.frame) == Tag.NOTICE)
+    said = [decode(frame)[1] for frame in frames]
+    same = (notice.code, notice.message)
+    return any(isinstance(n, Notice) and (n.code, n.message) == same for n in said)

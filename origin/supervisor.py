@@ -19,8 +19,10 @@ from ledger.log import configure_logging
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.garbage import look_less_often
 from origin.link import EdgeLink
+from origin.metrics import Metrics, exposed
 from origin.objects import OriginObjects
 from origin.open_ledger import open_ledger
+from origin.program import makes_tokens, program
 from origin.prompt import PromptReader
 from origin.resume_token import TokenKeys
 from origin.runs import Runs
@@ -43,7 +45,7 @@ def run(config: OriginConfig, ledger: LedgerConfig, streams: StreamsConfig) -> N
 
 
 async def serve(config: OriginConfig, retention: LedgerConfig, streams: StreamsConfig) -> None:
-    reader = PromptReader(config.model)
+    reader = PromptReader(config.model) if makes_tokens(config) else None
     ledger = await open_ledger(retention, config.data, now_ms)
     objects = OriginObjects(ledger, streams, now_ms)
     try:
@@ -63,7 +65,7 @@ class Supervisor:
         retention: LedgerConfig,
         ledger: Ledger,
         objects: OriginObjects,
-        reader: PromptReader,
+        reader: PromptReader | None,
     ) -> None:
         self._config = config
         self._retention = retention
@@ -71,7 +73,8 @@ class Supervisor:
         self._objects = objects
         self._links: set[EdgeLink] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._runs = Runs(ledger, config.max_streams, self._say_heartbeat)
+        self._metrics = Metrics()
+        self._runs = Runs(ledger, config.max_streams, self._say_heartbeat, self._metrics)
         self._service = Service(
             ledger=ledger,
             objects=objects,
@@ -97,7 +100,10 @@ class Supervisor:
         bound = server.sockets[0].getsockname()
         log.info("origin.listening", link=f"{bound[0]}:{bound[1]}", data=str(self._config.data))
         try:
-            await self._run_parts()
+            with exposed(self._metrics, self._config.metrics_address) as port:
+                if port is not None:
+                    log.info("origin.metrics", port=port)
+                await self._run_parts()
         finally:
             server.close()
             for link in list(self._links):
@@ -120,11 +126,8 @@ class Supervisor:
                 raise result
 
     def _slots(self) -> list[WorkerSlot]:
-        config = self._config
-        return [
-            WorkerSlot(number, config.model.resolve(), config.model_name, config.device, self._runs)
-            for number in range(config.workers)
-        ]
+        command = program(self._config)
+        return [WorkerSlot(n, command, self._runs) for n in range(self._config.workers)]
 
     def _link(self) -> EdgeLink:
         return EdgeLink(self._service, self._links, self._fail)

@@ -1,6 +1,6 @@
 """A worker process: one loaded model, served over the supervisor's Unix socket.
 
-    python -m origin.worker --socket PATH --model DIR [--name demo] [--device auto]
+    python -m origin.worker --socket PATH --model DIR [--name demo] [--device auto] …
 
 It ends with status 0 when the supervisor closes the socket, and 1 with a line on stderr when
 the model cannot be loaded or the supervisor speaks another schema. It needs no signal: a
@@ -15,17 +15,23 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
+from kernels.sampler import Sampling
 from ledger.errors import CallerError, ModelError, SchemaMismatch, TailraceError
 from ledger.frame import Hello
-from origin.checkpoint import TOKENIZER_FILE
+from origin.drafts import Drafter, DraftModel, PromptLookup
 from origin.engine import Engine
-from origin.model import Device, Model, load_model
+from origin.filter import load_filter
+from origin.generation import Surroundings
+from origin.model import DEFAULT_KV_BYTES, Device, Draw, Model, Piece, load_model
+from origin.pages import PagePool
+from origin.scheduler_limits import Limits
+from origin.tokenizer_file import TOKENIZER_FILE
 from origin.worker_frame import (
     SCHEMA_HASH,
     SUPERVISOR,
@@ -35,6 +41,7 @@ from origin.worker_frame import (
     Ready,
     Run,
     Splitter,
+    Steer,
     Step,
     decode,
     encode,
@@ -42,6 +49,9 @@ from origin.worker_frame import (
 
 SOFTWARE = "tailrace-worker"
 RECEIVE_BYTES = 1 << 16
+MIB = 1 << 20
+LOAD_S = 0.5
+"""How often a busy worker says how busy it is."""
 # One: at these sizes a second thread costs more than it brings, and a fixed number is part
 # of being deterministic.
 TORCH_THREADS = 1
@@ -87,14 +97,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(str(options.socket))
-            serve(Link(connection), options.model, options.name, options.device)
+            serve(Link(connection), options)
     except (TailraceError, OSError) as exc:
         print(f"origin.worker: {type(exc).__name__}: {exc}", file=sys.stderr)
         return 1
     return 0
 
 
-def serve(link: Link, directory: Path, name: str, device: Device) -> None:
+def serve(link: Link, options: argparse.Namespace) -> None:
     """Greet, load, and generate until the supervisor closes the socket."""
     link.send(Hello(SCHEMA_HASH, SOFTWARE))
     frames = link.receive(wait=True)
@@ -103,17 +113,64 @@ def serve(link: Link, directory: Path, name: str, device: Device) -> None:
         return
     _check_hello(*first)
     started = time.monotonic()
-    model = load_model(directory, lambda *stage: link.send(LoadProgress(*stage)), device)
-    engine = Engine(model, load_tokenizer(directory))
+    model = _load(link, options.model, options)
+    engine = Engine(model, _surroundings(link, model, options), _limits(options))
     _warm_up(model)
     load_ms = round((time.monotonic() - started) * 1000)
-    link.send(_ready(model, name, load_ms))
+    link.send(_ready(model, options.name, load_ms))
     _take(frames, engine)  # what came right behind the Hello
+    generate(link, engine)
+
+
+def generate(link: Link, engine: Engine, clock_s: Callable[[], float] = time.monotonic) -> None:
+    """Steps for as long as the supervisor listens; now and then, how busy the engine is."""
+    told = clock_s()
     while not link.closed:
         _take(link.receive(wait=engine.idle), engine)
         emissions = engine.step()
         if emissions:
             link.send(Step(tuple(emissions)))
+        if engine.idle or clock_s() - told >= LOAD_S:
+            link.send(engine.load())
+            told = clock_s()
+
+
+def _load(link: Link, directory: Path, options: argparse.Namespace) -> Model:
+    def progress(stage: str, done: int, total: int) -> None:
+        link.send(LoadProgress(stage, done, total))
+
+    return load_model(directory, progress, options.device, options.kv_mib * MIB)
+
+
+def _surroundings(link: Link, model: Model, options: argparse.Namespace) -> Surroundings:
+    config = model.config
+    return Surroundings(
+        tokenizer=load_tokenizer(options.model),
+        eos_ids=config.eos_ids,
+        context=config.context,
+        vocab=config.vocab,
+        filter_factory=load_filter(options.filter) if options.filter else None,
+        drafter=_drafter(link, model, options),
+    )
+
+
+def _drafter(link: Link, model: Model, options: argparse.Namespace) -> Callable[[], Drafter] | None:
+    """What guesses tokens: another model, the text itself, or nothing."""
+    if options.draft_model is not None:
+        small = _load(link, options.draft_model, options)
+        if small.config.vocab != model.config.vocab:
+            raise ModelError(
+                f"a draft model with {small.config.vocab} tokens for one with {model.config.vocab}",
+                field=str(options.draft_model),
+                hint="both need the same tokenizer",
+            )
+        pool = PagePool(small.pages)
+        return lambda: DraftModel(small, pool)
+    return PromptLookup if options.prompt_lookup else None
+
+
+def _limits(options: argparse.Namespace) -> Limits:
+    return Limits(running=options.running, step_seconds=options.step_ms / 1000)
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
@@ -130,6 +187,8 @@ def _take(frames: Iterator[tuple[int, Frame]], engine: Engine) -> None:
         match frame:
             case Run():
                 engine.add(corr, frame)
+            case Steer():
+                engine.steer(corr, frame.ids)
             case Halt():
                 engine.halt(corr)
             case _:
@@ -146,9 +205,9 @@ def _check_hello(corr: int, frame: Frame) -> None:
 
 def _warm_up(model: Model) -> None:
     """Let BLAS and the allocator do their first-time work before a request waits for it."""
-    cache = model.new_cache()
-    model.advance([0], cache)
-    model.logits(model.advance([0], cache))
+    model.forward([Piece((0,), 0, (0,), prefill=True)])
+    hidden = model.forward([Piece((0,), 1, (0,), prefill=False)])
+    model.draw(hidden, [Draw(Sampling(temperature=1.0), 0)])
 
 
 def _ready(model: Model, name: str, load_ms: int) -> Ready:
@@ -169,6 +228,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="directory of the checkpoint")
     parser.add_argument("--name", default="demo", help="the model's name in requests")
     parser.add_argument("--device", type=Device, choices=list(Device), default=Device.AUTO)
+    limits, kv_mib = Limits(), DEFAULT_KV_BYTES // MIB
+    step_ms = limits.step_seconds * 1000
+    parser.add_argument("--kv-mib", type=int, default=kv_mib, help="size of the KV cache")
+    parser.add_argument("--running", type=int, default=limits.running, help="runs in the cache")
+    parser.add_argument("--step-ms", type=float, default=step_ms, help="how long a step may take")
+    parser.add_argument("--filter", help="MODULE:FACTORY of an origin.filter.Filter")
+    drafts = parser.add_mutually_exclusive_group()
+    drafts.add_argument("--prompt-lookup", action="store_true", help="guess from the text itself")
+    drafts.add_argument("--draft-model", type=Path, help="guess with this smaller checkpoint")
     return parser.parse_args(argv)
 
 

@@ -18,7 +18,7 @@ from ledger.frame import Tag as ClientTag
 from ledger.splitter import FrameSplitter
 
 # The first 8 bytes of SHA-256 over the canonical text of origin/worker.bare.
-SCHEMA_HASH = bytes.fromhex("1b06b27bb5dd5bda")
+SCHEMA_HASH = bytes.fromhex("4e0ecfdc94f39b42")
 
 # A prompt of 2^20 tokens, at most 3 bytes each, fits; so does a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 4 << 20
@@ -52,12 +52,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """One frame of one run: a whole encoded Token or StreamEnd of the client schema, corr 0.
+    """One frame of one run: a whole encoded logged frame of the client schema, corr 0.
 
     `ids` are all tokens generated since the run's previous emission, up to and including
     the one whose text completes this frame: a token whose text is held back (incomplete
     UTF-8, a possible stop sequence) yields no frame, and its id rides in the next emission.
-    `steers` of the run's Steer orders are wholly among its ids up to this emission.
+    `steers` counts the run's Steer orders whose ids are among those of its emissions up to
+    this one; the ids of one order are all in one emission.
     """
 
     run: U32Int
@@ -114,7 +115,7 @@ class Run:
     is the index of the next one. `max_tokens` counts the `generated_ids` too. Temperature 0
     is greedy, `top_k` 0, `top_p` 1, `min_p` 0 and penalties of 1, 0, 0 are off. `priority` is a
     `ledger.frame.Priority`. With `logprobs` every text frame is a ScoredToken with so many
-    alternatives. A `notice` is to be logged first: why this is not token-exact.
+    alternatives.
     """
 
     prompt_ids: tuple[Uint, ...]
@@ -135,7 +136,6 @@ class Run:
     frequency: Float64 = 0.0
     logprobs: Uint | None = None
     format: Format | None = None
-    notice: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """One worker slot of the supervisor: its process, its socket, and its restarts.
 
-A slot runs `python -m origin.worker`, hears its frames in order and starts a new process
+A slot runs a program of `origin.program`, hears its frames in order and starts a new process
 when one dies. What the frames mean is the business of the `Owner`.
 """
 
@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +20,7 @@ import structlog
 from ledger.errors import FrameError, SchemaMismatch
 from ledger.frame import Hello
 from origin import worker_frame
-from origin.worker_frame import Frame, LoadProgress, Ready, Step
+from origin.worker_frame import Frame, Load, LoadProgress, Ready, Step
 
 RESTART_MIN_S = 0.1
 RESTART_MAX_S = 5.0
@@ -38,21 +39,24 @@ class Owner(Protocol):
 
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None: ...
 
+    def worker_load(self, slot: WorkerSlot, load: Load) -> None: ...
+
     async def worker_step(self, slot: WorkerSlot, step: Step) -> None: ...
 
     async def worker_lost(self, slot: WorkerSlot) -> None: ...
 
 
 class WorkerSlot:
-    """`number` is the slot's place in the pool; `pid` that of its process now, if any."""
+    """`number` is the slot's place in the pool; `pid` that of its process now, if any.
 
-    def __init__(self, number: int, model: Path, name: str, device: str, owner: Owner) -> None:
+    `program` is the module to run and its arguments but for the socket.
+    """
+
+    def __init__(self, number: int, program: Sequence[str], owner: Owner) -> None:
         self.number = number
         self.pid: int | None = None
         self.ready: Ready | None = None
-        self._model = model
-        self._name = name
-        self._device = device
+        self._program = program
         self._owner = owner
         self._writer: asyncio.StreamWriter | None = None
         self._connected = asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]](1)
@@ -84,8 +88,7 @@ class WorkerSlot:
         """Start a worker and hear it until it is gone; returns whether it became ready."""
         self._connected = asyncio.Queue(1)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "origin.worker", "--socket", path),
-            *("--model", self._model, "--name", self._name, "--device", self._device),
+            *(sys.executable, "-P", "-m", *self._program, "--socket", path),
             env=_worker_environment(),
             stdin=asyncio.subprocess.DEVNULL,
         )
@@ -134,6 +137,8 @@ class WorkerSlot:
         match frame:
             case Step():
                 await self._owner.worker_step(self, frame)
+            case Load():
+                self._owner.worker_load(self, frame)
             case LoadProgress():
                 self._owner.worker_loading(self, frame)
             case Ready():

@@ -74,12 +74,15 @@ class Oracle:
         found = _MADE_OF.fullmatch(name)
         assert found, name
         if found[3]:
-            return bare.data(int(found[3]))
+            return type(f"Data{found[3]}", (Data,), {"_size": int(found[3])})
         make: Callable[[Any], Any] = bare.optional if found[1] == "optional" else bare.array
         return make(self.type_of(found[2]))
 
     def _convert(self, of: Any, value: Any) -> Any:
         """Our value as an instance of pybare's type `of`."""
+        if getattr(of, "_optional", False) or issubclass(of, bare.Union):
+            inner = next(t for t in of._variants.values() if t is not bare.Void)
+            return of(None if value is None else self._convert(inner, value))
         if is_dataclass(value):
             names = [field.name for field in fields(value)]
             return of(**{n: self._convert(of._fields[n], getattr(value, n)) for n in names})
@@ -87,7 +90,4 @@ class Oracle:
             return of([self._convert(of._type, item) for item in value])
         if isinstance(value, IntEnum):
             return of(int(value))
-        if getattr(of, "_optional", False) or issubclass(of, bare.Union):
-            inner = next(t for t in of._variants.values() if t is not bare.Void)
-            return of(None if value is None else self._convert(inner, value))
         return of(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ledger.frame import Chunk, FinishReason, StreamEnd, Token, decode, encode
+from ledger.frame import Chunk, FinishReason, ScoredToken, StreamEnd, Token, decode, encode
 from ledger.interface import Record
 
 CHUNK_BYTES = 64 * 1024
@@ -40,7 +40,7 @@ def piece(raw: bytes) -> Piece:
     _, frame = decode(raw)
     if isinstance(frame, Chunk):
         return Piece(frame.data, frame.last)
-    return Piece(frame.text.encode() if isinstance(frame, Token) else b"", True)
+    return Piece(frame.text.encode() if isinstance(frame, Token | ScoredToken) else b"", True)
 
 
 def renumbered(raw: bytes, index: int) -> bytes:

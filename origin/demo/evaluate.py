@@ -20,7 +20,7 @@ from origin.checkpoint import TOKENIZER_FILE
 from origin.demo.corpus import ASSISTANT, END, USER
 from origin.demo.tasks import KINDS_OF_TASK, draw
 from origin.demo.words import KINDS, MOODS, with_article
-from origin.model import Model, load_model, prefill_chunks
+from origin.model import Model, Piece, context_pages, load_model, prefill
 
 QUESTIONS_PER_KIND = 40
 MAX_ANSWER_TOKENS = 120
@@ -51,15 +51,14 @@ class Answer(NamedTuple):
 def answer(model: Model, tokenizer: Tokenizer, prompt: str, max_tokens: int) -> Answer:
     """Greedy continuation of `prompt` (special tokens written out) up to END."""
     end = tokenizer.token_to_id(END)
-    cache = model.new_cache()
-    hidden = [model.advance(chunk, cache) for chunk in prefill_chunks(tokenizer.encode(prompt).ids)]
-    row, generated = hidden[-1][-1:], list[int]()
-    while len(generated) < max_tokens and cache.length < model.config.context:
+    ids, pages = tokenizer.encode(prompt).ids, range(context_pages(model.config))
+    row, generated = prefill(model, ids, pages)[-1:], list[int]()
+    for position in range(len(ids), min(len(ids) + max_tokens, model.config.context)):
         token = int(model.logits(row).argmax())
         if token == end:
             return Answer(tokenizer.decode(generated), True, len(generated))
         generated.append(token)
-        row = model.advance([token], cache)
+        row = model.forward([Piece([token], position, pages, prefill=False)])
     return Answer(tokenizer.decode(generated), False, len(generated))
 
 

@@ -285,12 +285,17 @@ def test_a_request_with_a_key_that_was_not_answered_is_sent_again(link: Link) ->
     assert link.connect() == [(1, KEYED), (1, Credit(9))]
 
 
-@pytest.mark.parametrize("request_frame", [OPEN, Steer(STREAM, None, "go on")])
-def test_what_could_be_done_twice_fails_instead(link: Link, request_frame: Frame) -> None:
+@pytest.mark.parametrize(
+    ("request_frame", "code"),
+    [(OPEN, "origin_unreachable"), (Steer(STREAM, None, "go on"), "outcome_unknown")],
+)
+def test_what_could_be_done_twice_fails_instead(
+    link: Link, request_frame: Frame, code: str
+) -> None:
     client = Client()
     link.asks(client, request_frame)
     link.lose()
-    assert errors(client) == [(1, "origin_unreachable", True)]
+    assert errors(client) == [(1, code, True)]
     assert link.connect() == []
 
 

@@ -9,20 +9,12 @@ from torch import Tensor
 
 from kernels.epilogue import Epilogue
 from kernels.shapes import BITNET_2B4T, QWEN3_8B
-from kernels.ternary import pack_ternary, quantize_activations, ternary_linear
+from kernels.ternary import pack_ternary, quantize_activations
 from kernels.ternary_gemm_triton import NARROW_ROWS, ternary_gemm, variants
 from kernels.ternary_triton import ternary_gemv
 from kernels.ternary_weights import TernaryWeights
 from tests.kernels.guarded import Guarded
-
-
-def make(outs: tuple[int, ...], width: int, device: torch.device) -> TernaryWeights:
-    generator = torch.Generator().manual_seed(sum(outs) + width)
-    parts = []
-    for k, out in enumerate(outs):
-        ternary = torch.randint(-1, 2, (out, width), generator=generator, dtype=torch.int8)
-        parts.append((pack_ternary(ternary).to(device), torch.tensor([0.3 + 0.7 * k]).to(device)))
-    return TernaryWeights.from_parts(parts)
+from tests.kernels.ternary_rows import make, oracle
 
 
 def rows_of(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,15 +22,6 @@ def rows_of(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor
     x = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows))
     q, factor = quantize_activations(x)
     return x, q.to(torch.int8).to(device), factor[:, 0].contiguous().to(device)
-
-
-def oracle(x: Tensor, weights: TernaryWeights) -> Tensor:
-    results, start = [], 0
-    for out, scale in zip(weights.outs, weights.scale.cpu(), strict=True):
-        packed = weights.packed[start : start + out // 4].cpu()
-        results.append(ternary_linear(x, packed, scale))
-        start += out // 4
-    return torch.cat(results, 1)
 
 
 def run(

@@ -10,7 +10,6 @@ from torch import Tensor
 from kernels.epilogue import Epilogue
 from kernels.norm import order_free_rms_norm
 from kernels.shapes import BITNET_2B4T, LLAMA_8B
-from kernels.ternary import pack_ternary, ternary_linear
 from kernels.ternary_triton import (
     GEMV_MAX_IN,
     GEMV_MAX_ROWS,
@@ -23,18 +22,10 @@ from kernels.ternary_triton import (
     variants,
 )
 from tests.kernels.guarded import Guarded
+from tests.kernels.ternary_rows import make
+from tests.kernels.ternary_rows import oracle as linear_oracle
 
 EPS = 1e-5
-
-
-def make(outs: tuple[int, ...], width: int, device: torch.device) -> TernaryWeights:
-    generator = torch.Generator().manual_seed(sum(outs) + width)
-    parts = []
-    for k, out in enumerate(outs):
-        ternary = torch.randint(-1, 2, (out, width), generator=generator, dtype=torch.int8)
-        scale = torch.tensor([0.3 + 0.7 * k], dtype=torch.bfloat16)
-        parts.append((pack_ternary(ternary).to(device), scale.to(device)))
-    return TernaryWeights.from_parts(parts)
 
 
 def normal(*size: int, seed: int = 7) -> Tensor:
@@ -42,14 +33,10 @@ def normal(*size: int, seed: int = 7) -> Tensor:
 
 
 def oracle(x: Tensor, weights: TernaryWeights, norm: Tensor | None = None) -> Tensor:
-    """Part by part on the CPU."""
-    x = x.cpu() if norm is None else order_free_rms_norm(x.cpu(), norm.cpu(), EPS)
-    results, start = [], 0
-    for out, scale in zip(weights.outs, weights.scale.cpu(), strict=True):
-        packed = weights.packed[start : start + out // 4].cpu()
-        results.append(ternary_linear(x, packed, scale))
-        start += out // 4
-    return torch.cat(results, 1)
+    """Of normed rows, if there is a norm."""
+    return linear_oracle(
+        x if norm is None else order_free_rms_norm(x.cpu(), norm.cpu(), EPS), weights
+    )
 
 
 def run(

@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ledger.sqlite.ledger import SqliteLedger
-from origin.cpu_model import BitNetModel, load
+from origin.cpu_model import CpuModel, load
 from origin.worker import TORCH_THREADS
 from tests.interpreter import kernel_device
 from tests.origin.stage import Stage
@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(checkpoint: Path) -> BitNetModel:
+def model(checkpoint: Path) -> CpuModel:
     return load(checkpoint)
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, decode, encode
 from ledger.interface import NewStream
 from ledger.sqlite.ledger import SqliteLedger
+from origin.metrics import Metrics
 from origin.recipe import Recipe, prompt_hash
 from origin.runs import Runs
 from origin.worker_frame import Emission, Frame, Ready, Step
+from origin.worker_frame import encode as encode_order
 from origin.worker_process import WorkerSlot
 
 A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))
-READY = Ready("demo", "fingerprint", "cpu", context=64, vocab=300, load_ms=1)
+READY = Ready("tokens", "demo", "fingerprint", "cpu", context=64, vocab=300, load_ms=1)
 RECIPE = Recipe(
     model="demo",
     fingerprint="fingerprint",
@@ -35,11 +36,12 @@ class Slot(WorkerSlot):
     """A slot whose worker is the test: it keeps what it is sent."""
 
     def __init__(self, number: int, runs: Runs) -> None:
-        super().__init__(number, Path(), "demo", "cpu", runs)
+        super().__init__(number, (), runs)
         self.sent: list[tuple[int, Frame]] = []
         self.ordered = asyncio.Event()
 
     def send(self, frame: Frame, run: int) -> None:
+        encode_order(frame, run)  # refuses what no worker could be sent
         self.sent.append((run, frame))
         self.ordered.set()
 
@@ -54,7 +56,9 @@ class Stage:
     def __init__(self, ledger: SqliteLedger) -> None:
         self.ledger = ledger
         self.changes = 0
-        self.runs = Runs(ledger, max_streams=4, changed=self._count)
+        self.metrics = Metrics(lambda: self.clock_s)
+        self.clock_s = 0.0
+        self.runs = Runs(ledger, max_streams=4, changed=self._count, metrics=self.metrics)
         self.slots = [Slot(number, self.runs) for number in range(2)]
 
     def _count(self) -> None:
@@ -68,25 +72,24 @@ class Stage:
         slot.ready = None
         await self.runs.worker_lost(slot)
 
-    async def start(self, stream: bytes) -> None:
-        await self.ledger.create(
-            NewStream(stream, RECIPE.model_dump_json(), Durability.PROCESS, 60)
-        )
-        await self.runs.start(stream, RECIPE)
+    async def start(self, stream: bytes, recipe: Recipe = RECIPE) -> None:
+        new = NewStream(stream, recipe.model_dump_json(), Durability.PROCESS, 60)
+        await self.ledger.create(new)
+        await self.runs.start((stream, recipe))
 
     async def step(self, slot: Slot, run: int, index: int, text: str | None) -> None:
         """One engine step that makes one frame: a token, or the end where there is no text."""
         if text is None:
             frame = encode(StreamEnd(index, FinishReason.LENGTH, index, 2))
-            emission = Emission(run, index, (), frame)
+            emission = Emission(run, index, (), 0, frame)
         else:
-            emission = Emission(run, index, (index + 100,), encode(Token(text, index)))
+            emission = Emission(run, index, (index + 100,), 0, encode(Token(text, index)))
         await self.runs.worker_step(slot, Step((emission,)))
 
     async def cancelled(self, slot: Slot, run: int, index: int) -> None:
         """What a worker makes of a Halt."""
         frame = encode(StreamEnd(index, FinishReason.CANCELLED, index, 2))
-        await self.runs.worker_step(slot, Step((Emission(run, index, (), frame),)))
+        await self.runs.worker_step(slot, Step((Emission(run, index, (), 0, frame),)))
 
     async def frames(self, stream: bytes) -> list[object]:
         return [decode(record.frame)[1] for record in await self.ledger.read(stream, 0, 100)]

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 import origin.demo
 from kernels.ternary import WEIGHTS_PER_BYTE
 from origin.checkpoint import read_config, read_tensors
-from origin.cpu_model import BitNetModel, load
+from origin.cpu_model import CpuModel, load
 from origin.demo.corpus import END, SPECIAL_TOKENS
 from origin.demo.evaluate import answer, chat, false_claims
 from origin.demo.export import END_ID
@@ -21,7 +21,7 @@ MODEL_DIRECTORY = Path(origin.demo.__file__).parent / "model"
 
 
 @pytest.fixture(scope="module")
-def demo() -> BitNetModel:
+def demo() -> CpuModel:
     return load(MODEL_DIRECTORY)
 
 
@@ -68,7 +68,7 @@ def test_its_chat_template_renders_a_question_as_it_was_trained(tokenizer: Token
     ],
 )
 def test_it_answers_rightly_and_stops(
-    demo: BitNetModel, tokenizer: Tokenizer, question: str, result: str
+    demo: CpuModel, tokenizer: Tokenizer, question: str, result: str
 ) -> None:
     given = answer(demo, tokenizer, chat(question), 80)
     assert given.ended
@@ -77,7 +77,7 @@ def test_it_answers_rightly_and_stops(
 
 @pytest.mark.parametrize("animal", ["fox", "bear", "cat", "mouse", "hedgehog"])
 def test_it_tells_a_story_of_several_paragraphs(
-    demo: BitNetModel, tokenizer: Tokenizer, animal: str
+    demo: CpuModel, tokenizer: Tokenizer, animal: str
 ) -> None:
     told = answer(demo, tokenizer, chat(f"Tell me a story about a {animal}."), 900)
     assert told.ended and told.tokens > 80

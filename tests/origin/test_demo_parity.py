@@ -22,9 +22,10 @@ from tokenizers import Tokenizer
 
 import origin.demo
 from kernels.ternary import quantize_activations
-from origin.cpu_model import BitNetModel, load
+from origin.cpu_model import CpuModel, load
 from origin.demo.corpus import documents, text
 from origin.demo.evaluate import answer, chat
+from tests.origin.sequences import prompt_logits
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # transformers compiles parts of BitNet otherwise
 
@@ -35,7 +36,7 @@ EDGE_EFFECT = 0.25  # logits
 
 
 @pytest.fixture(scope="module")
-def demo() -> BitNetModel:
+def demo() -> CpuModel:
     return load(MODEL_DIRECTORY)
 
 
@@ -78,7 +79,7 @@ def reference_logits(reference: Any, ids: list[int]) -> tuple[torch.Tensor, Roun
 
 
 def our_logits(
-    demo: BitNetModel, ids: list[int], monkeypatch: pytest.MonkeyPatch
+    demo: CpuModel, ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[torch.Tensor, Rounded]:
     """The same of our model."""
     rounded: Rounded = []
@@ -90,11 +91,11 @@ def our_logits(
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "_int_mm", look)
-        return demo.forward(ids), rounded
+        return prompt_logits(demo, ids), rounded
 
 
 def test_logits_differ_by_less_than_1e_5(
-    demo: BitNetModel, reference: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    demo: CpuModel, reference: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alike, rng = 0, Random(1)
     for document in islice(documents(99), PROMPTS):
@@ -135,7 +136,7 @@ QUESTIONS = (
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_the_greedy_text_is_the_same(
-    demo: BitNetModel, reference: Any, tokenizer: Tokenizer, question: str
+    demo: CpuModel, reference: Any, tokenizer: Tokenizer, question: str
 ) -> None:
     ids = tokenizer.encode(chat(question)).ids
     generated = reference.generate(torch.tensor([ids]), max_new_tokens=80, do_sample=False)
@@ -145,7 +146,7 @@ def test_the_greedy_text_is_the_same(
 
 
 def test_every_token_of_a_story_is_one_that_transformers_would_choose(
-    demo: BitNetModel, reference: Any, tokenizer: Tokenizer
+    demo: CpuModel, reference: Any, tokenizer: Tokenizer
 ) -> None:
     prompt = chat("Tell me a long story about a fox.")
     told = answer(demo, tokenizer, prompt, 400)

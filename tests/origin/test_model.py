@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 import kernels.norm
 from kernels.ternary import pack_ternary, ternary_linear
 from ledger.errors import ModelError, TooLarge
-from origin.cpu_model import BitNetModel, TernaryLinear, load
+from origin.cpu_model import CpuModel, TernaryLinear, load
 from origin.model import PREFILL_CHUNK_TOKENS
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
@@ -32,7 +32,7 @@ def load_reference(directory: Path) -> torch.nn.Module:
     return torch.nn.Module.float(loaded)
 
 
-def greedy(model: BitNetModel, prompt: list[int], count: int) -> list[int]:
+def greedy(model: CpuModel, prompt: list[int], count: int) -> list[int]:
     cache = model.new_cache()
     hidden = model.advance(prompt, cache)
     ids: list[int] = []
@@ -88,14 +88,14 @@ def test_a_ternary_layer_is_exact_in_any_batch() -> None:
     assert torch.equal(layer(x), torch.cat([layer(row[None]) for row in x]))
 
 
-def test_decoding_one_by_one_agrees_with_prefill(model: BitNetModel) -> None:
+def test_decoding_one_by_one_agrees_with_prefill(model: CpuModel) -> None:
     ids = random_ids(12, 5)
     cache = model.new_cache()
     one_by_one = torch.cat([model.logits(model.advance([token], cache)) for token in ids])
     torch.testing.assert_close(one_by_one, model.forward(ids), rtol=1e-4, atol=1e-4)
 
 
-def test_prefill_in_chunks_agrees_with_one_piece(model: BitNetModel) -> None:
+def test_prefill_in_chunks_agrees_with_one_piece(model: CpuModel) -> None:
     ids = random_ids(PREFILL_CHUNK_TOKENS + 9, 6)
     whole = model.logits(model.advance(ids, model.new_cache()))
     torch.testing.assert_close(model.forward(ids)[:8], whole[:8], rtol=1e-4, atol=1e-4)
@@ -106,7 +106,7 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(torch.cosine_similarity(a, b, dim=0))
 
 
-def test_tokens_beyond_the_context_are_refused(model: BitNetModel) -> None:
+def test_tokens_beyond_the_context_are_refused(model: CpuModel) -> None:
     cache = model.new_cache()
     model.advance([1] * 250, cache)
     with pytest.raises(TooLarge):

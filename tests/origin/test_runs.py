@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ledger.errors import Overloaded, Unavailable
-from ledger.frame import Durability, FinishReason, StreamEnd, Token
+from ledger.frame import (
+    Durability,
+    FinishReason,
+    FormatKind,
+    Notice,
+    Priority,
+    Revision,
+    StreamEnd,
+    Token,
+    encode,
+)
 from ledger.interface import NewStream
 from origin.runs import MAX_DEATHS
-from origin.worker_frame import Halt, LoadProgress, Ready, Run
+from origin.worker_frame import (
+    MAX_WORKER_FRAME_BYTES,
+    Ask,
+    Emission,
+    Format,
+    Halt,
+    LoadProgress,
+    Ready,
+    Run,
+    Step,
+)
 from tests.origin.stage import READY, RECIPE, A, B, C, Stage
 
 pytestmark = pytest.mark.anyio
@@ -178,21 +200,142 @@ async def test_cancelling_what_is_over_or_unknown_does_nothing(stage: Stage) -> 
     assert stage.runs.count == 0
 
 
-async def test_another_engine_does_not_go_on_with_tokens_it_would_not_have_made(
-    stage: Stage,
+async def test_another_engine_goes_on_and_says_so(stage: Stage) -> None:
+    one, two = stage.slots
+    await stage.ready(one)
+    await stage.start(A)
+    await stage.step(one, one.last[0], 0, "a")
+    await stage.lost(one)
+    await stage.ready(two, replace(READY, fingerprint="another", device="cuda"))
+    run, order = two.last
+    assert isinstance(order, Run)
+    assert (order.generated_ids, order.next_index) == ((100,), 2)
+    await stage.step(two, run, 2, "b")
+    _, notice, token = await stage.frames(A)
+    assert isinstance(notice, Notice)
+    assert (notice.code, notice.index, token) == ("inexact", 1, Token("b", 2))
+    for said in ("another", "cuda", "fingerprint"):
+        assert said in notice.message
+
+
+async def test_a_notice_is_not_repeated(stage: Stage) -> None:
+    one, two = stage.slots
+    await stage.ready(one)
+    await stage.start(A)
+    await stage.step(one, one.last[0], 0, "a")
+    await stage.lost(one)
+    for _ in range(2):
+        await stage.ready(two, replace(READY, fingerprint="another"))
+        await stage.lost(two)
+    assert len(await stage.frames(A)) == 2
+    assert (await stage.ledger.info(A)).epoch == 3
+
+
+async def test_an_engine_that_takes_a_stream_over_before_it_began_is_exact(stage: Stage) -> None:
+    await stage.start(A)
+    await stage.ready(stage.slots[0], replace(READY, fingerprint="another"))
+    assert await stage.frames(A) == []
+    assert len(stage.slots[0].sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (replace(READY, model="other"), "serves 'other' now"),
+        (replace(READY, kind="text"), "another kind"),
+        (replace(READY, vocab=50, fingerprint="another"), "another vocabulary"),
+        (replace(READY, context=2, fingerprint="another"), "shorter context"),
+    ],
+)
+async def test_a_worker_that_cannot_go_on_ends_the_stream(
+    stage: Stage, other: Ready, why: str
 ) -> None:
     one, two = stage.slots
     await stage.ready(one)
     await stage.start(A)
     await stage.step(one, one.last[0], 0, "a")
     await stage.lost(one)
-    other = Ready("demo", "another fingerprint", "cpu", context=64, vocab=300, load_ms=1)
     await stage.ready(two, other)
     [_, end] = await stage.frames(A)
     assert isinstance(end, StreamEnd)
     assert end.finish_reason is FinishReason.ORIGIN_LOST
     assert end.message is not None
-    assert "engine changed" in end.message
+    assert why in end.message
+
+
+async def test_what_was_dropped_of_the_prompt_is_logged_first_and_once(stage: Stage) -> None:
+    one, two = stage.slots
+    recipe = RECIPE.model_copy(update={"notices": (("truncated", "2 messages"),)})
+    await stage.ready(one)
+    await stage.start(A, recipe)
+    assert await stage.frames(A) == [Notice("truncated", "2 messages", 0)]
+    _, order = one.last
+    assert isinstance(order, Run)
+    assert order.next_index == 1
+    await stage.lost(one)
+    await stage.ready(two)
+    assert two.last[1] == order
+    assert len(await stage.frames(A)) == 1
+
+
+async def test_a_worker_of_kind_text_is_asked(stage: Stage) -> None:
+    one, two = stage.slots
+    recipe = RECIPE.model_copy(update={"prompt_ids": (), "messages": (("user", "Hi"),)})
+    text = replace(READY, kind="text", context=0, vocab=0)
+    await stage.ready(one, text)
+    await stage.start(A, recipe)
+    run, ask = one.last
+    assert ask == Ask(recipe.model_dump_json(), "", 0)
+    frames = [Token("a", 0), Revision(0, "b", False, 1), Revision(0, "c", True, 2), Token("d", 3)]
+    for frame in frames:
+        emission = Emission(run, frame.index, (), 0, encode(frame))
+        await stage.runs.worker_step(one, Step((emission,)))
+    await stage.lost(one)
+    await stage.ready(two, text)
+    assert two.last[1] == Ask(recipe.model_dump_json(), "cd", 4)
+
+
+async def test_every_setting_of_a_recipe_reaches_the_worker(stage: Stage) -> None:
+    settings: dict[str, Any] = {
+        "min_p": 0.1,
+        "repetition": 1.2,
+        "presence": 0.3,
+        "frequency": -0.4,
+        "logprobs": 5,
+    }
+    told = {"priority": "batch", "format": ("regex", "a+"), **settings}
+    await stage.ready(stage.slots[0])
+    await stage.start(A, RECIPE.model_copy(update=told))
+    _, order = stage.slots[0].last
+    assert isinstance(order, Run)
+    assert {name: getattr(order, name) for name in settings} == settings
+    assert (order.priority, order.format) == (Priority.BATCH, Format(FormatKind.REGEX, "a+"))
+
+
+async def test_an_order_that_no_frame_can_hold_ends_its_stream_only(stage: Stage) -> None:
+    text = replace(READY, kind="text", context=0, vocab=0)
+    await stage.ready(stage.slots[0], text)
+    recipe = RECIPE.model_copy(update={"prompt_ids": (), "prompt": "x" * MAX_WORKER_FRAME_BYTES})
+    await stage.start(A, recipe)
+    [end] = await stage.frames(A)
+    assert isinstance(end, StreamEnd)
+    assert end.finish_reason is FinishReason.FAILED
+    await stage.start(B, recipe.model_copy(update={"prompt": "x"}))
+    assert stage.runs.count == 1
+
+
+async def test_a_failure_that_may_not_come_again_is_the_one_end_of_the_log(stage: Stage) -> None:
+    one = stage.slots[0]
+    await stage.ready(one)
+    await stage.start(A)
+    run, _ = one.last
+    end = StreamEnd(0, FinishReason.FAILED, 0, 2, "NaN in the logits", retryable=True)
+    await stage.runs.worker_step(one, Step((Emission(run, 0, (), 0, encode(end)),)))
+    await stage.step(one, run, 1, None)  # whatever else it may say of this run
+    await stage.lost(one)
+    await stage.ready(one)
+    assert await stage.frames(A) == [end]
+    assert stage.runs.count == 0
 
 
 async def test_an_unfinished_stream_of_a_dead_origin_is_taken_over(stage: Stage) -> None:
@@ -204,23 +347,37 @@ async def test_an_unfinished_stream_of_a_dead_origin_is_taken_over(stage: Stage)
 
 
 async def test_nothing_is_admitted_before_the_first_model_is_loaded(stage: Stage) -> None:
-    with pytest.raises(Unavailable) as error:
-        stage.runs.require_room()
+    with pytest.raises(Unavailable) as error, stage.runs.room():
+        pass
     assert (error.value.code, error.value.retryable) == ("loading", True)
     assert error.value.retry_after_ms is not None
     await stage.ready(stage.slots[0])
-    assert stage.runs.require_room() == READY
+    with stage.runs.room() as ready:
+        assert ready == READY
     await stage.lost(stage.slots[0])
-    assert stage.runs.require_room() == READY  # a restart is a pause, not a refusal
+    with stage.runs.room() as ready:
+        assert ready == READY  # a restart is a pause, not a refusal
 
 
 async def test_no_more_streams_than_the_limit_are_admitted(stage: Stage) -> None:
     await stage.ready(stage.slots[0])
     for n in range(4):
-        stage.runs.require_room()
-        await stage.start(bytes([n]) * 16)
-    with pytest.raises(Overloaded, match="the limit is 4"):
-        stage.runs.require_room()
+        with stage.runs.room():
+            await stage.start(bytes([n]) * 16)
+    with pytest.raises(Overloaded, match="the limit is 4"), stage.runs.room():
+        pass
+
+
+async def test_room_is_kept_for_all_streams_of_a_request_or_for_none(stage: Stage) -> None:
+    await stage.ready(stage.slots[0])
+    with stage.runs.room(3):
+        with pytest.raises(Overloaded), stage.runs.room(2):
+            pass
+        with stage.runs.room(1), pytest.raises(Overloaded), stage.runs.room(1):
+            pass
+    with stage.runs.room(4):
+        pass
+    assert stage.runs.count == 0
 
 
 async def test_readiness_tells_what_is_awaited(stage: Stage) -> None:

@@ -52,7 +52,7 @@ async def test_the_other_streams_of_a_step_are_stored_when_one_is_refused(stage:
     await stage.start(B)
     (run_a, _), (run_b, _) = one.sent
     await stage.ledger.take_over(A)
-    step = Step(tuple(Emission(run, 0, (1,), encode(Token("x", 0))) for run in (run_a, run_b)))
+    step = Step(tuple(Emission(run, 0, (1,), 0, encode(Token("x", 0))) for run in (run_a, run_b)))
     await stage.runs.worker_step(one, step)
     assert await stage.frames(A) == []
     assert await stage.frames(B) == [Token("x", 0)]
@@ -154,7 +154,7 @@ async def test_a_stream_that_is_restored_before_it_is_started_runs_once(stage: S
     await stage.ready(stage.slots[0])
     await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
     await stage.runs.restore([A])
-    await stage.runs.start(A, RECIPE)
+    await stage.runs.start((A, RECIPE))
     assert len(stage.slots[0].sent) == 1
 
 

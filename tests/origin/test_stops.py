@@ -51,19 +51,53 @@ def test_an_empty_stop_sequence_stops_nothing() -> None:
     assert not matcher.matched
 
 
+def test_a_stop_inside_the_text_of_one_token_counts_before_a_longer_one_around_it() -> None:
+    whole, cut = StopMatcher(["abcd", "b"]), StopMatcher(["abcd", "b"])
+    assert feed_all(whole, "xabcd") == ["xa"]
+    assert "".join(feed_all(cut, *"xabcd")) == "xa"
+    assert whole.matched and cut.matched
+
+
+def test_of_two_stops_that_end_together_the_longer_one_cuts() -> None:
+    matcher = StopMatcher(["bc", "abc"])
+    assert feed_all(matcher, "xabc") == ["x"]
+
+
+def test_after_a_flush_the_text_before_is_no_part_of_a_stop() -> None:
+    matcher = StopMatcher(["END"])
+    assert matcher.feed("EN") + matcher.flush() == "EN"
+    assert matcher.feed("D") == "D"
+    assert not matcher.matched
+
+
+def before_the_first_stop_to_be_complete(text: str, stops: list[str]) -> str | None:
+    for end in range(1, len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)]
+    return None
+
+
 @given(st.lists(st.text("ab", max_size=4)), st.lists(st.text("ab", min_size=1, max_size=4)))
 def test_what_comes_out_is_the_text_before_the_first_stop_to_be_completed(
     texts: list[str], stops: list[str]
 ) -> None:
     matcher = StopMatcher(stops)
+    out = "".join(feed_all(matcher, *texts))
+    expected = before_the_first_stop_to_be_complete("".join(texts), stops)
+    assert matcher.matched == (expected is not None)
+    assert out + matcher.flush() == ("".join(texts) if expected is None else expected)
+
+
+@given(st.lists(st.text("ab", max_size=3)), st.lists(st.text("ab", min_size=1, max_size=4)))
+def test_no_more_is_held_than_may_become_a_stop(texts: list[str], stops: list[str]) -> None:
+    matcher = StopMatcher(stops)
     out, seen = "", ""
     for text in texts:
-        out += matcher.feed(text)
-        seen += text
+        out, seen = out + matcher.feed(text), seen + text
         if matcher.matched:
             break
-    if matcher.matched:
-        assert out == seen[: min(at for stop in stops if (at := seen.find(stop)) >= 0)]
-    else:
-        assert out + matcher.flush() == seen
-        assert not any(stop in seen for stop in stops)
+        held = seen.removeprefix(out)
+        begins = {""} | {stop[:n] for stop in stops for n in range(len(stop))}
+        longest = max((b for b in begins if seen.endswith(b)), key=len)
+        assert held == longest

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from ledger.frame import FinishReason, Hello, StreamEnd
-from origin.cpu_model import BitNetModel
+from origin.cpu_model import CpuModel
 from origin.engine import Engine
 from origin.worker_frame import (
     SCHEMA_HASH,
@@ -17,6 +17,7 @@ from origin.worker_frame import (
     Emission,
     Frame,
     Halt,
+    Load,
     LoadProgress,
     Ready,
     Run,
@@ -66,6 +67,8 @@ class Supervisor:
     def emissions(self, run_id: int) -> Iterator[Emission]:
         """The emissions of one run as they come, to its end."""
         for frame in self.frames:
+            if isinstance(frame, Load):
+                continue
             assert isinstance(frame, Step)
             assert frame.emissions
             for emission in frame.emissions:
@@ -97,8 +100,8 @@ def supervisor(tmp_path: Path, checkpoint: Path) -> Iterator[Supervisor]:
     supervisor.close()
 
 
-def in_process(model: BitNetModel, tokenizer: Tokenizer, run: Run) -> list[Emission]:
-    engine = Engine(model, tokenizer)
+def in_process(model: CpuModel, tokenizer: Tokenizer, run: Run) -> list[Emission]:
+    engine = Engine.of(model, tokenizer)
     engine.add(9, run)
     emissions: list[Emission] = []
     while not engine.idle:
@@ -107,7 +110,7 @@ def in_process(model: BitNetModel, tokenizer: Tokenizer, run: Run) -> list[Emiss
 
 
 def test_it_says_what_it_serves_once_it_is_loaded(
-    supervisor: Supervisor, model: BitNetModel
+    supervisor: Supervisor, model: CpuModel
 ) -> None:
     ready = supervisor.greet()
     assert (ready.model, ready.device, ready.context, ready.vocab) == (
@@ -120,7 +123,7 @@ def test_it_says_what_it_serves_once_it_is_loaded(
 
 
 def test_a_worker_killed_and_replaced_gives_the_same_frames(
-    supervisor: Supervisor, model: BitNetModel, tokenizer: Tokenizer, checkpoint: Path,
+    supervisor: Supervisor, model: CpuModel, tokenizer: Tokenizer, checkpoint: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:  # fmt: skip
     expected = in_process(model, tokenizer, make_run(**SAMPLED))

@@ -18,6 +18,7 @@ from origin.worker_frame import (
     SUPERVISOR,
     WORKER,
     Emission,
+    Format,
     Frame,
     Halt,
     LoadProgress,
@@ -42,7 +43,7 @@ def test_the_schema_hash_is_that_of_the_schema_file() -> None:
     assert SCHEMA_HASH != client.SCHEMA_HASH
 
 
-@pytest.mark.parametrize("cls", [*FRAMES.values(), Emission])
+@pytest.mark.parametrize("cls", [*FRAMES.values(), Emission, Format])
 def test_a_class_has_the_fields_of_its_struct_in_order(cls: type) -> None:
     types = {name: of.name for name, of in field_types(cls).items()}
     assert list(types.items()) == list(SCHEMA.structs[cls.__name__].items())
@@ -86,14 +87,14 @@ def test_a_changed_byte_raises_nothing_but_a_frame_error(frame: Any, data: st.Da
 
 def test_an_emission_carries_a_client_frame_whole() -> None:
     token = client.encode(client.Token(" the", 42))
-    step = Step((Emission(run=7, index=42, ids=(262,), frame=token),))
+    step = Step((Emission(run=7, index=42, ids=(262,), steers=0, frame=token),))
     _, got = decode(encode(step))
     assert isinstance(got, Step)
     assert client.decode(got.emissions[0].frame) == (0, client.Token(" the", 42))
 
 
 def test_a_bad_emission_is_refused_by_its_place_in_the_step() -> None:
-    emissions = (Emission(1, 0, (5,), b"x"), Emission(2, 0, (5, -1), b"x"))
+    emissions = (Emission(1, 0, (5,), 0, b"x"), Emission(2, 0, (5, -1), 0, b"x"))
     with pytest.raises(FrameError) as caught:
         encode(Step(emissions))
     assert caught.value.field == "Step.emissions[1].ids[1]"

@@ -40,23 +40,31 @@ from ledger.frame import (
     Durability,
     Embedding,
     FinishReason,
+    FormatKind,
     Frame,
     Header,
     Heartbeat,
     Hello,
     Message,
     Metrics,
+    Notice,
     Open,
     Opened,
+    OutputFormat,
+    Overflow,
     Priority,
     Resume,
     Revision,
+    Score,
+    ScoredToken,
+    Sibling,
     Status,
     Steer,
     StreamEnd,
     StreamError,
     StreamState,
     Token,
+    TokenScores,
     encode,
     tag_of,
 )
@@ -181,6 +189,7 @@ _FRAMES: list[tuple[str, int, Frame]] = [
     ("token, largest index and corr", 2**32 - 1, Token("\n", 2**64 - 1)),
     *((f"stream end, {reason.word}", 7, StreamEnd(60, reason, 60, 12)) for reason in FinishReason),
     ("stream end with a message", 7, StreamEnd(3, FinishReason.FAILED, 3, 12, "NaN in logits")),
+    ("stream end, retryable", 7, StreamEnd(3, FinishReason.FAILED, 3, 12, "NaN", True)),
     ("stream error, bare", 7, StreamError("not_found", "no such stream", False, 404)),
     (
         "stream error, all fields, on the connection",
@@ -194,10 +203,30 @@ _FRAMES: list[tuple[str, int, Frame]] = [
     ("last chunk, empty", 7, Chunk(b"", True, 1)),
     ("revision, interim", 7, Revision(0, "recognise", False, 3)),
     ("revision, final", 7, Revision(0, "wreck a nice beach", True, 4)),
+    (
+        "scored token, one alternative",
+        7,
+        ScoredToken(
+            " the", (TokenScores(Score(262, b" the", -0.25), (Score(257, b" a", -2.5),)),), 42
+        ),
+    ),
+    (
+        "scored token, one character of two tokens",
+        7,
+        ScoredToken(
+            "é", (TokenScores(Score(195, b"\xc3", -1.0)), TokenScores(Score(169, b"\xa9", 0.0))), 3
+        ),
+    ),
+    ("notice", 7, Notice("truncated", "2 messages were dropped", 0)),
     ("metrics", 7, Metrics(2, 35, 60, 172.5)),
     ("heartbeat, ready", 0, Heartbeat(1750000000000, True, (), ("demo",), ("cpu torch",))),
     ("heartbeat, not ready", 0, Heartbeat(2**64 - 1, False, ("loading demo", "draining"))),
     ("opened", 7, Opened(STREAM, 0, "v1.k1.cGF5bG9hZA.bWFj", "demo", 12)),
+    (
+        "opened, with a sibling",
+        7,
+        Opened(STREAM, 0, "", "demo", 12, (Sibling(STREAM[::-1], "v1"),)),
+    ),
     ("status, running", 9, Status(STREAM, StreamState.RUNNING, 17)),
     ("status, ended", 9, Status(STREAM, StreamState.ENDED, 61)),
     ("hello", 0, Hello(SCHEMA_HASH, "tailrace-edge/0.1.0")),
@@ -222,9 +251,17 @@ _FRAMES: list[tuple[str, int, Frame]] = [
             temperature=0.7,
             top_k=40,
             top_p=0.95,
+            min_p=0.05,
+            repetition_penalty=1.1,
+            presence_penalty=-0.5,
+            frequency_penalty=0.25,
             seed=2**64 - 1,
             stop=("\n\n", "END"),
             ignore_eos=True,
+            logprobs=5,
+            format=OutputFormat(FormatKind.REGEX, "[0-9]+"),
+            overflow=Overflow.DROP_OLDEST,
+            n=3,
             durability=Durability.POWER,
             priority=Priority.BATCH,
             idempotency_key="order-17",
@@ -235,6 +272,11 @@ _FRAMES: list[tuple[str, int, Frame]] = [
         (f"open, {d.word}, {p.word}", 3, Open("demo", prompt="x", durability=d, priority=p))
         for d, p in zip(Durability, Priority, strict=True)
     ),
+    (
+        "open, JSON schema",
+        3,
+        Open("demo", prompt="x", format=OutputFormat(FormatKind.JSON_SCHEMA, '{"type":"object"}')),
+    ),
     ("resume from the start", 4, Resume(STREAM)),
     ("resume, all fields", 5, Resume(STREAM, 41, "v1.k1.cGF5bG9hZA.bWFj", False, 512)),
     ("credit", 5, Credit(1024)),
@@ -242,6 +284,7 @@ _FRAMES: list[tuple[str, int, Frame]] = [
     ("cancel with a token", 6, Cancel(STREAM, "v1.k1.cGF5bG9hZA.bWFj")),
     ("detach", 5, Detach()),
     ("steer", 8, Steer(STREAM, None, "and then")),
+    ("steer with a token", 8, Steer(STREAM, "v1.k1.cGF5bG9hZA.bWFj", "")),
     ("call, least", 10, Call("stream", "a", "GET", "http://localhost/v1/stream/a")),
     (
         "call, all fields",
@@ -310,7 +353,7 @@ def streams() -> list[dict[str, Any]]:
     bad = [
         ("wrong version, seen at the fourth byte", "0b000002", "bad_version", "header.version", 3),
         ("too long, refused before it comes", "ffffff01", "bad_frame", "header.length", 0),
-        ("unknown tag, refused before the payload comes", "ff0f00010f", "bad_frame", "tag", 4),
+        ("unknown tag, refused before the payload comes", "ff0f000117", "bad_frame", "tag", 4),
     ]
     for name, raw, code, where, offset in bad:
         error = {"code": code, "field": where, "offset": offset}

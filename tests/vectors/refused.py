@@ -19,7 +19,10 @@ def built(tag: int, payload: str, *, corr: int = 7, version: int = 1, flags: int
 _THE = "042074686502"  # text " the", index 2
 _ID = STREAM.hex()
 _OPEN_START = "0464656d6f" + "0100"  # model "demo", prompt ""
-_OPEN_ABSENT = "00" * 5  # max_tokens, temperature, top_k, top_p, seed
+# max_tokens, temperature, top_k, top_p, min_p, three penalties, seed
+_OPEN_ABSENT = "00" * 9
+# From stop to n: no stop, not ignore_eos, no logprobs, no format, refuse, 1
+_OPEN_PLAIN = "00" * 5 + "01"
 _CALL_START = "0173" + "0161" + "03474554" + "0175"  # object "s", name "a", GET, url "u"
 _OVER = "ffffffffffffffffff02"
 
@@ -42,7 +45,7 @@ BAD_HEADERS = [
     ("a byte after the frame", built(0, _THE) + "00", "bad_frame", "header.length", 0),
     *(
         (f"tag {tag}, which nothing has", built(tag, _THE), "bad_frame", "tag", 4)
-        for tag in (15, 23, 31, 32, 63, 64, 255)
+        for tag in (23, 25, 31, 32, 63, 64, 255)
     ),
 ]
 
@@ -62,8 +65,9 @@ BAD_PAYLOADS = [
     ("token, index not in its shortest form", 0, "0420746865" + "aa00", "Token.index", 14),
     ("token, index of 65 bits", 0, "0420746865" + _OVER, "Token.index", 14),
     ("token, a byte too many", 0, _THE + "00", "Token", 15),
-    ("stream end, reason 6", 1, "03060309" + "00", "StreamEnd.finish_reason", 10),
-    ("stream end, optional 2", 1, "03040309" + "02", "StreamEnd.message", 13),
+    ("stream end, reason 6", 1, "03060309" + "0000", "StreamEnd.finish_reason", 10),
+    ("stream end, optional 2", 1, "03040309" + "0200", "StreamEnd.message", 13),
+    ("stream end, bool 2", 1, "03040309" + "0002", "StreamEnd.retryable", 14),
     ("stream end, message cut off", 1, "03040309" + "010261", "StreamEnd.message", 14),
     ("stream error, bool 2", 2, "0178" + "0179" + "02" + "9401", "StreamError.retryable", 13),
     ("stream error, half a status", 2, "0178" + "0179" + "00" + "94", "StreamError.status", 14),
@@ -83,6 +87,13 @@ BAD_PAYLOADS = [
         21,
     ),
     ("opened, stream id cut off", 9, _ID[:-2], "Opened.stream", 9),
+    (
+        "opened, second sibling's token not UTF-8",
+        9,
+        _ID + "00" * 4 + "02" + _ID + "00" + _ID + "01ff",
+        "Opened.siblings[1].token",
+        63,
+    ),
     ("status, state 2", 10, _ID + "02" + "00", "Status.state", 25),
     ("hello, schema cut off", 11, "00" * 7, "Hello.schema", 9),
     ("answer, half a status", 12, "c8", "Answer.status", 9),
@@ -96,11 +107,25 @@ BAD_PAYLOADS = [
     ),
     ("body, data longer than the frame", 13, "0461", "Body.data", 9),
     ("body end with a payload", 14, "00", "BodyEnd", 9),
+    (
+        "scored token, logprob cut off",
+        15,
+        "0161" + "01" + "05" + "0461626364" + "000000",
+        "ScoredToken.scores[0].chosen.logprob",
+        18,
+    ),
+    (
+        "scored token, alternatives do not fit",
+        15,
+        "0161" + "01" + "05" + "0161" + "00000000" + "ff01",
+        "ScoredToken.scores[0].top",
+        19,
+    ),
     ("open, messages do not fit", 16, _OPEN_START + "ff01" + "00" * 16, "Open.messages", 16),
     (
         "open, third role not UTF-8",
         16,
-        _OPEN_START + "03" + "0000" * 2 + "01ff" + "00" + _OPEN_ABSENT + "00" * 6,
+        _OPEN_START + "03" + "0000" * 2 + "01ff" + "00" + _OPEN_ABSENT + _OPEN_PLAIN + "00" * 4,
         "Open.messages[2].role",
         21,
     ),
@@ -111,20 +136,34 @@ BAD_PAYLOADS = [
         "Open.temperature",
         19,
     ),
-    ("open, stop cut off", 16, _OPEN_START + "00" + _OPEN_ABSENT + "01" + "05", "Open.stop[0]", 23),
+    ("open, stop cut off", 16, _OPEN_START + "00" + _OPEN_ABSENT + "01" + "05", "Open.stop[0]", 27),
+    (
+        "open, format of kind 2",
+        16,
+        _OPEN_START + "00" + _OPEN_ABSENT + "00" * 3 + "01" + "02" + "00" + "00" * 6,
+        "Open.format.kind",
+        30,
+    ),
+    (
+        "open, overflow 2",
+        16,
+        _OPEN_START + "00" + _OPEN_ABSENT + "00" * 4 + "02" + "00" * 5,
+        "Open.overflow",
+        30,
+    ),
     (
         "open, durability 3",
         16,
-        _OPEN_START + "00" + _OPEN_ABSENT + "00" + "00" + "03" + "00" * 3,
+        _OPEN_START + "00" + _OPEN_ABSENT + _OPEN_PLAIN + "03" + "00" * 3,
         "Open.durability",
-        24,
+        32,
     ),
     (
         "open, priority 3",
         16,
-        _OPEN_START + "00" + _OPEN_ABSENT + "00" + "00" + "01" + "03" + "00" * 2,
+        _OPEN_START + "00" + _OPEN_ABSENT + _OPEN_PLAIN + "01" + "03" + "00" * 2,
         "Open.priority",
-        25,
+        33,
     ),
     ("resume, optional 2", 17, _ID + "02" + "00" + "01" + "00", "Resume.after", 25),
     ("resume, bool 255", 17, _ID + "00" + "00" + "ff" + "00", "Resume.follow", 27),
@@ -136,4 +175,5 @@ BAD_PAYLOADS = [
     ("call, headers do not fit", 22, _CALL_START + "ff01" + "00" * 16, "Call.headers", 19),
     ("call, body longer than the frame", 22, _CALL_START + "00" + "0561", "Call.body", 20),
     ("call without credit", 22, _CALL_START + "00" + "00", "Call.credit", 21),
+    ("notice, message not UTF-8", 24, "0161" + "01ff" + "00", "Notice.message", 11),
 ]

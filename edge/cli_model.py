@@ -1,0 +1,176 @@
+"""`tailrace model`: look at a checkpoint before it is served.
+
+Like edge/cli.py, only typer is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ledger.errors import ConfigError
+
+if TYPE_CHECKING:
+    from origin.model_check import ModelReport
+
+EXIT_NOT_SUPPORTED = 1
+MAX_SHOWN_FINDINGS = 20
+"""A wrong size makes every tensor wrong; JSON has all of them."""
+
+model_app = typer.Typer(
+    help="Look at a checkpoint before it is served.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@model_app.callback()
+def model() -> None:
+    """Look at a checkpoint before it is served."""
+
+
+@model_app.command()
+def check(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Checkpoint folder.")],
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Say how many sequences of a full context fit, such as 24GiB."
+        ),
+    ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Read every weight too: NaN, ternary codes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say whether a checkpoint can be served, what is wrong with it, and what it takes.
+
+    DIR holds config.json, tokenizer.json and model.safetensors, or shards and their index, as
+    on the Hugging Face hub. Only headers of the weights are read, unless --weights is given.
+    The exit status is 0 if the model can be served, and 1 if not.
+    """
+    from edge.cli import extra
+
+    memory_bytes = None if memory is None else _bytes(memory)
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is no folder", hint="give a checkpoint folder")
+    with extra("origin"):
+        from origin.model_check import check_model
+
+        report = check_model(directory)
+        if weights and report.supported and report.config is not None:
+            from origin.checkpoint import examine_values
+
+            report.findings.extend(examine_values(directory, report.config))
+    if as_json:
+        typer.echo(json.dumps(_document(report, memory_bytes), ensure_ascii=False, indent=2))
+    else:
+        _show(report, memory_bytes)
+    if not report.supported:
+        raise typer.Exit(EXIT_NOT_SUPPORTED)
+
+
+def _bytes(text: str) -> int:
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{text!r} is no size", field="--memory", hint="a number and a unit, such as 24GiB"
+        ) from error
+
+
+def _document(report: ModelReport, memory_bytes: int | None) -> dict[str, Any]:
+    """Everything that was found, under names that stay."""
+    config = report.config
+    return {
+        "directory": str(report.directory),
+        "supported": report.supported,
+        "findings": [
+            {
+                "file": finding.file.name,
+                "where": finding.where,
+                "problem": finding.problem,
+                "right": finding.right,
+                "fault": finding.fault,
+            }
+            for finding in report.findings
+        ],
+        "family": config and config.family.value,
+        "context": config and config.context,
+        "parameters": report.parameters,
+        "chat_template": report.has_template,
+        "files": report.files,
+        "disk_bytes": report.disk_bytes,
+        "devices": {
+            device: {
+                "weights_bytes": footprint.weights_bytes,
+                "kv_token_bytes": footprint.kv_token_bytes,
+                "kv_page_bytes": footprint.kv_page_bytes,
+                "full_context_sequences": memory_bytes
+                and config
+                and footprint.sequences(memory_bytes, config.context),
+            }
+            for device, footprint in report.footprints.items()
+        },
+    }
+
+
+def _show(report: ModelReport, memory_bytes: int | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table.grid(padding=(0, 3))
+    for name, *values in _rows(report, memory_bytes):
+        table.add_row(name, *values)
+    console.print(table)
+    for finding in report.findings[:MAX_SHOWN_FINDINGS]:
+        kind = Text("wrong", "bold red") if finding.fault else Text("note", "yellow")
+        right = f" (right: {finding.right})" if finding.right else ""
+        console.print(kind, Text(f"{finding.file.name}: {finding}{right}"))
+    if len(report.findings) > MAX_SHOWN_FINDINGS:
+        console.print(f"and {len(report.findings) - MAX_SHOWN_FINDINGS} more: see --json")
+
+
+def _rows(report: ModelReport, memory_bytes: int | None) -> list[tuple[str, ...]]:
+    """Name, and a value or one for each device."""
+    config, devices = report.config, report.footprints
+    rows: list[tuple[str, ...]] = [("supported", "yes" if report.supported else "no")]
+    if config is not None:
+        rows += [
+            ("family", config.family.value),
+            ("parameters", f"{report.parameters:,}"),
+            ("context", f"{config.context:,} tokens"),
+        ]
+    rows += [
+        ("chat template", "yes" if report.has_template else "no"),
+        ("weights on disk", f"{_size(report.disk_bytes)} in {report.files} file(s)"),
+    ]
+    if not devices or config is None:
+        return rows
+    parts = devices.values()
+    rows += [
+        ("", *devices),
+        ("weights in memory", *(_size(part.weights_bytes) for part in parts)),
+        ("keys and values of a token", *(_size(part.kv_token_bytes) for part in parts)),
+        ("of a page of 64 tokens", *(_size(part.kv_page_bytes) for part in parts)),
+    ]
+    if memory_bytes is not None:
+        fit = (f"{part.sequences(memory_bytes, config.context):,}" for part in parts)
+        rows.append((f"full contexts in {_size(memory_bytes)}", *fit))
+    return rows
+
+
+def _size(count: int) -> str:
+    """Bytes for a person, in powers of 1024."""
+    size, units = float(count), iter(("B", "KiB", "MiB", "GiB", "TiB"))
+    unit = next(units)
+    while size >= 1024 and unit != "TiB":
+        size, unit = size / 1024, next(units)
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,0 +1,163 @@
+"""Embeddings and classes of a text, by sentence-transformers and transformers: `tailrace[embed]`.
+
+Both libraries define how a checkpoint's tokenizer, pooling and head are to be read, so what comes
+out is theirs, bit for bit. A stream has one text and gives one answer, computed alone: in a batch
+the padding would change the last bits, and a stream that is produced again must repeat itself.
+
+A text over the model's limit is refused, not cut: the embedding of its beginning looks like that
+of the whole, and whoever keeps it in an index will never see the remark that says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import json
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ledger.errors import CallerError, ConfigError, ModelError
+from origin.producer import About, End, Label, Output, Request, Resumption, Vector
+
+MODULES_FILE = "modules.json"
+CONFIG_FILE = "config.json"
+WEIGHTS = "*.safetensors"
+READ_BYTES = 1 << 20
+ONE_AT_A_TIME = 1
+"""Texts computed at once in a process: torch uses the cores that it is given for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What one text came to, and how many tokens it has, special ones included."""
+
+    outputs: tuple[Vector, ...] | tuple[Label, ...]
+    tokens: int
+
+
+Compute = Callable[[str], Computed]
+"""Blocking; CallerError for a text that the model does not take."""
+
+
+def is_embedding(folder: Path) -> bool:
+    """A sentence-transformers folder."""
+    return (folder / MODULES_FILE).is_file()
+
+
+def is_classifier(folder: Path) -> bool:
+    """A checkpoint with a head for classes of whole texts."""
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text("utf-8"))
+        names = config.get("architectures") or []
+        return any(name.endswith("ForSequenceClassification") for name in names)
+    except (OSError, ValueError, AttributeError, TypeError):
+        return False  # whatever it is, its loader will say what is wrong with it
+
+
+class Embedder:
+    """The producer; `compute` is one model."""
+
+    def __init__(self, compute: Compute, about: About) -> None:
+        self.about = about
+        self._compute = compute
+        self._turns = asyncio.Semaphore(ONE_AT_A_TIME)
+
+    async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
+        if request.recipe.messages or not request.recipe.prompt:
+            raise CallerError("this model takes one text", field="prompt", hint="send it as prompt")
+        async with self._turns:
+            computed = await asyncio.to_thread(self._compute, request.recipe.prompt)
+        for output in computed.outputs:
+            yield output
+        yield End(prompt_tokens=computed.tokens)
+
+    async def close(self) -> None:
+        """Nothing to give back: the process ends next."""
+
+
+async def open_embedder(folder: Path, device: str) -> Embedder:
+    """Load the folder's model; ConfigError without the libraries, ModelError for a bad folder."""
+    load, library = (
+        (_load_encoder, "sentence_transformers")
+        if is_embedding(folder)
+        else (_load_classifier, "transformers")
+    )
+    version = _library(library).__version__
+    compute, runs_on = await asyncio.to_thread(load, folder, device)
+    fingerprint = await asyncio.to_thread(_fingerprint, folder, f"{library} {version} {runs_on}")
+    about = About(folder.name, fingerprint, Resumption.REPEATS, runs_on)
+    return Embedder(compute, about)
+
+
+def _load_encoder(folder: Path, device: str) -> tuple[Compute, str]:
+    library = _library("sentence_transformers")
+    try:
+        model = library.SentenceTransformer(str(folder), device=_device(device))
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"cannot be loaded: {error}", field=str(folder)) from error
+
+    def compute(text: str) -> Computed:
+        tokens = _count(model.tokenizer, text, model.max_seq_length)
+        values = model.encode(text, show_progress_bar=False).tolist()
+        return Computed((Vector(tuple(values)),), tokens)
+
+    return compute, str(model.device)
+
+
+def _load_classifier(folder: Path, device: str) -> tuple[Compute, str]:
+    library = _library("transformers")
+    try:
+        pipeline = library.pipeline("text-classification", str(folder), device=_device(device))
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"cannot be loaded: {error}", field=str(folder)) from error
+    limit = getattr(pipeline.model.config, "max_position_embeddings", None)
+
+    def compute(text: str) -> Computed:
+        tokens = _count(pipeline.tokenizer, text, limit)
+        scored = pipeline(text, top_k=None)
+        return Computed(tuple(Label(each["label"], each["score"]) for each in scored), tokens)
+
+    return compute, str(pipeline.device)
+
+
+def _count(tokenizer: Any, text: str, limit: int | None) -> int:
+    """Tokens of the text; CallerError if it has more than the model takes."""
+    tokens = len(tokenizer(text, truncation=False, verbose=False)["input_ids"])
+    if limit is not None and tokens > limit:
+        raise CallerError(
+            f"the text has {tokens} tokens, this model takes {limit}",
+            field="prompt",
+            hint="embed its parts",
+        )
+    return tokens
+
+
+def _device(device: str) -> str | None:
+    """As the libraries write it; None lets them choose."""
+    return None if device == "auto" else device
+
+
+def _library(name: str) -> Any:
+    """Imported by name: neither library tells its types, and torch comes with both."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{name} is not installed, which serves this model",
+            field="origin.model",
+            hint="pip install 'tailrace[embed]'",
+        ) from error
+
+
+def _fingerprint(folder: Path, runs_on: str) -> str:
+    """SHA-256 over what computes, and every file that says what is computed."""
+    digest = hashlib.sha256(runs_on.encode())
+    for path in sorted((*folder.rglob("*.json"), *folder.rglob(WEIGHTS))):
+        digest.update(path.relative_to(folder).as_posix().encode())
+        with path.open("rb") as file:
+            while data := file.read(READ_BYTES):
+                digest.update(data)
+    return digest.hexdigest()

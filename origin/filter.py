@@ -1,0 +1,147 @@
+"""A hook that can end a stream as `filtered`: it sees the text before anybody else does.
+
+A filter is configured as "module:factory". The factory is called once per stream and gives an
+object with `check(text, last) -> Verdict` (`Filter`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from ledger.errors import ConfigError, ModelError
+from ledger.frame import FinishReason
+
+MAX_HELD_CHARS = 4096
+"""Text that a filter may hold back while it is undecided."""
+SHAPE = "write MODULE:FACTORY, where FACTORY() gives an object with check(text, last) -> Verdict"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What may happen to the text so far.
+
+    The last `hold` characters of it stay back; what is before them goes out. With `end`, a
+    message to the reader, they never go out and the stream ends as filtered.
+    """
+
+    hold: int = 0
+    end: str | None = None
+
+
+PASS = Verdict()
+"""All text so far may go out."""
+
+
+class Filter(Protocol):
+    """What a factory gives, one per stream.
+
+    It must depend on the text alone, not on how it is cut, on time or on chance: a continued
+    stream is fed its whole text once more, and must come to the same verdicts. It runs in the
+    engine's step, so every stream waits for it. An exception ends its stream as failed.
+    """
+
+    def check(self, text: str, last: bool) -> Verdict:
+        """Judge `text`, which follows what was checked before; nothing follows the `last`.
+
+        `hold` counts from the end of all text so far and reaches back to what is still held, at
+        most; after the last text nothing is held unless the verdict is to end.
+        """
+        ...
+
+
+FilterFactory = Callable[[], Filter]
+
+
+def load_filter(spec: str, field: str = "origin.filter") -> FilterFactory:
+    """The factory that "module:factory" names; the worker loads it once, when it starts.
+
+    One filter is made to see whether it has the shape. Raises ConfigError, with `field`, that
+    says what is missing.
+    """
+    module_name, colon, name = spec.partition(":")
+    if not (module_name and colon and name):
+        raise ConfigError(f"not {spec!r}", field=field, hint=SHAPE)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a module may raise anything while it is imported
+        raise ConfigError(
+            f"cannot import {module_name}: {_told(error)}", field=field, hint=SHAPE
+        ) from error
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        raise ConfigError(f"{module_name} has no {name} to call", field=field, hint=SHAPE)
+    try:
+        made = factory()
+    except Exception as error:  # so may a factory
+        raise ConfigError(f"{spec}() failed: {_told(error)}", field=field, hint=SHAPE) from error
+    if not callable(getattr(made, "check", None)):
+        raise ConfigError(
+            f"{spec}() gives a {type(made).__name__} without check", field=field, hint=SHAPE
+        )
+    return cast(FilterFactory, factory)
+
+
+class FilterGate:
+    """One stream's text on its way through its filter; without one, everything passes.
+
+    A Transcript holds it. Once `reason` is set, nothing comes out any more.
+    """
+
+    def __init__(self, factory: FilterFactory | None) -> None:
+        self.reason: FinishReason | None = None
+        """FILTERED, or FAILED where the filter itself failed."""
+        self.message: str | None = None
+        self._factory = factory
+        self._filter: Filter | None = None
+        self._held = ""
+
+    def feed(self, text: str, last: bool = False) -> str:
+        """The text that may go out now that `text` has come; nothing follows the `last`."""
+        if self.reason is not None:
+            return ""
+        if self._factory is None or not (text or last):
+            return text
+        try:
+            verdict = self._check(text, last)
+        except ModelError as error:
+            self.reason, self.message = FinishReason.FAILED, error.message
+            return ""
+        held = self._held + text
+        certain = len(held) - verdict.hold
+        self._held = held[certain:]
+        if verdict.end is not None:
+            self.reason, self.message = FinishReason.FILTERED, verdict.end
+        return held[:certain]
+
+    def _check(self, text: str, last: bool) -> Verdict:
+        """The filter's verdict; ModelError for whatever else happens in the operator's code."""
+        assert self._factory is not None
+        try:
+            if self._filter is None:
+                self._filter = self._factory()
+            verdict = self._filter.check(text, last)
+        except Exception as error:
+            raise _failure(_told(error)) from error
+        if not isinstance(verdict, Verdict):
+            raise _failure(f"check gave a {type(verdict).__name__}, not a Verdict")
+        self._check_hold(verdict, len(self._held) + len(text), last)
+        return verdict
+
+    def _check_hold(self, verdict: Verdict, chars: int, last: bool) -> None:
+        if not 0 <= verdict.hold <= chars:
+            raise _failure(f"hold is {verdict.hold}, but {chars} characters are undecided")
+        if verdict.end is None and last and verdict.hold:
+            raise _failure(f"it still holds {verdict.hold} characters at the end")
+        if verdict.end is None and verdict.hold > MAX_HELD_CHARS:
+            raise _failure(f"hold is {verdict.hold} characters, the limit is {MAX_HELD_CHARS}")
+
+
+def _failure(message: str) -> ModelError:
+    return ModelError(f"the filter failed: {message}", code="filter_failed", field="filter")
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,153 @@
+"""What an origin counts, as Prometheus metrics; off unless `[origin] metrics` says where.
+
+The nouns are vLLM's and OpenTelemetry's for generative models, so that dashboards are soon
+moved over. Label values are few and fixed: priority classes, finish reasons, slot numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from ledger.errors import ConfigError
+from ledger.frame import FinishReason, Priority, StreamEnd, decode
+from origin.worker_frame import Load
+
+TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+INTER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+CLASSES = tuple(priority.word for priority in Priority)
+
+_GAUGES = {
+    "batch_limit": ("batch_limit_tokens", "Tokens that a step may take now"),
+    "pages": ("kv_cache_pages", "Pages of the KV cache"),
+    "pages_free": ("kv_cache_pages_free", "Pages that are free or can be evicted"),
+}
+_COUNTERS = {
+    "tokens": ("generation_tokens", "Generated tokens"),
+    "prompt_tokens": ("prompt_tokens", "Prefilled tokens"),
+    "reused_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the KV cache"),
+    "preemptions": ("num_preemptions", "Runs that gave up their pages"),
+    "drafted": ("spec_decode_num_draft_tokens", "Tokens proposed by speculation"),
+    "accepted": ("spec_decode_num_accepted_tokens", "Of those, tokens that were kept"),
+}
+
+
+class Metrics:
+    """One origin's counts; `clock` is monotonic, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.registry = CollectorRegistry()
+        self._last: dict[int, Load] = {}  # of each slot's worker
+        by_class = ("worker", "priority")
+        self._running = self._gauge("num_requests_running", "Runs in the batch", by_class)
+        self._waiting = self._gauge("num_requests_waiting", "Runs that wait for it", by_class)
+        self._step = self._gauge("step_seconds", "Time of the last step", ("worker",))
+        self._gauges = {
+            field: self._gauge(name, help_, ("worker",)) for field, (name, help_) in _GAUGES.items()
+        }
+        self._counters = {
+            field: self._counter(name, help_, ("worker",))
+            for field, (name, help_) in _COUNTERS.items()
+        }
+        self.streams = self._gauge("num_streams", "Streams that run or wait at this origin", ())
+        self._ended = self._counter("streams_ended", "Streams that ended here", ("finish_reason",))
+        self._deaths = self._counter("worker_deaths", "Workers that ended by themselves", ())
+        self._takeovers = self._counter("takeovers", "Streams that another worker went on with", ())
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "From admission to the first release", TTFT_BUCKETS_S
+        )
+        self._between = self._histogram(
+            "inter_token_latency_seconds", "Between two releases", INTER_TOKEN_BUCKETS_S
+        )
+        for reason in FinishReason:
+            self._ended.labels(reason.word)
+
+    # ---- what happens ----
+
+    def worker_load(self, slot: int, load: Load) -> None:
+        """A worker says how busy it is; its counts begin anew with each of its lives."""
+        worker, last = str(slot), self._last.get(slot)
+        for gauge, counts in ((self._running, load.running), (self._waiting, load.waiting)):
+            for priority, count in zip(CLASSES, counts, strict=False):
+                gauge.labels(worker, priority).set(count)
+        self._step.labels(worker).set(load.step_us / 1e6)
+        for field, gauge in self._gauges.items():
+            gauge.labels(worker).set(getattr(load, field))
+        for field, counter in self._counters.items():
+            before = 0 if last is None else getattr(last, field)
+            counter.labels(worker).inc(max(0, getattr(load, field) - before))
+        self._last[slot] = load
+
+    def worker_lost(self, slot: int) -> None:
+        """Its counts stay; what it was busy with is gone."""
+        self._deaths.inc()
+        worker = str(slot)
+        if self._last.pop(slot, None) is None:
+            return
+        for gauge in (self._running, self._waiting):
+            for priority in CLASSES:
+                gauge.labels(worker, priority).set(0)
+        for gauge in (self._step, *self._gauges.values()):
+            gauge.labels(worker).set(0)
+
+    def taken_over(self) -> None:
+        self._takeovers.inc()
+
+    def ended(self, reason: FinishReason) -> None:
+        self._ended.labels(reason.word).inc()
+
+    def ended_with(self, end: bytes) -> None:
+        """A stream ended with this frame."""
+        _, frame = decode(end)
+        if isinstance(frame, StreamEnd):
+            self.ended(frame.finish_reason)
+
+    def first_release(self, priority: str, seconds: float) -> None:
+        self._ttft[priority].observe(seconds)
+
+    def release(self, priority: str, seconds: float) -> None:
+        self._between[priority].observe(seconds)
+
+    # ---- instruments ----
+
+    def _gauge(self, name: str, help_: str, labels: tuple[str, ...]) -> Gauge:
+        return Gauge(name, help_, labels, "tailrace", registry=self.registry)
+
+    def _counter(self, name: str, help_: str, labels: tuple[str, ...]) -> Counter:
+        return Counter(name, help_, labels, "tailrace", registry=self.registry)
+
+    def _histogram(
+        self, name: str, help_: str, buckets: tuple[float, ...]
+    ) -> Mapping[str, Histogram]:
+        """One child a class, held here: finding one by its label costs more than observing."""
+        histogram = Histogram(
+            name, help_, ("priority",), "tailrace", registry=self.registry, buckets=buckets
+        )
+        return {priority: histogram.labels(priority) for priority in CLASSES}
+
+
+@contextmanager
+def exposed(metrics: Metrics, address: tuple[str, int] | None) -> Iterator[int | None]:
+    """Serve /metrics at `address` for as long as this lasts; gives the port. None: do not."""
+    if address is None:
+        yield None
+        return
+    host, port = address
+    try:
+        server, thread = start_http_server(port, host, metrics.registry)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot serve metrics on {host}:{port}: {error.strerror or error}",
+            field="origin.metrics",
+            hint="another origin may be running; choose another port",
+        ) from error
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,43 @@
+"""What one step of the engine is to do: the scheduler's answer, the model's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Drafts = Callable[[int, int], Sequence[int]]
+"""drafts(run, most): the ids, at most so many, that the run's next ones are guessed to be."""
+
+
+class Work(NamedTuple):
+    """Consecutive tokens of one run, to be pushed through the model in one step."""
+
+    run: int
+    start: int
+    """Position of the first of `ids`; what lies before it is in `pages`."""
+    ids: Sequence[int]
+    """Known tokens, then `drafts` guessed ones."""
+    pages: Sequence[int]
+    """The run's block table, covering start + len(ids) positions. Valid until `Scheduler.done`."""
+    prefill: bool
+    """A chunk of the prompt (at most PAGE_TOKENS, start a multiple of it), or rows of decoding."""
+    drafts: int
+    """How many of the last `ids` are guesses."""
+    draws: bool
+    """All known tokens are cached after this: draw from the last known one's row, and from each
+    guess's row while the guesses before it turn out right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. At most one Work for each run; `preempted` runs wait again, without pages."""
+
+    work: tuple[Work, ...] = ()
+    preempted: tuple[int, ...] = ()
+    full: bool = False
+    """The limit on the step's tokens left something out."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(work.ids) for work in self.work)

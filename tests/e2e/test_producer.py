@@ -1,0 +1,79 @@
+"""A Python producer behind a real origin and a real edge."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.sse import SSE, events, resume, start
+
+pytestmark = pytest.mark.anyio
+SPEECH = "tests.origin.text_producers:speech"
+HEARD: dict[str, Any] = {"model": "speech", "prompt": "he said so. we heard it."}
+FINAL = "He said so. We heard it. "
+
+
+def shown(made: list[Any]) -> str:
+    """What a page shows that takes revisions as the schema says."""
+    texts: dict[int, str] = {}
+    for event in made:
+        if event.name == "revision":
+            texts = {at: text for at, text in texts.items() if at < event.data["replaces"]}
+            texts[event.id] = event.data["text"]
+    return "".join(texts.values())
+
+
+async def test_revisions_reach_readers_over_sse_and_as_one_document(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    origin = Origin(tmp_path, producer=SPEECH)
+    edge = Edge(origin)
+    async with running(origin, edge):
+        reading = await start(client, edge.url, HEARD)
+        assert reading.indexes == list(range(len(reading.events)))
+        assert shown(reading.events) == FINAL
+        assert shown(reading.events[:3]) == "he said so"
+        data = next(event.data for event in reading.events if event.name == "chunk")
+        assert base64.b64decode(data["data"]) == bytes(range(256))
+        assert reading.end["finish_reason"] == "stop"
+
+        document = (await client.get(f"{edge.url}/v1/generate/{reading.stream}")).json()
+        assert document["state"] == "ended"
+        assert document["text"] == FINAL
+
+
+@pytest.mark.parametrize("cut", [0, 1, 4, 9])
+async def test_a_cut_stream_of_revisions_goes_on_where_it_was_cut(
+    tmp_path: Path, client: httpx.AsyncClient, cut: int
+) -> None:
+    origin = Origin(tmp_path, producer=SPEECH)
+    edge = Edge(origin)
+    async with running(origin, edge):
+        reading = await start(client, edge.url, HEARD, stop_after=cut)
+        await resume(client, edge.url, reading)
+    assert shown(reading.events) == FINAL
+    assert reading.indexes == list(range(len(reading.events)))
+
+
+async def test_a_worker_that_is_killed_repeats_nothing_that_was_read(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    origin = Origin(tmp_path, producer="tests.origin.text_producers:counting")
+    edge = Edge(origin)
+    async with running(origin, edge):
+        body = {"model": "counting", "prompt": "200"}
+        url = f"{edge.url}/v1/generate"
+        read: list[Any] = []
+        async with client.stream("POST", url, json=body, headers=SSE) as response:
+            async for event in events(response):
+                read.append(event)
+                if len(read) == 20:
+                    await origin.kill_worker()
+    assert [event.id for event in read] == list(range(201))
+    assert [event.data["text"] for event in read[:-1]] == [f"{n} " for n in range(200)]
+    assert read[-1].data["finish_reason"] == "stop"

@@ -1,0 +1,312 @@
+"""An OpenAI-compatible server behind a real origin and a real edge, and what kills do to it.
+
+The faults come from a server that counts, on a raw socket: its text says where it began. The real
+server is `transformers serve` with the demo model: `pip install 'tailrace[dev]'` brings what it
+needs (fastapi, uvicorn, openai).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from origin.config import DEMO_MODEL
+from tests.e2e.processes import START_TIMEOUT_S, Edge, Origin, free_port, running
+from tests.e2e.sse import SSE, TIMEOUT, Event, Reading, events, resume, start
+from tests.origin.raw_server import (
+    DONE,
+    STREAM_HEAD,
+    Asked,
+    answer,
+    chat,
+    completion,
+    finish,
+    serving,
+)
+
+pytestmark = pytest.mark.anyio
+
+LAST = 120
+PROMPT: dict[str, Any] = {"model": "m", "prompt": "Count: ", "max_tokens": 1000}
+COUNTED = "".join(f"{n} " for n in range(LAST))
+MODELS = answer(200, {"data": [{"id": "m"}]})
+needs_serve = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("fastapi", "uvicorn", "openai")),
+    reason="pip install 'tailrace[dev]'",
+)
+
+
+class Counter:
+    """Counts on from where the prompt, or the assistant's message, has got to.
+
+    It dies at the numbers in `deaths`, once at each.
+    """
+
+    def __init__(self, *deaths: int) -> None:
+        self.deaths = set(deaths)
+        self.under_way = asyncio.Event()
+
+    async def __call__(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.path.endswith("/models"):
+            writer.write(MODELS)
+            return
+        messages = asked.body.get("messages", [])
+        delivered = [each["content"] for each in messages if each["role"] == "assistant"]
+        said = "".join(delivered) if messages else asked.body["prompt"].removeprefix("Count: ")
+        assert COUNTED.startswith(said)
+        writer.write(STREAM_HEAD)
+        for number in range(len(said.split()), LAST):
+            if number in self.deaths:
+                self.deaths.remove(number)
+                return
+            writer.write((chat if messages else completion)(f"{number} "))
+            await writer.drain()
+            await asyncio.sleep(0.002)
+            if number == LAST // 2:
+                self.under_way.set()
+        writer.write(finish() + DONE)
+
+
+@asynccontextmanager
+async def served(folder: Path, url: str, **flags: Any) -> AsyncIterator[tuple[Origin, Edge]]:
+    origin = Origin(folder, upstream=url, **flags)
+    edge = Edge(origin)
+    async with running(origin, edge):
+        yield origin, edge
+
+
+def notices(reading: Reading) -> list[str]:
+    return [event.data["code"] for event in reading.events if event.name == "notice"]
+
+
+async def test_what_a_reader_has_when_the_server_dies_is_neither_lost_nor_doubled(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    async with serving(Counter(0, 10, 11, 70)) as server, served(tmp_path, server.url) as (_, edge):
+        reading = await start(client, edge.url, PROMPT)
+        assert reading.text == COUNTED
+        assert notices(reading) == ["inexact"] * 3
+        assert reading.indexes == list(range(len(reading.events)))
+        assert reading.end["finish_reason"] == "stop"
+        assert reading.end["total_tokens"] == LAST
+
+
+async def test_a_chat_goes_on_behind_the_assistants_words(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Count."}], "max_tokens": 500}
+    async with serving(Counter(50)) as server, served(tmp_path, server.url) as (_, edge):
+        reading = await start(client, edge.url, body)
+        assert reading.text == COUNTED
+        assert notices(reading) == ["inexact"]
+
+
+async def test_a_stream_of_a_server_is_read_again_from_any_frame(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    async with serving(Counter(30)) as server, served(tmp_path, server.url) as (_, edge):
+        whole = await start(client, edge.url, PROMPT)
+        for after in range(0, len(whole.events) - 1, 7):
+            reading = Reading(whole.stream, whole.token, whole.events[: after + 1])
+            assert (await resume(client, edge.url, reading)).events == whole.events
+
+
+async def test_a_killed_worker_goes_on_from_what_the_ledger_has(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    counter = Counter()
+    async with serving(counter) as server, served(tmp_path, server.url) as (origin, edge):
+        reading = asyncio.create_task(start(client, edge.url, PROMPT))
+        await counter.under_way.wait()
+        await origin.kill_worker()
+        made = await reading
+    assert made.text == COUNTED
+    assert notices(made) == ["inexact"]
+    assert made.indexes == list(range(len(made.events)))
+
+
+async def test_lost_end_ends_the_stream_for_its_reader(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    flags = {"upstream-lost": "end"}
+    async with serving(Counter(5)) as server, served(tmp_path, server.url, **flags) as (_, edge):
+        reading = await start(client, edge.url, PROMPT)
+    assert reading.text == "0 1 2 3 4 "
+    assert reading.end["finish_reason"] == "origin-lost"
+    assert reading.end["message"] == "the upstream server broke off"
+
+
+async def test_a_cancel_reaches_the_server(tmp_path: Path, client: httpx.AsyncClient) -> None:
+    async def endless(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.path.endswith("/models"):
+            writer.write(MODELS)
+            return
+        writer.write(STREAM_HEAD + completion("word "))
+        await asyncio.Event().wait()
+
+    async with serving(endless) as server, served(tmp_path, server.url) as (_, edge):
+        reading = await start(client, edge.url, PROMPT, stop_after=1)
+        assert not server.gone.is_set()
+        headers = {"Tailrace-Token": reading.token}
+        answered = await client.post(
+            f"{edge.url}/v1/generate/{reading.stream}/cancel", headers=headers
+        )
+        assert answered.status_code == 200
+        async with asyncio.timeout(10):
+            await server.gone.wait()
+        assert (await resume(client, edge.url, reading)).end["finish_reason"] == "cancelled"
+
+
+async def test_readyz_says_that_the_server_is_not_there_until_it_is(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    async def loading(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(503, {"error": {"message": "loading weights"}}))
+
+    async with serving(loading) as server:
+        origin = Origin(tmp_path, upstream=server.url)
+        edge = Edge(origin)
+        await origin.start()
+        try:
+            await origin.saw("upstream.away")
+            async with running(edge):
+                ready = await client.get(f"{edge.url}/readyz")
+                while "answered 503" not in ready.text:
+                    await origin.saw("upstream.away", _count(origin) + 1)
+                    ready = await client.get(f"{edge.url}/readyz")
+                assert ready.status_code == 503
+                server.scripts[:] = [Counter()]
+                await origin.saw("worker.ready")
+                assert (await start(client, edge.url, PROMPT)).text == COUNTED
+        finally:
+            await origin.stop()
+
+
+def _count(origin: Origin) -> int:
+    return sum(event.get("message") == "upstream.away" for event in origin.events)
+
+
+# ---- a real server ----
+
+
+class Serve:
+    """`transformers serve` with the demo model, started and killed as a process."""
+
+    def __init__(self, home: Path) -> None:
+        (home / "hub").mkdir(exist_ok=True)  # where it looks for models to list
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self._home = home
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        command = ("-m", "transformers.cli.transformers", "serve", str(DEMO_MODEL))
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, *command, "--device", "cpu", "--port", str(self.port)),
+            *("--host", "127.0.0.1", "--log-level", "info"),
+            env={**os.environ, "HF_HOME": str(self._home), "HF_HUB_OFFLINE": "1"},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert self._process.stderr is not None
+        async with asyncio.timeout(4 * START_TIMEOUT_S):
+            while b"Uvicorn running" not in (line := await self._process.stderr.readline()):
+                assert line, "it ended before it served"
+        self._reading = asyncio.create_task(_drain(self._process.stderr))
+
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGKILL)
+            await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+
+
+async def _drain(stream: asyncio.StreamReader) -> None:
+    while await stream.readline():
+        pass
+
+
+@pytest.fixture(scope="module")
+async def serve(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serve]:
+    made = Serve(tmp_path_factory.mktemp("home"))
+    await made.start()
+    yield made
+    await made.kill()
+
+
+STORY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0.0}
+CHAT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Tell me."}],
+    "max_tokens": 12,
+    "temperature": 0.0,
+}
+
+
+async def told(serve: Serve, path: str, body: dict[str, Any]) -> tuple[str, str, int]:
+    """Text, finish reason and tokens of an answer that the server gives whole."""
+    async with httpx.AsyncClient(timeout=TIMEOUT) as client:
+        asked = await client.post(f"{serve.url}/{path}", json={"model": str(DEMO_MODEL), **body})
+    whole = asked.raise_for_status().json()
+    choice = whole["choices"][0]
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    return text, choice["finish_reason"], whole["usage"]["completion_tokens"]
+
+
+@needs_serve
+async def test_a_real_server_is_served_as_it_would_answer_itself(
+    serve: Serve, tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    flags = {"upstream-model": str(DEMO_MODEL)}
+    async with served(tmp_path, serve.url, **flags) as (_, edge):
+        for path, body in (("completions", STORY), ("chat/completions", CHAT)):
+            reading = await start(client, edge.url, {"model": str(DEMO_MODEL), **body})
+            end = reading.end
+            said = reading.text, end["finish_reason"], end["total_tokens"]
+            assert said == await told(serve, path, body)
+            assert end["prompt_tokens"] > 0
+            again = Reading(reading.stream, reading.token, reading.events[:3])
+            assert (await resume(client, edge.url, again)).events == reading.events
+
+
+@needs_serve
+async def test_a_real_server_that_is_killed_goes_on_from_what_was_read(
+    serve: Serve, tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    flags = {"upstream-model": str(DEMO_MODEL)}
+    async with served(tmp_path, serve.url, **flags) as (origin, edge):
+        body = {"model": str(DEMO_MODEL), **STORY}
+        read = await _read_and_kill(client, edge, origin, serve, body)
+    assert [event.id for event in read] == list(range(len(read)))
+    at = next(n for n, event in enumerate(read) if event.name == "notice")
+    before = "".join(event.data["text"] for event in read[:at])
+    after = "".join(event.data["text"] for event in read[at + 1 : -1])
+    assert read[-1].data["finish_reason"] == "length"
+    rest = {**STORY, "prompt": STORY["prompt"] + before, "max_tokens": STORY["max_tokens"] - at}
+    assert after == (await told(serve, "completions", rest))[0]
+    assert (await told(serve, "completions", STORY))[0].startswith(before)
+
+
+async def _read_and_kill(
+    client: httpx.AsyncClient, edge: Edge, origin: Origin, serve: Serve, body: dict[str, Any]
+) -> list[Event]:
+    """All events of a stream whose server is killed, and started again, after the third."""
+    read: list[Event] = []
+    url = f"{edge.url}/v1/generate"
+    async with client.stream("POST", url, json=body, headers=SSE) as response:
+        async for event in events(response):
+            read.append(event)
+            if len(read) == 3:
+                await serve.kill()
+                await serve.start()
+    return read

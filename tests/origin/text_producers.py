@@ -1,0 +1,71 @@
+"""Producers that tests serve in real worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from origin.producer import About, Data, End, Output, Request, Resumption, Revision, Text
+
+
+class Echo:
+    """Says the prompt's words; `raise` makes it fail."""
+
+    about = About("echo", "echo 1", Resumption.REPEATS)
+
+    async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
+        words = (request.recipe.prompt or "").split()
+        for word in words:
+            if word == "raise":
+                raise KeyError("secret")
+            yield Text(f"{word} ")
+        yield End(total_tokens=len(words))
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+
+class Endless(Echo):
+    """Says the prompt again and again; notes in a file when it was closed."""
+
+    async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
+        try:
+            while True:
+                yield Text(request.recipe.prompt or "")
+                await asyncio.sleep(0)
+        finally:
+            if "NOTED" in os.environ:
+                await asyncio.to_thread(Path(os.environ["NOTED"]).write_text, "closed")
+
+
+class Speech(Echo):
+    """Hears the prompt word by word, as recognisers of speech do: first roughly, then surely.
+
+    Every sentence is revised while it is heard, and final at its full stop; then comes its sound.
+    """
+
+    about = About("speech", "speech 1", Resumption.REPEATS)
+
+    async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
+        for sentence in (request.recipe.prompt or "").split(". "):
+            words = sentence.rstrip(".").split()
+            for count in range(1, len(words) + 1):
+                yield Revision(" ".join(words[:count]).lower())
+            yield Revision(" ".join(words).capitalize() + ". ", final=True)
+        yield Data(bytes(range(256)))
+
+
+class Counting(Echo):
+    """Counts to the number in the prompt, slowly enough to be killed on the way."""
+
+    about = About("counting", "counting 1", Resumption.REPEATS)
+
+    async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
+        for number in range(int(request.recipe.prompt or "0")):
+            yield Text(f"{number} ")
+            await asyncio.sleep(0.005)
+
+
+echo, endless, speech, counting = Echo, Endless, Speech, Counting
