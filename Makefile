@@ -18,7 +18,7 @@ DEV := $(VENV)/.stamp-dev
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-kill bench-gpu clean
+.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-kill bench-engine bench-scheduler soak bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -52,6 +52,15 @@ bench-ledger: $(DEV) ## time the ledger beside Redis, NATS, PostgreSQL and Durab
 
 bench-kill: $(DEV) ## kill a producer 2,000 times and look for all that it was acknowledged
 	@$(BIN)/python tests/bench/bench_kill.py $(ARGS)
+
+bench-engine: $(DEV) ## time the engine on a CPU, and compare 200 cut runs with uncut ones
+	@$(BIN)/python tests/bench/bench_engine.py $(ARGS)
+
+bench-scheduler: $(DEV) ## simulate the scheduler under a mix of arrivals: what each class waits
+	@$(BIN)/python tests/bench/simulate_scheduler.py $(ARGS)
+
+soak: $(DEV) ## half an hour of mixed load on one origin, and its chart
+	@$(BIN)/python tests/bench/soak_engine.py --chart docs/soak.svg $(ARGS)
 
 bench-gpu: ## time the kernels on a GPU, with the torch and triton that $(PYTHON) has
 	@$(PYTHON) tests/bench/bench_gpu.py $(ARGS)

@@ -121,7 +121,7 @@ def tail(
     ] = False,
 ) -> None:
     """Print a stream's text as it grows, until it ends."""
-    from ledger.frame import Token, decode
+    from ledger.frame import ScoredToken, Token, decode
     from ledger.tools.export import frame_document
     from ledger.tools.follow import follow
     from ledger.tools.reader import parse_stream
@@ -131,7 +131,7 @@ def tail(
         _, frame = decode(record.frame)
         if as_json:
             typer.echo(json.dumps(frame_document(record), ensure_ascii=False))
-        elif isinstance(frame, Token):
+        elif isinstance(frame, Token | ScoredToken):
             typer.echo(frame.text, nl=False)
         sys.stdout.flush()
     if not as_json:

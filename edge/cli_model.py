@@ -14,6 +14,7 @@ import typer
 from ledger.errors import ConfigError
 
 if TYPE_CHECKING:
+    from origin.finding import Finding
     from origin.model_check import ModelReport
 
 EXIT_NOT_SUPPORTED = 1
@@ -130,12 +131,20 @@ def _show(report: ModelReport, memory_bytes: int | None) -> None:
     for name, *values in _rows(report, memory_bytes):
         table.add_row(name, *values)
     console.print(table)
-    for finding in report.findings[:MAX_SHOWN_FINDINGS]:
-        kind = Text("wrong", "bold red") if finding.fault else Text("note", "yellow")
-        right = f" (right: {finding.right})" if finding.right else ""
-        console.print(kind, Text(f"{finding.file.name}: {finding}{right}"))
+    worst_first = sorted(report.findings, key=lambda finding: not finding.fault)
+    for finding in worst_first[:MAX_SHOWN_FINDINGS]:
+        kind = Text("wrong", "bold red") if finding.fault else Text("note ", "yellow")
+        console.print(kind, Text(f"{finding.file.name}: {_told(finding)}"))
     if len(report.findings) > MAX_SHOWN_FINDINGS:
         console.print(f"and {len(report.findings) - MAX_SHOWN_FINDINGS} more: see --json")
+
+
+def _told(finding: Finding) -> str:
+    if finding.right is None:
+        return str(finding)
+    return (
+        f"{finding} (expected {finding.right})" if finding.fault else f"{finding}; {finding.right}"
+    )
 
 
 def _rows(report: ModelReport, memory_bytes: int | None) -> list[tuple[str, ...]]:

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edge.sse import logprobs
+from edge.sse import finite, logprobs
 from edge.subscriber import Subscriber
 from ledger.errors import TooLarge
 from ledger.frame import (
@@ -116,11 +116,12 @@ def _fields(collected: Collected) -> dict[str, object]:
     if collected.scores:
         fields["logprobs"] = logprobs(collected.scores)
     if collected.embeddings:
-        vectors = [list(embedding.values) for embedding in collected.embeddings]
+        vectors = [finite(embedding.values) for embedding in collected.embeddings]
         fields |= {"embedding": vectors[0]} if len(vectors) == 1 else {"embeddings": vectors}
     if collected.labels:
         fields["classification"] = [
-            {"label": each.label, "confidence": each.confidence} for each in collected.labels
+            {"label": each.label, "confidence": finite(each.confidence)}
+            for each in collected.labels
         ]
     if collected.data:
         fields["data"] = base64.b64encode(b"".join(collected.data)).decode()

@@ -134,6 +134,9 @@ class GenerateBody(BaseModel):
         )
 
 
+INNER: dict[str, type[BaseModel]] = {"messages": MessageBody, "format": FormatBody}
+
+
 class SteerBody(BaseModel):
     """The JSON document of a request to steer."""
 
@@ -203,7 +206,7 @@ def _unknown_field(location: Location, fields: Mapping[str, FieldInfo]) -> Calle
 def _fields_around(location: Location, body: type[BaseModel]) -> Mapping[str, FieldInfo]:
     """The fields of the object in which the innermost field of the location lies."""
     is_inside = len(location) > 1 and isinstance(location[-1], str)
-    inner = {"messages": MessageBody, "format": FormatBody}.get(str(location[0]))
+    inner = INNER.get(str(location[0]))
     return (inner if inner is not None and is_inside else body).model_fields
 
 

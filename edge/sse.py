@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from ledger.errors import TailraceError
 from ledger.frame import (
@@ -42,7 +43,7 @@ def event(frame: Frame, tag: int) -> bytes:
         return _format(frame.index, "end", end_fields(frame))
     if isinstance(frame, StreamError):
         return error_event(to_error(frame))
-    fields = asdict(frame)
+    fields = {name: finite(value) for name, value in asdict(frame).items()}
     return _format(fields["index"], Tag(tag).name.lower(), fields)
 
 
@@ -68,10 +69,16 @@ def end_fields(end: StreamEnd) -> dict[str, object]:
 def logprobs(scores: Sequence[TokenScores]) -> list[dict[str, object]]:
     """The JSON of scores: each drawn token, with the likeliest ones under `top`.
 
-    `bytes` is there where a token is no text by itself, and `token` has U+FFFD for its bytes. A
-    chance of nothing has the logprob null: JSON knows no infinity.
+    `bytes` is there where a token is no text by itself, and `token` has U+FFFD for its bytes.
     """
     return [_score(each.chosen) | {"top": [_score(top) for top in each.top]} for each in scores]
+
+
+def finite(value: Any) -> Any:
+    """`value`, with null for a number that JSON does not know: an infinity, or NaN."""
+    if isinstance(value, tuple | list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _score(score: Score) -> dict[str, object]:
@@ -79,7 +86,7 @@ def _score(score: Score) -> dict[str, object]:
     fields: dict[str, object] = {
         "id": score.id,
         "token": text,
-        "logprob": score.logprob if math.isfinite(score.logprob) else None,
+        "logprob": finite(score.logprob),
     }
     return fields if text.encode() == score.token else fields | {"bytes": list(score.token)}
 

@@ -56,7 +56,7 @@ class SamplerRows:
         if counts is None and any(sampling.penalises for sampling in samplings):
             raise ValueError("counts: missing, but a sampling penalises what was generated")
         # A large top_k is off, whatever its number.
-        settings = one_copy(
+        temperature, top_k, top_p, min_p, seed, position, penalties = one_copy(
             [
                 torch.tensor([s.temperature for s in samplings], dtype=torch.float32),
                 torch.tensor([min(s.top_k, 2**31 - 1) for s in samplings], dtype=torch.int32),
@@ -71,7 +71,10 @@ class SamplerRows:
             ],
             device,
         )
-        return cls(*settings[:6], mask, counts, None if counts is None else settings[6])
+        return cls(
+            temperature, top_k, top_p, min_p, seed, position, mask, counts,
+            None if counts is None else penalties,
+        )  # fmt: skip
 
     def check(self, rows: int, vocab: int) -> None:
         """Raise TypeError or ValueError that names what does not fit logits [rows, vocab]."""

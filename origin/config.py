@@ -108,7 +108,11 @@ class OriginConfig(Settings):
         " DATA/resume-keys.json; origins that share a ledger need the same one",
     )
     model: Path = Field(DEMO_MODEL, description="checkpoint folder")
-    model_name: str = Field("demo", min_length=1, description="name in requests")
+    model_name: str | None = Field(
+        None,
+        min_length=1,
+        description="name in requests; default demo for the demo model, else the folder's name",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where the model runs; auto: the GPU if there is one"
     )
@@ -211,6 +215,13 @@ class OriginConfig(Settings):
         if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
             raise ValueError("write HOST:PORT, such as 127.0.0.1:8470")
         return value
+
+    @property
+    def served_name(self) -> str:
+        """What requests call a checkpoint folder's model."""
+        if self.model_name is not None:
+            return self.model_name
+        return "demo" if self.model == DEMO_MODEL else self.model.resolve().name
 
     @property
     def link_address(self) -> tuple[str, int]:

@@ -88,7 +88,7 @@ class DenseLinear:
         most = self.rows[-1]
         if len(x) <= most:
             return self._product(x)
-        return torch.cat([self._product(part) for part in x.split(most)])
+        return torch.cat([self._product(part) for part in torch.split(x, most)])
 
     def _product(self, x: Tensor) -> Tensor:
         rows = next(rows for rows in self.rows if rows >= len(x))
@@ -108,7 +108,7 @@ def _rows_alike(weight: Tensor) -> tuple[int, ...]:
         tile[(place + 1) % TILE_ROWS] = torch.nan
         if not torch.equal(F.linear(tile, weight)[place], expected):
             return (1,)
-    tiles = torch.cat([F.linear(tile.clone(), weight) for tile in x.split(TILE_ROWS)])
+    tiles = torch.cat([F.linear(tile.clone(), weight) for tile in torch.split(x, TILE_ROWS)])
     return tuple(
         rows
         for rows in PRODUCT_ROWS

@@ -22,7 +22,6 @@ from kernels.paged_kv import PAGE_TOKENS
 from kernels.rope import rope_table
 from kernels.sampler_batch import NO_TOKEN, sample_batch
 from kernels.shapes import Family
-from ledger.errors import TooLarge
 from origin.checkpoint import read_tensors
 from origin.checkpoint_layout import EMBEDDING, HEAD
 from origin.cpu_layers import Batch, CpuLayer, Linear, Span
@@ -30,7 +29,6 @@ from origin.cpu_linear import DenseLinear, Products, TernaryLinear
 from origin.layer_tensors import LayerTensors, Part, layer_tensors
 from origin.model import (
     DEFAULT_KV_BYTES,
-    PREFILL_CHUNK_TOKENS,
     Draw,
     Drawn,
     Piece,
@@ -40,6 +38,7 @@ from origin.model import (
     fingerprint,
 )
 from origin.model_config import ModelConfig, read_config
+from origin.piece_check import check_pieces
 
 NORM = "model.norm.weight"
 
@@ -82,8 +81,7 @@ class CpuModel:
     @torch.inference_mode()
     def forward(self, pieces: Sequence[Piece]) -> Tensor:
         """Push a batch of pieces; see `origin.model.Model.forward`."""
-        for piece in pieces:
-            self._check(piece)
+        check_pieces(pieces, self.config, self.pages)
         batch = self._batch(pieces)
         x = self._embedding[torch.tensor([i for piece in pieces for i in piece.ids])].float()
         for layer in self._layers:
@@ -122,19 +120,6 @@ class CpuModel:
         if self.config.family is Family.BITNET:
             return TernaryLinear(parts)
         return DenseLinear(parts, self._products)
-
-    def _check(self, piece: Piece) -> None:
-        """Refuse a piece that could not be computed, before any page is written."""
-        held = min(self.config.context, len(piece.pages) * PAGE_TOKENS)
-        if piece.end > held:
-            raise TooLarge(f"{piece.end} tokens do not fit {held} of context and pages")
-        whole = not piece.prefill or (
-            piece.start % PREFILL_CHUNK_TOKENS == 0 and len(piece.ids) <= PREFILL_CHUNK_TOKENS
-        )
-        if not piece.ids or piece.start < 0 or not whole:
-            raise ValueError(f"pieces: {len(piece.ids)} tokens at {piece.start} are no piece")
-        if min(piece.ids) < 0 or max(piece.ids) >= self.config.vocab:
-            raise ValueError(f"ids: one is outside the vocabulary of {self.config.vocab}")
 
     def _batch(self, pieces: Sequence[Piece]) -> Batch:
         spans: list[Span] = []
@@ -196,6 +181,3 @@ def _numeric_code() -> list[Path]:
         ours / "layer_tensors.py",
         *(path for path in oracles if not path.stem.endswith("_triton")),
     ]
-
-
-BitNetModel = CpuModel

@@ -85,7 +85,7 @@ async def open_embedder(folder: Path, device: str) -> Embedder:
         if is_embedding(folder)
         else (_load_classifier, "transformers")
     )
-    version = _library(library).__version__
+    version = (await asyncio.to_thread(_library, library)).__version__
     compute, runs_on = await asyncio.to_thread(load, folder, device)
     fingerprint = await asyncio.to_thread(_fingerprint, folder, f"{library} {version} {runs_on}")
     about = About(folder.name, fingerprint, Resumption.REPEATS, runs_on)
@@ -143,6 +143,7 @@ def _device(device: str) -> str | None:
 def _library(name: str) -> Any:
     """Imported by name: neither library tells its types, and torch comes with both."""
     try:
+        importlib.import_module("transformers").utils.logging.disable_progress_bar()
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from kernels.checks import check_tensor
 from kernels.sampler import MASK_BITS
+from kernels.sampler_batch import NO_TOKEN
 from kernels.sampler_rows import SamplerRows, SamplerWorkspace
 from kernels.sampler_triton import FAULT_EMPTY_MASK, sample_rows
-from origin.logprobs import NO_TOKEN, scores_of
+from origin.logprobs import scores_of
 from origin.model import Draw, Drawn
 
 EVERY_ID = -1

@@ -70,7 +70,7 @@ class GpuModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
-        groups = hidden.contiguous().split(MAX_STEP_ROWS)
+        groups = torch.split(hidden.contiguous(), MAX_STEP_ROWS)
         return torch.cat([self._decoder.logits(group).clone() for group in groups])
 
 

@@ -19,9 +19,10 @@ from tokenizers import Tokenizer
 
 from ledger.errors import CallerError, ModelError
 from ledger.frame import FormatKind
+from origin.schema_cost import MAX_REGEX_BYTES, size_of, why_costly
 
-MAX_SOURCE_BYTES = 64 * 1024
-"""UTF-8 bytes of a schema or an expression."""
+MAX_SCHEMA_BYTES = 64 * 1024
+"""UTF-8 bytes of a JSON schema."""
 MAX_MESSAGE_CHARS = 500
 """Of what llguidance says; its longest messages quote the whole grammar."""
 MAX_SPACES = 32
@@ -68,9 +69,12 @@ class GrammarCompiler:
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab)
         known = tokenizer.get_vocab_size()
         ends = sorted(token for token in self._eos_ids if token < known)
+        whole = Tokenizer.from_str(tokenizer.to_str())
+        whole.no_padding()  # llguidance encodes by it what a format leaves no choice about
+        whole.no_truncation()
         try:
             self._tokenizer = LLTokenizer(
-                tokenizer.to_str(), n_vocab=max(vocab, known), eos_token=ends or None
+                whole.to_str(), n_vocab=max(vocab, known), eos_token=ends or None
             )
         except ValueError as error:
             raise ModelError(f"no grammar can use this tokenizer: {error}") from error
@@ -185,13 +189,16 @@ def _allow(mask: Mask, token: int, is_allowed: bool) -> None:
 
 
 def _grammar(kind: FormatKind, source: str) -> str:
-    """llguidance's text of a format; CallerError for one that is too long or no JSON."""
-    if len(source.encode(errors="replace")) > MAX_SOURCE_BYTES:
-        raise _refusal(f"is longer than {MAX_SOURCE_BYTES} bytes", "format_too_long")
+    """llguidance's text of a format; CallerError for one that is no JSON or too costly."""
+    limit = MAX_REGEX_BYTES if kind is FormatKind.REGEX else MAX_SCHEMA_BYTES
+    if size_of(source) > limit:
+        raise _refusal(f"is longer than {limit} bytes", "format_too_costly")
     if kind is FormatKind.REGEX:
         return LLMatcher.grammar_from_regex(source)
     try:
         schema = json.loads(source, parse_constant=_refuse_constant)
+        if (costly := why_costly(schema)) is not None:
+            raise _refusal(costly, "format_too_costly")
         if schema is True:
             schema = {}
         if isinstance(schema, dict):

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.sampler_batch import NO_TOKEN
 from origin.model import Draw, Scores
-
-NO_TOKEN = -1
-"""What is drawn from a row that is NaN or infinite: it has no scores."""
 
 
 def scores_of(logits: Tensor, draws: Sequence[Draw], tokens: Sequence[int]) -> list[Scores | None]:
-    """Scores of each row that asks for them and has a token.
+    """Scores of each row that asks for them and has a token (NO_TOKEN is none).
 
     logits: fp32 [len(draws), vocab], before penalties, temperature and masks.
     """

@@ -34,6 +34,7 @@ NEUTRAL = {
     "logits_scaling": 1.0,
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
+    "rope_interleaved": False,
 }
 
 

@@ -56,6 +56,8 @@ def cpu_footprint(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> Fo
     """fp32 throughout, but ternary weights as int8, and an untied embedding as it is stored."""
     ternary = config.family is Family.BITNET
     linear = _linear_weights(config) * (1 if ternary else FP32_BYTES)
+    if ternary:  # a scale for every row
+        linear += sum(rows for rows, _ in linears(config).values()) * FP32_BYTES
     weights = config.vocab * config.hidden * FP32_BYTES + config.layers * linear
     if not config.tied_head:
         weights += _stored_bytes(stored, EMBEDDING)
@@ -96,12 +98,10 @@ def _linear_weights(config: ModelConfig) -> int:
 
 
 def _small_bytes(config: ModelConfig) -> int:
-    """Norms, a scale for every row of a ternary layer, and the rotary tables, all fp32."""
-    layer = sum(norms(config).values())
-    if config.family is Family.BITNET:
-        layer += sum(rows for rows, _ in linears(config).values())
+    """Norms and the rotary tables, all fp32."""
     tables = 2 * config.context * config.head_dim
-    return (config.layers * layer + config.hidden + tables) * FP32_BYTES
+    norms_of_all = config.layers * sum(norms(config).values()) + config.hidden
+    return (norms_of_all + tables) * FP32_BYTES
 
 
 def _kv_elements(config: ModelConfig) -> int:

@@ -39,8 +39,6 @@ class PagePool:
         self.pages = pages
         self.evicted = 0
         """Cached pages that had to make room, so far."""
-        self.found = 0
-        """Pages that `find` handed out, so far."""
         self._free = list(range(pages - 1, -1, -1))  # popped from the end: low ids first
         self._holders = [0] * pages
         self._page_of: dict[bytes, int] = {}
@@ -83,7 +81,6 @@ class PagePool:
             self._cached.pop(page, None)
             self._holders[page] += 1
             pages.append(page)
-        self.found += len(pages)
         return pages
 
     def publish(self, page: int, key: bytes) -> None:

@@ -95,6 +95,7 @@ class Production:
         self._ended = isinstance(output, End)
 
     def _failed(self, error: TailraceError) -> End:
-        log.warning("producer.refused", run=self._run, error=str(error), exc_info=error.__cause__)
+        cause = repr(error.__cause__) if error.__cause__ is not None else None
+        log.warning("producer.refused", run=self._run, error=str(error), cause=cause)
         message = error.message[:MAX_MESSAGE_CHARS]
         return End(FinishReason.FAILED, message=message, retryable=error.retryable)

@@ -38,7 +38,7 @@ def program(config: OriginConfig) -> list[str]:
         return [TOKENS, *_written(_engine(config)), *_guessing(config)]
     flags = {
         **_choice(config),
-        "--name": config.model_name if "model_name" in config.model_fields_set else None,
+        "--name": config.model_name,
         "--streams": config.text_streams,
         "--log-level": config.log_level,
     }
@@ -48,7 +48,7 @@ def program(config: OriginConfig) -> list[str]:
 def _engine(config: OriginConfig) -> dict[str, object]:
     return {
         "--model": config.model.resolve(),
-        "--name": config.model_name,
+        "--name": config.served_name,
         "--device": config.device,
         "--kv-mib": config.kv_mib,
         "--running": config.running_streams,

@@ -5,7 +5,8 @@ finds them in that text. One that stands in a message would be found as well, an
 message or begin another in the system's name. So every one in a message is marked before the
 template runs, and what the tokenizer then finds behind a mark is replaced by the ids of its
 letters. The marks pass through the template with the text around them, whatever it trims or
-splits; the tokenizer never sees them.
+splits; the tokenizer never sees them. What is not seen is a special token that a template
+itself puts together, by cutting a piece out of the middle of a message.
 """
 
 from __future__ import annotations

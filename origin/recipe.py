@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from ledger.frame import FormatKind, Notice, Priority, ScoredToken, Token, decode
 from ledger.interface import Record
+from ledger.schema import Word
 from ledger.text import StreamText
 from origin.worker_frame import Ask, Format, Run
+
+
+def _one_of(words: Iterable[Word]) -> str:
+    return f"^({'|'.join(member.word for member in words)})$"
+
+
+FormatWord = Annotated[str, Field(pattern=_one_of(FormatKind))]
+PriorityWord = Annotated[str, Field(pattern=_one_of(Priority))]
 
 
 class Recipe(BaseModel):
@@ -47,8 +56,8 @@ class Recipe(BaseModel):
     stop: tuple[str, ...]
     ignore_eos: bool
     logprobs: int | None = None
-    format: tuple[Literal["json-schema", "regex"], str] | None = None
-    priority: Literal["interactive", "standard", "batch"]
+    format: tuple[FormatWord, str] | None = None
+    priority: PriorityWord
     notices: tuple[tuple[str, str], ...] = ()
     siblings: tuple[str, ...] = ()
 

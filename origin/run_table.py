@@ -6,8 +6,8 @@ Two rules make room, and both let the class furthest ahead of its share lose its
 - A running run that needs a page may take it from a run that is further ahead or newer
   (`reach`); if there is none, it stands still for a step and keeps what it has.
 - A class that runs less than its share of the running runs, and is behind, may start a run in
-  the place of one of a class that runs more than its share (`start`): so interactive runs do
-  not wait for the end of batch runs that came when nobody else was there.
+  the place of one of a less urgent class that runs more than its share (`start`): interactive
+  runs do not wait for the end of batch runs that came when nobody else was there.
 
 The senior, the running run that arrived first, never has to make room, and has it made before
 anybody else in a step. So whatever the load, the senior ends, then the next one: no two runs can
@@ -68,6 +68,15 @@ class RunTable:
             self._expected[run.priority] += surprise * EXPECTATION_GAIN
         self._pool.release(run.forget())
 
+    def begin_step(self) -> None:
+        """Forget the step before, and give the senior the pages of all that it knows."""
+        self.preempted.clear()
+        for run in self.running.values():
+            run.work = None
+        senior = self.senior
+        if senior is not None:
+            self.reach(senior, len(senior.ids), ())
+
     # ---- starting ----
 
     def start(self) -> None:
@@ -106,22 +115,11 @@ class RunTable:
         if run.run in self.preempted:
             return False
         losers = self._losers(run, tags)
-        if not losers and (len(self.running) >= self._most or not self._fits(1, [])):
+        if not losers and not self._has_room(1, []):
             return False
         found = self._pool.find(run.reusable_keys())
-        count = pages_for(len(run.ids)) - len(found)
-        chosen: list[ScheduledRun] = []
-        for loser in losers:
-            if self._has_room(count, chosen):
-                break
-            chosen.append(loser)
-        if not self._has_room(count, chosen):
-            self._pool.release(found)
-            return False
-        for loser in chosen:
-            self._preempt(loser)
-        pages = self._pool.take(count)
-        if pages is None:  # a loser's pages were shared
+        pages = self._make_room(pages_for(len(run.ids)) - len(found), losers)
+        if pages is None:
             self._pool.release(found)
             return False
         self.waiting[run.priority].remove(run)
@@ -130,6 +128,19 @@ class RunTable:
         run.cached = len(found) * PAGE_TOKENS
         self.reused_tokens += run.cached
         return True
+
+    def _make_room(self, count: int, losers: list[ScheduledRun]) -> list[int] | None:
+        """So many pages for a run that starts, in the place of as few losers as that takes."""
+        chosen: list[ScheduledRun] = []
+        for loser in losers:
+            if self._has_room(count, chosen):
+                break
+            chosen.append(loser)
+        if not self._has_room(count, chosen):
+            return None
+        for loser in chosen:
+            self._preempt(loser)
+        return self._pool.take(count)  # None where the losers' pages were shared with others
 
     def _has_room(self, count: int, without: list[ScheduledRun]) -> bool:
         slots = len(self.running) - len(without) < self._most
@@ -149,8 +160,8 @@ class RunTable:
         senior = self.senior
         losers = []
         for priority in sorted(tags, key=lambda p: (-tags[p], -p)):
-            if tags[priority] <= tags[run.priority]:
-                break
+            if priority <= run.priority or tags[priority] <= tags[run.priority]:
+                continue
             spare = max(counts[priority] - self._share[priority], 0)
             others = [
                 o for o in self.running.values() if o.priority is priority and o is not senior
@@ -159,12 +170,6 @@ class RunTable:
         return losers
 
     # ---- growing ----
-
-    def serve_senior(self) -> None:
-        """Give the senior the pages of all its known tokens, whoever loses them."""
-        senior = self.senior
-        if senior is not None:
-            self.reach(senior, len(senior.ids), ())
 
     def reach(self, run: ScheduledRun, tokens: int, safe: Container[int]) -> bool:
         """Give a running run the pages of so many tokens; False if it has to stand still.

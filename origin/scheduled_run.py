@@ -97,14 +97,18 @@ class ScheduledRun:
         return map(self.key, range(self.reusable_pages))
 
     def learn(self, ids: Sequence[int]) -> int:
-        """These tokens come next; returns how many more guesses of the step are right by it."""
+        """These tokens come next; returns how many more guesses of the step are right by it.
+
+        A right guess counts once a token follows it, which was drawn from its row: the last known
+        token always goes through the model again.
+        """
         self.ids += ids
         work, before = self.work, self.accepted
         if work is None or not work.drafts:
             return 0
         guesses = work.ids[-work.drafts :]
         known = self.ids[work.start + len(work.ids) - work.drafts :]
-        while self.accepted < min(len(guesses), len(known)):
+        while self.accepted < min(len(guesses), len(known) - 1):
             if guesses[self.accepted] != known[self.accepted]:
                 break
             self.accepted += 1
@@ -114,5 +118,4 @@ class ScheduledRun:
         """Nothing is cached any more; returns the pages that were held."""
         pages, self.pages = self.pages, []
         self.cached = 0
-        self.work = None
         return pages

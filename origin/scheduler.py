@@ -111,8 +111,7 @@ class Scheduler:
     def plan(self, drafts: Drafts | None = None) -> Plan:
         """The next step. Its work is empty only if no run has anything to do."""
         table = self._table
-        table.preempted.clear()
-        table.serve_senior()
+        table.begin_step()
         if not table.preempted:
             table.start()
         works: dict[int, Work] = {}
@@ -134,6 +133,8 @@ class Scheduler:
 
     def done(self, plan: Plan, seconds: float) -> None:
         """The plan's keys and values are written; it took so long."""
+        if not plan.work:
+            return
         for work in plan.work:
             if work.prefill:
                 self._prompt_tokens += len(work.ids)

@@ -100,9 +100,9 @@ class Supervisor:
         bound = server.sockets[0].getsockname()
         log.info("origin.listening", link=f"{bound[0]}:{bound[1]}", data=str(self._config.data))
         try:
-            with exposed(self._metrics, self._config.metrics_address) as port:
-                if port is not None:
-                    log.info("origin.metrics", port=port)
+            with exposed(self._metrics, self._config.metrics_address) as served:
+                if served is not None:
+                    log.info("origin.metrics", port=served)
                 await self._run_parts()
         finally:
             server.close()

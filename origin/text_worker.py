@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import signal
 import sys
 import time
@@ -173,6 +174,7 @@ def main(argv: list[str] | None = None) -> int:
     # Ctrl-C in a terminal reaches every process; the supervisor decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(options.log_level)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line for each upstream request
     try:
         asyncio.run(serve(options))
     except (TailraceError, OSError) as exc:

@@ -107,8 +107,9 @@ class Transcript:
         What is held back goes out before it, as it can no longer become a stop sequence or a
         whole character. Nothing in the order ends the run, but the room that is left: an order
         that is longer than that is cut, not counted in `steers`, and the run ends as `length`.
+        Nothing happens if it has ended.
         """
-        if not ids:
+        if self.ended or not ids:
             return []
         taken = ids[: self._limit - self.total_tokens]
         marks = [STEERED | STEER_BEGINS] + [STEERED] * len(taken)

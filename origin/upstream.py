@@ -63,12 +63,13 @@ class Retry:
 
 @dataclass(slots=True)
 class _Said:
-    """One stream's text so far; `told` is how much of it there was at the last Notice.
+    """One stream's text so far, in parts, and how many `pieces` came of it.
 
-    `failures` since the last piece, the first of them at `lost_s` of the clock.
+    `told` is the parts that there were at the last Notice. `failures` were there since the last
+    piece, the first of them at `lost_s` of the clock.
     """
 
-    text: str
+    parts: list[str]
     pieces: int
     told: int
     failures: int = 0
@@ -96,15 +97,16 @@ class Upstream:
 
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
         recipe, delivered = request.recipe, request.delivered
-        said = _Said(delivered, request.next_index if delivered else 0, len(delivered))
+        parts = [delivered] if delivered else []
+        said = _Said(parts, request.next_index if parts else 0, len(parts))
         while said.pieces < recipe.max_tokens:
-            body = body_of(recipe, self._model, said.text, said.pieces)
+            body = body_of(recipe, self._model, "".join(said.parts), said.pieces)
             before = said.pieces
             call = UpstreamCall(self._client, path_of(recipe), body, self._settings.patience)
             try:
                 async with aclosing(call.texts()) as texts:
                     async for text in texts:
-                        said.text += text
+                        said.parts.append(text)
                         said.pieces += 1
                         said.failures = 0
                         yield Text(text)
@@ -114,8 +116,8 @@ class Upstream:
                 if (end := self._give_up(error, said)) is not None:
                     yield end
                     return
-            if said.told < len(said.text):
-                said.told = len(said.text)
+            if said.told < len(said.parts):
+                said.told = len(said.parts)
                 yield INEXACT
             await self._retry.wait(said.failures)
         yield End(FinishReason.LENGTH, total_tokens=said.pieces)
@@ -130,12 +132,12 @@ class Upstream:
         """
         cause = repr(error.__cause__) if error.__cause__ is not None else None
         log.warning("upstream.failed", error=str(error), cause=cause, pieces=said.pieces)
-        if not isinstance(error, Unavailable) and not said.text:
+        if not isinstance(error, Unavailable) and not said.parts:
             raise error
         now = self._retry.clock()
         said.lost_s = said.lost_s if said.failures else now
         said.failures += 1
-        may_go_on = self._settings.lost == "continue" or not said.text
+        may_go_on = self._settings.lost == "continue" or not said.parts
         has_time = now - said.lost_s < self._settings.patience.retry_s
         if isinstance(error, Unavailable) and may_go_on and has_time:
             return None

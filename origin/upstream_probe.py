@@ -43,7 +43,7 @@ async def open_upstream(
             except Unavailable as error:
                 failures += 1
                 log.warning("upstream.away", url=settings.url, error=str(error), tries=failures)
-                progress(f"waiting for the upstream server ({error.message}), try", failures, 0)
+                progress(f"after {failures} tries {error.message}", 0, 1)
             await retry.wait(failures)
     except BaseException:
         await client.aclose()

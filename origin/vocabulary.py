@@ -19,7 +19,8 @@ _FALLBACK = [_REPLACE, {"type": "ByteFallback"}, {"type": "Fuse"}]
 
 
 class Vocabulary:
-    """A tokenizer's ids as bytes. One per model, shared by its runs: building takes 1 us an id.
+    """A tokenizer's ids as bytes. One per model, shared by its runs: building takes some
+    microseconds an id.
 
     Knows byte-level vocabularies (GPT-2's, so Llama 3's, Qwen's and BitNet's) and SentencePiece's
     with bytes to fall back on (Llama 2's); raises ModelError for a tokenizer of another kind.

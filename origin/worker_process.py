@@ -88,7 +88,7 @@ class WorkerSlot:
         """Start a worker and hear it until it is gone; returns whether it became ready."""
         self._connected = asyncio.Queue(1)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", *self._program, "--socket", path),
+            *(sys.executable, "-P", "-m", *self._program, "--socket", str(path)),
             env=_worker_environment(),
             stdin=asyncio.subprocess.DEVNULL,
         )

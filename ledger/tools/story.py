@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ledger.frame import FinishReason, StreamEnd, Token, decode
+from ledger.frame import FinishReason, StreamEnd, decode
 from ledger.sqlite.storage import StreamRow
+from ledger.text import StreamText
 from ledger.tools.reader import LedgerReader
 
 TEXT_CHARS = 2_000
@@ -31,15 +32,14 @@ class Story:
 
 def story(reader: LedgerReader, row: StreamRow) -> Story:
     """Read it all; `Damaged` where it is not whole."""
-    told, pieces = Story(), []
+    told, text = Story(), StreamText()
     for _, record in reader.records(row):
         told.frames += 1
         told.tokens += len(record.ids)
         told.frame_bytes += len(record.frame)
         _, frame = decode(record.frame)
-        if isinstance(frame, Token):
-            pieces.append(frame.text)
-        elif isinstance(frame, StreamEnd):
+        text.add(frame)
+        if isinstance(frame, StreamEnd):
             told.end = frame
-    told.text = "".join(pieces)
+    told.text = text.text
     return told

@@ -1,93 +1,108 @@
-"""Tokens per second of one stream in the engine: no socket, no ledger.
+"""The CPU model alone, no engine around it: prefill, steps of decoding, draws.
 
-    python tests/bench/bench_decode.py [MODEL_DIR]
+    python tests/bench/bench_decode.py [--model DIR] [--threads 1] [--context 300]
 
-The last line of output is one JSON object.
+For every batch size: milliseconds to push one row of each sequence and to draw the next tokens
+(top_k 40, top_p 0.95), and the tokens per second that this makes. Beside the time on the clock is
+that on the processor, which other programs on the machine change less. The last line of output is
+one JSON object.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-import tokenizers
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from origin.cpu_model import load  # noqa: E402
-from origin.engine import Engine  # noqa: E402
-from origin.worker import TORCH_THREADS, load_tokenizer  # noqa: E402
-from origin.worker_frame import Run  # noqa: E402
+from kernels.paged_kv import PAGE_TOKENS  # noqa: E402
+from kernels.sampler import Sampling  # noqa: E402
+from origin.cpu_model import CpuModel, load  # noqa: E402
+from origin.model import PREFILL_CHUNK_TOKENS, Draw, Piece, prefill  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
 
 DEMO_MODEL = ROOT / "origin" / "demo" / "model"
-PROMPT = "Once upon a time there was a fox who lived by the river."
-TOKENS = 256
-REPEATS = 7
+BATCHES = (1, 4, 16)
+STEPS = 40
+TOKEN = 7
+"""What is decoded; no step's time depends on it."""
+
+
+def median_ms(call: Callable[[], object], repeats: int = STEPS) -> dict[str, float]:
+    """Of a call, on the clock and on the processor; the first calls are not counted."""
+    call()
+    wall, processor = [], []
+    for _ in range(repeats):
+        began, worked = time.perf_counter(), time.process_time()
+        call()
+        wall.append(time.perf_counter() - began)
+        processor.append(time.process_time() - worked)
+    both = {"wall": wall, "cpu": processor}
+    return {name: round(statistics.median(times) * 1e3, 3) for name, times in both.items()}
+
+
+def step_of(model: CpuModel, batch: int, context: int) -> dict[str, object]:
+    """A step of `batch` sequences that have `context` tokens each."""
+    pages = -(-(context + 1) // PAGE_TOKENS)
+    tables = [range(first * pages, (first + 1) * pages) for first in range(batch)]
+    for seed, table in enumerate(tables):
+        prefill(model, some_ids(model, context, seed), table)
+    pieces = [Piece([TOKEN], context, table, prefill=False) for table in tables]
+    draws = [
+        Draw(Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=seed), context)
+        for seed in range(batch)
+    ]
+    hidden = model.forward(pieces)
+    forward = median_ms(lambda: model.forward(pieces))
+    draw = median_ms(lambda: model.draw(hidden, draws))
+    return {
+        "forward_ms": forward,
+        "draw_ms": draw,
+        "tok_s": {name: round(batch * 1e3 / (forward[name] + draw[name]), 1) for name in forward},
+    }
+
+
+def chunk_of(model: CpuModel, context: int) -> dict[str, float]:
+    """A whole prefill chunk after all whole chunks of the context."""
+    start = context // PREFILL_CHUNK_TOKENS * PREFILL_CHUNK_TOKENS
+    pages = range(start // PAGE_TOKENS + 1)
+    ids = some_ids(model, start + PREFILL_CHUNK_TOKENS, 1)
+    prefill(model, ids, pages)
+    piece = Piece(ids[start:], start, pages, prefill=True)
+    return median_ms(lambda: model.forward([piece]))
+
+
+def some_ids(model: CpuModel, count: int, seed: int) -> list[int]:
+    random = torch.Generator().manual_seed(seed)
+    ids: list[int] = torch.randint(model.config.vocab, (count,), generator=random).tolist()
+    return ids
 
 
 def main() -> None:
-    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else DEMO_MODEL
-    torch.set_num_threads(TORCH_THREADS)
-    model = load(directory)
-    tokenizer = load_tokenizer(directory)
-    prompt_ids = tuple(tokenizer.encode(PROMPT, add_special_tokens=False).ids)
-    result: dict[str, object] = {}
-    for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
-        run = Run(
-            prompt_ids=prompt_ids,
-            generated_ids=(),
-            sent_bytes=0,
-            next_index=0,
-            max_tokens=TOKENS,
-            temperature=temperature,
-            top_k=40,
-            top_p=0.95,
-            ignore_eos=True,
-        )
-        engine = Engine(model, tokenizer)
-        one_run(engine, run)
-        measured = [one_run(engine, run) for _ in range(REPEATS)]
-        ttft_s, total_s = (statistics.median(column) for column in zip(*measured, strict=True))
-        result[f"{name}_tokens_per_s"] = round((TOKENS - 1) / (total_s - ttft_s), 1)
-        result[f"{name}_ttft_ms"] = round(ttft_s * 1000, 2)
-        print(f"{name}: {result[f'{name}_tokens_per_s']} tokens/s after the first")
-    print(json.dumps(summary(result, len(prompt_ids))))
-
-
-def one_run(engine: Engine, run: Run) -> tuple[float, float]:
-    """Seconds to the end of the step that decoded the first token, and of the last."""
-    started = time.perf_counter()
-    engine.add(1, run)
-    engine.step()
-    first = time.perf_counter()
-    while not engine.idle:
-        engine.step()
-    return first - started, time.perf_counter() - started
-
-
-def summary(result: dict[str, object], prompt_tokens: int) -> dict[str, object]:
-    return {
-        "tokens_per_s": result["sampled_tokens_per_s"],
-        "ttft_ms": result["sampled_ttft_ms"],
-        **result,
-        "prompt_tokens": prompt_tokens,
-        "tokens": TOKENS,
-        "repeats": REPEATS,
-        "threads": torch.get_num_threads(),
-        "cpu": cpu(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "tokenizers": tokenizers.__version__,
-        },
-    }
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--context", type=int, default=300)
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    model = load(asked.model)
+    result: dict[str, object] = {"prefill_chunk_ms": chunk_of(model, asked.context)}
+    print("prefill chunk:", result["prefill_chunk_ms"])
+    for batch in BATCHES:
+        result[f"batch_{batch}"] = step = step_of(model, batch, asked.context)
+        print(f"{batch} streams:", step)
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    machine = {"threads": asked.threads, "cpu": cpu(), "versions": versions}
+    print(json.dumps({**result, "context": asked.context, **machine}))
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def table(result: dict[str, object]) -> Table:
     for name, row in result.items():
         if isinstance(row, dict):
             runs, refused, preempted, *latencies, rate = (
-                "-" if value is None else f"{value:,}" for value in row.values()
+                "-" if value is None else f"{value:,.0f}" for value in row.values()
             )
             pairs = ["/".join(latencies[:2]), "/".join(latencies[2:])]
             shown.add_row(name, runs, refused, preempted, *pairs, rate)

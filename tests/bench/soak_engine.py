@@ -6,9 +6,10 @@ A real origin (supervisor, ledger, one worker on the CPU) and readers in this pr
 origin link. First it measures how many tokens a second sixteen streams get; then streams of the
 three classes arrive at random so that this share of it is asked for, and every `BURST_S` a burst
 of batch streams that alone would keep it busy for a minute. It ends with one line of JSON:
-`*_rss_growth` is how much a process's memory grew from the second fifth of the time to the last; `starved` the streams that no frame came for in `STARVED_S`; `in_target` the share of waits
-between two frames that were at most twice the engine's target for a step (`--step-ms`): a step, and
-what is beside it.
+`*_rss_growth` is how much a process's memory grew from the second fifth of the time to the last;
+`starved` the streams that no frame came for in `STARVED_S`; `in_target` the share of waits between
+two frames that were at most twice the engine's target for a step (`--step-ms`): a step, and what
+is beside it.
 """
 
 from __future__ import annotations

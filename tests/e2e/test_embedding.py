@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ pytestmark = [
         reason="pip install 'tailrace[dev,embed]'",
     ),
 ]
+IMPORT_TRIES = 5
+"""Start timeouts: importing the libraries takes seconds of processor time."""
 TEXT = "A stream that was cut goes on where it was cut."
 
 
@@ -34,7 +37,10 @@ async def test_an_embedding_is_a_stream_that_survives_its_worker(
 
     origin = Origin(tmp_path, model=folder, device="cpu")
     edge = Edge(origin)
-    async with running(origin, edge):
+    async with running(late=(origin, edge)):
+        await origin.start()
+        await _ready(origin)
+        await edge.ready()
         body = {"model": "model", "prompt": TEXT}
         reading = await start(client, edge.url, body)
         assert [event.name for event in reading.events] == ["embedding", "end"]
@@ -48,3 +54,11 @@ async def test_an_embedding_is_a_stream_that_survives_its_worker(
         refused = await start(client, edge.url, {**body, "prompt": "word " * 300})
         assert refused.end["finish_reason"] == "failed"
         assert refused.end["message"] == "the text has 302 tokens, this model takes 256"
+
+
+async def _ready(origin: Origin) -> None:
+    for _ in range(IMPORT_TRIES - 1):
+        with suppress(TimeoutError):
+            await origin.saw("worker.ready")
+            return
+    await origin.saw("worker.ready")

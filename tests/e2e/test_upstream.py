@@ -283,10 +283,12 @@ async def test_a_real_server_is_served_as_it_would_answer_itself(
 async def test_a_real_server_that_is_killed_goes_on_from_what_was_read(
     serve: Serve, tmp_path: Path, client: httpx.AsyncClient
 ) -> None:
-    flags = {"upstream-model": str(DEMO_MODEL)}
-    async with served(tmp_path, serve.url, **flags) as (origin, edge):
+    settings = tmp_path / "tailrace.toml"
+    settings.write_text("[origin]\nupstream_retry_s = 280\n")  # it takes its time to come back
+    flags = {"upstream-model": str(DEMO_MODEL), "config": settings}
+    async with served(tmp_path, serve.url, **flags) as (_, edge):
         body = {"model": str(DEMO_MODEL), **STORY}
-        read = await _read_and_kill(client, edge, origin, serve, body)
+        read = await _read_and_kill(client, edge, serve, body)
     assert [event.id for event in read] == list(range(len(read)))
     at = next(n for n, event in enumerate(read) if event.name == "notice")
     before = "".join(event.data["text"] for event in read[:at])
@@ -298,7 +300,7 @@ async def test_a_real_server_that_is_killed_goes_on_from_what_was_read(
 
 
 async def _read_and_kill(
-    client: httpx.AsyncClient, edge: Edge, origin: Origin, serve: Serve, body: dict[str, Any]
+    client: httpx.AsyncClient, edge: Edge, serve: Serve, body: dict[str, Any]
 ) -> list[Event]:
     """All events of a stream whose server is killed, and started again, after the third."""
     read: list[Event] = []

@@ -20,11 +20,14 @@ from ledger.frame import (
     Frame,
     Heartbeat,
     Hello,
+    Logged,
     Open,
     Opened,
     Resume,
+    Sibling,
     Splitter,
     Status,
+    Steer,
     StreamEnd,
     StreamState,
     Token,
@@ -46,9 +49,10 @@ class ScriptedOrigin:
     """
 
     def __init__(self, words: int) -> None:
-        self.frames: list[Token | StreamEnd] = [Token(f" w{n}", n) for n in range(words)]
+        self.frames: list[Logged] = [Token(f" w{n}", n) for n in range(words)]
         self.frames.append(StreamEnd(words, FinishReason.LENGTH, words, PROMPT_TOKENS))
         self.released = words + 1
+        self.siblings: tuple[Sibling, ...] = ()  # streams of the same frames
         self.silent = False
         self.answers: Sequence[Frame] = ()
         self.bodies_sent = 0
@@ -157,10 +161,10 @@ class _Connection:
                 raise NotFound("no such model", code="unknown_model", field="model")
             if frame.prompt == "hold":
                 origin.released = 1
-            self._begin(corr, 0, frame.credit)
+            self._begin(corr, 0, frame.credit, origin.siblings)
         elif isinstance(frame, Resume):
             start = 0 if frame.after is None else frame.after + 1
-            if frame.stream != STREAM:
+            if frame.stream not in (STREAM, *(sibling.stream for sibling in origin.siblings)):
                 raise NotFound("no such stream", code="unknown_stream")
             if start > origin.released:
                 raise BeyondEnd("beyond the end")
@@ -172,6 +176,8 @@ class _Connection:
         elif isinstance(frame, Detach):
             self._next.pop(corr, None)
             self._calls.pop(corr, None)
+        elif isinstance(frame, Steer):
+            self._send(corr, Status(frame.stream, StreamState.RUNNING, len(origin.frames)))
         elif isinstance(frame, Cancel):
             self._send(corr, Status(frame.stream, StreamState.ENDED, len(origin.frames)))
 
@@ -184,8 +190,9 @@ class _Connection:
             self._send(corr, left.pop(0))
         self._calls[corr] = (left, used)
 
-    def _begin(self, corr: int, start: int, limit: int) -> None:
-        self._send(corr, Opened(STREAM, self._origin.released, TOKEN, "demo", PROMPT_TOKENS))
+    def _begin(self, corr: int, start: int, limit: int, siblings: tuple[Sibling, ...] = ()) -> None:
+        released = self._origin.released
+        self._send(corr, Opened(STREAM, released, TOKEN, "demo", PROMPT_TOKENS, siblings))
         self._next[corr] = start
         self._feed(corr, limit)
 

@@ -18,9 +18,23 @@ from ledger.errors import Unavailable
 from ledger.frame import (
     SCHEMA_HASH,
     Cancel,
+    Chunk,
+    Classification,
     Detach,
+    Embedding,
+    FinishReason,
+    Notice,
     Open,
     Resume,
+    Revision,
+    Score,
+    ScoredToken,
+    Sibling,
+    Steer,
+    StreamEnd,
+    StreamError,
+    Token,
+    TokenScores,
     decode,
     error_frame,
     split,
@@ -117,6 +131,139 @@ async def test_the_clients_idempotency_key_reaches_the_origin_or_else_one_of_the
     keys = [frame.idempotency_key for frame in origin.received if isinstance(frame, Open)]
     assert keys[0] == "mine"
     assert len({key for key in keys if key}) == 3
+
+
+async def test_the_streams_of_one_request_come_in_one_document(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    origin.siblings = (Sibling(b"1" * 16, "v1.one"), Sibling(b"2" * 16, "v1.two"))
+    answer = await client.post("/v1/generate", json=BODY | {"n": 3})
+    end = {"finish_reason": "length", "total_tokens": 3}
+    streams = [STREAM, b"1" * 16, b"2" * 16]
+    assert answer.json() == {
+        "id": ID,
+        "model": "demo",
+        "choices": [{"id": stream.hex(), "text": " w0 w1 w2", **end} for stream in streams],
+        "prompt_tokens": 3,
+    }
+    asked = [frame for frame in origin.received if isinstance(frame, Resume)]
+    assert {(frame.stream, frame.token) for frame in asked} == {
+        (sibling.stream, sibling.token) for sibling in origin.siblings
+    }
+
+
+async def test_the_streams_beside_the_first_are_named_in_a_header(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    origin.siblings = (Sibling(b"1" * 16, "v1.one"), Sibling(b"2" * 16, ""))
+    answer = await client.post("/v1/generate", json=BODY | {"n": 3}, headers=SSE)
+    assert answer.headers["Tailrace-Siblings"] == f"{'31' * 16};token=v1.one, {'32' * 16}"
+    assert answer.text == EVENTS
+
+
+async def test_a_stream_that_is_lost_beside_others_is_the_error_of_all(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    origin.siblings = (Sibling(b"1" * 16, ""),)
+    origin.frames[-1] = StreamError("damaged", "gone", retryable=False, status=500)  # type: ignore[call-overload]
+    answer = await client.post("/v1/generate", json=BODY | {"n": 2})
+    assert (answer.status_code, error_of(answer)["code"]) == (500, "damaged")
+
+
+async def test_a_document_says_what_the_frames_add_up_to(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    score = TokenScores(Score(5, b"\xc3", -0.5), (Score(6, b"a", float("-inf")),))
+    origin.frames = [
+        Notice("truncated", "2 messages", 0),
+        Token("one ", 1),
+        Revision(2, "tw", False, 2),
+        Revision(2, "two", True, 3),
+        ScoredToken("!", (score,), 4),
+        Classification("spam", 0.5, 5),
+        Embedding((0.5, 1.5), 6),
+        Chunk(b"\x00", False, 7),
+        Chunk(b"\xff", True, 8),
+        StreamEnd(4, FinishReason.FAILED, 9, 3, "NaN", retryable=True),
+    ]
+    origin.released = len(origin.frames)
+    document = (await client.post("/v1/generate", json=BODY)).json()
+    assert document == {
+        "id": ID,
+        "model": "demo",
+        "text": "one two!",
+        "logprobs": [
+            {
+                "id": 5,
+                "token": "\ufffd",
+                "logprob": -0.5,
+                "bytes": [0xC3],
+                "top": [{"id": 6, "token": "a", "logprob": None}],
+            }
+        ],
+        "classification": [{"label": "spam", "confidence": 0.5}],
+        "embedding": [0.5, 1.5],
+        "data": "AP8=",
+        "notices": [{"code": "truncated", "message": "2 messages"}],
+        "finish_reason": "failed",
+        "total_tokens": 4,
+        "message": "NaN",
+        "retryable": True,
+        "prompt_tokens": 3,
+    }
+
+
+async def test_several_embeddings_are_a_list(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    origin.frames = [
+        Embedding((0.5,), 0),
+        Embedding((1.5,), 1),
+        StreamEnd(0, FinishReason.STOP, 2, 3),
+    ]
+    origin.released = 3
+    document = (await client.post("/v1/generate", json=BODY)).json()
+    assert document["embeddings"] == [[0.5], [1.5]]
+
+
+async def test_what_is_too_long_for_a_document_is_refused(
+    client: httpx.AsyncClient, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.document.MAX_DOCUMENT_BYTES", 40)
+    answer = await client.post("/v1/generate", json=BODY)
+    assert (answer.status_code, error_of(answer)["code"]) == (413, "too_large")
+
+
+# ---- steering ----
+
+
+async def test_a_steer_reaches_the_origin_and_says_how_far_the_stream_is(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    answer = await client.post(
+        f"/v1/generate/{ID}/steer", json={"text": " but"}, headers={"Tailrace-Token": TOKEN}
+    )
+    assert answer.json() == {"id": ID, "state": "running", "next_index": WORDS + 1}
+    assert origin.received == [Steer(STREAM, TOKEN, " but")]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "field"),
+    [
+        (b"", "invalid_json", None),
+        (b"{}", "invalid_request", "text"),
+        (b'{"text":""}', "invalid_request", "text"),
+        (b'{"text":5}', "invalid_request", "text"),
+        (b'{"txet":"x"}', "unknown_field", "txet"),
+    ],
+)
+async def test_a_steer_that_says_nothing_is_refused(
+    client: httpx.AsyncClient, origin: ScriptedOrigin, body: bytes, code: str, field: str | None
+) -> None:
+    answer = await client.post(f"/v1/generate/{ID}/steer", content=body)
+    assert (answer.status_code, error_of(answer)["code"]) == (400, code)
+    assert error_of(answer).get("field") == field
+    assert origin.received == []
 
 
 # ---- reading again ----

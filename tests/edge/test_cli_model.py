@@ -63,8 +63,8 @@ def test_what_is_wrong_is_told_with_what_would_be_right(copy: Path) -> None:
     (copy / "config.json").write_text(json.dumps(config))
     status, said = check(copy)
     assert status == 1
-    assert "wrong config.json: hidden_act: \"silu\" (right: 'relu2')" in said
-    assert 'wrong config.json: num_hidden_layers: "six" (right: a whole number above 0)' in said
+    assert "wrong config.json: hidden_act: \"silu\" (expected 'relu2')" in said
+    assert 'wrong config.json: num_hidden_layers: "six" (expected a whole number above 0)' in said
     document = json.loads(check(copy, "--json")[1])
     assert [f["where"] for f in document["findings"]] == ["num_hidden_layers", "hidden_act"]
     assert not document["supported"] and document["devices"] == {}
@@ -98,3 +98,17 @@ def test_a_missing_folder_and_a_wrong_size_are_wrong_usage(tmp_path: Path) -> No
     status, said = check(DEMO, "--memory", "lots")
     assert status == 2
     assert "--memory" in said
+
+
+def test_what_is_served_all_the_same_is_a_note_behind_what_is_wrong(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config |= {"rope_scaling": {"type": "yarn", "factor": 2}}
+    (copy / "config.json").write_text(json.dumps(config))
+    status, said = check(copy)
+    assert status == 0
+    note = "note  config.json: max_position_embeddings: 1024: the scaling reaches to 2048 tokens; "
+    assert said.splitlines()[-1].startswith(note)
+    (copy / "tokenizer.json").unlink()
+    status, said = check(copy)
+    assert status == 1
+    assert [line.split()[0] for line in said.splitlines()[-2:]] == ["wrong", "note"]

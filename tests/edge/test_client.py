@@ -247,6 +247,45 @@ async def test_cancel_is_sent_until_it_is_answered() -> None:
     ] * 2
 
 
+def answered(status: str, document: object) -> bytes:
+    text = json.dumps(document)
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+
+
+async def test_a_steer_is_sent_again_while_it_was_surely_not_taken() -> None:
+    said = answered("200 OK", {"id": ID, "state": "running", "next_index": 3})
+    script: list[bytes | None] = [refused(503, "unavailable", retryable=True), said]
+    async with edges(script) as served, TailraceClient([served[0].url]) as client:
+        status = await client.steer(ID, " but", "v1.t")
+    assert status.next_index == 3
+    assert [request.line for request in served[0].requests] == [
+        f"POST /v1/generate/{ID}/steer HTTP/1.1"
+    ] * 2
+
+
+@pytest.mark.parametrize("answer", [b"", refused(503, "outcome_unknown", retryable=True)])
+async def test_a_steer_that_may_have_been_taken_is_not_sent_again(answer: bytes) -> None:
+    async with edges([answer]) as served, TailraceClient([served[0].url]) as client:
+        with pytest.raises(TailraceError) as error:
+            await client.steer(ID, " but")
+    assert error.value.code == "outcome_unknown"
+    assert len(served[0].requests) == 1
+
+
+async def test_a_stream_is_steered_with_its_token() -> None:
+    said = answered("200 OK", {"id": ID, "state": "running", "next_index": 3})
+    async with (
+        edges([ok(body(*FRAMES)), said]) as served,
+        TailraceClient([served[0].url]) as client,
+    ):
+        stream = client.generate(prompt="x")
+        with pytest.raises(CallerError, match="has not begun"):
+            await stream.steer(" but")
+        await anext(stream)
+        await stream.steer(" but")
+    assert served[0].requests[1].headers["tailrace-token"] == "v1.t"
+
+
 @pytest.mark.parametrize("urls", [[], ["127.0.0.1:8080"]])
 def test_an_edge_is_a_url(urls: list[str]) -> None:
     with pytest.raises(CallerError):

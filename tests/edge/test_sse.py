@@ -8,10 +8,15 @@ from ledger.frame import (
     Classification,
     FinishReason,
     Logged,
+    Notice,
+    Revision,
+    Score,
+    ScoredToken,
     StreamEnd,
     StreamError,
     Tag,
     Token,
+    TokenScores,
 )
 
 
@@ -31,6 +36,24 @@ def test_the_end_is_an_event_of_its_own() -> None:
 def test_an_end_with_a_message_says_it() -> None:
     end = StreamEnd(0, FinishReason.FAILED, 0, 9, "NaN logits")
     assert b'"message":"NaN logits"' in sse.event(end, Tag.STREAM_END)
+
+
+def test_an_end_that_may_not_come_again_says_so() -> None:
+    end = StreamEnd(0, FinishReason.FAILED, 0, 9, retryable=True)
+    assert b'"retryable":true' in sse.event(end, Tag.STREAM_END)
+
+
+def test_a_scored_token_is_a_plain_event_with_scores() -> None:
+    scores = (TokenScores(Score(262, b" the", -0.25), (Score(195, b"\xc3", -2.5),)),)
+    event = sse.event(ScoredToken(" the", scores, 42), Tag.SCORED_TOKEN).decode()
+    head, data, *_ = event.split("\n")
+    assert head == "id: 42"
+    top = {"id": 195, "token": "\ufffd", "logprob": -2.5, "bytes": [195]}
+    assert json.loads(data.removeprefix("data: ")) == {
+        "text": " the",
+        "index": 42,
+        "logprobs": [{"id": 262, "token": " the", "logprob": -0.25, "top": [top]}],
+    }
 
 
 def test_an_error_has_no_id_so_that_the_last_frame_stays_the_place_to_resume() -> None:
@@ -58,6 +81,22 @@ def test_no_text_can_break_out_of_its_data_line(text: str) -> None:
             Classification("spam", 0.5, 3),
             Tag.CLASSIFICATION,
             b'id: 3\nevent: classification\ndata: {"label":"spam","confidence":0.5,"index":3}\n\n',
+        ),
+        (
+            Classification("spam", float("nan"), 3),
+            Tag.CLASSIFICATION,
+            b'id: 3\nevent: classification\ndata: {"label":"spam","confidence":null,"index":3}\n\n',
+        ),
+        (
+            Notice("inexact", "another engine", 5),
+            Tag.NOTICE,
+            b"id: 5\nevent: notice\n"
+            b'data: {"code":"inexact","message":"another engine","index":5}\n\n',
+        ),
+        (
+            Revision(0, "a", True, 6),
+            Tag.REVISION,
+            b'id: 6\nevent: revision\ndata: {"replaces":0,"text":"a","final":true,"index":6}\n\n',
         ),
         (
             Chunk(b"\x00\xff", True, 4),

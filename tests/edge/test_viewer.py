@@ -1,6 +1,61 @@
 from __future__ import annotations
 
-from edge.viewer import Summary, printable
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from edge.client_stream import Stream
+from edge.viewer import Summary, Viewer, printable
+from ledger.frame import FinishReason, Logged, Notice, Revision, ScoredToken, StreamEnd, Token
+
+
+class Played:
+    """A stream of these frames, as a viewer reads one."""
+
+    resumes = 0
+    end: StreamEnd | None = None
+
+    def __init__(self, *frames: Logged) -> None:
+        self._frames = frames
+
+    async def __aiter__(self) -> AsyncIterator[Logged]:
+        for frame in self._frames:
+            yield frame
+        self.end = StreamEnd(len(self._frames), FinishReason.STOP, len(self._frames), 1)
+
+
+async def shown(*frames: Logged) -> tuple[str, list[str], str]:
+    """What was written, what was noted, and the text that the viewer ends with."""
+    written: list[str] = []
+    notes: list[str] = []
+    viewer = Viewer(written.append, notes.append)
+    await viewer.follow(cast(Stream, Played(*frames)))
+    return "".join(written), notes, viewer.text
+
+
+@pytest.mark.anyio
+async def test_tokens_are_written_as_they_come_and_notices_beside_them() -> None:
+    frames = (Notice("truncated", "2 messages", 0), Token("a", 1), ScoredToken("b", (), 2))
+    assert await shown(*frames) == ("ab", ["⟨truncated: 2 messages⟩"], "ab")
+
+
+@pytest.mark.anyio
+async def test_a_revision_that_goes_on_is_written_as_what_it_adds() -> None:
+    frames = (Token("I ", 0), Revision(1, "wre", False, 1), Revision(1, "wreck", True, 2))
+    assert await shown(*frames) == ("I wreck", [], "I wreck")
+
+
+@pytest.mark.anyio
+async def test_a_revision_that_changes_text_begins_a_line() -> None:
+    frames = (
+        Token("I ", 0),
+        Revision(1, "wreck a nice", False, 1),
+        Revision(1, "recognise", True, 2),
+        Token(" speech", 3),
+    )
+    text = "I recognise speech"
+    assert await shown(*frames) == (f"I wreck a nice\n{text}", [], text)
 
 
 def test_text_of_a_model_cannot_steer_the_terminal() -> None:

@@ -13,7 +13,8 @@ import torch
 
 from kernels.ternary import quantize_activations
 from origin.cpu_model import CpuModel
-from origin.model import Piece, context_pages, prefill
+from origin.model import context_pages, prefill
+from tests.origin.sequences import decoded_rows, prompt_logits
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # transformers compiles parts of BitNet otherwise
 
@@ -63,11 +64,6 @@ def reference_rounded(reference: Any, ids: list[int]) -> tuple[torch.Tensor, Rou
     return logits, rounded
 
 
-def our_logits(model: CpuModel, ids: list[int]) -> torch.Tensor:
-    """Logits [T, vocab] of our model, computed as a prompt would be."""
-    return model.logits(prefill(model, ids, range(context_pages(model.config))))
-
-
 def our_greedy(model: CpuModel, ids: list[int], count: int) -> list[int]:
     """The likeliest token `count` times over, each from a row of decoding."""
     pages = range(context_pages(model.config))
@@ -77,7 +73,7 @@ def our_greedy(model: CpuModel, ids: list[int], count: int) -> list[int]:
         if len(chosen) == count:
             return chosen
         start = len(ids) + len(chosen) - 1
-        hidden = model.forward([Piece(chosen[-1:], start, pages, prefill=False)])
+        hidden = decoded_rows(model, chosen[-1:], start, pages)
 
 
 def our_rounded(
@@ -93,7 +89,7 @@ def our_rounded(
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "_int_mm", look)
-        return our_logits(model, ids), rounded
+        return prompt_logits(model, ids), rounded
 
 
 def first_difference(ours: Rounded, theirs: Rounded) -> int | None:

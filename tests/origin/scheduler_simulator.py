@@ -130,9 +130,13 @@ class Simulator:
         cost: Cost | None = None,
         *,
         guess: float | None = None,
+        masked: float = 0.0,
         seed: int = 0,
     ) -> None:
-        """guess: how often a guess of speculative decoding is right; None: there are none."""
+        """guess: how often a guess of speculative decoding is right; None: there are none.
+
+        masked: how often a grammar allows only some of a step's guesses to be drawn from.
+        """
         self.pool = PagePool(pages)
         self.limits = limits or Limits()
         self.scheduler = Scheduler(self.pool, self.limits)
@@ -145,7 +149,7 @@ class Simulator:
         self._coming = list(reversed(range(len(self.outcomes))))
         self._live: dict[int, list[int]] = {}  # by run: what its cached positions must hold
         self._wholes: dict[int, list[int]] = {}
-        self._guess, self._random = guess, Random(seed)
+        self._guess, self._masked, self._random = guess, masked, Random(seed)
 
     def run(self, most_steps: int) -> None:
         """Until all runs have ended; AssertionError if that takes more steps."""
@@ -246,7 +250,9 @@ class Simulator:
         outcome = self.outcomes[work.run]
         guesses = work.ids[len(work.ids) - work.drafts :]
         new = [drawn(values[0])]
-        for guess, value in zip(guesses, values[1:], strict=True):
+        if self._random.random() < self._masked:
+            guesses = guesses[: self._random.randint(0, len(guesses))]
+        for guess, value in zip(guesses, values[1:], strict=False):
             if guess != new[-1] or len(outcome.ids) + len(new) == len(self._wholes[work.run]):
                 break
             new.append(drawn(value))

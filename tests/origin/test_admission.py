@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import CallerError, ModelError, NotFound
-from ledger.frame import Message, Open, Priority
+from ledger.errors import CallerError, Conflict, ModelError, NotFound
+from ledger.frame import FormatKind, Message, Open, OutputFormat, Overflow, Priority
 from origin.admission import DEFAULT_MAX_TOKENS, admit, request_hash
 from origin.prompt import PromptReader
 from origin.recipe import Recipe, prompt_hash
@@ -58,6 +58,151 @@ def test_what_a_request_says_is_kept(reader: PromptReader) -> None:
     assert (recipe.ignore_eos, recipe.priority) == (True, "batch")
 
 
+def test_what_else_a_request_says_is_kept_too(reader: PromptReader) -> None:
+    request = Open(
+        model="demo",
+        prompt="The fox",
+        min_p=0.1,
+        repetition_penalty=1.1,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        logprobs=20,
+        format=OutputFormat(FormatKind.JSON_SCHEMA, '{"type":"object"}'),
+    )
+    recipe = admitted(reader, request)
+    assert (recipe.min_p, recipe.repetition, recipe.logprobs) == (0.1, 1.1, 20)
+    assert (recipe.presence, recipe.frequency) == (-2.0, 2.0)
+    assert recipe.format == ("json-schema", '{"type":"object"}')
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"), [(FormatKind.REGEX, "["), (FormatKind.JSON_SCHEMA, "{"), (1, "x" * 70_000)]
+)
+def test_a_format_that_no_text_could_have_is_refused(
+    reader: PromptReader, kind: FormatKind, source: str
+) -> None:
+    shape = OutputFormat(FormatKind(kind), source)
+    with pytest.raises(CallerError) as error:
+        admitted(reader, Open(model="demo", prompt="x", format=shape))
+    assert (error.value.field or "").startswith("format")
+
+
+# ---- conversations that are too long ----
+
+SYSTEM = Message("system", "fox")
+
+
+def turns(count: int) -> tuple[Message, ...]:
+    """So many turns, the user's first, each with a number of its own."""
+    return tuple(
+        Message(("user", "assistant")[nth % 2], f"{nth} fox fox fox") for nth in range(count)
+    )
+
+
+def rendered(reader: PromptReader, *messages: Message) -> tuple[int, ...]:
+    return reader.ids(None, messages)
+
+
+def test_a_conversation_that_fits_loses_nothing(reader: PromptReader) -> None:
+    request = Open(model="demo", messages=turns(3), overflow=Overflow.DROP_OLDEST)
+    recipe = admitted(reader, request)
+    assert recipe.notices == ()
+    assert recipe.prompt_ids == rendered(reader, *turns(3))
+
+
+def test_a_conversation_that_is_too_long_is_refused_unless_it_may_be_cut(
+    reader: PromptReader,
+) -> None:
+    with pytest.raises(CallerError) as error:
+        admitted(reader, Open(model="demo", messages=turns(31)))
+    assert error.value.code == "prompt_too_long"
+
+
+@pytest.mark.parametrize("max_tokens", [None, 1, 10, 20])
+def test_the_oldest_turns_are_dropped_until_there_is_room(
+    reader: PromptReader, max_tokens: int | None
+) -> None:
+    messages = (SYSTEM, *turns(31))
+    request = Open(
+        model="demo", messages=messages, max_tokens=max_tokens, overflow=Overflow.DROP_OLDEST
+    )
+    recipe = admitted(reader, request)
+    fitting = [
+        first
+        for first in range(1, len(messages), 2)  # where the user's turns are
+        if len(rendered_or_more(reader, SYSTEM, *messages[first:])) + (max_tokens or 1) <= CONTEXT
+    ]
+    assert recipe.prompt_ids == rendered(reader, SYSTEM, *messages[fitting[0] :])
+    dropped = fitting[0] - 1
+    [(code, message)] = recipe.notices
+    assert (code, message) == (
+        "truncated",
+        f"{dropped} older messages were dropped to fit the context",
+    )
+    if max_tokens is not None:
+        assert recipe.max_tokens == max_tokens
+
+
+def rendered_or_more(reader: PromptReader, *messages: Message) -> tuple[int, ...]:
+    try:
+        return rendered(reader, *messages)
+    except CallerError:
+        return (0,) * (CONTEXT + 1)
+
+
+def test_a_room_that_cannot_be_is_made_as_far_as_it_goes(reader: PromptReader) -> None:
+    request = Open(
+        model="demo",
+        messages=(SYSTEM, *turns(9)),
+        max_tokens=10_000,
+        overflow=Overflow.DROP_OLDEST,
+    )
+    recipe = admitted(reader, request)
+    assert recipe.prompt_ids == rendered(reader, SYSTEM, turns(9)[-1])
+    assert recipe.max_tokens == CONTEXT - len(recipe.prompt_ids)
+
+
+def test_a_last_turn_that_is_too_long_by_itself_is_refused(reader: PromptReader) -> None:
+    long = Message("user", "fox " * CONTEXT)
+    request = Open(model="demo", messages=(*turns(2), long), overflow=Overflow.DROP_OLDEST)
+    with pytest.raises(CallerError) as error:
+        admitted(reader, request)
+    assert error.value.code == "prompt_too_long"
+
+
+# ---- workers that answer in text ----
+
+
+def asked(request: Open) -> Recipe:
+    return admit(request, model="demo", fingerprint="f", reader=None, draw_seed=lambda: 4711)
+
+
+def test_a_text_worker_is_given_the_text(reader: PromptReader) -> None:
+    assert asked(Open(model="demo", prompt="The fox")).prompt == "The fox"
+    chat = asked(Open(model="demo", messages=(Message("user", "Hi"), Message("wizard", "x"))))
+    assert (chat.prompt, chat.messages) == (None, (("user", "Hi"), ("wizard", "x")))
+    assert chat.prompt_ids == ()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Open(model="demo", prompt="x", min_p=0.1),
+        Open(model="demo", prompt="x", repetition_penalty=1.1),
+        Open(model="demo", prompt="x", presence_penalty=1.0),
+        Open(model="demo", prompt="x", frequency_penalty=1.0),
+        Open(model="demo", prompt="x", logprobs=0),
+        Open(model="demo", prompt="x", format=OutputFormat(FormatKind.REGEX, "a")),
+        Open(model="demo", prompt="x", overflow=Overflow.DROP_OLDEST),
+    ],
+)
+def test_a_text_worker_is_not_asked_for_what_only_an_engine_does(request_: Open) -> None:
+    with pytest.raises(Conflict) as error:
+        asked(request_)
+    assert error.value.code == "unsupported"
+    assert error.value.field in Open.__match_args__
+
+
 def test_a_recipe_survives_the_ledger(reader: PromptReader) -> None:
     recipe = admitted(reader, Open(model="demo", prompt="Füchse 🦊", seed=2**64 - 1))
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
@@ -89,6 +234,15 @@ def test_messages_go_through_the_chat_template(reader: PromptReader) -> None:
         (Open(model="demo", prompt="x", top_p=0.0), "top_p"),
         (Open(model="demo", prompt="x", top_p=float("inf")), "top_p"),
         (Open(model="demo", prompt="x", top_k=2**40), "top_k"),
+        (Open(model="demo", prompt="x", min_p=1.1), "min_p"),
+        (Open(model="demo", prompt="x", min_p=-0.1), "min_p"),
+        (Open(model="demo", prompt="x", repetition_penalty=0.0), "repetition_penalty"),
+        (Open(model="demo", prompt="x", repetition_penalty=10.5), "repetition_penalty"),
+        (Open(model="demo", prompt="x", presence_penalty=2.5), "presence_penalty"),
+        (Open(model="demo", prompt="x", presence_penalty=float("nan")), "presence_penalty"),
+        (Open(model="demo", prompt="x", frequency_penalty=-2.5), "frequency_penalty"),
+        (Open(model="demo", prompt="x", frequency_penalty=float("inf")), "frequency_penalty"),
+        (Open(model="demo", prompt="x", logprobs=21), "logprobs"),
         (Open(model="demo", prompt="x", stop=("a",) * 9), "stop"),
         (Open(model="demo", prompt="x", stop=("a", "")), "stop[1]"),
         (Open(model="demo", prompt="x", stop=("a" * 129,)), "stop[0]"),

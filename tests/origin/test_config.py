@@ -41,3 +41,14 @@ def test_a_lease_out_of_range_is_refused(lease_s: object) -> None:
 def test_the_keys_are_in_the_data_folder_unless_origins_share_them() -> None:
     assert OriginConfig.load(data=Path("data")).keys_path == Path("data/resume-keys.json")
     assert OriginConfig.load(keys=Path("shared.json")).keys_path == Path("shared.json")
+
+
+@pytest.mark.parametrize("metrics", ["9090", "localhost", "localhost:", "localhost:99999"])
+def test_metrics_need_a_host_and_a_port(metrics: str) -> None:
+    with pytest.raises(ConfigError, match=r"^origin\.metrics: "):
+        OriginConfig.load(metrics=metrics)
+
+
+def test_metrics_are_served_only_where_that_was_asked_for() -> None:
+    assert OriginConfig.load().metrics_address is None
+    assert OriginConfig.load(metrics="[::1]:9090").metrics_address == ("::1", 9090)

@@ -28,12 +28,13 @@ SHAPES = {
 PROMPTS = (1, 3, 63, 64, 65, 127, 128, 200)
 """Lengths at and beside the edges of pages."""
 ROWS = 17
+KV_BYTES = 4_000_000
 
 
 @pytest.fixture(scope="module", params=SHAPES)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuModel:
     folder = tmp_path_factory.mktemp("family")
-    return load(write_checkpoint(folder, SHAPES[request.param]))
+    return load(write_checkpoint(folder, SHAPES[request.param]), kv_bytes=KV_BYTES)
 
 
 def ids_of(length: int, seed: int) -> list[int]:
@@ -43,11 +44,14 @@ def ids_of(length: int, seed: int) -> list[int]:
 
 def poison(model: CpuModel) -> None:
     """NaN wherever keys and values may lie."""
+    slots = torch.arange(model.pages * PAGE_TOKENS)
     for layer in range(model.config.layers):
-        nan = torch.full((PAGE_TOKENS, 2 * model.config.kv_heads, model.config.head_dim), torch.nan)
-        for page in range(model.pages):
-            slots = torch.tensor(model._cache.slots([page], range(PAGE_TOKENS)))
-            model._cache.write(layer, slots, nan)
+        model._cache.write(layer, slots, nan_rows(model, len(slots)))
+
+
+def nan_rows(model: CpuModel, count: int) -> Tensor:
+    """Keys and values of so many tokens."""
+    return torch.full((count, 2 * model.config.kv_heads, model.config.head_dim), torch.nan)
 
 
 class Sequence:
@@ -108,9 +112,8 @@ def test_a_row_has_its_bits_whatever_is_in_the_batch_and_wherever_its_pages_lie(
             company = random_company(random, others)
             parts.insert(random.randint(0, len(parts)), (company, torch.empty(0)))
         hidden = served.forward([piece for piece, _ in parts])
-        for (_, expected), rows in zip(
-            parts, hidden.split([len(piece.ids) for piece, _ in parts]), strict=True
-        ):
+        sizes = [len(piece.ids) for piece, _ in parts]
+        for (_, expected), rows in zip(parts, torch.split(hidden, sizes), strict=True):
             assert not len(expected) or torch.equal(rows, expected)
 
 
@@ -153,8 +156,7 @@ def test_a_row_of_nan_disturbs_no_other(served: CpuModel) -> None:
         prefill(served, ids_of(70, 3), pages)
     expected = served.forward([Piece([7], 70, well, prefill=False)]).clone()
     slots = torch.tensor(served._cache.slots(ill, range(10)))
-    nan = torch.full((10, 2 * served.config.kv_heads, served.config.head_dim), torch.nan)
-    served._cache.write(0, slots, nan)
+    served._cache.write(0, slots, nan_rows(served, 10))
     pieces = [Piece([7], 70, pages, prefill=False) for pages in (ill, well, ill)]
     hidden = served.forward(pieces)
     assert torch.equal(hidden[1:2], expected)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kernels.sampler import Sampling, sample
+from kernels.sampler_batch import NO_TOKEN
 from origin.gpu_draw import GpuDraw
-from origin.logprobs import NO_TOKEN
 from origin.model import Draw, Drawn
 
 VOCAB = 70

@@ -17,13 +17,14 @@ from ledger.frame import FormatKind
 from origin.config import DEMO_MODEL
 from origin.grammar import (
     MAX_MESSAGE_CHARS,
-    MAX_SOURCE_BYTES,
+    MAX_SCHEMA_BYTES,
     MAX_SPACES,
     GrammarCompiler,
     Mask,
     OutputGrammar,
     check_format,
 )
+from origin.schema_cost import MAX_REGEX_BYTES
 from tests.origin.runs import fallback_tokenizer
 from tests.origin.tiny_checkpoint import END_ID, train_tokenizer
 
@@ -167,6 +168,16 @@ def test_a_mask_fits_the_sampler_and_allows_no_padding() -> None:
     assert token in ids_of(mask)
 
 
+def test_a_tokenizer_that_pads_and_truncates_makes_no_difference() -> None:
+    cutting = Tokenizer.from_str(TOKENIZERS["tiny"].to_str())
+    cutting.enable_truncation(1)
+    cutting.enable_padding(length=9)
+    compiler = GrammarCompiler(cutting, cutting.get_vocab_size() + PADDING, [END_ID])
+    for source in ("the fox", "[a-z ]+"):
+        mask = compiler.start(REGEX, source).mask()
+        assert (mask == COMPILERS["tiny"].start(REGEX, source).mask()).all()
+
+
 def test_masks_are_arrays_of_their_own() -> None:
     grammar = COMPILERS["tiny"].start(REGEX, "a+")
     first = grammar.mask()
@@ -277,8 +288,10 @@ def test_a_draft_that_finishes_the_text_needs_no_mask_after_it() -> None:
         (REGEX, "(", "unclosed group"),
         (REGEX, "(?=a)b", "look-around"),
         (REGEX, "a^b", "lookarounds not supported"),
-        (REGEX, "a" * (MAX_SOURCE_BYTES + 1), f"is longer than {MAX_SOURCE_BYTES} bytes"),
-        (REGEX, "é" * (MAX_SOURCE_BYTES // 2 + 1), f"is longer than {MAX_SOURCE_BYTES} bytes"),
+        (JSON, '{"multipleOf": 10007}', "multipleOf of which the product is above"),
+        (JSON, f'"{"a" * MAX_SCHEMA_BYTES}"', f"is longer than {MAX_SCHEMA_BYTES} bytes"),
+        (REGEX, "a" * (MAX_REGEX_BYTES + 1), f"is longer than {MAX_REGEX_BYTES} bytes"),
+        (REGEX, "é" * (MAX_REGEX_BYTES // 2 + 1), f"is longer than {MAX_REGEX_BYTES} bytes"),
     ],
 )
 def test_a_format_that_no_run_can_have_is_refused(

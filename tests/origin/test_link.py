@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,13 @@ from ledger.frame import (
     Credit,
     Detach,
     Durability,
+    FormatKind,
     Frame,
     Heartbeat,
     Hello,
     Open,
     Opened,
+    OutputFormat,
     Resume,
     Splitter,
     Status,
@@ -37,11 +40,14 @@ from ledger.frame import (
 from ledger.interface import NewStream, ObjectKey, StreamKind
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.sqlite.ledger import SqliteLedger
+from origin import worker_frame
 from origin.config import LedgerConfig, OriginConfig
 from origin.link import EdgeLink
 from origin.prompt import PromptReader
-from origin.resume_token import TokenKeys
+from origin.resume_token import Right, TokenKeys
 from origin.service import Service
+from origin.transcript import STEER_BEGINS, STEERED
+from origin.worker_frame import Emission, Run, Step
 from tests.origin.stage import Slot, Stage
 
 pytestmark = pytest.mark.anyio
@@ -185,6 +191,14 @@ async def opened(client: Client, corr: int = 1, request: Open = REQUEST) -> Open
     return answer
 
 
+async def refused(client: Client, request: Frame, corr: int = 2) -> StreamError:
+    client.send(request, corr)
+    answer_corr, answer = await client.next()
+    assert answer_corr == corr
+    assert isinstance(answer, StreamError), answer
+    return answer
+
+
 async def test_a_stream_is_opened_and_its_tokens_come_on_its_corr(house: House) -> None:
     client = await house.greeted()
     await opened(client, corr=5)
@@ -274,13 +288,115 @@ async def test_the_stream_of_an_object_is_as_if_absent(
     assert not (await house.ledger.info(stream)).ended
 
 
-async def test_steering_is_refused_in_words(house: House) -> None:
+async def test_a_steer_is_answered_when_its_text_is_durable(house: House) -> None:
     client = await house.greeted()
-    client.send(Steer(bytes(16), None, "text"), 3)
-    corr, answer = await client.next()
-    assert corr == 3
-    assert isinstance(answer, StreamError)
-    assert answer.code == "unsupported"
+    answer = await opened(client)
+    house.slot.ordered.clear()
+    client.send(Steer(answer.stream, answer.token, " then"), 2)
+    await asyncio.wait_for(house.slot.ordered.wait(), 30)
+    run, order = house.slot.last
+    assert isinstance(order, worker_frame.Steer)
+    ids = (order.ids[0] | STEERED | STEER_BEGINS, *(id_ | STEERED for id_ in order.ids[1:]))
+    emission = Emission(run, 0, ids, 1, encode(Token(" then", 0)))
+    await house.runs.worker_step(house.slot, Step((emission,)))
+    answers = dict([await client.next(), await client.next()])
+    assert answers == {1: Token(" then", 0), 2: Status(answer.stream, StreamState.RUNNING, 1)}
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "field"),
+    [
+        ("", "invalid_request", "text"),
+        ("fox " * 20, "too_large", "text"),
+        ("x" * 50_000, "prompt_too_long", "text"),
+    ],
+)
+async def test_a_text_that_cannot_be_taken_is_refused(
+    house: House, text: str, code: str, field: str
+) -> None:
+    client = await house.greeted()
+    answer = await opened(client)
+    error = await refused(client, Steer(answer.stream, answer.token, text))
+    assert (error.status, error.code, error.field) == (400, code, field)
+    assert error.hint
+
+
+async def test_a_stream_with_an_output_format_is_not_steered(house: House) -> None:
+    client = await house.greeted()
+    shape = OutputFormat(FormatKind.REGEX, "[a-z]+")
+    answer = await opened(client, request=replace(REQUEST, format=shape))
+    error = await refused(client, Steer(answer.stream, None, "text"))
+    assert (error.status, error.code) == (409, "unsupported")
+
+
+async def test_a_stream_that_is_over_or_unknown_is_not_steered(house: House) -> None:
+    client = await house.greeted()
+    answer = await opened(client, request=replace(REQUEST, credit=0))
+    await house.step(house.slot, house.slot.last[0], 0, None)
+    ended = await refused(client, Steer(answer.stream, None, "text"))
+    assert (ended.status, ended.code) == (409, "conflict")
+    unknown = await refused(client, Steer(bytes(16), None, "text"))
+    assert (unknown.status, unknown.code) == (404, "unknown_stream")
+
+
+async def test_a_token_to_read_does_not_steer(house: House) -> None:
+    client = await house.greeted()
+    answer = await opened(client)
+    token = house.service.keys.issue(answer.stream, Right.READ | Right.CANCEL, 100_000)
+    error = await refused(client, Steer(answer.stream, token, "text"))
+    assert (error.status, error.code) == (403, "missing_right")
+
+
+async def test_a_request_for_several_streams_opens_them_all(house: House) -> None:
+    client = await house.greeted()
+    answer = await opened(client, request=replace(REQUEST, n=3, seed=2**64 - 1))
+    assert len(answer.siblings) == 2
+    runs = [order for _, order in house.slot.sent]
+    assert [run.seed for run in runs if isinstance(run, Run)] == [2**64 - 1, 0, 1]
+    assert len({run.prompt_ids for run in runs if isinstance(run, Run)}) == 1
+    for corr, (nth, _) in enumerate(house.slot.sent[1:], 2):
+        sibling = answer.siblings[corr - 2]
+        await house.step(house.slot, nth, 0, f"of {corr}")
+        client.send(Resume(sibling.stream, token=sibling.token, credit=9), corr)
+        _, again = await client.next()
+        assert isinstance(again, Opened)
+        assert again.siblings == ()
+        assert await client.next() == (corr, Token(f"of {corr}", 0))
+
+
+async def test_a_repeated_request_for_several_finds_them_all(house: House) -> None:
+    client = await house.greeted()
+    request = replace(REQUEST, n=2, idempotency_key="key")
+    first = await opened(client, corr=1, request=request)
+    again = await opened(client, corr=2, request=request)
+    assert again.stream == first.stream
+    assert [s.stream for s in again.siblings] == [s.stream for s in first.siblings]
+    assert len(house.slot.sent) == 2
+    assert len(await house.ledger.unfinished()) <= 2
+    assert house.runs.count == 2
+
+
+async def test_several_streams_are_admitted_together_or_not_at_all(house: House) -> None:
+    client = await house.greeted()
+    await opened(client, corr=1, request=replace(REQUEST, n=3))
+    error = await refused(client, replace(REQUEST, n=2))
+    assert (error.status, error.code, error.retryable) == (503, "overloaded", True)
+    assert house.runs.count == 3
+    await opened(client, corr=3)
+
+
+@pytest.mark.parametrize("n", [0, 17, 2**63])
+async def test_an_impossible_number_of_streams_is_refused(house: House, n: int) -> None:
+    client = await house.greeted()
+    error = await refused(client, replace(REQUEST, n=n))
+    assert (error.status, error.field, error.hint) == (400, "n", "from 1 to 16")
+
+
+async def test_a_bad_format_is_refused_before_a_stream_is_made(house: House) -> None:
+    client = await house.greeted()
+    error = await refused(client, replace(REQUEST, format=OutputFormat(FormatKind.REGEX, "[")))
+    assert (error.status, error.retryable) == (400, False)
+    assert house.runs.count == 0
 
 
 @pytest.mark.parametrize(

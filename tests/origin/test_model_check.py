@@ -10,15 +10,12 @@ from safetensors.torch import load_file, save_file
 from kernels.paged_kv import HEAD_DIMS
 from kernels.paged_kv import PAGE_TOKENS as CACHE_PAGE_TOKENS
 from kernels.shapes import Family
-from origin import gpu_layers
 from origin.checkpoint import examine_values, read_tensors
 from origin.cpu_model import CpuModel
 from origin.model_check import ModelReport, check_model
 from origin.model_config import ModelConfig, read_config
 from origin.model_memory import (
-    GPU_FP32_HEAD_BYTES,
     GPU_HEAD_DIMS,
-    GPU_KV_SHARE,
     PAGE_TOKENS,
     Footprint,
 )
@@ -115,11 +112,9 @@ def tensors_of(holder: object, seen: set[int] | None = None) -> list[torch.Tenso
     return [tensor for part in parts for tensor in tensors_of(part, seen)]
 
 
-def test_the_figures_are_those_of_the_models() -> None:
+def test_the_figures_are_those_of_the_kernels() -> None:
     assert PAGE_TOKENS == CACHE_PAGE_TOKENS
     assert GPU_HEAD_DIMS == HEAD_DIMS
-    assert GPU_FP32_HEAD_BYTES == gpu_layers.FP32_HEAD_BYTES
-    assert GPU_KV_SHARE == gpu_layers.KV_SHARE
 
 
 def test_sequences_take_whole_pages_of_what_the_weights_leave() -> None:

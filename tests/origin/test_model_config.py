@@ -1,27 +1,18 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kernels.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
 from kernels.shapes import Family
 from ledger.errors import ModelError
 from origin.finding import Findings
 from origin.model_config import examine_config, read_config
 from origin.model_memory import parameters
-from tests.origin.tiny_checkpoint import Shape, write_checkpoint
+from tests.origin.tiny_checkpoint import Shape, change_json, remove_keys, set_keys, write_checkpoint
 
 LLAMA = Shape(layers=1, family=Family.LLAMA)
 QWEN3 = Shape(layers=1, family=Family.QWEN3, head_dim=24)
-LLAMA_31 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 
 
 @pytest.fixture
@@ -37,27 +28,6 @@ def llama(tmp_path: Path) -> Path:
 @pytest.fixture
 def qwen3(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / "qwen3", QWEN3)
-
-
-def change_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
-def set_keys(directory: Path, **keys: object) -> Path:
-    change_json(directory / "config.json", lambda raw: raw.update(keys))
-    return directory
-
-
-def remove_keys(directory: Path, *keys: str) -> Path:
-
-    def remove(raw: dict[str, Any]) -> None:
-        for key in keys:
-            del raw[key]
-
-    change_json(directory / "config.json", remove)
-    return directory
 
 
 def test_the_shape_of_a_bitnet_checkpoint_is_read(copy: Path) -> None:
@@ -135,86 +105,6 @@ def test_an_end_of_text_outside_the_vocabulary_is_refused(
     assert caught.value.field == str(copy / file)
 
 
-# ---- rotary embedding ----
-
-
-def test_the_base_is_found_where_newer_files_keep_it(copy: Path) -> None:
-    remove_keys(copy, "rope_theta")
-    set_keys(copy, rope_parameters={"rope_type": "default", "rope_theta": 1234.0})
-    assert read_config(copy).rope_theta == 1234.0
-
-
-@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize(
-    ("raw", "expected"),
-    [
-        ({"type": "linear", "factor": 4}, LinearScaling(4.0)),
-        ({"rope_type": "linear", "factor": 2.5}, LinearScaling(2.5)),
-        ({"rope_type": "dynamic", "factor": 2.0}, None),
-        ({"rope_type": "default"}, None),
-        ({}, None),
-        (LLAMA_31, Llama3Scaling(8.0, 1.0, 4.0, 64)),
-        (
-            {"type": "yarn", "factor": 1.0, "original_max_position_embeddings": 64},
-            YarnScaling(1.0, 64, 1.0),
-        ),
-        (
-            {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.25, "beta_fast": 16,
-             "beta_slow": 2, "truncate": False, "original_max_position_embeddings": 64},
-            YarnScaling(4.0, 64, 1.25, 16.0, 2.0, truncate=False),
-        ),
-        ({"rope_type": "yarn", "factor": 1, "mscale": 1.0}, YarnScaling(1.0, 256, 1.0)),
-    ],
-)  # fmt: skip
-def test_scaling_is_read_in_both_spellings(
-    llama: Path, key: str, raw: dict[str, Any], expected: object
-) -> None:
-    assert read_config(set_keys(llama, **{key: raw})).rope_scaling == expected
-
-
-def test_the_older_spelling_goes_first_and_its_base_with_it(llama: Path) -> None:
-    set_keys(llama, rope_scaling={"type": "linear", "factor": 2.0, "rope_theta": 77.0})
-    config = read_config(set_keys(llama, rope_parameters={"rope_type": "default"}))
-    assert (config.rope_scaling, config.rope_theta) == (LinearScaling(2.0), 77.0)
-
-
-def test_the_context_of_training_at_the_top_of_the_file_goes_first(llama: Path) -> None:
-    set_keys(llama, rope_scaling=LLAMA_31, original_max_position_embeddings=32)
-    assert read_config(llama).rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 32)
-
-
-def test_a_scaling_that_reaches_beyond_the_context_is_worth_knowing(llama: Path) -> None:
-    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
-    findings = Findings()
-    assert examine_config(set_keys(llama, rope_scaling=yarn), findings) is not None
-    (note,) = findings.all
-    assert (note.fault, note.where) == (False, "max_position_embeddings")
-    assert "512" in note.problem
-
-
-@pytest.mark.parametrize(
-    ("raw", "named"),
-    [
-        ({"rope_type": "longrope", "factor": 2.0}, "rope_scaling.rope_type"),
-        ({"type": "mrope"}, "rope_scaling.type"),
-        ({"type": "linear"}, "rope_scaling.factor"),
-        ({"type": "linear", "factor": "2"}, "rope_scaling.factor"),
-        ({"type": "linear", "factor": float("nan")}, "rope_scaling.factor"),
-        ({"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        (LLAMA_31 | {"high_freq_factor": 0.5}, "rope_scaling: high_turns"),
-        (LLAMA_31 | {"low_freq_factor": None}, "rope_scaling.low_freq_factor"),
-        ({"rope_type": "yarn", "factor": 2.0, "truncate": "no"}, "rope_scaling.truncate"),
-        ({"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.5}, "rope_scaling: fast_turns"),
-        ("linear", "rope_scaling"),
-    ],
-)
-def test_a_scaling_that_is_not_computed_is_refused_by_key(
-    llama: Path, raw: object, named: str
-) -> None:
-    with pytest.raises(ModelError, match=named):
-        read_config(set_keys(llama, rope_scaling=raw))
-
-
 # ---- what is refused ----
 
 
@@ -235,6 +125,7 @@ def test_a_scaling_that_is_not_computed_is_refused_by_key(
         ("final_logit_softcapping", 30.0),
         ("attn_logit_softcapping", 50.0),
         ("logits_scaling", 8.0),
+        ("rope_interleaved", True),
         ("rope_theta", 1.0),
         ("rope_theta", "10000"),
         ("hidden_size", 66),
@@ -337,47 +228,6 @@ def test_a_config_that_is_no_json_object_is_refused(copy: Path, content: str) ->
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json"):
         read_config(tmp_path)
-
-
-# ---- the tokenizer ----
-
-
-def test_a_tokenizer_with_more_ids_than_the_vocabulary_is_refused(copy: Path) -> None:
-    with pytest.raises(ModelError, match=r"has id 299 \(expected ids below vocab_size 290\)") as it:
-        read_config(set_keys(copy, vocab_size=290))
-    assert it.value.field == str(copy / "tokenizer.json")
-
-
-def test_a_tokenizer_without_the_end_of_text_is_refused(copy: Path) -> None:
-    set_keys(copy, vocab_size=400)
-    (copy / "generation_config.json").write_text('{"eos_token_id": [0, 310]}')
-    with pytest.raises(ModelError, match="no token has the eos_token_id 310"):
-        read_config(copy)
-
-
-@pytest.mark.parametrize("eos_token", ["</s>", {"content": "</s>"}, ["</s>"]])
-def test_an_end_of_text_that_is_no_token_is_refused(copy: Path, eos_token: object) -> None:
-    (copy / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos_token}))
-    with pytest.raises(ModelError, match="eos_token") as caught:
-        read_config(copy)
-    assert caught.value.field == str(copy / "tokenizer_config.json")
-
-
-@pytest.mark.parametrize("content", [None, "{}", '{"model": {"vocab": 3}}', '{"added_tokens": 1}'])
-def test_a_missing_or_empty_tokenizer_is_refused(copy: Path, content: str | None) -> None:
-    path = copy / "tokenizer.json"
-    path.unlink()
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ModelError) as caught:
-        read_config(copy)
-    assert caught.value.field == str(path)
-
-
-def test_a_unigram_tokenizer_is_read_as_well(copy: Path) -> None:
-    pieces = [["<s>", 0.0], *([f"p{at}", -1.0] for at in range(299))]
-    (copy / "tokenizer.json").write_text(json.dumps({"model": {"vocab": pieces}}))
-    assert read_config(copy).vocab == 300
 
 
 # ---- models that are there ----

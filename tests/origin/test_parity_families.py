@@ -19,12 +19,12 @@ from tests.origin.reference_model import (
     first_difference,
     load_reference,
     our_greedy,
-    our_logits,
     our_rounded,
     reference_greedy,
     reference_logits,
     reference_rounded,
 )
+from tests.origin.sequences import prompt_logits
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
 LOGIT_ERROR = 1e-4
@@ -60,6 +60,7 @@ TERNARY = {
     "packed": Shape(),
     "packed-gqa-3-d48-untied": Shape(hidden=144, heads=3, kv_heads=1, tied_head=False),
     "packed-gqa-4-llama3": Shape(heads=4, kv_heads=1, rope={"rope_scaling": LLAMA3}),
+    "packed-odd-sizes": Shape(hidden=36, heads=6, kv_heads=2, ffn=52),
     "packed-shards": Shape(shards=2, kv_heads=4),
     "unpacked": Shape(packed=False),
     "unpacked-d32-yarn": Shape(packed=False, heads=2, rope={"rope_scaling": YARN}),
@@ -80,7 +81,7 @@ def test_dense_logits_and_greedy_tokens_are_those_of_transformers(
     ids = prompt(shape, PROMPT_TOKENS, seed=1)
     theirs = reference_logits(reference, ids)
     assert float(theirs.std()) > 0.5  # a difference of LOGIT_ERROR is one of little
-    difference = (our_logits(model, ids) - theirs).abs().max()
+    difference = (prompt_logits(model, ids) - theirs).abs().max()
     assert float(difference) < LOGIT_ERROR
     chosen = our_greedy(model, ids, GREEDY_TOKENS)
     assert chosen == reference_greedy(reference, ids, GREEDY_TOKENS)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ledger.errors import CallerError, ConfigError
 from ledger.frame import (
@@ -251,12 +254,31 @@ async def test_the_producer_is_closed_when_its_frames_are_not_wanted_any_more() 
 SAID = (Text("a"), Data(b"x" * (MAX_CHUNK_BYTES + 1)), outputs.Revision("i"), outputs.Revision("f"))
 
 
-@pytest.mark.parametrize("cut", range(7))
+@pytest.mark.parametrize("cut", range(6))
 async def test_a_producer_that_repeats_itself_goes_on_after_any_frame(cut: int) -> None:
     whole = await made_of(*SAID)
     assert len(whole) == 6
-    if cut < len(whole):
-        assert await frames(Says(*SAID), request("a", cut)) == whole[cut:]
+    assert await frames(Says(*SAID), request("a", cut)) == whole[cut:]
+
+
+OUTPUTS = st.one_of(
+    st.builds(Text, st.text(max_size=3)),
+    st.builds(Text, st.just("🌊" * (MAX_TEXT_CHARS + 1))),
+    st.builds(Data, st.sampled_from([b"", b"x", b"x" * (2 * MAX_CHUNK_BYTES)])),
+    st.builds(Label, st.text(max_size=3), st.floats(0, 1, width=32)),
+    st.builds(outputs.Revision, st.text(max_size=3), st.booleans()),
+)
+
+
+@given(st.lists(OUTPUTS, max_size=8), st.integers(0, 2), st.data())
+@settings(max_examples=50, deadline=None)
+def test_any_outputs_go_on_after_any_frame(
+    said: list[Output], notices: int, data: st.DataObject
+) -> None:
+    more: dict[str, Any] = {"notices": (("code", "message"),) * notices}
+    whole = asyncio.run(frames(Says(*said), request(**more)))
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    assert asyncio.run(frames(Says(*said), request("", cut, **more))) == whole[cut:]
 
 
 @pytest.mark.parametrize("said", [(), (Text("a"),), (KeyError("x"),)])

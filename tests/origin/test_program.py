@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,3 +75,23 @@ def test_a_password_in_the_address_is_refused_and_not_repeated() -> None:
     with pytest.raises(ConfigError) as caught:
         OriginConfig.load(upstream="https://user:hunter2@there.example/v1")
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_checkpoint_is_called_as_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "Llama-tiny"
+    folder.mkdir()
+    assert "--name=Llama-tiny" in program(OriginConfig(model=folder))
+    assert "--name=mine" in program(OriginConfig(model=folder, model_name="mine"))
+
+
+def test_what_is_said_about_the_engine_reaches_the_worker(tmp_path: Path) -> None:
+    flags = program(
+        OriginConfig(
+            step_ms=20, running_streams=3, kv_mib=64, filter="a.b:c", speculate="prompt-lookup"
+        )
+    )
+    assert {"--step-ms=20.0", "--running=3", "--kv-mib=64", "--filter=a.b:c"} <= set(flags)
+    assert "--prompt-lookup" in flags
+    flags = program(OriginConfig(draft_model=tmp_path, speculate="prompt-lookup"))
+    assert f"--draft-model={tmp_path.resolve()}" in flags
+    assert "--prompt-lookup" not in flags

@@ -3,7 +3,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, normalizers
 
 from ledger.frame import Message
 from origin.prompt import PromptReader
@@ -77,6 +77,20 @@ def test_a_token_that_takes_the_spaces_around_it_is_found_all_the_same() -> None
     quoted = QuotedTokens(tokenizer)
     assert mask not in quoted.encode("x" + quoted.mark("a  [M] b"))
     assert mask in quoted.encode(quoted.mark("a") + " [M] b")
+
+
+def test_a_tokenizer_that_rewrites_its_text_is_followed_all_the_same() -> None:
+    tokenizer = train_tokenizer(300)
+    # As that of Llama 2 does: what stands before a special token grows by a character.
+    spaces = [normalizers.Prepend("_"), normalizers.Replace(" ", "__"), normalizers.NFKC()]
+    tokenizer.normalizer = normalizers.Sequence(spaces)
+    quoted = QuotedTokens(tokenizer)
+    text = f"ﬁ x {END} y {quoted.mark(f'ﬁ {END} z')} {END}"
+    found = quoted.encode(text)
+    assert found.count(END_ID) == 2
+    plain = tokenizer.encode(text.replace(MARK, "")).ids
+    assert plain.count(END_ID) == 3
+    assert [at for at in found if at != END_ID][:4] == [at for at in plain if at != END_ID][:4]
 
 
 def test_a_tokenizer_without_special_tokens_marks_nothing() -> None:

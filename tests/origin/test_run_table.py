@@ -104,17 +104,31 @@ def test_no_class_is_pushed_below_its_share_and_none_pushes_beyond_its_own() -> 
     table.start()
     for _ in range(20):
         table.come(INTERACTIVE)
-        table.preempted.clear()
+        table.begin_step()
         table.start()
     counts = [sum(r.priority is p for r in table.running.values()) for p in Priority]
     assert counts == [8, 0, 5]
     for _ in range(20):
         table.come(STANDARD)
-        table.preempted.clear()
+        table.begin_step()
         table.start()
     counts = [sum(r.priority is p for r in table.running.values()) for p in Priority]
     assert counts == [8, 4, 1]
     assert 0 in table.running
+
+
+def test_no_run_starts_in_the_place_of_a_more_urgent_one() -> None:
+    table = Table(1000, most=13)
+    for _ in range(13):
+        table.come(INTERACTIVE)
+    table.start()
+    table.come(BATCH)
+    table.start()
+    assert table.preempted == []
+    table.come(INTERACTIVE)
+    table.remove(table.running[5])
+    table.start()
+    assert sorted(table.running)[-1] == 13, "the batch run was next"
 
 
 def test_a_class_that_is_ahead_takes_nobodys_place() -> None:
@@ -151,7 +165,7 @@ def test_a_run_does_not_start_again_in_the_step_that_preempted_it() -> None:
     table.remove(first)
     table.start()
     assert 12 not in table.running
-    table.preempted.clear()
+    table.begin_step()
     table.start()
     assert 12 in table.running
 
@@ -209,13 +223,13 @@ def test_nobody_takes_a_page_from_the_senior_who_takes_it_from_anybody() -> None
     table.queue.charge(BATCH, 1000)
     assert not table.reach(other, PAGE_TOKENS + 1, ())
     senior.learn([1] * PAGE_TOKENS)
-    table.serve_senior()
+    table.begin_step()
     assert len(senior.pages) == 2
     assert table.preempted == [other.run]
 
 
 def test_without_runs_there_is_no_senior_to_serve() -> None:
     table = Table(1)
-    table.serve_senior()
+    table.begin_step()
     assert table.senior is None
     assert table.pool.free == 1

@@ -13,6 +13,7 @@ from ledger.frame import (
     Durability,
     FinishReason,
     FormatKind,
+    Logged,
     Notice,
     Priority,
     Revision,
@@ -286,7 +287,12 @@ async def test_a_worker_of_kind_text_is_asked(stage: Stage) -> None:
     await stage.start(A, recipe)
     run, ask = one.last
     assert ask == Ask(recipe.model_dump_json(), "", 0)
-    frames = [Token("a", 0), Revision(0, "b", False, 1), Revision(0, "c", True, 2), Token("d", 3)]
+    frames: list[Logged] = [
+        Token("a", 0),
+        Revision(0, "b", False, 1),
+        Revision(0, "c", True, 2),
+        Token("d", 3),
+    ]
     for frame in frames:
         emission = Emission(run, frame.index, (), 0, encode(frame))
         await stage.runs.worker_step(one, Step((emission,)))

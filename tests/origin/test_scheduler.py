@@ -308,6 +308,18 @@ def test_what_is_known_one_by_one_counts_as_well() -> None:
     assert target.load().accepted == 3
 
 
+def test_a_right_guess_from_whose_row_nothing_was_drawn_is_a_row_again() -> None:
+    target = scheduler()
+    add(target, 1, 10)
+    step(target)
+    plan = target.plan(lambda run, most: [6, 7, 8])
+    target.extend(1, [6, 7])
+    target.done(plan, SECONDS)
+    work = only(target.plan())
+    assert (work.start, work.ids, work.draws) == (12, [7], True)
+    assert target.load().accepted == 1
+
+
 def test_a_guess_behind_a_wrong_one_is_wrong() -> None:
     target = scheduler()
     add(target, 1, 10)

@@ -15,6 +15,7 @@ from statistics import mean
 import pytest
 
 from ledger.schema import Priority
+from origin import run_table
 from origin.fair_queue import WEIGHTS
 from origin.pages import PAGE_TOKENS
 from origin.scheduled_run import pages_for
@@ -74,7 +75,7 @@ def mixed(seed: int) -> Simulator:
     )
     pages = max(map(pages_of, arrivals)) + random.choice([0, 0, 1, 2, 5, 30])
     guess = random.choice([None, None, 0.5, 0.9])
-    return Simulator(arrivals, pages, limits, guess=guess, seed=seed)
+    return Simulator(arrivals, pages, limits, guess=guess, masked=0.3, seed=seed)
 
 
 def storm(seed: int) -> Simulator:
@@ -203,7 +204,8 @@ def test_a_run_starts_soon_however_many_of_other_classes_wait(lone: Priority, pa
     )
 
 
-def test_a_long_run_starts_though_short_ones_always_fit() -> None:
+def test_a_long_run_starts_though_short_ones_always_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_table, "PASSING_TOKENS", 4096)
     random = Random(3)
     short = [Arrival(n * 0.01, INTERACTIVE, prompt(random, 60), 40, 40) for n in range(800)]
     long = Arrival(0.5, BATCH, prompt(random, 28 * PAGE_TOKENS), 20, 20)
@@ -246,6 +248,14 @@ def test_an_interactive_run_gets_its_first_token_soon_though_batch_fills_everyth
     ]
     assert len(waits) == 10
     assert max(waits) < 6 * simulator.limits.step_seconds
+
+
+def test_a_burst_of_one_class_gets_its_first_tokens_in_the_order_in_which_it_came() -> None:
+    random = Random(8)
+    burst = [Arrival(n * 1e-6, STANDARD, prompt(random, 100), 30, 30) for n in range(150)]
+    simulator = finish(Simulator(burst, 120, Limits(running=32)))
+    first = [outcome.times[0] for outcome in simulator.outcomes]
+    assert first == sorted(first)
 
 
 def test_a_long_prompt_leaves_its_neighbours_a_token_in_each_step() -> None:

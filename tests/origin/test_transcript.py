@@ -451,8 +451,10 @@ def test_ids_beyond_the_end_of_a_text_are_not_taken() -> None:
 
 def test_nothing_comes_after_the_end() -> None:
     transcript = start(max_tokens=1)
-    end_of(transcript.accept(*ids_of("f")[:1], None))
+    end_of(transcript.accept(ids_of("f")[0]))
     assert transcript.end(FinishReason.CANCELLED) == []
+    assert transcript.steer(ids_of("ox")) == []
+    assert transcript.total_tokens == 1
 
 
 def test_a_failure_says_whether_the_request_may_succeed_when_it_is_sent_again() -> None:

@@ -36,7 +36,7 @@ from tests.origin.raw_server import (
 pytestmark = pytest.mark.anyio
 
 CHAT: dict[str, Any] = {"prompt": None, "messages": (("user", "Hi"),)}
-QUICK = Patience(connect_s=5, first_token_s=0.2, between_tokens_s=0.2)
+QUICK = Patience(connect_s=5, first_token_s=0.2, between_tokens_s=0.2, retry_s=0)
 WHOLE = STREAM_HEAD + completion("a") + completion("b") + finish() + usage(3, 2) + DONE
 ENDED = StreamEnd(2, FinishReason.STOP, 2, 3)
 

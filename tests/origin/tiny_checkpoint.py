@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,30 @@ def write_weights(directory: Path, tensors: dict[str, Tensor], shards: int = 1) 
         weight_map |= dict.fromkeys(part, shard)
     index = {"metadata": {}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def change_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Rewrite one JSON file of a checkpoint."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def set_keys(directory: Path, **keys: object) -> Path:
+    """Set keys of config.json."""
+    change_json(directory / "config.json", lambda raw: raw.update(keys))
+    return directory
+
+
+def remove_keys(directory: Path, *keys: str) -> Path:
+    """Remove keys of config.json."""
+
+    def remove(raw: dict[str, Any]) -> None:
+        for key in keys:
+            del raw[key]
+
+    change_json(directory / "config.json", remove)
+    return directory
 
 
 def config(shape: Shape) -> dict[str, object]:

@@ -1,7 +1,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.frame import Chunk, FinishReason, Revision, StreamEnd, Token, decode, encode, index_of
+from ledger.frame import (
+    Chunk,
+    FinishReason,
+    Revision,
+    ScoredToken,
+    StreamEnd,
+    Token,
+    decode,
+    encode,
+    index_of,
+)
 from ledger.streams.message import CHUNK_BYTES, chunks, end, piece, renumbered
 
 sizes = st.lists(st.integers(1, 3 * CHUNK_BYTES), max_size=4)
@@ -30,7 +40,8 @@ def test_an_empty_append_has_no_frames() -> None:
 
 
 def test_a_token_adds_its_text_and_other_frames_nothing() -> None:
-    assert piece(encode(Token("né", 3))) == ("né".encode(), True)
+    for token in (Token("né", 3), ScoredToken("né", (), 3)):
+        assert piece(encode(token)) == ("né".encode(), True)
     for frame in (Revision(0, "x", True, 3), StreamEnd(1, FinishReason.STOP, 3, 0)):
         assert piece(encode(frame)) == (b"", True)
 

@@ -1,0 +1,48 @@
+import pytest
+import torch
+
+from kernels.one_copy import ALIGNED_BYTES
+from kernels.step_graph import NO_PAGE, NO_POSITION, StepInputs
+
+
+def test_rows_beyond_those_filled_in_have_no_length_no_position_and_no_pages(
+    device: torch.device,
+) -> None:
+    inputs = StepInputs(4, 3, device)
+    inputs.fill([7, 8], [5, 64], [0, 1], [[9], [2, 6]])
+    rows = inputs.rows
+    assert rows.ids.tolist() == [7, 8, 0, 0]
+    assert rows.positions.tolist() == [5, 64, NO_POSITION, NO_POSITION]
+    assert rows.lengths.tolist() == [6, 65, 0, 0]
+    assert rows.sequences.tolist() == [0, 1, 0, 0]
+    nothing = [NO_PAGE] * 3
+    assert inputs.tables.tolist() == [[9, NO_PAGE, NO_PAGE], [2, 6, NO_PAGE], nothing, nothing]
+
+
+def test_a_step_leaves_nothing_to_the_next(device: torch.device) -> None:
+    inputs, fresh = StepInputs(2, 2, device), StepInputs(2, 2, device)
+    inputs.fill([7, 8], [70, 71], [0, 0], [[3, 4]])
+    inputs.fill([9], [1], [0], [[5]])
+    fresh.fill([9], [1], [0], [[5]])
+    assert inputs.tables.equal(fresh.tables)
+    for name in ("ids", "positions", "lengths", "sequences"):
+        assert getattr(inputs.rows, name).equal(getattr(fresh.rows, name))
+
+
+def test_pages_that_no_row_of_the_step_reaches_are_left_out(device: torch.device) -> None:
+    inputs = StepInputs(1, 2, device)
+    inputs.fill([1], [2], [0], [[4, 5, 6]])
+    assert inputs.tables.tolist() == [[4, 5]]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_every_tensor_stays_where_it_is_and_begins_where_kernels_expect_it(
+    count: int, device: torch.device
+) -> None:
+    inputs = StepInputs(count, 5, device)
+    parts = [getattr(inputs.rows, name) for name in ("ids", "positions", "lengths", "sequences")]
+    parts.append(inputs.tables)
+    before = [part.data_ptr() for part in parts]
+    inputs.fill([1], [2], [0], [[4]])
+    assert [part.data_ptr() for part in parts] == before
+    assert all(part.storage_offset() * 4 % ALIGNED_BYTES == 0 for part in parts)
