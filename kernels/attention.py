@@ -14,16 +14,16 @@ def causal_attention(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attend from the last T of N positions to all positions up to their own.
 
     q: fp32 [T, heads, D], the queries of positions N-T .. N-1.
-    keys, values: fp32 [kv_heads, N, D]. Returns fp32 [T, heads * D]. Its bits depend on T.
-    Raises ValueError for shapes that do not fit.
+    keys: fp32 [kv_heads, D, N], transposed. values: fp32 [kv_heads, N, D]. Returns fp32
+    [T, heads * D]. Its bits depend on T. Raises ValueError for shapes that do not fit.
     """
     tokens, heads, head_dim = q.shape
-    kv_heads, positions, _ = keys.shape
+    kv_heads, _, positions = keys.shape
     _check_shapes(q, keys, values)
     group = heads // kv_heads
     rows = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     rows = rows.reshape(kv_heads, group * tokens, head_dim)
-    scores = torch.bmm(rows, keys.transpose(1, 2)).mul_(head_dim**-0.5)
+    scores = torch.bmm(rows, keys).mul_(head_dim**-0.5)
     if tokens > 1:
         _hide_later_positions(scores.view(kv_heads * group, tokens, positions))
     mixed = torch.bmm(scores.softmax(-1), values).view(kv_heads, group, tokens, head_dim)
@@ -33,11 +33,11 @@ def causal_attention(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 def row_attention(q: Tensor, keys: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     """`causal_attention` of one row in its own layout, unchecked: decoding takes it often.
 
-    q: fp32 [kv_heads, heads / kv_heads, D]. keys, values: fp32 [kv_heads, N, D]. scale: fp32 [],
-    D ** -0.5, made once, as a tensor is multiplied by in half the time that a number is.
+    q: fp32 [kv_heads, heads / kv_heads, D]. keys, values: as there. scale: fp32 [], D ** -0.5,
+    made once, as a tensor is multiplied by in half the time that a number is.
     Returns fp32 of q's shape.
     """
-    scores = torch.bmm(q, keys.transpose(1, 2)).mul_(scale)
+    scores = torch.bmm(q, keys).mul_(scale)
     return torch.bmm(scores.softmax(-1), values)
 
 
@@ -50,8 +50,8 @@ def _hide_later_positions(scores: Tensor) -> None:
 
 def _check_shapes(q: Tensor, keys: Tensor, values: Tensor) -> None:
     tokens, heads, head_dim = q.shape
-    kv_heads, positions, key_dim = keys.shape
+    kv_heads, key_dim, positions = keys.shape
     if key_dim != head_dim or heads % kv_heads or positions < tokens:
         raise ValueError(f"keys: shape {tuple(keys.shape)} does not fit q {tuple(q.shape)}")
-    if values.shape != keys.shape:
+    if values.shape != (kv_heads, positions, key_dim):
         raise ValueError(f"values: shape {tuple(values.shape)}, but keys {tuple(keys.shape)}")

@@ -55,7 +55,8 @@ class KvCache:
         self._positions[layer].index_copy_(1, slots, keys_values.transpose(0, 1))
 
     def read(self, layer: int, place: Place, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a sequence's first positions, each fp32 [kv_heads, length, head_dim].
+        """A sequence's first positions: keys fp32 [kv_heads, head_dim, length], transposed, and
+        values fp32 [kv_heads, length, head_dim].
 
         Both are views: of the cache where the pages follow one another, else of a copy.
         """
@@ -64,9 +65,9 @@ class KvCache:
             source, start = self._positions[layer], place * PAGE_TOKENS * size
         else:
             source, start = self._pages[layer].index_select(1, place), 0
+        start += source.storage_offset()
         per_head = source.numel() // (2 * heads)
-        # One view of the storage for each, where slicing by head and by position takes two.
-        shape, stride = (heads, length, size), (per_head, size, 1)
-        keys = source.as_strided(shape, stride, source.storage_offset() + start)
+        # One view each, where slices by head and by position and a transposition are six.
+        keys = source.as_strided((heads, size, length), (per_head, 1, size), start)
         start += heads * per_head
-        return keys, source.as_strided(shape, stride, source.storage_offset() + start)
+        return keys, source.as_strided((heads, length, size), (per_head, size, 1), start)

@@ -20,6 +20,7 @@ from kernels.sampler import (
     least_weight,
     mask_bits,
     penalised_by,
+    sample,
     seed_key,
     top_p_weight,
     weights,
@@ -41,21 +42,35 @@ def sample_batch(
     Where `sample` raises FloatingPointError the row gets NO_TOKEN. Raises ValueError and
     TypeError as `sample` does, for the whole batch.
     """
+    if len(samplings) == 1:
+        return [_sample_one(logits[0], samplings[0], positions[0], masks[0], counts[0])]
     logits = _penalise(logits, samplings, counts)
     low, high = logits.aminmax(dim=-1)
     finite = (low.isfinite() & high.isfinite()).tolist()
     if not all(finite):
         logits = logits.where(torch.tensor(finite)[:, None], 0.0)
     logits = _mask(logits, masks)
-    tokens = logits.argmax(-1).tolist()
     drawing = [row for row, s in enumerate(samplings) if s.temperature > ZERO_TEMPERATURE]
-    if drawing:
-        some = logits if len(drawing) == len(samplings) else logits[drawing]
-        settings = [samplings[row] for row in drawing]
-        drawn = _draw(some, settings, [positions[row] for row in drawing])
-        for row, token in zip(drawing, drawn, strict=True):
-            tokens[row] = token
+    if len(drawing) == len(samplings):
+        tokens = _draw(logits, samplings, positions)
+    else:
+        tokens = logits.argmax(-1).tolist()
+        if drawing:
+            settings = [samplings[row] for row in drawing]
+            drawn = _draw(logits[drawing], settings, [positions[row] for row in drawing])
+            for row, token in zip(drawing, drawn, strict=True):
+                tokens[row] = token
     return [token if right else NO_TOKEN for token, right in zip(tokens, finite, strict=True)]
+
+
+def _sample_one(
+    logits: Tensor, sampling: Sampling, position: int, mask: Tensor | None, counts: Tensor | None
+) -> int:
+    """By `sample` itself, which is the quicker one for a single row."""
+    try:
+        return sample(logits, sampling, position, mask, counts)
+    except FloatingPointError:
+        return NO_TOKEN
 
 
 def _penalise(

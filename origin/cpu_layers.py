@@ -93,25 +93,23 @@ class CpuLayer:
     def _attend(self, qkv: Tensor, cache: KvCache, batch: Batch) -> Tensor:
         """fp32 [T, heads + 2 kv_heads, D] -> fp32 [T, heads * D]."""
         cache.write(self._index, batch.slots, qkv[:, self._heads :])
-        queries = qkv[:, : self._heads]
+        # All that one KV head serves lies together: [T, kv_heads, heads / kv_heads, D].
+        queries = qkv[:, : self._heads].view(len(qkv), self._kv_heads, -1, self._head_dim)
         mixed: list[Tensor] = []
         for span in batch.spans:
-            own = queries[span.rows.start : span.rows.stop]
             keys, values = cache.read(self._index, span.place, span.lengths[-1])
             if span.prefill:
-                mixed.append(causal_attention(own, keys, values))
+                own = qkv[span.rows.start : span.rows.stop, : self._heads]
+                chunk = causal_attention(own, keys, values)
+                mixed.append(chunk.view(-1, *queries.shape[2:]))
+            elif len(span.rows) == 1:
+                mixed.append(row_attention(queries[span.rows[0]], keys, values, self._scale))
             else:
-                mixed += self._attend_rows(own, keys, values, span.lengths)
-        return torch.cat(mixed)
-
-    def _attend_rows(
-        self, queries: Tensor, keys: Tensor, values: Tensor, lengths: range
-    ) -> list[Tensor]:
-        grouped = queries.view(len(lengths), self._kv_heads, -1, self._head_dim)
-        return [
-            row_attention(row, keys[:, :length], values[:, :length], self._scale).view(1, -1)
-            for row, length in zip(grouped.unbind(), lengths, strict=True)
-        ]
+                mixed += [
+                    row_attention(queries[row], keys[..., :length], values[:, :length], self._scale)
+                    for row, length in zip(span.rows, span.lengths, strict=True)
+                ]
+        return (torch.cat(mixed) if len(mixed) > 1 else mixed[0]).view(len(qkv), -1)
 
     def _activate(self, gate_up: Tensor) -> Tensor:
         """fp32 [T, 2 ffn], gate before up -> fp32 [T, ffn]."""

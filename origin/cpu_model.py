@@ -91,6 +91,8 @@ class CpuModel:
     @torch.inference_mode()
     def draw(self, hidden: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         """The tokens that follow these rows; see `origin.model.Model.draw`."""
+        if not draws:
+            return []
         logits = self.logits(hidden)
         tokens = sample_batch(
             logits,

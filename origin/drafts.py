@@ -133,7 +133,8 @@ class DraftModel:
     """Drafts of a smaller model with the same tokenizer, greedy, in its own KV cache.
 
     One per run; `model` and `pool` are shared by all, and the pool's pages are the draft model's.
-    Where the pool has no pages left, it proposes nothing.
+    Where the pool has no pages left, it proposes nothing. Each draft of each run is a forward of
+    its own: worth it where few runs share a large model.
     """
 
     def __init__(self, model: Model, pool: PagePool) -> None:

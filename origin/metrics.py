@@ -7,13 +7,14 @@ moved over. Label values are few and fixed: priority classes, finish reasons, sl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from ledger.errors import ConfigError
 from ledger.frame import FinishReason, Priority, StreamEnd, decode
+from origin.latency import Latency
 from origin.worker_frame import Load
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -57,10 +58,10 @@ class Metrics:
         self._ended = self._counter("streams_ended", "Streams that ended here", ("finish_reason",))
         self._deaths = self._counter("worker_deaths", "Workers that ended by themselves", ())
         self._takeovers = self._counter("takeovers", "Streams that another worker went on with", ())
-        self._ttft = self._histogram(
+        self._ttft = self._latency(
             "time_to_first_token_seconds", "From admission to the first release", TTFT_BUCKETS_S
         )
-        self._between = self._histogram(
+        self._between = self._latency(
             "inter_token_latency_seconds", "Between two releases", INTER_TOKEN_BUCKETS_S
         )
         for reason in FinishReason:
@@ -107,10 +108,10 @@ class Metrics:
             self.ended(frame.finish_reason)
 
     def first_release(self, priority: str, seconds: float) -> None:
-        self._ttft[priority].observe(seconds)
+        self._ttft.observe(priority, seconds)
 
     def release(self, priority: str, seconds: float) -> None:
-        self._between[priority].observe(seconds)
+        self._between.observe(priority, seconds)
 
     # ---- instruments ----
 
@@ -120,14 +121,10 @@ class Metrics:
     def _counter(self, name: str, help_: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, help_, labels, "tailrace", registry=self.registry)
 
-    def _histogram(
-        self, name: str, help_: str, buckets: tuple[float, ...]
-    ) -> Mapping[str, Histogram]:
-        """One child a class, held here: finding one by its label costs more than observing."""
-        histogram = Histogram(
-            name, help_, ("priority",), "tailrace", registry=self.registry, buckets=buckets
-        )
-        return {priority: histogram.labels(priority) for priority in CLASSES}
+    def _latency(self, name: str, help_: str, buckets_s: tuple[float, ...]) -> Latency:
+        latency = Latency(f"tailrace_{name}", help_, "priority", CLASSES, buckets_s)
+        self.registry.register(latency)
+        return latency
 
 
 @contextmanager

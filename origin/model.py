@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +30,9 @@ PREFILL_CHUNK_TOKENS = PAGE_TOKENS
 """A chunk of a prompt fills a page."""
 DEFAULT_KV_BYTES = 512 * 1024 * 1024
 """What a CPU model's pages take at most, unless one whole context needs more."""
+
+SHARED_CODE = ("checkpoint.py", "grammar.py", "layer_tensors.py")
+"""Files of this folder that decide a token on every device."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -167,14 +171,16 @@ def prefill(model: Model, ids: Sequence[int], pages: Sequence[int]) -> Tensor:
 def fingerprint(directory: Path, code: Iterable[Path], *machine: str) -> str:
     """What must be equal for one worker to continue another's stream token-exactly.
 
-    SHA-256, in hex, over the checkpoint's files, the numeric code, the torch version and
-    what names the machine's arithmetic.
+    SHA-256, in hex, over the checkpoint's files, the code that decides numbers or masks, the
+    versions of torch and llguidance, and what names the machine's arithmetic.
     """
     digest = hashlib.sha256()
-    for path in (*checkpoint_files(directory), *sorted(code)):
+    files = {*code, *(Path(__file__).with_name(name) for name in SHARED_CODE)}
+    for path in (*checkpoint_files(directory), *sorted(files)):
         try:
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
         except OSError as exc:
             raise ModelError(f"cannot be read: {exc}", field=str(path)) from exc
-    digest.update(" ".join((torch.__version__, *machine)).encode())
+    digest.update(" ".join((torch.__version__, version("llguidance"), *machine)).encode())
     return digest.hexdigest()

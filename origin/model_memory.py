@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from kernels.shapes import Family
 from origin.checkpoint_layout import EMBEDDING, HEAD, WEIGHTS_PER_BYTE, linears, norms
 from origin.model_config import ModelConfig
+from origin.pages import PAGE_TOKENS
 from origin.weights_file import StoredTensor
 
-PAGE_TOKENS = 64
 FP32_BYTES = 4
 BF16_BYTES = 2
 GPU_HEAD_DIMS = (32, 64, 80, 96, 128, 256)

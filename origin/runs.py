@@ -20,6 +20,7 @@ from contextlib import contextmanager
 import structlog
 
 from ledger.errors import (
+    Conflict,
     Damaged,
     FrameError,
     LedgerFailed,
@@ -164,6 +165,8 @@ class Runs:
         `Unavailable` for a stream that is not generated here.
         """
         known = self._streams.get(stream)
+        if known is None and await find(self._ledger, stream) is None:
+            raise Conflict("the stream has ended", hint="open a new stream with the text")
         if known is None:
             raise Unavailable(
                 "another origin generates this stream, or soon will",
@@ -219,7 +222,7 @@ class Runs:
                     claim = await stream.claim(self._ledger, ready)
             except Unavailable as error:
                 self._defer(stream, error)
-            except Damaged as error:
+            except (Damaged, FrameError) as error:
                 unreadable = error
         if self._runs.get((slot, run)) is not stream:
             return  # the worker died meanwhile, and worker_lost has put the stream back
@@ -241,12 +244,12 @@ class Runs:
     async def _order(self, stream: Stream, slot: WorkerSlot, records: Sequence[Record]) -> None:
         """Send a worker its order to run, and what the stream was steered with meanwhile."""
         is_text = slot.ready is not None and slot.ready.kind == TEXT
-        order = stream.recipe.ask(records) if is_text else stream.recipe.run(records)
         try:
+            order = stream.recipe.ask(records) if is_text else stream.recipe.run(records)
             slot.send(order, stream.run)
         except FrameError as error:
-            log.warning("stream.too_long", stream=stream.id.hex(), error=str(error))
-            await self._end(stream, FinishReason.FAILED, "too long to be gone on with")
+            log.error("stream.not_ordered", stream=stream.id.hex(), error=str(error))
+            await self._end(stream, FinishReason.FAILED, "no worker can be told to go on with it")
             return
         for steer in stream.steering.orders:
             slot.send(steer, stream.run)

@@ -112,8 +112,7 @@ class Scheduler:
         """The next step. Its work is empty only if no run has anything to do."""
         table = self._table
         table.begin_step()
-        if not table.preempted:
-            table.start()
+        table.start()
         works: dict[int, Work] = {}
         room = self._limit.tokens
         catching = [r for r in table.running.values() if r.missing and not r.decoding]

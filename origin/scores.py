@@ -11,8 +11,8 @@ from origin.vocabulary import Vocabulary
 if TYPE_CHECKING:  # it needs torch, and a Transcript does not
     from origin.model import Scores
 
-MAX_FRAME_SCORE_BYTES = 512 * 1024
-"""Scores that one frame carries; with 20 alternatives, those of some 1200 tokens."""
+MAX_FRAME_SCORE_BYTES = 128 * 1024
+"""Scores that one frame carries; with 20 alternatives, those of some 300 tokens."""
 SCORE_BYTES = 16
 """Of one encoded Score, at most, besides the token's bytes."""
 

@@ -57,8 +57,12 @@ class Retry:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     clock: Callable[[], float] = time.monotonic
 
-    async def wait(self, failures: int) -> None:
-        await self.sleep(self.random.uniform(0.0, min(RETRY_MAX_S, RETRY_MIN_S * 2.0**failures)))
+    async def wait(self, failures: int, error: TailraceError) -> None:
+        """Wait after so many failures; at least as long as the last one asked for."""
+        # The exponent is bounded: 2.0**1024 is an OverflowError after a long outage.
+        ceiling = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(failures, 32))
+        least_s = (error.retry_after_ms or 0) / 1000
+        await self.sleep(max(least_s, self.random.uniform(0.0, ceiling)))
 
 
 @dataclass(slots=True)
@@ -116,10 +120,11 @@ class Upstream:
                 if (end := self._give_up(error, said)) is not None:
                     yield end
                     return
+                failure = error
             if said.told < len(said.parts):
                 said.told = len(said.parts)
                 yield INEXACT
-            await self._retry.wait(said.failures)
+            await self._retry.wait(said.failures, failure)
         yield End(FinishReason.LENGTH, total_tokens=said.pieces)
 
     async def close(self) -> None:

@@ -88,7 +88,8 @@ class UpstreamCall:
 
     async def _check(self, response: httpx.Response) -> None:
         if response.status_code != 200:
-            raise refusal(response.status_code, await self._error_body(response))
+            retry_after = response.headers.get("retry-after", "")
+            raise refusal(response.status_code, await self._error_body(response), retry_after)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "text/event-stream":
             raise rubbish(f"{kind or 'an answer without a type'}, not text/event-stream")

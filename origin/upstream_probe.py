@@ -44,7 +44,8 @@ async def open_upstream(
                 failures += 1
                 log.warning("upstream.away", url=settings.url, error=str(error), tries=failures)
                 progress(f"after {failures} tries {error.message}", 0, 1)
-            await retry.wait(failures)
+                failure = error
+            await retry.wait(failures, failure)
     except BaseException:
         await client.aclose()
         raise
@@ -81,7 +82,7 @@ async def _models(client: httpx.AsyncClient) -> list[str] | None:
         return _names(body)
     if response.status_code in (404, 405, 501):
         return None
-    said = refusal(response.status_code, body)
+    said = refusal(response.status_code, body, response.headers.get("retry-after", ""))
     raise said if isinstance(said, Unavailable) else _config_error(said)
 
 

@@ -14,6 +14,9 @@ from origin.upstream_sse import ServerEvent, rubbish
 DONE = "[DONE]"
 MAX_SAID_CHARS = 300
 """Of a server's own words about an error."""
+MAX_RETRY_AFTER_S = 30
+"""A busy server is believed when it asks for so long, and no longer."""
+MAX_DIGITS = 9
 MAX_COUNT = 2**53
 """Of tokens: what JSON numbers hold exactly."""
 
@@ -65,16 +68,28 @@ def read_reply(event: ServerEvent) -> Reply:
     return Reply(text, finish, _usage(said.get("usage")))
 
 
-def refusal(status: int, body: bytes) -> TailraceError:
-    """The error that an HTTP status tells of."""
+def refusal(status: int, body: bytes, retry_after: str = "") -> TailraceError:
+    """The error that an HTTP status tells of; `retry_after` is the header of that name."""
     said = _said(body)
     if status in (401, 403, 407):
         return TailraceError("the upstream server does not take this origin's key", code="upstream")
     if status in WORTH_ANOTHER_TRY or status >= 500:
-        return Unavailable(f"the upstream server answered {status}{said}", code="upstream_busy")
+        return Unavailable(
+            f"the upstream server answered {status}{said}",
+            code="upstream_busy",
+            retry_after_ms=_milliseconds(retry_after),
+        )
     if 400 <= status < 500:
         return CallerError(f"the upstream server refused the request{said}", code="refused")
     return TailraceError(f"the upstream server answered {status}", code="upstream")
+
+
+def _milliseconds(retry_after: str) -> int | None:
+    """None for what is no count of seconds: servers of this kind send no dates."""
+    value = retry_after.strip()
+    if not value.isascii() or not value.isdigit():
+        return None
+    return min(int(value[:MAX_DIGITS]), MAX_RETRY_AFTER_S) * 1000
 
 
 def error_of(error: object) -> TailraceError:

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -33,8 +33,10 @@ from origin.pages import PagePool
 from origin.scheduler_limits import Limits
 from origin.tokenizer_file import TOKENIZER_FILE
 from origin.worker_frame import (
+    MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     SUPERVISOR,
+    Emission,
     Frame,
     Halt,
     LoadProgress,
@@ -50,6 +52,10 @@ from origin.worker_frame import (
 SOFTWARE = "tailrace-worker"
 RECEIVE_BYTES = 1 << 16
 MIB = 1 << 20
+MAX_STEP_BYTES = MAX_WORKER_FRAME_BYTES // 4
+"""Of the emissions of several runs; what one run emits in a step is far below a frame's limit."""
+EMISSION_BYTES = 32
+"""Around a frame, and of each id, at most."""
 LOAD_S = 0.5
 """How often a busy worker says how busy it is."""
 # One: at these sizes a second thread costs more than it brings, and a fixed number is part
@@ -127,12 +133,32 @@ def generate(link: Link, engine: Engine, clock_s: Callable[[], float] = time.mon
     told = clock_s()
     while not link.closed:
         _take(link.receive(wait=engine.idle), engine)
-        emissions = engine.step()
-        if emissions:
-            link.send(Step(tuple(emissions)))
+        for step in steps(engine.step()):
+            link.send(step)
         if engine.idle or clock_s() - told >= LOAD_S:
             link.send(engine.load())
             told = clock_s()
+
+
+def steps(emissions: Sequence[Emission], max_bytes: int = MAX_STEP_BYTES) -> Iterator[Step]:
+    """The emissions as one Step, or as several where many are long.
+
+    What one run emits stays together: a run is logged with its end, or without both.
+    """
+    by_run: dict[int, list[Emission]] = {}
+    for emission in emissions:
+        by_run.setdefault(emission.run, []).append(emission)
+    together: list[Emission] = []
+    size = 0
+    for some in by_run.values():
+        more = sum(len(emission.frame) + EMISSION_BYTES * len(emission.ids) for emission in some)
+        if together and size + more > max_bytes:
+            yield Step(tuple(together))
+            together, size = [], 0
+        together += some
+        size += more
+    if together:
+        yield Step(tuple(together))
 
 
 def _load(link: Link, directory: Path, options: argparse.Namespace) -> Model:

@@ -24,6 +24,7 @@ from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.retention import RetentionSettings
 from origin.demo import corpus
 from origin.detokenise import Detokeniser
+from origin.vocabulary import Vocabulary
 from tests.bench.bench_ledger_ours import TTL_S, now_ms, stream_id
 from tests.bench.bench_ledger_work import folder_bytes
 
@@ -102,7 +103,7 @@ async def _all_there(path: Path, streams: list[list[Record]]) -> bool:
 def _records(tokenizer: Tokenizer, text: str) -> Iterator[Record]:
     """The records that an engine would have made of this text."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    detokeniser, held, index = Detokeniser(tokenizer), [], 0
+    detokeniser, held, index = Detokeniser(Vocabulary(tokenizer)), [], 0
     for token_id in ids:
         held.append(token_id)
         piece = detokeniser.step(token_id)

@@ -29,22 +29,22 @@ def random_qkv(tokens: int, positions: int) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize(("tokens", "positions"), [(1, 1), (1, 9), (4, 4), (5, 12), (64, 130)])
 def test_it_equals_the_definition(tokens: int, positions: int) -> None:
     q, k, v = random_qkv(tokens, positions)
-    out = causal_attention(q, k, v)
+    out = causal_attention(q, k.mT, v)
     torch.testing.assert_close(out, attend_one_by_one(q, k, v), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("positions", [1, 9, 64, 200])
 def test_the_attention_of_one_row_equals_the_definition(positions: int) -> None:
     q, k, v = random_qkv(1, positions)
-    out = row_attention(q.view(3, 2, 8), k, v, torch.tensor(8**-0.5)).view(1, -1)
+    out = row_attention(q.view(3, 2, 8), k.mT, v, torch.tensor(8**-0.5)).view(1, -1)
     torch.testing.assert_close(out, attend_one_by_one(q, k, v), rtol=1e-5, atol=1e-6)
 
 
 def test_a_later_position_changes_nothing() -> None:
     q, k, v = random_qkv(3, 8)
-    before = causal_attention(q, k, v)
+    before = causal_attention(q, k.mT, v)
     k[:, 7], v[:, 7] = 50.0, 50.0
-    after = causal_attention(q, k, v)
+    after = causal_attention(q, k.mT, v)
     assert torch.equal(before[:2], after[:2])
     assert not torch.equal(before[2], after[2])
 
@@ -52,6 +52,6 @@ def test_a_later_position_changes_nothing() -> None:
 def test_keys_that_do_not_fit_are_refused_by_name() -> None:
     q, k, v = random_qkv(2, 4)
     with pytest.raises(ValueError, match="keys"):
-        causal_attention(q, k[..., :4], v)
+        causal_attention(q, k[..., :4].mT, v)
     with pytest.raises(ValueError, match="values"):
-        causal_attention(q, k, v[:, :3])
+        causal_attention(q, k.mT, v[:, :3])

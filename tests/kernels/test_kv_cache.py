@@ -27,7 +27,7 @@ def test_it_gives_back_every_token_wherever_its_page_lies(pages: list[int]) -> N
     for length in (1, 63, 64, 65, 128, 150):
         place = cache.place(pages[: -(-length // PAGE_TOKENS)])
         keys, values = cache.read(1, place, length)
-        assert torch.equal(keys, written[:length, :HEADS].transpose(0, 1))
+        assert torch.equal(keys, written[:length, :HEADS].permute(1, 2, 0))
         assert torch.equal(values, written[:length, HEADS:].transpose(0, 1))
 
 
@@ -42,7 +42,7 @@ def test_a_write_of_one_sequence_changes_no_other() -> None:
     cache, written = filled([0, 1], 128)
     cache.write(1, torch.tensor(cache.slots([4, 2], range(128))), written.neg())
     keys, _ = cache.read(1, cache.place([0, 1]), 128)
-    assert torch.equal(keys, written[:, :HEADS].transpose(0, 1))
+    assert torch.equal(keys, written[:, :HEADS].permute(1, 2, 0))
 
 
 @pytest.mark.parametrize("pages", [[], [6], [0, -1]])

@@ -103,11 +103,16 @@ def test_the_penalised_logits_are_what_must_be_finite() -> None:
     assert tokens == [NO_TOKEN, 0]
 
 
-def test_what_is_missing_or_does_not_fit_is_refused_by_name() -> None:
-    logits, nothing = torch.zeros(1, 40), torch.zeros(2, dtype=torch.int32)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_is_missing_or_does_not_fit_is_refused_by_name(rows: int) -> None:
+    logits, nothing = torch.zeros(rows, 40), torch.zeros(2, dtype=torch.int32)
+    greedy, positions = [Sampling()] * rows, [0] * rows
+    none: list[Tensor | None] = [None] * rows
     with pytest.raises(ValueError, match="counts: missing"):
-        sample_batch(logits, [Sampling(presence=1)], [0], [None], [None])
+        sample_batch(logits, [Sampling(presence=1)] * rows, positions, none, none)
+    with pytest.raises(ValueError, match="counts: shape"):
+        sample_batch(logits, [Sampling(presence=1)] * rows, positions, none, [nothing] * rows)
     with pytest.raises(ValueError, match="mask: it allows no token"):
-        sample_batch(logits, [Sampling()], [0], [nothing], [None])
+        sample_batch(logits, greedy, positions, [nothing] * rows, none)
     with pytest.raises(ValueError, match="mask: shape"):
-        sample_batch(logits, [Sampling()], [0], [nothing[:1]], [None])
+        sample_batch(logits, greedy, positions, [nothing[:1]] * rows, none)

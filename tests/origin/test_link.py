@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import LedgerFailed, NotFound
+from ledger.errors import LedgerFailed, LedgerFull, NotFound
 from ledger.frame import (
     LINK_CODEC,
     SCHEMA_HASH,
@@ -37,7 +37,7 @@ from ledger.frame import (
     decode,
     encode,
 )
-from ledger.interface import NewStream, ObjectKey, StreamKind
+from ledger.interface import NewStream, ObjectKey, StreamInfo, StreamKind
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.sqlite.ledger import SqliteLedger
 from origin import worker_frame
@@ -383,6 +383,41 @@ async def test_several_streams_are_admitted_together_or_not_at_all(house: House)
     assert (error.status, error.code, error.retryable) == (503, "overloaded", True)
     assert house.runs.count == 3
     await opened(client, corr=3)
+
+
+async def test_two_requests_of_one_key_at_once_open_one_set_of_streams(house: House) -> None:
+    client = await house.greeted()
+    request = replace(REQUEST, n=2, idempotency_key="key")
+    client.send(request, 1)
+    client.send(request, 2)
+    answers = [frame for _, frame in (await client.next(), await client.next())]
+    [first, second] = [answer for answer in answers if isinstance(answer, Opened)]
+    assert first.stream == second.stream
+    assert [s.stream for s in first.siblings] == [s.stream for s in second.siblings]
+    assert (len(house.slot.sent), house.runs.count) == (2, 2)
+
+
+async def test_a_set_of_streams_that_cannot_be_stored_whole_leaves_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bytes] = []
+    create = house.ledger.create
+
+    async def create_two(new: NewStream) -> tuple[StreamInfo, bool]:
+        if len(made) == 2:
+            raise LedgerFull("no more")
+        made.append(new.stream)
+        return await create(new)
+
+    monkeypatch.setattr(house.ledger, "create", create_two)
+    client = await house.greeted()
+    error = await refused(client, replace(REQUEST, n=3))
+    assert error.code == "ledger_full"
+    assert len(made) == 2
+    assert (house.runs.count, house.slot.sent) == (0, [])
+    for stream in made:
+        with pytest.raises(NotFound):
+            await house.ledger.info(stream)
 
 
 @pytest.mark.parametrize("n", [0, 17, 2**63])

@@ -13,6 +13,7 @@ from ledger.frame import FinishReason, StreamEnd, Token, encode
 from origin.metrics import Metrics, exposed
 from origin.worker_frame import Emission, Load, Step
 from tests.origin.stage import RECIPE, A, B, Stage
+from tests.schema_text import ROOT
 
 pytestmark = pytest.mark.anyio
 
@@ -82,6 +83,15 @@ async def test_latencies_are_those_of_releases(stage: Stage) -> None:
     assert value(metrics, f"{name}_count", priority="batch") == 0
 
 
+def test_a_latency_is_in_every_bucket_from_its_own_on() -> None:
+    metrics = Metrics()
+    for seconds in (0.001, 0.0011, 60.0):
+        metrics.release("batch", seconds)
+    name = "inter_token_latency_seconds_bucket"
+    for bound, count in (("0.001", 1), ("0.0025", 2), ("5.0", 2), ("+Inf", 3)):
+        assert value(metrics, name, priority="batch", le=bound) == count
+
+
 async def test_streams_are_counted_by_how_they_end(stage: Stage) -> None:
     one, two = stage.slots
     await stage.ready(one)
@@ -146,3 +156,18 @@ def test_a_port_that_is_taken_is_said() -> None:
 def test_nothing_is_served_unless_asked_for() -> None:
     with exposed(Metrics(), None) as port:
         assert port is None
+
+
+def test_the_page_of_the_docs_names_them_all() -> None:
+    rows = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip(" `") for cell in row.split("|")] for row in rows if row.startswith("| `")]
+    told = {row[1]: [label for label in row[2].split(", ") if label] for row in cells}
+    metrics = Metrics()
+    metrics.worker_load(0, LOAD)
+    found: dict[str, list[str]] = {}
+    for family in metrics.registry.collect():
+        for sample in family.samples:
+            name = sample.name.removesuffix("_count")
+            if not name.endswith(("_bucket", "_sum", "_created")):
+                found[name] = sorted(label for label in sample.labels if label != "le")
+    assert {name: sorted(labels) for name, labels in told.items()} == found

@@ -132,6 +132,20 @@ def test_a_plan_that_is_not_done_is_planned_again() -> None:
     assert only(target.plan()).start == 64
 
 
+def test_a_plan_that_another_one_followed_changes_nothing_any_more() -> None:
+    limits = Limits(running=100, step_tokens_least=65, step_tokens_most=65)
+    target = scheduler(pages=200, limits=limits)
+    for run in range(70):
+        add(target, run, 1)
+    for _ in range(10):
+        step(target)
+    forgotten, current = target.plan(), target.plan()
+    alone = {work.run for work in forgotten.work} - {work.run for work in current.work}
+    assert alone
+    target.done(forgotten, SECONDS)
+    assert alone <= {work.run for work in target.plan().work}
+
+
 # ---- many runs ----
 
 
@@ -306,6 +320,16 @@ def test_what_is_known_one_by_one_counts_as_well() -> None:
     target.done(plan, SECONDS)
     assert only(target.plan()).start == 14
     assert target.load().accepted == 3
+
+
+def test_a_class_pays_for_right_guesses_and_not_for_wrong_ones() -> None:
+    target = scheduler()
+    add(target, 1, 10)
+    step(target)
+    plan = target.plan(lambda run, most: [6, 7, 8])
+    target.extend(1, [6, 7, 1])
+    target.done(plan, SECONDS)
+    assert target._queue.time(STANDARD) == (10 + 1 + 2) / 4
 
 
 def test_a_right_guess_from_whose_row_nothing_was_drawn_is_a_row_again() -> None:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from ledger.errors import Conflict, Overloaded, Unavailable
-from ledger.frame import FinishReason, StreamEnd, Token, encode
-from ledger.interface import Append, Record
+from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
+from ledger.interface import Append, NewStream, Record
 from origin.steering import MAX_PENDING_STEERS
 from origin.transcript import STEER_BEGINS, STEERED
 from origin.worker_frame import Emission, Run, Steer, Step
@@ -147,7 +147,15 @@ async def test_no_more_wait_than_may(stage: Stage) -> None:
 
 
 async def test_a_stream_that_is_not_generated_here_is_not_taken(stage: Stage) -> None:
+    await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
     with pytest.raises(Unavailable, match="another origin"):
+        await stage.runs.steer(A, IDS)
+
+
+async def test_a_stream_that_has_ended_is_not_steered(stage: Stage) -> None:
+    slot = await begun(stage)
+    await stage.step(slot, slot.last[0], 1, None)
+    with pytest.raises(Conflict, match="has ended"):
         await stage.runs.steer(A, IDS)
 
 

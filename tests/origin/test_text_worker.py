@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,11 +15,12 @@ import pytest
 
 from ledger.frame import FinishReason, Hello, Notice, StreamEnd, Token
 from ledger.frame import decode as decode_client
-from origin.text_worker import OUTBOX_FRAMES
+from origin.text_worker import OUTBOX_FRAMES, TextWorker
 from origin.worker_frame import (
     SCHEMA_HASH,
     WORKER,
     Ask,
+    Emission,
     Frame,
     Halt,
     LoadProgress,
@@ -30,6 +32,7 @@ from origin.worker_frame import (
     encode,
 )
 from tests.origin.asked import recipe
+from tests.origin.text_producers import Endless
 
 pytestmark = pytest.mark.anyio
 
@@ -283,3 +286,33 @@ async def test_a_supervisor_that_goes_while_nothing_is_ready_ends_the_worker(
             pass
         status, errors = await it.leave()
         assert status == 0, errors
+
+
+async def test_a_stream_too_many_ends_at_once_to_be_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("origin.text_worker.MAX_WAITING_STREAMS", 1)
+    ours, theirs = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=ours)
+    reader, other = await asyncio.open_connection(sock=theirs)
+    served = TextWorker(Endless(), writer, streams=1)
+    sending = asyncio.create_task(served.send())
+    try:
+        for run in (1, 2, 3):
+            served.take(run, Ask(recipe("x").model_dump_json(), "", 0))
+        splitter = Splitter(tags=WORKER)
+        ends: list[Emission] = []
+        while not ends:
+            for raw in splitter.feed(await reader.read(1 << 16)):
+                step = decode(raw)[1]
+                assert isinstance(step, Step)
+                ends += [each for each in step.emissions if each.run == 3]
+    finally:
+        await served.close()
+        sending.cancel()
+        writer.close()
+        other.close()
+        await asyncio.gather(sending, return_exceptions=True)
+    end: Any = decode_client(ends[0].frame)[1]
+    assert (end.finish_reason, end.retryable, end.index) == (FinishReason.FAILED, True, 0)
+    assert end.message == "2 streams run or wait here"

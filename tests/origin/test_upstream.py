@@ -229,6 +229,20 @@ async def test_a_lost_server_is_waited_for_so_long_and_no_longer() -> None:
     assert max(waits.seconds) > RETRY_MAX_S / 2
 
 
+@pytest.mark.parametrize(
+    ("header", "least_s"), [("3", 3.0), ("9" * 30, 30.0), ("soon", 0.0), ("-1", 0.0)]
+)
+async def test_a_busy_server_is_given_the_time_that_it_asks_for(
+    header: str, least_s: float
+) -> None:
+    waits = Waits()
+    async with serving(answer(429, {}, Retry_After=header), WHOLE) as server:
+        producer = upstream(server, waits)
+        assert (await frames(producer, request()))[-1] == ENDED
+        await producer.close()
+    assert least_s <= waits.now() <= max(least_s, RETRY_MIN_S * 2)
+
+
 async def test_a_server_that_makes_one_token_and_dies_again_and_again_comes_to_an_end() -> None:
     async with serving(STREAM_HEAD + completion("x")) as server:
         made = await asked_of(server, request(max_tokens=7))

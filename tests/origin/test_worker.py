@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from ledger.frame import FinishReason, Hello, StreamEnd
 from origin.cpu_model import CpuModel
 from origin.engine import Engine
+from origin.worker import steps
 from origin.worker_frame import (
     SCHEMA_HASH,
     WORKER,
@@ -215,3 +216,12 @@ def test_a_socket_that_is_not_there_is_named(tmp_path: Path, checkpoint: Path) -
     )
     assert done.returncode == 1
     assert "FileNotFoundError" in done.stderr
+
+
+def test_many_long_emissions_go_in_several_steps_but_no_run_is_torn() -> None:
+    emissions = [Emission(run, at, (1, 2), 0, b"x" * 1000) for at in range(3) for run in (1, 2, 3)]
+    split = list(steps(emissions, max_bytes=7000))
+    assert [[e.run for e in step.emissions] for step in split] == [[1, 1, 1, 2, 2, 2], [3, 3, 3]]
+    assert [e.index for e in split[1].emissions] == [0, 1, 2]
+    assert list(steps([])) == []
+    assert list(steps(emissions[:1], max_bytes=1)) == [Step((emissions[0],))]

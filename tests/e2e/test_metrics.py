@@ -1,0 +1,44 @@
+"""The metrics of a real origin, whose worker reports to it."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.processes import Edge, Origin, free_port, running
+
+pytestmark = pytest.mark.anyio
+
+REPORTED = 'tailrace_generation_tokens_total{worker="0"} 9.0'
+ENDED = 'tailrace_streams_ended_total{finish_reason="length"} 1.0'
+RELEASED = 'tailrace_time_to_first_token_seconds_count{priority="batch"} 1.0'
+
+
+async def test_an_origin_shows_what_its_worker_reports_and_then_stops(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    url = f"127.0.0.1:{free_port()}"
+    settings = tmp_path / "tailrace.toml"
+    settings.write_text(f'[origin]\nmetrics = "{url}"\n')
+    origin = Origin(tmp_path / "data", config=settings)
+    edge = Edge(origin)
+    async with running(origin, edge):
+        body = {
+            "model": "demo",
+            "prompt": "Once",
+            "max_tokens": 9,
+            "ignore_eos": True,
+            "priority": "batch",
+        }
+        answer = await client.post(f"{edge.url}/v1/generate", json=body)
+        assert answer.json()["total_tokens"] == 9
+        async with asyncio.timeout(30):
+            while REPORTED not in (shown := (await client.get(f"http://{url}/metrics")).text):
+                await asyncio.sleep(0.05)  # until the worker's next report
+        assert ENDED in shown
+        assert RELEASED in shown
+        await edge.stop()
+        assert await origin.stop() == 0
+        with pytest.raises(httpx.ConnectError):
+            await client.get(f"http://{url}/metrics")
