@@ -65,7 +65,7 @@ class KvCache:
             source, start = self._positions[layer], place * PAGE_TOKENS * size
         else:
             source, start = self._pages[layer].index_select(1, place), 0
-        start += source.storage_offset()
+        start += int(source.storage_offset())
         per_head = source.numel() // (2 * heads)
         # One view each, where slices by head and by position and a transposition are six.
         keys = source.as_strided((heads, size, length), (per_head, 1, size), start)

@@ -22,6 +22,7 @@ from kernels.paged_kv import PAGE_TOKENS
 from kernels.rope import rope_table
 from kernels.sampler_batch import NO_TOKEN, sample_batch
 from kernels.shapes import Family
+from ledger.errors import ModelError
 from origin.checkpoint import read_tensors
 from origin.checkpoint_layout import EMBEDDING, HEAD
 from origin.cpu_layers import Batch, CpuLayer, Linear, Span
@@ -63,7 +64,7 @@ class CpuModel:
         self.config = config
         self.fingerprint = fingerprint
         self.pages = pages_within(config, kv_bytes)
-        self._cache = KvCache(config.layers, self.pages, config.kv_heads, config.head_dim)
+        self._cache = _cache(config, self.pages)
         self._products = Products()
         head = tensors.pop(EMBEDDING if config.tied_head else HEAD)
         self._head = DenseLinear([(head, None)], self._products)
@@ -160,6 +161,18 @@ def pages_within(config: ModelConfig, kv_bytes: int) -> int:
     return max(kv_bytes // page, context_pages(config))
 
 
+def _cache(config: ModelConfig, pages: int) -> KvCache:
+    try:
+        return KvCache(config.layers, pages, config.kv_heads, config.head_dim)
+    except RuntimeError as exc:  # what torch raises for it
+        size = pages * KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim)
+        raise ModelError(
+            f"{pages} pages of keys and values take {size} bytes, which there are not",
+            field="max_position_embeddings",
+            hint="a smaller context in config.json, or more memory",
+        ) from exc
+
+
 def load(
     directory: Path, progress: Progress = lambda *_: None, kv_bytes: int = DEFAULT_KV_BYTES
 ) -> CpuModel:
@@ -167,9 +180,9 @@ def load(
     config = read_config(directory)
     progress("read", 0, 1)
     tensors = read_tensors(directory, config)
-    # torch picks its CPU kernels by instruction set, and they differ in their last bits.
-    capability = torch.backends.cpu.get_cpu_capability()
-    identity = fingerprint(directory, _numeric_code(), platform.machine(), capability)
+    # torch picks its CPU kernels by instruction set, and shares sums out among its threads.
+    arithmetic = torch.backends.cpu.get_cpu_capability(), f"{torch.get_num_threads()} threads"
+    identity = fingerprint(directory, _numeric_code(), platform.machine(), *arithmetic)
     progress("read", 1, 1)
     return CpuModel(config, tensors, identity, progress, kv_bytes)
 

@@ -157,7 +157,9 @@ class Generation:
             self._counts[token] += 1
 
     def _scores(self, drawn: Drawn) -> TokenScores | None:
-        return drawn.scores and self._around.scorer.of(drawn.token, drawn.scores)
+        if drawn.scores is None:
+            return None
+        return self._around.scorer.of(drawn.token, drawn.scores)
 
     def _end_if_finished(self) -> list[Emission]:
         """Where nothing but the end can follow under the grammar, nothing is drawn."""

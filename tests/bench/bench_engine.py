@@ -1,6 +1,6 @@
-"""The engine on a CPU: speed for one stream and for sixteen, exactness, memory.
+"""The engine: speed for one stream and for sixteen, exactness, memory.
 
-    python tests/bench/bench_engine.py [--model DIR] [--trials 200] [--threads 2]
+    python tests/bench/bench_engine.py [--model DIR] [--device cpu] [--trials 200]
 
 No socket and no ledger: `bench_resume.py` and `soak_engine.py` go through both. It ends with one
 line of JSON. `ttft_ms` and `itl_p99_ms` are of the sixteen streams, which all begin at once.
@@ -33,9 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ledger.frame import Tag, tag_of  # noqa: E402
-from origin.cpu_model import load  # noqa: E402
 from origin.engine import Engine  # noqa: E402
-from origin.model import Model  # noqa: E402
+from origin.model import Device, Model, load_model  # noqa: E402
 from origin.worker import load_tokenizer  # noqa: E402
 from origin.worker_frame import Emission, Run  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
@@ -45,6 +44,7 @@ DEMO_MODEL = ROOT / "origin" / "demo" / "model"
 PROMPT = "Once upon a time there was a fox who lived by the river."
 QUESTIONS = ("Tell me a story about a bear.", "Count from 3 to 12.", "Reverse the word river.")
 TOKENS = 256
+MANY = 16
 REPEATS = 5
 SEED = 20
 
@@ -71,8 +71,8 @@ class Timed:
 
 
 class Bench:
-    def __init__(self, directory: Path) -> None:
-        self.model: Model = load(directory)
+    def __init__(self, directory: Path, device: Device) -> None:
+        self.model: Model = load_model(directory, device=device)
         self.tokenizer = load_tokenizer(directory)
 
     def engine(self) -> Engine:
@@ -124,19 +124,18 @@ class Bench:
         return equal
 
 
-def resident_mib(directory: Path, streams: int, *, streaming: bool) -> float:
+def resident_mib(options: argparse.Namespace, *, streaming: bool) -> float:
     """Peak of a process of its own that generates, with and without giving frames out."""
-    command = [sys.executable, str(Path(__file__)), "--model", str(directory)]
-    command += ["--alone", "streaming" if streaming else "batch", "--streams", str(streams)]
+    command = [sys.executable, str(Path(__file__)), "--model", str(options.model)]
+    command += ["--alone", "streaming" if streaming else "batch", "--device", options.device]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(ran.stdout.split()[-1])
 
 
-def generate_alone(directory: Path, streams: int, *, streaming: bool) -> None:
+def generate_alone(bench: Bench, *, streaming: bool) -> None:
     """What `resident_mib` runs: prints the peak of this process in MiB."""
-    bench = Bench(directory)
     engine, ids = bench.engine(), defaultdict[int, list[int]](list)
-    for number in range(streams):
+    for number in range(MANY):
         engine.add(number + 1, bench.run(number))
     sent = 0
     while not engine.idle:
@@ -154,15 +153,15 @@ def _give_out(emission: Emission) -> int:
 
 
 def measure(options: argparse.Namespace, console: Console) -> dict[str, object]:
-    bench = Bench(options.model)
+    bench = Bench(options.model, options.device)
     bench.streams(2)  # warms up
     one = [bench.streams(1) for _ in range(REPEATS)]
     console.print(f"1 stream: {[round(timed.tok_s, 1) for timed in one]} tok/s")
-    many = [bench.streams(16) for _ in range(REPEATS)]
-    console.print(f"16 streams: {[round(timed.tok_s, 1) for timed in many]} tok/s")
+    many = [bench.streams(MANY) for _ in range(REPEATS)]
+    console.print(f"{MANY} streams: {[round(timed.tok_s, 1) for timed in many]} tok/s")
     itl = sorted(gap for timed in many for gap in timed.itl_ms())
     equal = bench.exact(options.trials, console)
-    streaming, batch = (resident_mib(options.model, 16, streaming=s) for s in (True, False))
+    streaming, batch = (resident_mib(options, streaming=s) for s in (True, False))
     return {
         "demo_tok_s_1": round(statistics.median(timed.tok_s for timed in one), 1),
         "demo_tok_s_16": round(statistics.median(timed.tok_s for timed in many), 1),
@@ -191,14 +190,15 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="checkpoint folder")
+    parser.add_argument("--device", type=Device, choices=list(Device), default=Device.CPU)
     parser.add_argument("--trials", type=int, default=200, help="of exactness")
     parser.add_argument("--threads", type=int, default=1, help="that torch computes on")
     parser.add_argument("--alone", choices=("streaming", "batch"), help=argparse.SUPPRESS)
-    parser.add_argument("--streams", type=int, default=16, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.alone:
-        generate_alone(options.model, options.streams, streaming=options.alone == "streaming")
+        bench = Bench(options.model, options.device)
+        generate_alone(bench, streaming=options.alone == "streaming")
         return
     console = Console(stderr=True)
     print(json.dumps(measure(options, console)))

@@ -43,7 +43,7 @@ from tests.bench.bench_ledger_work import (  # noqa: E402
     Contender,
     Missing,
     Mode,
-    Reader,
+    Replayer,
 )
 from tests.bench.peers.durable_streams import DurableStreams  # noqa: E402
 from tests.bench.peers.nats_jetstream import NatsJetStream  # noqa: E402
@@ -105,8 +105,8 @@ class Bench:
         return able
 
     @property
-    def _readers(self) -> list[Reader]:
-        return [one for one in self.able if isinstance(one, Reader) and one.reads]
+    def _readers(self) -> list[Replayer]:
+        return [one for one in self.able if isinstance(one, Replayer) and one.reads]
 
     def start(self, folder: Path) -> None:
         self._status("starting")
@@ -166,7 +166,7 @@ class Bench:
             for contender in self._readers:
                 self._replay(contender, long.first, LONG_FRAMES)
 
-    def _replay(self, contender: Reader, number: int, count: int) -> None:
+    def _replay(self, contender: Replayer, number: int, count: int) -> None:
         took = self._try(contender, partial(contender.replay, number, count))
         if took is not None:
             result = self._result(contender)

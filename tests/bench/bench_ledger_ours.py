@@ -31,7 +31,7 @@ from tests.bench.bench_ledger_work import (
     Contender,
     Disk,
     Mode,
-    Reader,
+    Replayer,
     Sample,
     check_replay,
     folder_bytes,
@@ -176,7 +176,7 @@ class _Segments:
             commit.keep_from = seq - (index - until)
 
 
-class OurLedger(Ours, Reader):
+class OurLedger(Ours, Replayer):
     """`SqliteLedger.append`, one call per step, with a subscriber on every stream."""
 
     def __init__(self, mode: Mode, what: str = "ledger, a subscriber each") -> None:

@@ -85,7 +85,7 @@ class Contender(ABC):
     def stop(self) -> None: ...
 
 
-class Reader(Contender):
+class Replayer(Contender):
     """One that gives the frames back, too."""
 
     reads = True

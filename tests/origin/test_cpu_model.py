@@ -1,6 +1,7 @@
 """What the CPU model promises: a row's bits are its own, in all families and company."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -11,9 +12,11 @@ from torch import Tensor
 from kernels.paged_kv import PAGE_TOKENS
 from kernels.sampler import Sampling, sample
 from kernels.shapes import Family
-from ledger.errors import TooLarge
+from ledger.errors import ModelError, TooLarge
+from origin.checkpoint import read_tensors
 from origin.cpu_model import CpuModel, load, pages_within
 from origin.model import Draw, Piece, context_pages, prefill
+from origin.model_config import read_config
 from tests.origin.sequences import decoded_rows, prompt_logits
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
@@ -260,9 +263,22 @@ def test_the_pages_fit_the_bytes_and_hold_at_least_one_context(served: CpuModel)
     assert pages_within(config, 0) == config.context // PAGE_TOKENS == 4
 
 
-def test_no_weight_is_held_twice(checkpoint: Path) -> None:
-    from origin.checkpoint import read_config, read_tensors
+def test_a_context_that_the_memory_does_not_hold_is_refused(checkpoint: Path) -> None:
+    config = read_config(checkpoint)
+    with pytest.raises(ModelError, match="pages of keys and values"):
+        CpuModel(replace(config, context=2**44), read_tensors(checkpoint, config), "")
 
+
+def test_the_fingerprint_names_the_number_of_threads(checkpoint: Path) -> None:
+    threads, before = torch.get_num_threads(), load(checkpoint).fingerprint
+    torch.set_num_threads(threads + 1)
+    try:
+        assert load(checkpoint).fingerprint != before
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_no_weight_is_held_twice(checkpoint: Path) -> None:
     config = read_config(checkpoint)
     tensors = read_tensors(checkpoint, config)
     model = CpuModel(config, tensors, "")

@@ -14,11 +14,8 @@ from origin.checkpoint import examine_values, read_tensors
 from origin.cpu_model import CpuModel
 from origin.model_check import ModelReport, check_model
 from origin.model_config import ModelConfig, read_config
-from origin.model_memory import (
-    GPU_HEAD_DIMS,
-    PAGE_TOKENS,
-    Footprint,
-)
+from origin.model_memory import GPU_HEAD_DIMS, Footprint
+from origin.pages import PAGE_TOKENS
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
 BITNET = Shape(layers=1, hidden=128)

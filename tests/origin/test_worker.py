@@ -110,9 +110,7 @@ def in_process(model: CpuModel, tokenizer: Tokenizer, run: Run) -> list[Emission
     return emissions
 
 
-def test_it_says_what_it_serves_once_it_is_loaded(
-    supervisor: Supervisor, model: CpuModel
-) -> None:
+def test_it_says_what_it_serves_once_it_is_loaded(supervisor: Supervisor, model: CpuModel) -> None:
     ready = supervisor.greet()
     assert (ready.model, ready.device, ready.context, ready.vocab) == (
         "tiny",

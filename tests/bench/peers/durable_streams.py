@@ -23,7 +23,7 @@ from tests.bench.bench_ledger_work import (
     Batch,
     Missing,
     Mode,
-    Reader,
+    Replayer,
     Sample,
     check_replay,
     frame,
@@ -39,7 +39,7 @@ SLOW_STEPS = 20
 """It stores a few hundred frames per second; 500 steps would take minutes."""
 
 
-class DurableStreams(Reader):
+class DurableStreams(Replayer):
     name = f"Durable Streams reference server {VERSION}"
     mode = Mode.POWER
     max_steps = SLOW_STEPS

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 
-from tests.bench.bench_ledger_work import Batch, Reader, Sample, timed_steps
+from tests.bench.bench_ledger_work import Batch, Replayer, Sample, timed_steps
 from tests.bench.peers.server import Server
 
 
-class Pipelined(Reader):
+class Pipelined(Replayer):
     load_frames: int
     """Frames per write while a long stream is loaded."""
     _server: Server | None = None

@@ -20,7 +20,7 @@ from tests.bench.bench_ledger_work import (
     Disk,
     Missing,
     Mode,
-    Reader,
+    Replayer,
     Sample,
     check_replay,
     frame,
@@ -39,7 +39,7 @@ LOAD_FRAMES = 5000
 """Rows per INSERT while a long stream is loaded."""
 
 
-class Postgres(Reader):
+class Postgres(Replayer):
     """A default server: fsync and synchronous_commit are on, shared_buffers 128 MB."""
 
     name = "PostgreSQL, one INSERT per step"
