@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edge.backoff import Backoff
+from ledger.backoff import Backoff
 from ledger.errors import Unavailable
 
 STOP_GRACE_S = 8.0  # between SIGTERM and SIGKILL

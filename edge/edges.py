@@ -10,8 +10,8 @@ from typing import Literal
 
 import httpx
 
-from edge.backoff import Backoff
 from edge.refusal import refusal
+from ledger.backoff import Backoff
 from ledger.errors import TailraceError, Unavailable
 from ledger.frame import Status, StreamState
 

@@ -14,8 +14,8 @@ from typing import cast
 
 import structlog
 
-from edge.backoff import Backoff
 from edge.relay import LinkState, Relay, Sink
+from ledger.backoff import Backoff
 from ledger.errors import OriginUnreachable, Overloaded, TailraceError
 from ledger.frame import Heartbeat, Splitter, Tag, corr_of, encode, error_frame, tag_of
 

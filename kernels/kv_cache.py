@@ -18,13 +18,17 @@ class KvCache:
 
     Position t of a sequence lies in page `pages[t // PAGE_TOKENS]` of its block table. What no
     position was written to is never computed with, so the memory starts as it is found: a page
-    that nobody has used costs none. Raises ValueError for sizes that are not above 0.
+    that nobody has used costs none. in_place: pages that follow one another are read where they
+    lie; else they too are copied. Raises ValueError for sizes that are not above 0.
     """
 
-    def __init__(self, layers: int, pages: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self, layers: int, pages: int, kv_heads: int, head_dim: int, *, in_place: bool = True
+    ) -> None:
         if min(layers, pages, kv_heads, head_dim) < 1:
             raise ValueError(f"pages: {layers} layers of {pages}, {kv_heads} heads of {head_dim}")
         self.pages = pages
+        self.in_place = in_place
         self.kv_heads = kv_heads
         self.head_dim = head_dim
         self._positions = torch.empty(layers, 2 * kv_heads, pages * PAGE_TOKENS, head_dim).unbind()
@@ -46,7 +50,7 @@ class KvCache:
         if not pages or min(pages) < 0 or max(pages) >= self.pages:
             raise ValueError(f"pages: {list(pages)}, of {self.pages}")
         first = pages[0]
-        if all(page == first + index for index, page in enumerate(pages)):
+        if self.in_place and all(page == first + index for index, page in enumerate(pages)):
             return first
         return torch.tensor(pages)
 
@@ -58,7 +62,7 @@ class KvCache:
         """A sequence's first positions: keys fp32 [kv_heads, head_dim, length], transposed, and
         values fp32 [kv_heads, length, head_dim].
 
-        Both are views: of the cache where the pages follow one another, else of a copy.
+        Both are views, of the cache or of a copy.
         """
         heads, size = self.kv_heads, self.head_dim
         if isinstance(place, int):

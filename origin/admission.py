@@ -111,6 +111,10 @@ def _text_recipe(request: Open, fingerprint: str, seed: int) -> Recipe:
         temperature=_or(request.temperature, 1.0),
         top_k=_or(request.top_k, 0),
         top_p=_or(request.top_p, 1.0),
+        min_p=_or(request.min_p, 0.0),
+        repetition=_or(request.repetition_penalty, 1.0),
+        presence=_or(request.presence_penalty, 0.0),
+        frequency=_or(request.frequency_penalty, 0.0),
         seed=seed,
         stop=request.stop,
         ignore_eos=request.ignore_eos,
@@ -118,10 +122,7 @@ def _text_recipe(request: Open, fingerprint: str, seed: int) -> Recipe:
     )
 
 
-_ENGINE_ONLY = (
-    *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("logprobs", "format"),
-)
+_ENGINE_ONLY = ("logprobs", "format")
 
 
 def check_count(n: int) -> None:

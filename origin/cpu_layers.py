@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from kernels.attention import causal_attention, row_attention
 from kernels.kv_cache import KvCache, Place
 from kernels.norm import rms_norm
+from kernels.paged_kv import PAGE_TOKENS
 from kernels.shapes import Family
 from origin.cpu_linear import DenseLinear, TernaryLinear
 from origin.layer_tensors import LayerTensors
@@ -46,6 +47,29 @@ class Batch:
     slots: Tensor
     """int64 [T]: where the keys and values of each row go."""
     spans: Sequence[Span]
+
+
+def attends_in_place(config: ModelConfig) -> bool:
+    """Whether keys and values that lie among others give the bits that a copy of them gives.
+
+    No BLAS promises it, so it is tried out: page ids must not matter.
+    """
+    random = torch.Generator().manual_seed(1)
+    cache = KvCache(1, 4, config.kv_heads, config.head_dim)
+    size = 2 * config.kv_heads, config.head_dim
+    slots = torch.arange(cache.pages * PAGE_TOKENS)
+    cache.write(0, slots, torch.randn(len(slots), *size, generator=random))
+    q = torch.randn(5, config.heads, config.head_dim, generator=random)
+    row = q[0].view(config.kv_heads, -1, config.head_dim)
+    pages, scale = torch.tensor([1, 2, 3]), torch.tensor(config.head_dim**-0.5)
+    for length in (5, 63, 64, 65, 100, 192):
+        lying, copied = cache.read(0, 1, length), cache.read(0, pages, length)
+        alike = torch.equal(
+            row_attention(row, *lying, scale), row_attention(row, *copied, scale)
+        ) and torch.equal(causal_attention(q, *lying), causal_attention(q, *copied))
+        if not alike:
+            return False
+    return True
 
 
 class CpuLayer:

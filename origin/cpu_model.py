@@ -25,7 +25,7 @@ from kernels.shapes import Family
 from ledger.errors import ModelError
 from origin.checkpoint import read_tensors
 from origin.checkpoint_layout import EMBEDDING, HEAD
-from origin.cpu_layers import Batch, CpuLayer, Linear, Span
+from origin.cpu_layers import Batch, CpuLayer, Linear, Span, attends_in_place
 from origin.cpu_linear import DenseLinear, Products, TernaryLinear
 from origin.layer_tensors import LayerTensors, Part, layer_tensors
 from origin.model import (
@@ -163,7 +163,13 @@ def pages_within(config: ModelConfig, kv_bytes: int) -> int:
 
 def _cache(config: ModelConfig, pages: int) -> KvCache:
     try:
-        return KvCache(config.layers, pages, config.kv_heads, config.head_dim)
+        return KvCache(
+            config.layers,
+            pages,
+            config.kv_heads,
+            config.head_dim,
+            in_place=attends_in_place(config),
+        )
     except RuntimeError as exc:  # what torch raises for it
         size = pages * KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim)
         raise ModelError(

@@ -151,8 +151,7 @@ class Engine:
         generation = self._generations[work.run]
         known = len(work.ids) - work.drafts
         tokens, emissions = generation.accept(work.ids[known : known + len(drawn) - 1], drawn)
-        if not generation.ended:
-            self._scheduler.extend(work.run, tokens)
+        self._scheduler.extend(work.run, tokens)
         self._forget_ended(work.run)
         return emissions
 

@@ -113,11 +113,12 @@ class Generation:
         taken: list[int] = []
         for each in drawn[: len(accepted(drafts, [each.token for each in drawn]))]:
             emissions += self._take(each)
-            taken.append(each.token)
+            if each.token >= 0:
+                taken.append(each.token)
             if self.ended:
                 break
         if self._drafter is not None:
-            self._drafter.learn(len(drafts), len(taken) - 1)
+            self._drafter.learn(len(drafts), max(0, len(taken) - 1))
         return taken, emissions
 
     def steer(self, ids: Sequence[int]) -> tuple[Sequence[int], list[Emission]]:

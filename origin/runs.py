@@ -87,7 +87,8 @@ class Runs:
             again = f"; {self._deaths} died before, see the origin's log" if self._deaths else ""
             return (f"starting a worker{again}",)
         progress = self._loading
-        return (f"loading: {progress.stage} {progress.done}/{progress.total}",)
+        how_far = f" {progress.done}/{progress.total}" if progress.total else ""
+        return (f"loading: {progress.stage}{how_far}",)
 
     @contextmanager
     def room(self, streams: int = 1) -> Iterator[Ready]:

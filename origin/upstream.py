@@ -23,6 +23,7 @@ from typing import Literal
 import httpx
 import structlog
 
+from ledger.backoff import Backoff
 from ledger.errors import TailraceError, Unavailable
 from ledger.frame import FinishReason
 from origin.producer import About, End, Output, Request, Resumption, Text
@@ -32,8 +33,7 @@ from origin.upstream_request import body_of, path_of
 
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 5.0
-"""Wait before a request is tried again: drawn from 0 to a ceiling that doubles with each failure
-(full jitter; "Exponential Backoff and Jitter", AWS Architecture Blog, 2015)."""
+"""Wait before a request is tried again; its ceiling doubles with each failure."""
 
 log = structlog.get_logger("upstream")
 
@@ -59,10 +59,9 @@ class Retry:
 
     async def wait(self, failures: int, error: TailraceError) -> None:
         """Wait after so many failures; at least as long as the last one asked for."""
-        # The exponent is bounded: 2.0**1024 is an OverflowError after a long outage.
-        ceiling = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(failures, 32))
+        backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, self.random, failures - 1)
         least_s = (error.retry_after_ms or 0) / 1000
-        await self.sleep(max(least_s, self.random.uniform(0.0, ceiling)))
+        await self.sleep(max(least_s, backoff.next_delay_s()))
 
 
 @dataclass(slots=True)

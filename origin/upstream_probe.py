@@ -43,7 +43,7 @@ async def open_upstream(
             except Unavailable as error:
                 failures += 1
                 log.warning("upstream.away", url=settings.url, error=str(error), tries=failures)
-                progress(f"after {failures} tries {error.message}", 0, 1)
+                progress(f"after {failures} tries {error.message}", 0, 0)
                 failure = error
             await retry.wait(failures, failure)
     except BaseException:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from edge.backoff import Backoff
 from edge.link import Link
+from ledger.backoff import Backoff
 from ledger.errors import BeyondEnd, CallerError, NotFound
 from ledger.frame import (
     SCHEMA_HASH,

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from edge.backoff import Backoff
 from edge.link import Link
 from edge.subscriber import WINDOW_FRAMES, Subscriber
+from ledger.backoff import Backoff
 from ledger.errors import NotFound
 from ledger.frame import Credit, Open, Opened, Resume, Token, decode
 from tests.edge.scripted_origin import STREAM, TOKEN, ScriptedOrigin, linked

@@ -38,6 +38,16 @@ def test_pages_that_follow_one_another_are_read_where_they_lie() -> None:
     assert keys.data_ptr() == again.data_ptr()
 
 
+def test_pages_can_always_be_read_as_copies() -> None:
+    cache, written = filled([2, 3, 4], 150)
+    cache.in_place = False
+    keys, values = cache.read(1, cache.place([2, 3]), 100)
+    again, _ = cache.read(1, cache.place([2, 3]), 100)
+    assert keys.data_ptr() != again.data_ptr()
+    assert torch.equal(keys, written[:100, :HEADS].permute(1, 2, 0))
+    assert torch.equal(values, written[:100, HEADS:].transpose(0, 1))
+
+
 def test_a_write_of_one_sequence_changes_no_other() -> None:
     cache, written = filled([0, 1], 128)
     cache.write(1, torch.tensor(cache.slots([4, 2], range(128))), written.neg())

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,13 +185,16 @@ def test_a_text_worker_is_given_the_text(reader: PromptReader) -> None:
     assert chat.prompt_ids == ()
 
 
+def test_a_text_worker_is_told_the_penalties() -> None:
+    request = Open(model="demo", prompt="x", min_p=0.1, repetition_penalty=1.1)
+    recipe = asked(replace(request, presence_penalty=1.5, frequency_penalty=-1.0))
+    told = (recipe.min_p, recipe.repetition, recipe.presence, recipe.frequency)
+    assert told == (0.1, 1.1, 1.5, -1.0)
+
+
 @pytest.mark.parametrize(
     "request_",
     [
-        Open(model="demo", prompt="x", min_p=0.1),
-        Open(model="demo", prompt="x", repetition_penalty=1.1),
-        Open(model="demo", prompt="x", presence_penalty=1.0),
-        Open(model="demo", prompt="x", frequency_penalty=1.0),
         Open(model="demo", prompt="x", logprobs=0),
         Open(model="demo", prompt="x", format=OutputFormat(FormatKind.REGEX, "a")),
         Open(model="demo", prompt="x", overflow=Overflow.DROP_OLDEST),

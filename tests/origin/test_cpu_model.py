@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.attention import row_attention
 from kernels.paged_kv import PAGE_TOKENS
 from kernels.sampler import Sampling, sample
 from kernels.shapes import Family
@@ -276,6 +277,19 @@ def test_the_fingerprint_names_the_number_of_threads(checkpoint: Path) -> None:
         assert load(checkpoint).fingerprint != before
     finally:
         torch.set_num_threads(threads)
+
+
+def test_pages_are_copied_where_the_bits_depend_on_what_lies_around_them(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def uneven(q: Tensor, keys: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+        return row_attention(q, keys, values, scale) + keys.stride(0) * 1e-9
+
+    expected = prompt_logits(load(checkpoint), [5, 6, 7])
+    monkeypatch.setattr("origin.cpu_layers.row_attention", uneven)
+    model = load(checkpoint)
+    assert not model._cache.in_place
+    assert torch.equal(prompt_logits(model, [5, 6, 7]), expected)
 
 
 def test_no_weight_is_held_twice(checkpoint: Path) -> None:

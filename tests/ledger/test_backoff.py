@@ -1,6 +1,6 @@
 from random import Random
 
-from edge.backoff import Backoff
+from ledger.backoff import Backoff
 
 
 class Highest(Random):
