@@ -8,9 +8,6 @@ where they are the same, the logits must be, and where not, one step must be the
 
 from __future__ import annotations
 
-import os
-import re
-import warnings
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -21,13 +18,16 @@ import torch
 from tokenizers import Tokenizer
 
 import origin.demo
-from kernels.ternary import quantize_activations
 from origin.cpu_model import CpuModel, load
 from origin.demo.corpus import documents, text
 from origin.demo.evaluate import answer, chat
-from tests.origin.sequences import prompt_logits
-
-os.environ["TORCHDYNAMO_DISABLE"] = "1"  # transformers compiles parts of BitNet otherwise
+from tests.origin.reference_model import (
+    first_difference,
+    load_reference,
+    our_rounded,
+    reference_logits,
+    reference_rounded,
+)
 
 MODEL_DIRECTORY = Path(origin.demo.__file__).parent / "model"
 PROMPTS = 200
@@ -48,50 +48,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def reference() -> Any:
     """The checkpoint in transformers, every weight in fp32."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from transformers import AutoModelForCausalLM
-
-        loaded = AutoModelForCausalLM.from_pretrained(MODEL_DIRECTORY, dtype=torch.float32)
-    # Its own .float() refuses quantised models, whose embeddings and norms stay bf16 otherwise.
-    return torch.nn.Module.float(loaded)
-
-
-Rounded = list[torch.Tensor]
-"""The int8 activations that enter qkv, output, gate and up, and down of each layer in turn."""
-
-
-def reference_logits(reference: Any, ids: list[int]) -> tuple[torch.Tensor, Rounded]:
-    """Logits [T, vocab] in transformers, and what its linear layers rounded their inputs to."""
-    rounded: Rounded = []
-
-    def look(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        rounded.append(quantize_activations(inputs[0])[0].view(len(ids), -1))
-
-    fed_apart = re.compile(r"(q|o|gate|down)_proj$")  # k, v and up see the inputs of these
-    linears = [m for name, m in reference.named_modules() if fed_apart.search(name)]
-    hooks = [linear.register_forward_pre_hook(look) for linear in linears]
-    with torch.inference_mode():
-        logits: torch.Tensor = reference(torch.tensor([ids])).logits[0]
-    for hook in hooks:
-        hook.remove()
-    return logits, rounded
-
-
-def our_logits(
-    demo: CpuModel, ids: list[int], monkeypatch: pytest.MonkeyPatch
-) -> tuple[torch.Tensor, Rounded]:
-    """The same of our model."""
-    rounded: Rounded = []
-    product = torch._int_mm
-
-    def look(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        rounded.append(left)
-        return product(left, right)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "_int_mm", look)
-        return prompt_logits(demo, ids), rounded
+    return load_reference(MODEL_DIRECTORY)
 
 
 def test_logits_differ_by_less_than_1e_5(
@@ -102,10 +59,10 @@ def test_logits_differ_by_less_than_1e_5(
         whole = tokenizer.encode(text(document)).ids
         start = rng.randrange(len(whole) - PROMPT_TOKENS)
         ids = whole[start : start + PROMPT_TOKENS]
-        theirs, their_rounded = reference_logits(reference, ids)
-        ours, our_rounded = our_logits(demo, ids, monkeypatch)
+        theirs, they_rounded = reference_rounded(reference, ids)
+        ours, we_rounded = our_rounded(demo, ids, monkeypatch)
         difference = float((ours - theirs).abs().max())
-        parted = first_difference(our_rounded, their_rounded)
+        parted = first_difference(we_rounded, they_rounded)
         if parted is None:
             assert difference < 1e-5
             alike += 1
@@ -113,15 +70,6 @@ def test_logits_differ_by_less_than_1e_5(
             assert parted == 1
             assert difference < EDGE_EFFECT
     assert alike > PROMPTS * 3 // 4
-
-
-def first_difference(ours: Rounded, theirs: Rounded) -> int | None:
-    """By how many steps the first layer input that differs does so, at most; None if none does."""
-    for one, other in zip(ours, theirs, strict=True):
-        steps = int((one.int() - other.int()).abs().max())
-        if steps:
-            return steps
-    return None
 
 
 QUESTIONS = (
@@ -152,7 +100,7 @@ def test_every_token_of_a_story_is_one_that_transformers_would_choose(
     told = answer(demo, tokenizer, prompt, 400)
     ids = tokenizer.encode(prompt + told.text).ids
     start = len(tokenizer.encode(prompt).ids)
-    before = reference_logits(reference, ids)[0][start - 1 : -1]
+    before = reference_logits(reference, ids)[start - 1 : -1]
     chosen = before.gather(1, torch.tensor(ids[start:])[:, None])[:, 0]
     assert len(chosen) > 100
     assert bool((before.amax(1) - chosen < EDGE_EFFECT).all())

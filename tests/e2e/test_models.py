@@ -1,0 +1,60 @@
+"""Checkpoints of every family, served as a folder: a worker's death changes no token."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kernels.shapes import Family
+from ledger.frame import Token, decode
+from origin.cpu_model import load
+from origin.engine import Engine
+from origin.worker import load_tokenizer
+from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.sse import SSE, Reading, events
+from tests.origin.runs import make_run, run_all
+from tests.origin.tiny_checkpoint import Shape, write_checkpoint
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = "The fox ran"
+TOKENS = 150
+SHAPES = {
+    Family.BITNET: Shape(packed=False),
+    Family.LLAMA: Shape(family=Family.LLAMA, heads=6, head_dim=16, tied_head=False, shards=2),
+    Family.QWEN3: Shape(family=Family.QWEN3, heads=3, kv_heads=1, head_dim=32),
+}
+
+
+def text_in_process(folder: Path) -> str:
+    """What the engine makes of the request, without a process, a socket or a ledger."""
+    tokenizer = load_tokenizer(folder)
+    ids = tuple(tokenizer.encode(PROMPT).ids)
+    run = make_run(prompt_ids=ids, max_tokens=TOKENS, temperature=1.0, seed=3, ignore_eos=True)
+    emissions = run_all(Engine.of(load(folder), tokenizer), {1: run})[1]
+    frames = [decode(emission.frame)[1] for emission in emissions]
+    return "".join(frame.text for frame in frames if isinstance(frame, Token))
+
+
+@pytest.mark.parametrize("family", list(Family))
+async def test_a_folder_is_served_under_its_name_and_survives_its_worker(
+    tmp_path: Path, client: httpx.AsyncClient, family: Family
+) -> None:
+    folder = write_checkpoint(tmp_path / f"tiny-{family.value}", SHAPES[family])
+    origin = Origin(tmp_path / "data", model=folder)
+    edge = Edge(origin)
+    body = {"model": folder.name, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 1.0}
+    body |= {"seed": 3, "ignore_eos": True}
+    reading, killing = Reading(), list[asyncio.Task[None]]()
+    async with running(origin, edge):
+        url = f"{edge.url}/v1/generate"
+        async with client.stream("POST", url, json=body, headers=SSE) as response:
+            async for event in events(response):
+                reading.events.append(event)
+                if len(reading.events) == 5:
+                    killing.append(asyncio.create_task(origin.kill_worker()))
+        await killing[0]
+    assert reading.text == text_in_process(folder)
+    assert reading.indexes == list(range(len(reading.events)))
+    assert reading.end["total_tokens"] == TOKENS
