@@ -153,6 +153,9 @@ def origin(
         str | None, typer.Option(metavar="auto|cpu|cuda", help="Where the model runs.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there.")
+    ] = None,
     producer: Annotated[
         str | None,
         typer.Option(metavar="MODULE:FACTORY", help="Serve a Python producer, not a model."),
@@ -184,6 +187,7 @@ def origin(
         model=model,
         device=device,
         workers=workers,
+        metrics=metrics,
         producer=producer,
         upstream=upstream,
         upstream_model=upstream_model,

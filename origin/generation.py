@@ -44,9 +44,8 @@ class Surroundings:
         self.vocabulary = Vocabulary(self.tokenizer)
         self.scorer = Scorer(self.vocabulary)
 
-    @property
-    def grammars(self) -> GrammarCompiler:
-        """Made when first needed, because that takes up to a second."""
+    def prepare_grammars(self) -> GrammarCompiler:
+        """What compiles output formats; the first call takes up to seconds. Raises ModelError."""
         if self._grammars is None:
             self._grammars = GrammarCompiler(self.tokenizer, self.vocab, self.eos_ids)
         return self._grammars
@@ -173,7 +172,7 @@ class Generation:
         if wanted is None:
             return None
         kind = FormatKind(wanted.kind)
-        return self._around.grammars.start(kind, wanted.source, self.generated)
+        return self._around.prepare_grammars().start(kind, wanted.source, self.generated)
 
     def _count(self) -> Tensor | None:
         if not self._sampling.penalises:

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -120,8 +121,9 @@ def serve(link: Link, options: argparse.Namespace) -> None:
     _check_hello(*first)
     started = time.monotonic()
     model = _load(link, options.model, options)
-    engine = Engine(model, _surroundings(link, model, options), _limits(options))
-    _warm_up(model)
+    around = _surroundings(link, model, options)
+    engine = Engine(model, around, _limits(options))
+    _warm_up(model, around)
     load_ms = round((time.monotonic() - started) * 1000)
     link.send(_ready(model, options.name, load_ms))
     _take(frames, engine)  # what came right behind the Hello
@@ -229,8 +231,10 @@ def _check_hello(corr: int, frame: Frame) -> None:
         )
 
 
-def _warm_up(model: Model) -> None:
-    """Let BLAS and the allocator do their first-time work before a request waits for it."""
+def _warm_up(model: Model, around: Surroundings) -> None:
+    """Let BLAS, the allocator and llguidance do what they do once before a request waits for it."""
+    with suppress(ModelError):  # a tokenizer that no grammar can use serves all other requests
+        around.prepare_grammars()
     model.forward([Piece((0,), 0, (0,), prefill=True)])
     hidden = model.forward([Piece((0,), 1, (0,), prefill=False)])
     model.draw(hidden, [Draw(Sampling(temperature=1.0), 0)])
