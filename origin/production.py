@@ -37,9 +37,10 @@ class Production:
         self._request = request
         self._run = run
         self._resumption = producer.about.resumption
+        self._is_changed = producer.about.fingerprint != request.recipe.fingerprint
         # One that repeats itself counts from 0 again; what is logged already is not sent again.
-        repeats = self._resumption is Resumption.REPEATS
-        self._framing = Framing(0 if repeats else request.next_index)
+        self._repeats = self._resumption is Resumption.REPEATS and not self._is_changed
+        self._framing = Framing(0 if self._repeats else request.next_index)
         self._ended = False
 
     async def frames(self) -> AsyncGenerator[Numbered, None]:
@@ -69,13 +70,11 @@ class Production:
         """The recipe's own notices, which are a stream's first frames, and what is produced."""
         notices = [Remark(*notice) for notice in self._request.recipe.notices]
         logged = self._request.next_index
-        repeats = self._resumption is Resumption.REPEATS
-        for notice in notices if repeats else notices[logged:]:
+        for notice in notices if self._repeats else notices[logged:]:
             yield notice
         is_continued = logged > len(notices)
-        if is_continued and self._resumption is Resumption.ENDS:
-            message = "the worker was lost, and what it was producing cannot be gone on with"
-            yield End(FinishReason.ORIGIN_LOST, message=message, retryable=True)
+        if is_continued and (lost := self._cannot_continue()) is not None:
+            yield End(FinishReason.ORIGIN_LOST, message=lost, retryable=True)
             return
         if is_continued and self._resumption is Resumption.CONTINUES:
             yield INEXACT
@@ -83,6 +82,14 @@ class Production:
             async for output in outputs:
                 yield output
         yield End()
+
+    def _cannot_continue(self) -> str | None:
+        """Why what was lost with its worker cannot be gone on with, if it cannot."""
+        if self._resumption is Resumption.ENDS:
+            return "the worker was lost, and what it was producing cannot be gone on with"
+        if self._resumption is Resumption.REPEATS and self._is_changed:
+            return "the producer changed since the stream began; it would not repeat itself"
+        return None
 
     def _new_frames(self, output: Output) -> Iterator[Numbered]:
         """The frames of one output that the stream does not have yet."""

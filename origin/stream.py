@@ -202,9 +202,12 @@ def _cannot_continue(recipe: Recipe, ready: Ready, records: Sequence[Record]) ->
 
 
 def _inexact(recipe: Recipe, ready: Ready, records: Sequence[Record]) -> list[Notice]:
-    """What is to be logged where the continuation is not the one of the uninterrupted run."""
+    """What is to be logged where the continuation is not the one of the uninterrupted run.
+
+    Workers of kind `text` know better what another version of theirs means, and say so themselves.
+    """
     begun = len(records) > len(recipe.notices)
-    if not begun or recipe.fingerprint == ready.fingerprint:
+    if not begun or recipe.fingerprint == ready.fingerprint or ready.kind == TEXT:
         return []
     before, now = (
         text[:SHOWN_FINGERPRINT_CHARS] for text in (recipe.fingerprint, ready.fingerprint)

@@ -287,6 +287,14 @@ async def test_a_producer_that_repeats_less_than_it_said_fails(said: tuple[Any, 
     assert [each.finish_reason for each in made] == [FinishReason.FAILED]
 
 
+async def test_one_that_has_changed_since_does_not_pretend_to_repeat_itself() -> None:
+    made: Any = await frames(Says(Text("a"), Text("b")), request("a", 1, fingerprint="0"))
+    assert [each.finish_reason for each in made] == [FinishReason.ORIGIN_LOST]
+    assert "changed" in made[0].message
+    whole = await frames(Says(Text("a")), request(fingerprint="0"))
+    assert [type(each) for each in whole] == [Token, StreamEnd]
+
+
 async def test_one_that_continues_is_given_what_was_delivered_and_says_that_it_is_inexact() -> None:
     producer = Says(Text("d"), resumption=Resumption.CONTINUES)
     made: Any = await frames(producer, request("abc", 3))

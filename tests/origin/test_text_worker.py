@@ -53,6 +53,8 @@ class Worker:
         writer: asyncio.StreamWriter,
     ) -> None:
         self.process = process
+        self.fingerprint = ""
+        """What is served, once it has said so: an admission writes it into the recipe."""
         self.progress: list[LoadProgress] = []
         self.steps: list[Step] = []
         self._frames: dict[int, list[Any]] = {}
@@ -65,7 +67,8 @@ class Worker:
         self._writer.write(b"".join(encode(frame, run) for frame in frames))
 
     def ask(self, run: int, prompt: str, delivered: str = "", next_index: int = 0) -> None:
-        self.send(Ask(recipe(prompt).model_dump_json(), delivered, next_index), run=run)
+        asked = recipe(prompt, fingerprint=self.fingerprint).model_dump_json()
+        self.send(Ask(asked, delivered, next_index), run=run)
 
     async def greet(self) -> Ready:
         self.send(HELLO)
@@ -73,6 +76,7 @@ class Worker:
         while not isinstance(frame := await self._next(), Ready):
             assert isinstance(frame, LoadProgress)
             self.progress.append(frame)
+        self.fingerprint = frame.fingerprint
         return frame
 
     async def frames(self, run: int, count: int | None = None) -> list[Any]:
