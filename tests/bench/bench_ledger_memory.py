@@ -176,7 +176,7 @@ def _recipe() -> str:
         seed=7,
         stop=(),
         ignore_eos=False,
-        priority="normal",
+        priority="standard",
     ).model_dump_json()
 
 
