@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ledger.errors import CallerError, Conflict, NotFound
 from ledger.frame import Open, Overflow, encode
@@ -70,24 +70,17 @@ def _token_recipe(request: Open, fingerprint: str, seed: int, reader: PromptRead
     if form is not None:
         check_format(form.kind, form.source)
     return Recipe(
-        model=request.model,
+        **_any_kind(request),
         fingerprint=fingerprint,
+        seed=seed,
         prompt_ids=read.ids,
         prompt_sha256=prompt_hash(read.ids),
         max_tokens=min(asked, reader.context - len(read.ids)),
         temperature=_or(request.temperature, reader.temperature),
         top_k=_or(request.top_k, reader.top_k),
         top_p=_or(request.top_p, reader.top_p),
-        min_p=_or(request.min_p, 0.0),
-        repetition=_or(request.repetition_penalty, 1.0),
-        presence=_or(request.presence_penalty, 0.0),
-        frequency=_or(request.frequency_penalty, 0.0),
-        seed=seed,
-        stop=request.stop,
-        ignore_eos=request.ignore_eos,
         logprobs=request.logprobs,
         format=None if form is None else (form.kind.word, form.source),
-        priority=request.priority.word,
         notices=(("truncated", _dropped(read.dropped)),) if read.dropped else (),
     )
 
@@ -101,8 +94,9 @@ def _text_recipe(request: Open, fingerprint: str, seed: int) -> Recipe:
         raise _unsupported("overflow")
     asked = request.max_tokens if request.max_tokens is not None else DEFAULT_MAX_TOKENS
     return Recipe(
-        model=request.model,
+        **_any_kind(request),
         fingerprint=fingerprint,
+        seed=seed,
         prompt_ids=(),
         prompt_sha256=prompt_hash(()),
         prompt=request.prompt,
@@ -111,15 +105,21 @@ def _text_recipe(request: Open, fingerprint: str, seed: int) -> Recipe:
         temperature=_or(request.temperature, 1.0),
         top_k=_or(request.top_k, 0),
         top_p=_or(request.top_p, 1.0),
-        min_p=_or(request.min_p, 0.0),
-        repetition=_or(request.repetition_penalty, 1.0),
-        presence=_or(request.presence_penalty, 0.0),
-        frequency=_or(request.frequency_penalty, 0.0),
-        seed=seed,
-        stop=request.stop,
-        ignore_eos=request.ignore_eos,
-        priority=request.priority.word,
     )
+
+
+def _any_kind(request: Open) -> dict[str, Any]:
+    """What is the same for an engine and for a worker that answers in text."""
+    return {
+        "model": request.model,
+        "min_p": _or(request.min_p, 0.0),
+        "repetition": _or(request.repetition_penalty, 1.0),
+        "presence": _or(request.presence_penalty, 0.0),
+        "frequency": _or(request.frequency_penalty, 0.0),
+        "stop": request.stop,
+        "ignore_eos": request.ignore_eos,
+        "priority": request.priority.word,
+    }
 
 
 _ENGINE_ONLY = ("logprobs", "format")
