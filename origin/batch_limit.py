@@ -25,6 +25,10 @@ class BatchLimit:
         self.tokens = least
         """What the next step may take."""
 
+    @property
+    def is_least(self) -> bool:
+        return self.tokens == self._least
+
     def observe(self, tokens: int, seconds: float, *, full: bool) -> None:
         """A step of `tokens` took so long; `full`: the limit left something out."""
         if seconds > self._seconds:

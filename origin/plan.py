@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,5 +39,14 @@ class Plan:
     """The limit on the step's tokens left something out."""
 
     @property
+    def rows(self) -> int:
+        return rows_of(self.work)
+
+    @property
     def tokens(self) -> int:
         return sum(len(work.ids) for work in self.work)
+
+
+def rows_of(works: Iterable[Work]) -> int:
+    """Rows of decoding, and one for each run that will have one when its prompt is cached."""
+    return sum(1 if work.prefill else len(work.ids) for work in works)

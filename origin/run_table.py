@@ -36,7 +36,10 @@ EXPECTATION_GAIN = 1 / 8
 
 
 class RunTable:
-    """Waiting runs by class, in order of arrival, and at most `most` running ones."""
+    """Waiting runs by class, in order of arrival, and at most `most` running ones.
+
+    `most` may change; where more run already, one starts only in the place of another.
+    """
 
     def __init__(self, pool: PagePool, queue: FairQueue, most: int) -> None:
         self.waiting: dict[Priority, list[ScheduledRun]] = {p: [] for p in queue.weights}
@@ -46,10 +49,8 @@ class RunTable:
         self.reused_tokens = 0
         self._pool = pool
         self._queue = queue
-        self._most = most
-        weights = sum(queue.weights.values())
+        self.most = most
         self._expected = dict.fromkeys(queue.weights, EXPECTED_TOKENS)
-        self._share = {p: most * weight // weights for p, weight in queue.weights.items()}
 
     @property
     def senior(self) -> ScheduledRun | None:
@@ -143,7 +144,8 @@ class RunTable:
         return self._pool.take(count)  # None where the losers' pages were shared with others
 
     def _has_room(self, count: int, without: list[ScheduledRun]) -> bool:
-        slots = len(self.running) - len(without) < self._most
+        running = len(self.running)
+        slots = running - len(without) < max(self.most, running)
         return slots and self._fits(count, without)
 
     def _fits(self, count: int, without: list[ScheduledRun]) -> bool:
@@ -155,19 +157,24 @@ class RunTable:
     def _losers(self, run: ScheduledRun, tags: dict[Priority, float]) -> list[ScheduledRun]:
         """Whom this run may be started in the place of, the class furthest ahead first."""
         counts = Counter(other.priority for other in self.running.values())
-        if counts[run.priority] >= self._share[run.priority]:
+        if counts[run.priority] >= self._share(run.priority):
             return []
         senior = self.senior
         losers = []
         for priority in sorted(tags, key=lambda p: (-tags[p], -p)):
             if priority <= run.priority or tags[priority] <= tags[run.priority]:
                 continue
-            spare = max(counts[priority] - self._share[priority], 0)
+            spare = max(counts[priority] - self._share(priority), 0)
             others = [
                 o for o in self.running.values() if o.priority is priority and o is not senior
             ]
             losers += sorted(others, key=_sequence, reverse=True)[:spare]
         return losers
+
+    def _share(self, priority: Priority) -> int:
+        """Of the running runs, when all classes want more."""
+        weights = self._queue.weights
+        return self.most * weights[priority] // sum(weights.values())
 
     # ---- growing ----
 

@@ -4,7 +4,8 @@ Continuous batching (Yu et al. 2022, Orca) with chunked prefill (Agrawal et al. 
 Sarathi-Serve) over the pages of one KV cache. One rule gives prefill, replay and decode: while a
 run's prompt is not cached, the next chunk of it; then rows for the known tokens that are not.
 
-A step is filled in this order, up to its limit of tokens (`origin/batch_limit.py`):
+A step is filled in this order, up to its limits of tokens (`origin/batch_limit.py`) and of rows
+(`origin/row_limit.py`), which also says how many runs hold pages:
 
 1. One row for each decoding run, but for PAGE_TOKENS tokens that are kept back while any run
    has catching up to do: a long prompt slows its neighbours and never stops them, nor they it.
@@ -25,11 +26,15 @@ from ledger.schema import Priority
 from origin.batch_limit import BatchLimit
 from origin.fair_queue import FairQueue
 from origin.pages import PAGE_TOKENS, PagePool
-from origin.plan import Drafts, Plan, Work
+from origin.plan import Drafts, Plan, Work, rows_of
+from origin.row_limit import RowLimit
 from origin.run_table import RunTable
 from origin.scheduled_run import ScheduledRun, pages_for
 from origin.scheduler_limits import Limits
 from origin.worker_frame import Load
+
+AIM = 0.85
+"""Of the time that a step may take: what the limits aim at is passed now and then."""
 
 
 class Scheduler:
@@ -44,9 +49,10 @@ class Scheduler:
         self._limits = limits = limits or Limits()
         self._queue = FairQueue()
         self._table = RunTable(pool, self._queue, limits.running)
-        self._limit = BatchLimit(
-            limits.step_tokens_least, limits.step_tokens_most, limits.step_seconds
-        )
+        self._target = target = limits.step_seconds * AIM
+        self._limit = BatchLimit(limits.step_tokens_least, limits.step_tokens_most, target)
+        most = max(limits.running + limits.replay_rows, limits.step_rows_least)
+        self._row_limit = RowLimit(limits.step_rows_least, most, target)
         self._runs: dict[int, ScheduledRun] = {}
         self._sequence = count()
         self._turns = count(1)
@@ -112,6 +118,7 @@ class Scheduler:
         """The next step. Its work is empty only if no run has anything to do."""
         table = self._table
         table.begin_step()
+        table.most = min(self._limits.running, self._row_limit.rows)
         table.start()
         works: dict[int, Work] = {}
         room = self._limit.tokens
@@ -122,6 +129,7 @@ class Scheduler:
         held: set[int] = set()
         room, cut = self._catch_up(catching, works, held, room)
         if drafts is not None:
+            room = min(room, self._row_limit.rows - rows_of(works.values()))
             self._speculate(drafts, list(works.values())[:rows], works, room)
         self._settle(works, held)
         self._preemptions += len(table.preempted)
@@ -141,8 +149,19 @@ class Scheduler:
             run = self._runs.get(work.run)
             if run is not None and run.work is work:
                 self._advance(run, work)
-        self._limit.observe(plan.tokens, seconds, full=plan.full)
+        self._observe(plan, seconds)
         self._step_us = round(seconds * 1e6)
+
+    def _observe(self, plan: Plan, seconds: float) -> None:
+        """Tokens of prompts are made fewer first: rows only when a late step had few of them."""
+        if self._limit.is_least or seconds <= self._target:
+            self._row_limit.observe(
+                plan.rows,
+                seconds,
+                chunks=any(work.prefill for work in plan.work),
+                wanted=plan.full or any(self._table.waiting.values()),
+            )
+        self._limit.observe(plan.tokens, seconds, full=plan.full)
 
     def load(self) -> Load:
         """How busy it is, for the supervisor."""
@@ -151,6 +170,7 @@ class Scheduler:
             waiting=tuple(len(runs) for runs in self._table.waiting.values()),
             running=tuple(running.count(priority) for priority in self._queue.weights),
             batch_limit=self._limit.tokens,
+            row_limit=self._row_limit.rows,
             pages=self._pool.pages,
             pages_free=self._pool.free,
             step_us=self._step_us,
@@ -188,6 +208,8 @@ class Scheduler:
         """
         computing: set[bytes] = set()
         table = self._table
+        rows = max(self._row_limit.rows - len(works), self._limits.step_rows_least)
+        cut = False
         for run in self._queue.turns(sorted(runs, key=lambda run: run.sequence)):
             if run.run not in table.running:
                 continue
@@ -202,14 +224,21 @@ class Scheduler:
                         continue
                     computing.add(key)
             else:
-                end = min(len(run.ids), run.cached + self._limits.replay_rows, run.cached + room)
-            if end - run.cached > room or end == run.cached:
+                most = min(self._limits.replay_rows, room, rows)
+                end = min(len(run.ids), run.cached + most)
+            size = end - run.cached
+            if size > room or not room:
                 return room, True
+            if not size:
+                cut = True  # of rows only: chunks may go on
+                continue
             if not table.reach(run, end, works):
                 continue
             works[run.run] = self._work(run, end)
-            room -= end - run.cached
-        return room, False
+            room -= size
+            if not run.prefilling:
+                rows -= size
+        return room, cut
 
     def _speculate(
         self, drafts: Drafts, rows: Iterable[Work], works: dict[int, Work], room: int

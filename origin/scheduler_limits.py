@@ -20,6 +20,8 @@ class Limits:
     step_tokens_least: int = 2 * PAGE_TOKENS
     """The step's limit of tokens adapts, but not below this: a chunk and some rows."""
     step_tokens_most: int = 64 * PAGE_TOKENS
+    step_rows_least: int = 8
+    """The step's limit of rows adapts, but not below this."""
     step_seconds: float = 0.05
     """How long a step should take: what a decoding run waits for its next token."""
     replay_rows: int = PAGE_TOKENS
@@ -33,6 +35,7 @@ class Limits:
             "waiting": 1,
             "step_tokens_least": PAGE_TOKENS + 1,
             "step_tokens_most": self.step_tokens_least,
+            "step_rows_least": 1,
             "replay_rows": 1,
             "draft_rows": 0,
         }

@@ -18,7 +18,7 @@ from ledger.frame import Tag as ClientTag
 from ledger.splitter import FrameSplitter
 
 # The first 8 bytes of SHA-256 over the canonical text of origin/worker.bare.
-SCHEMA_HASH = bytes.fromhex("4e0ecfdc94f39b42")
+SCHEMA_HASH = bytes.fromhex("d90c85a794249dd8")
 
 # A prompt of 2^20 tokens, at most 3 bytes each, fits; so does a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 4 << 20
@@ -79,7 +79,8 @@ class Step:
 class Load:
     """How busy the engine is; counts without another word are of the worker's life so far.
 
-    waiting, running: runs now, by priority class. batch_limit: tokens that a step may take now.
+    waiting, running: runs now, by priority class. batch_limit, row_limit: tokens, and rows of
+    decoding, that a step may take now.
     pages, pages_free: of the KV cache, now; free ones may hold a reusable prefix. step_us: time of
     the last step. prompt_tokens: prefilled; reused_tokens: found in the cache instead.
     drafted, accepted: tokens of speculative decoding.
@@ -88,6 +89,7 @@ class Load:
     waiting: tuple[Uint, ...]
     running: tuple[Uint, ...]
     batch_limit: Uint
+    row_limit: Uint
     pages: Uint
     pages_free: Uint
     step_us: Uint

@@ -122,6 +122,7 @@ def report(simulator: Simulator) -> dict[str, object]:
         "step_p50_ms": milli(simulator.seconds, 0.5),
         "step_p99_ms": milli(simulator.seconds, 0.99),
         "batch_limit": load.batch_limit,
+        "row_limit": load.row_limit,
         "prompt_tokens": load.prompt_tokens,
         "reused_tokens": load.reused_tokens,
         "drafted": load.drafted,

@@ -56,6 +56,19 @@ def test_no_more_runs_start_than_may_run_and_the_first_of_a_class_first() -> Non
     assert table.names() == [1, 2]
 
 
+def test_where_more_run_than_may_a_run_starts_only_in_the_place_of_one_other() -> None:
+    table = Table(100)
+    for _ in range(20):
+        table.come_and_start(BATCH)
+    table.most = 13
+    waiting = table.come(BATCH)
+    table.start()
+    assert waiting.run not in table.running
+    table.come_and_start(INTERACTIVE)
+    assert table.preempted == [19]
+    assert len(table.running) == 20
+
+
 def test_a_run_starts_only_if_each_running_run_can_have_one_more_page() -> None:
     table = Table(4)
     table.come_and_start(STANDARD)

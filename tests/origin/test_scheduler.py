@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from ledger.errors import ConfigError, Conflict, Overloaded, TooLarge
 from ledger.schema import Priority
-from origin.pages import PagePool
+from origin.pages import PAGE_TOKENS, PagePool
 from origin.plan import Drafts, Plan, Work
 from origin.scheduler import Scheduler
 from origin.scheduler_limits import Limits
@@ -17,8 +18,12 @@ INTERACTIVE, STANDARD, BATCH = Priority
 SECONDS = 0.03
 
 
-def scheduler(pages: int = 100, limits: Limits | None = None) -> Scheduler:
-    return Scheduler(PagePool(pages), limits)
+ROWS = 304
+"""More than any step here has: what bounds it is its tokens."""
+
+
+def scheduler(pages: int = 100, limits: Limits | None = None, rows: int = ROWS) -> Scheduler:
+    return Scheduler(PagePool(pages), replace(limits or Limits(), step_rows_least=rows))
 
 
 def add(
@@ -147,6 +152,16 @@ def test_a_plan_that_another_one_followed_changes_nothing_any_more() -> None:
 
 
 # ---- many runs ----
+
+
+def test_continued_runs_replay_no_more_rows_in_a_step_than_it_may_have() -> None:
+    target = scheduler(rows=10)
+    add(target, 1, generated=range(40))
+    add(target, 2, generated=range(40))
+    add(target, 3, 200)
+    step(target)
+    works = {work.run: len(work.ids) for work in target.plan().work}
+    assert works == {1: 10, 3: PAGE_TOKENS}, "the chunk has its place all the same"
 
 
 def test_every_decoding_run_has_a_row_in_each_step_beside_a_long_prompt() -> None:
@@ -500,5 +515,6 @@ def test_the_load_counts_what_was_done() -> None:
     load = target.load()
     assert (load.waiting, load.running) == ((0, 0, 1), (1, 0, 1))
     assert (load.pages, load.pages_free, load.step_us) == (20, 17, 30_000)
-    assert (load.tokens, load.prompt_tokens, load.batch_limit) == (1, 74, 128)
+    assert (load.tokens, load.prompt_tokens) == (1, 74)
+    assert (load.batch_limit, load.row_limit) == (128, ROWS)
     assert not target.idle

@@ -286,6 +286,32 @@ def test_steps_under_a_heavy_load_last_about_as_long_as_they_should(cost: Cost) 
     assert mean(late) > 0.6 * target
 
 
+@pytest.mark.parametrize("row", [0.0007, 0.0015])
+def test_where_rows_make_steps_late_fewer_runs_are_decoded_at_a_time(row: float) -> None:
+    """Preempted runs come back and replay their rows; these have to fit in, too."""
+    chats = [Arrival(2 + n * 0.3, INTERACTIVE, prompt(Random(n), 100), 60, 60) for n in range(100)]
+    simulator = Simulator(
+        [*backlog({BATCH: 400}, 150), *chats], 2000, cost=Cost(0.004, row, 0.0002)
+    )
+    simulator.until(5)
+    settled = len(simulator.plans)
+    simulator.until(30)
+    lasted, target = simulator.seconds[settled:], simulator.limits.step_seconds
+    assert simulator.scheduler.load().waiting[BATCH] > 0
+    assert sum(seconds > target for seconds in lasted) < len(lasted) / 50
+    assert mean(lasted) > 0.6 * target
+
+
+def test_where_rows_cost_next_to_nothing_late_steps_have_as_many_as_ever() -> None:
+    """A slow machine is late, but not for nothing."""
+    simulator = Simulator(
+        backlog({STANDARD: 100}, 200), 2000, Limits(running=32), Cost(0.08, 0.0001, 0.0001)
+    )
+    simulator.until(20)
+    assert len(simulator.plans[-1].work) == 32
+    assert simulator.scheduler.load().row_limit > 32
+
+
 def test_a_machine_too_slow_for_the_target_goes_on_with_the_least() -> None:
     simulator = finish(Simulator(backlog({STANDARD: 10}, 20), 100, cost=Cost(0.1, 0.1, 0.1)))
     assert max(plan.tokens for plan in simulator.plans) <= simulator.limits.step_tokens_least
