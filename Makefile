@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Passed on to `tailrace up`, pytest and the benchmarks: make up ARGS="--http-port 9090"
 ARGS ?=
+# Files of tests that run beside each other; 0: none, for a debugger.
+TEST_PROCESSES ?= 2
 # Passed on to pip, for example to name a mirror.
 PIP_ARGS ?=
 # The Triton that `make aot` compiles with, where it is not the pinned one: make aot AOT_TRITON=3.6.0
@@ -28,7 +30,7 @@ up: $(RUNTIME) ## install what serving needs, then serve the demo model on loopb
 	@exec $(BIN)/tailrace up $(ARGS)
 
 test: $(DEV) ## install what the tests need and run them all
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 check: $(DEV) ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -19,8 +19,11 @@ STOP_TIMEOUT_S = 20.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# Each port is handed out once, and below the range from which the kernel draws its own.
-_ports = itertools.count(20_000 + os.getpid() % 9_000)
+# Each port is handed out once, and below the range from which the kernel draws its own; test
+# processes beside each other (pytest-xdist: gw0, gw1, ...) have ranges of their own.
+_ports = itertools.count(
+    20_000 + 2_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) + os.getpid() % 1_000
+)
 
 
 def free_port() -> int:
