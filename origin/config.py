@@ -125,7 +125,11 @@ class OriginConfig(Settings):
         " token; steps take in as many prompt tokens and streams as that allows",
     )
     running_streams: int = Field(
-        64, ge=1, le=4096, description="streams of a worker that are decoded at a time"
+        64,
+        ge=1,
+        le=4096,
+        description="streams of a worker that are decoded at a time at most; fewer where so many"
+        " would make steps longer than step_ms",
     )
     kv_mib: int = Field(512, ge=1, description="size of the KV cache of a model on the CPU")
     speculate: Literal["off", "prompt-lookup"] = Field(

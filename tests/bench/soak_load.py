@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -121,3 +121,20 @@ class Readers:
                 seen.ended_s = now
                 if not isinstance(frame, StreamEnd) or frame.finish_reason.word != "length":
                     seen.failure = str(frame)
+
+
+def class_wait_s(seen: Iterable[Seen]) -> float:
+    """The longest time in which some of these streams were open and none of them got a frame."""
+    moments = []
+    for one in seen:
+        moments += [(one.asked_s, 1), *((at, 0) for at in one.frames_s)]
+        if one.ended_s is not None:
+            moments.append((one.ended_s, -1))
+    longest, since, opened = 0.0, 0.0, 0
+    for at, change in sorted(moments):
+        if opened and change <= 0:
+            longest = max(longest, at - since)
+        if change <= 0 or not opened:
+            since = at
+        opened += change
+    return longest
