@@ -15,6 +15,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 import apsw
@@ -22,7 +23,13 @@ import apsw
 from ledger.errors import ConfigError, Damaged, LedgerFailed
 from ledger.interface import ObjectKey
 from ledger.sqlite.disk_sync import SyncOf, fill, sync_of
-from ledger.sqlite.schema import BUSY_TIMEOUT_MS, connect_reader, connect_writer, lock
+from ledger.sqlite.schema import (
+    BUSY_TIMEOUT_MS,
+    connect_reader,
+    connect_writer,
+    leave_wal,
+    lock,
+)
 from ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, StreamRow
 from ledger.sqlite.thread import WorkThread
 from ledger.sqlite.upkeep import SqliteUpkeep
@@ -92,6 +99,7 @@ class SqliteFile:
         self._wal = path.with_name(path.name + "-wal")  # there as long as a connection is
         self._wal_sync = wal_sync(self._wal, self._writing, self._failed)
         self._checkpoint: asyncio.Task[None] | None = None
+        self._checkpointing = Lock()  # until it is known whether the move has failed
         self._wal_pages = 0
         self._vfs = vfs
         self._filled_wal = False
@@ -133,6 +141,8 @@ class SqliteFile:
         # The writer last: who closes last moves the WAL into the database and removes it.
         for connection in (self._local, self._reader, self._checkpointer, self._writer):
             try:
+                if self._failure is not None:
+                    leave_wal(connection)
                 connection.close()
             except apsw.Error as error:
                 self._failed(error)
@@ -237,16 +247,19 @@ class SqliteFile:
     def _end_checkpoint(self) -> None:
         """Move the last few pages; a WAL that is to be cut off is, if no reader needs it."""
         self._finish_checkpoint = False
+        if not self._checkpointing.acquire(blocking=False):
+            return  # the next checkpoint has begun: that one will do
         mode = apsw.SQLITE_CHECKPOINT_PASSIVE
         if self._cutting_wal:
             mode, self._cutting_wal = apsw.SQLITE_CHECKPOINT_TRUNCATE, False
         writer = self._writer
-        writer.set_busy_timeout(0)
         try:
-            writer.wal_checkpoint(mode=mode)
+            writer.set_busy_timeout(0)
+            self._move(writer, mode)
         except apsw.BusyError:
-            pass  # a reader needs the WAL, or the next checkpoint has begun: that one will do
+            pass  # a reader needs the WAL
         finally:
+            self._checkpointing.release()
             writer.set_busy_timeout(BUSY_TIMEOUT_MS)
 
     async def _move_wal(self) -> None:
@@ -270,15 +283,35 @@ class SqliteFile:
                     self._finish_checkpoint = True
                     break
         except apsw.BusyError:
-            pass  # a reader holds on to an old page, or the writer is at it itself
-        except apsw.Error as error:
-            self._failed(error)
+            pass  # a reader holds on to an old page
+        except LedgerFailed:
+            pass  # the next commit raises it
         finally:
             self._checkpoint = None
 
     def _move_and_sync(self) -> int:
-        _, moved = self._checkpointer.wal_checkpoint()
-        os.fdatasync(self._synced)
+        with self._checkpointing:
+            moved = self._move(self._checkpointer, apsw.SQLITE_CHECKPOINT_PASSIVE)
+            try:
+                os.fdatasync(self._synced)
+            except OSError as error:
+                raise self._failed(error) from error
+            return moved
+
+    def _move(self, connection: apsw.Connection, mode: int) -> int:
+        """One checkpoint; never again after one that failed. `_checkpointing` is held.
+
+        A sync that failed has dropped pages that the next one, which succeeds, knows nothing of.
+        It would let the WAL begin anew, and nothing would be left to write those pages from.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            _, moved = connection.wal_checkpoint(mode=mode)
+        except apsw.BusyError:
+            raise
+        except apsw.Error as error:
+            raise self._failed(error) from error
         return moved
 
     # ---- reading ----
@@ -304,6 +337,8 @@ class SqliteFile:
         rows = self._look(
             "SELECT first + length FROM segment WHERE sid = ? ORDER BY first DESC LIMIT 1", (sid,)
         )
+        if rows and rows[0][0] is None:  # no column may be NULL: the page has rotted
+            raise Damaged(f"{self.path}: a segment of stream {sid} is NULL", hint=DAMAGED_HINT)
         return rows[0][0] if rows else 0
 
     async def segments(self, sid: int, start: int, limit: int) -> list[SegmentRow]:

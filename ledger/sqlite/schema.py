@@ -16,6 +16,10 @@ APPLICATION_ID = 0x54_52_4C_31  # "TRL1"
 BUSY_TIMEOUT_MS = 5_000
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
 """The WAL file is cut back to this size when it begins anew."""
+RENEWED_BYTES = 1 << 16
+"""Bytes of the WAL that are written anew at once; SQLite's files take less than 128 KiB."""
+WAL_HEADER_BYTES = 32
+WAL_FRAME_HEADER_BYTES = 24
 
 _SCHEMA = """
 CREATE TABLE stream (
@@ -97,13 +101,41 @@ def connect_writer(path: Path, vfs: str | None) -> apsw.Connection:
         writer.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
         # What a failed fsync has left in the page cache alone is written anew, before
         # anything is acknowledged that would lie behind it in the WAL.
+        _renew_wal(writer, vfs)
         writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     except BaseException:
+        leave_wal(writer)
         writer.close()
         raise
     with suppress(OSError):
         path.chmod(0o600)
     return writer
+
+
+def leave_wal(connection: apsw.Connection) -> None:
+    """Let it not move the WAL when it closes as the last one: some of that may not be durable."""
+    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+
+
+def _renew_wal(writer: apsw.Connection, vfs: str | None) -> None:
+    """Write the WAL over itself, and sync it, before any of it is moved.
+
+    Linux holds what it has failed to sync for clean, and a further sync does nothing about it.
+    If the power failed while such a WAL is moved, a database with pages of its end would meet
+    a WAL that breaks off before them.
+    """
+    frames, _ = writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+    if frames <= 0:
+        return
+    size = WAL_HEADER_BYTES + frames * (WAL_FRAME_HEADER_BYTES + _pragma(writer, "page_size"))
+    flags = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_READWRITE
+    wal = apsw.VFSFile(vfs or "", writer.filename_wal, [flags, 0])
+    try:
+        for at in range(0, size, RENEWED_BYTES):
+            wal.xWrite(wal.xRead(min(RENEWED_BYTES, size - at), at), at)
+        wal.xSync(apsw.SQLITE_SYNC_NORMAL)
+    finally:
+        wal.xClose()
 
 
 def connect_reader(path: Path, vfs: str | None) -> apsw.Connection:

@@ -15,6 +15,9 @@ own, and may tear one in the middle. Nothing is really synced, which makes it qu
 After a failed sync Linux marks the pages clean and never writes them again ("Can
 Applications Recover from fsync Failures?", USENIX ATC 2020). So does this disk: readers go
 on seeing such a write, no later sync makes it durable, and a power cut may lose it.
+
+Syncs by a descriptor, past SQLite, are not seen: of the database file less is durable here
+than would be after `SqliteFile._move_and_sync`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+import apsw
 import pytest
 
 from ledger.errors import ConfigError, Damaged, TailraceError
@@ -22,6 +23,7 @@ from tests.ledger.backends import Clock, opened_file
 pytestmark = pytest.mark.anyio
 
 PAGE_BYTES = 4096
+LEAF, LEAF_HEADER_BYTES = 13, 8  # https://sqlite.org/fileformat2.html#b_tree_pages
 COUNT = 40
 ROTTEN, WHOLE, RUNNING = (bytes([n]) * 16 for n in (1, 2, 3))
 STREAMS = (ROTTEN, WHOLE, RUNNING)
@@ -204,4 +206,27 @@ async def test_a_rotten_log_row_is_named_and_the_ledger_is_not_opened(path: Path
         await ledger.append([Append(RUNNING, 1, tip, record(RUNNING, tip))])
     flip(path, path.read_bytes().index(mark(RUNNING, COUNT)) + 100)
     with pytest.raises(TailraceError, match=r"ledger\.db: log row \d+ does not match"):
+        await SqliteLedger.open(path, Clock())
+
+
+def last_page_of_the_log(path: Path) -> tuple[int, bytes]:
+    """The leaf with its last rows, counted from 0, and what is on it."""
+    reader, data = apsw.Connection(str(path)), path.read_bytes()
+    number = int(str(reader.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'log'").get))
+    reader.close()
+    while (page := data[(number - 1) * PAGE_BYTES : number * PAGE_BYTES])[0] != LEAF:
+        number = int.from_bytes(page[8:12], "big")
+    return number - 1, page
+
+
+async def test_a_log_page_whose_rows_are_zeros_is_named_and_the_ledger_is_not_opened(
+    path: Path,
+) -> None:
+    """Of a page that reached the disk in part SQLite makes row 0, and its columns are NULL."""
+    async with opened_file(path) as ledger:
+        tip = (await ledger.info(RUNNING)).next_index
+        await ledger.append([Append(RUNNING, 1, tip, record(RUNNING, tip))])
+    number, page = last_page_of_the_log(path)
+    overwrite(path, number, page[:LEAF_HEADER_BYTES] + bytes(PAGE_BYTES - LEAF_HEADER_BYTES))
+    with pytest.raises(Damaged, match=r"ledger\.db: log row 0 does not match"):
         await SqliteLedger.open(path, Clock())

@@ -6,9 +6,11 @@ What was acknowledged is held here, outside the ledger, and looked for afterward
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -238,6 +240,18 @@ async def test_on_a_full_disk_the_ledger_stops_and_loses_nothing(tmp_path: Path,
             assert await outside.lost(ledger) == NOTHING
 
 
+@asynccontextmanager
+async def failed(tmp_path: Path, outside: Outside, sync: int) -> AsyncIterator[Disk]:
+    """A disk under a ledger that has worked until a sync failed, and is still open."""
+    with faulty(Random(sync)) as disk:
+        async with opened(folder(tmp_path, "disk"), disk) as ledger:
+            await create(ledger)
+            await outside.work(ledger, 10)
+            disk.fail_sync(sync)
+            await until_it_fails(outside, ledger)
+            yield disk
+
+
 @pytest.mark.parametrize("sync", [1, 2, 3, 10, 40])
 async def test_after_a_sync_that_failed_nothing_acknowledged_is_lost_even_by_a_power_cut(
     tmp_path: Path, sync: int
@@ -249,13 +263,8 @@ async def test_after_a_sync_that_failed_nothing_acknowledged_is_lost_even_by_a_p
     """
     outside = Outside()
     after_kill, after_cut = folder(tmp_path, "killed"), folder(tmp_path, "cut")
-    with faulty(Random(sync)) as disk:
-        async with opened(folder(tmp_path, "disk"), disk) as ledger:
-            await create(ledger)
-            await outside.work(ledger, 10)
-            disk.fail_sync(sync)
-            await until_it_fails(outside, ledger)
-            successor = disk.kill(after_kill)
+    async with failed(tmp_path, outside, sync) as disk:
+        successor = disk.kill(after_kill)
     vfs = FaultyVfs("faulty", successor)
     async with opened(after_kill, successor) as ledger:
         assert await outside.lost(ledger) == NOTHING
@@ -265,6 +274,83 @@ async def test_after_a_sync_that_failed_nothing_acknowledged_is_lost_even_by_a_p
     async with opened(after_cut, None) as ledger:
         lost = await outside.lost(ledger)
         assert (lost.power, lost.object) == (0, 0)
+
+
+@pytest.mark.parametrize("sync", [1, 10])
+async def test_after_a_sync_that_failed_a_power_cut_while_the_successor_opens_takes_nothing(
+    tmp_path: Path, sync: int
+) -> None:
+    """At each of its writes: it moves a WAL of which the disk has not all that it reads."""
+    outside, killed, cuts = Outside(), list[tuple[Path, Disk]](), 0
+    async with failed(tmp_path, outside, sync) as disk:
+        for nth in range(CUTS):
+            copy = folder(tmp_path, f"killed{nth}")
+            killed.append((copy, disk.kill(copy)))
+    for nth, (copy, successor) in enumerate(killed):
+        left = folder(tmp_path, f"left{nth}")
+        vfs = FaultyVfs("faulty", successor)
+        successor.call_at_write(nth + 1, partial(successor.cut_power, left))
+        async with opened(copy, successor):
+            pass
+        vfs.unregister()
+        if successor.writes <= nth:
+            break
+        cuts += 1
+        async with opened(left, None) as ledger:
+            lost = await outside.lost(ledger)
+            assert (lost.power, lost.object) == (0, 0), f"write {nth}"
+    assert cuts > 1
+
+
+@pytest.fixture
+def _no_checkpoint(_few_pages: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the WAL is moved when a test says so."""
+    monkeypatch.setattr("ledger.sqlite.file.CHECKPOINT_PAGES", 4_096)
+
+
+@pytest.mark.usefixtures("_no_checkpoint")
+async def test_after_a_sync_that_failed_the_wal_is_not_moved_when_the_ledger_is_closed(
+    tmp_path: Path,
+) -> None:
+    async with failed(tmp_path, Outside(), 3) as disk:
+        writes = disk.writes
+    assert disk.writes == writes
+
+
+async def require_that_no_checkpoint_follows(outside: Outside, ledger: SqliteLedger) -> None:
+    """Not even the one that the very next commit is asked for."""
+    file = ledger._storage
+    assert isinstance(file, SqliteFile)
+    with pytest.raises(LedgerFailed):
+        file._move_and_sync()
+    file._finish_checkpoint = True
+    with pytest.raises(LedgerFailed):
+        await outside.work(ledger, 1)
+
+
+@pytest.mark.usefixtures("_no_checkpoint")
+async def test_after_a_checkpoint_that_failed_the_wal_does_not_begin_anew(tmp_path: Path) -> None:
+    """It is all that the pages of the database can be written from once more."""
+    outside = Outside()
+    with faulty(Random(1)) as disk:
+        async with opened(tmp_path, disk) as ledger:
+            await create(ledger)
+            await outside.work(ledger, 10)
+            disk.fail_sync(2)  # the WAL's succeeds, the database's does not
+            await require_that_no_checkpoint_follows(outside, ledger)
+
+
+@pytest.mark.usefixtures("_no_checkpoint")
+async def test_nor_does_it_where_what_was_moved_so_far_cannot_be_synced(tmp_path: Path) -> None:
+    outside, (end, other_end) = Outside(), os.pipe()
+    async with opened(tmp_path, None) as ledger:
+        await create(ledger)
+        await outside.work(ledger, 10)
+        assert isinstance(ledger._storage, SqliteFile)
+        os.dup2(end, ledger._storage._synced)  # a pipe has nothing to sync
+        await require_that_no_checkpoint_follows(outside, ledger)
+    os.close(end)
+    os.close(other_end)
 
 
 async def test_a_ledger_that_cannot_sync_when_it_is_opened_is_not_opened(tmp_path: Path) -> None:

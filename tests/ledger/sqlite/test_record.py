@@ -67,3 +67,9 @@ def test_a_torn_blob_is_noticed() -> None:
     for size in range(len(blob)):
         with pytest.raises(Damaged):
             unpack(blob[:size])
+
+
+@pytest.mark.parametrize("blob", [None, 0, 0.5, "a long text"])
+def test_what_sqlite_reads_on_a_rotten_page_is_noticed(blob: bytes) -> None:
+    with pytest.raises(Damaged, match="log row 0"):
+        list(unpack_batch(blob, where="log row 0"))
