@@ -366,8 +366,8 @@ class SqliteLedger:
 
     def _prune(self, commit: Commit, oldest: int) -> None:
         """Let log rows below `oldest` go, many at a time but never very many."""
-        sizes = self._log_sizes
-        while self._prunable < oldest and sizes and self._may_prune_more:
+        sizes, end = self._log_sizes, min(oldest, self._pruned + MAX_PRUNE_ROWS)
+        while self._prunable < end and sizes and self._prunable_bytes < PRUNE_BYTES:
             self._prunable_bytes += sizes.popleft()
             self._prunable += 1
         rows = self._prunable - self._pruned
@@ -375,14 +375,11 @@ class SqliteLedger:
             commit.keep_from = self._pruned = self._prunable
             self._prunable_bytes = 0
 
-    @property
-    def _may_prune_more(self) -> bool:
-        rows = self._prunable - self._pruned
-        return rows < MAX_PRUNE_ROWS and self._prunable_bytes < PRUNE_BYTES
-
     def _note_aged(self, seq: int) -> None:
+        # With fewer, short streams that come faster than one for each commit would pile up.
+        most = MAX_SEGMENTS_PER_COMMIT * SEGMENT_COMMITS
         for tail in self._unstored.values():
-            if seq - tail.oldest_seq < MAX_TAIL_BATCHES or len(self._ripe) >= PRUNE_ROWS:
+            if seq - tail.oldest_seq < MAX_TAIL_BATCHES or len(self._ripe) >= most:
                 return
             self._ripe[tail.sid] = tail
 

@@ -151,6 +151,8 @@ class SimulatedDisk:
                 frames = self.frames[self._ids[sid]]
                 assert index == len(frames), "the log doubles or skips an index"
                 frames.append(record.frame)
+        for sid in commit.removed:
+            self._ids.pop(sid, None)  # the next process may give the number to another stream
 
     def written(self) -> Written:
         frames = {stream: len(frames) for stream, frames in self.frames.items()}

@@ -46,7 +46,8 @@ class Expected:
 
     `fences` are the indexes at which each epoch began to write: nothing of an older epoch
     may come after them. `claims` counts takeovers that were begun; `ended_ms` is when its
-    end was first offered to the ledger; `deleted` says that somebody asked for that.
+    end was first offered to the ledger, or the earliest time since; `deleted` says that
+    somebody asked for that.
     """
 
     key: str
@@ -137,6 +138,9 @@ class World:
     def jump(self, by_ms: int) -> None:
         self.now_ms += by_ms
         self.latest_ms = max(self.latest_ms, self.now_ms)
+        for expected in self.streams:
+            if expected.ended_ms is not None:  # the ledger may not have looked before it went back
+                expected.ended_ms = min(expected.ended_ms, self.now_ms)
 
     # ---- what producers are told ----
 
@@ -156,7 +160,7 @@ class World:
         """A producer is about to append it."""
         expected = self._by_id[append.stream]
         if expected.ended_ms is None and tag_of(append.record.frame) == Tag.STREAM_END:
-            expected.ended_ms = self.now_ms - BACK_MS  # it may go back before the ledger looks
+            expected.ended_ms = self.now_ms
 
     def acknowledge(self, append: Append) -> None:
         expected = self._by_id[append.stream]
