@@ -178,7 +178,7 @@ def origin(
     """Run an origin: admission, ledger and the workers that generate."""
     with extra("origin"):
         from origin.config import LedgerConfig, OriginConfig, StreamsConfig
-        from origin.supervisor import run
+        from origin.start import run
 
     settings = OriginConfig.load(
         config,
@@ -196,7 +196,8 @@ def origin(
     )
     retention, streams = LedgerConfig.load(config), StreamsConfig.load(config)
     _watch_parent(until_eof)
-    run(settings, retention, streams)
+    with extra("origin"):  # most of it is imported only now
+        run(settings, retention, streams)
 
 
 def _watch_parent(until_eof: bool) -> None:

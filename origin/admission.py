@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from ledger.errors import CallerError, Conflict, NotFound
 from ledger.frame import Open, Overflow, encode
-from origin.grammar import check_format
 from origin.prompt import PromptReader
 from origin.recipe import Recipe, prompt_hash
 
@@ -68,6 +67,9 @@ def _token_recipe(request: Open, fingerprint: str, seed: int, reader: PromptRead
     read = reader.read(request.prompt, request.messages, room if is_dropping else None)
     form = request.format
     if form is not None:
+        # Imported late: numpy and llguidance are a fifth of a second, in every start of an origin.
+        from origin.grammar import check_format
+
         check_format(form.kind, form.source)
     return Recipe(
         **_any_kind(request),

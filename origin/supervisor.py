@@ -1,28 +1,26 @@
-"""`tailrace origin`: ledger, link server and workers in one supervised process. No torch."""
+"""The supervisor of an origin: ledger, link server and workers' slots in one process. No torch.
+
+`origin.start` has begun the workers by the time that this is imported.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import structlog
-import uvloop
 
 from ledger.errors import ConfigError, LedgerFailed, Unavailable
 from ledger.frame import encode
 from ledger.interface import Ledger
-from ledger.log import configure_logging
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
-from origin.garbage import look_less_often
 from origin.link import EdgeLink
 from origin.metrics import Metrics, exposed
 from origin.objects import OriginObjects
 from origin.open_ledger import open_ledger
-from origin.program import makes_tokens, program
+from origin.program import makes_tokens
 from origin.prompt import PromptReader
 from origin.resume_token import TokenKeys
 from origin.runs import Runs
@@ -36,21 +34,20 @@ ADOPT_S = 0.5
 log = structlog.get_logger("origin")
 
 
-def run(config: OriginConfig, ledger: LedgerConfig, streams: StreamsConfig) -> None:
-    """Serve until SIGTERM or SIGINT; raises `TailraceError` if it cannot start or go on."""
-    configure_logging(config.log_level)
-    look_less_often()
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line per webhook, with its URL
-    uvloop.run(serve(config, ledger, streams))
-
-
-async def serve(config: OriginConfig, retention: LedgerConfig, streams: StreamsConfig) -> None:
+async def serve(
+    config: OriginConfig,
+    retention: LedgerConfig,
+    streams: StreamsConfig,
+    slots: Sequence[WorkerSlot],
+    running: Sequence[asyncio.Task[None]],
+) -> None:
+    """Serve until one of the parts ends that are `running` already, or one of our own."""
     reader = PromptReader(config.model) if makes_tokens(config) else None
     ledger = await open_ledger(retention, config.data, now_ms)
     objects = OriginObjects(ledger, streams, now_ms)
     try:
         supervisor = Supervisor(config, retention, ledger, objects, reader)
-        await supervisor.serve()
+        await supervisor.serve(slots, running)
     finally:
         await objects.close()
         await ledger.close()
@@ -86,8 +83,10 @@ class Supervisor:
             now_ms=now_ms,
         )
 
-    async def serve(self) -> None:
-        """Run until a signal stops it; the first error of a part stops it with that error."""
+    async def serve(
+        self, slots: Sequence[WorkerSlot], running: Sequence[asyncio.Task[None]]
+    ) -> None:
+        """Run until a part ends; the first error of a part stops it with that error."""
         host, port = self._config.link_address
         try:
             server = await asyncio.get_running_loop().create_server(self._link, host, port)
@@ -103,31 +102,27 @@ class Supervisor:
             with exposed(self._metrics, self._config.metrics_address) as served:
                 if served is not None:
                     log.info("origin.metrics", port=served)
-                await self._run_parts()
+                for slot in slots:
+                    slot.belong_to(self._runs)
+                await self._run_parts(running)
         finally:
             server.close()
             for link in list(self._links):
                 link.close()
             await server.wait_closed()
 
-    async def _run_parts(self) -> None:
-        parts = [asyncio.create_task(slot.keep()) for slot in self._slots()]
-        kept = (self._beat, self._adopt, self._sweep, self._objects.run)
-        parts += [asyncio.create_task(part()) for part in kept]
-        stopped = asyncio.create_task(_stop_signal())
+    async def _run_parts(self, running: Sequence[asyncio.Task[None]]) -> None:
+        own = (self._beat, self._adopt, self._sweep, self._objects.run)
+        parts = [*running, *(asyncio.create_task(part()) for part in own)]
         try:
-            await asyncio.wait((*parts, stopped, self._failed), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((*parts, self._failed), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for part in (*parts, stopped):
+            for part in parts:
                 part.cancel()
             results = await asyncio.gather(*parts, return_exceptions=True)
         for result in (*results, self._failed.exception() if self._failed.done() else None):
             if isinstance(result, Exception):
                 raise result
-
-    def _slots(self) -> list[WorkerSlot]:
-        command = program(self._config)
-        return [WorkerSlot(n, command, self._runs) for n in range(self._config.workers)]
 
     def _link(self) -> EdgeLink:
         return EdgeLink(self._service, self._links, self._fail)
@@ -170,13 +165,6 @@ def _unless_away() -> Iterator[None]:
         raise
     except Unavailable as error:
         log.warning("ledger.away", error=str(error))
-
-
-async def _stop_signal() -> None:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await stop.wait()
 
 
 def now_ms() -> int:

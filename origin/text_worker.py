@@ -33,8 +33,8 @@ from ledger.frame import FinishReason, Hello, Tag, tag_of
 from ledger.log import configure_logging
 from origin.producer import End, Producer, Request
 from origin.production import Numbered, Production
-from origin.program import Progress, open_producer, text_parser
 from origin.recipe import Recipe
+from origin.text_program import Progress, open_producer, text_parser
 from origin.worker_frame import (
     SCHEMA_HASH,
     SUPERVISOR,

@@ -1,7 +1,8 @@
 """One worker slot of the supervisor: its process, its socket, and its restarts.
 
 A slot runs a program of `origin.program`, hears its frames in order and starts a new process
-when one dies. What the frames mean is the business of the `Owner`.
+when one dies. What the frames mean is the business of the `Owner`. A slot begins without one,
+because a worker takes longer to load than its owner; what it says waits for the owner.
 """
 
 from __future__ import annotations
@@ -52,14 +53,20 @@ class WorkerSlot:
     `program` is the module to run and its arguments but for the socket.
     """
 
-    def __init__(self, number: int, program: Sequence[str], owner: Owner) -> None:
+    def __init__(self, number: int, program: Sequence[str]) -> None:
         self.number = number
         self.pid: int | None = None
         self.ready: Ready | None = None
         self._program = program
-        self._owner = owner
+        self._owner: Owner | None = None
+        self._is_owned = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._connected = asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]](1)
+
+    def belong_to(self, owner: Owner) -> None:
+        """Tell `owner` from now on, and what has happened before."""
+        self._owner = owner
+        self._is_owned.set()
 
     def send(self, frame: Frame, run: int) -> None:
         """Give the worker an order; lost with the worker if it dies, as its runs are."""
@@ -102,6 +109,8 @@ class WorkerSlot:
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
+            if self._writer is None:
+                _kill(process)  # it has not called yet: nothing is lost, and it would not hear us
             self._disconnect()
             await _reap(process, exited)
         if not hearing.cancelled() and (error := hearing.exception()) is not None:
@@ -111,8 +120,14 @@ class WorkerSlot:
         was_ready = self.ready is not None
         log.warning("worker.lost", slot=self.number, pid=self.pid, exit=process.returncode)
         self.pid = self.ready = None
-        await self._owner.worker_lost(self)
+        await (await self._told()).worker_lost(self)
         return was_ready
+
+    async def _told(self) -> Owner:
+        """Who is told, once there is somebody."""
+        await self._is_owned.wait()
+        assert self._owner is not None
+        return self._owner
 
     def _disconnect(self) -> None:
         if self._writer is not None:
@@ -122,6 +137,7 @@ class WorkerSlot:
     async def _hear(self) -> None:
         reader, self._writer = await self._connected.get()
         self._writer.write(worker_frame.encode(Hello(worker_frame.SCHEMA_HASH, "supervisor")))
+        owner = await self._told()
         splitter = worker_frame.Splitter(tags=worker_frame.WORKER)
         greeted = False
         while data := await reader.read(READ_BYTES):
@@ -131,16 +147,16 @@ class WorkerSlot:
                     _check_hello(frame)
                     greeted = True
                 else:
-                    await self._dispatch(frame)
+                    await self._dispatch(owner, frame)
 
-    async def _dispatch(self, frame: Frame) -> None:
+    async def _dispatch(self, owner: Owner, frame: Frame) -> None:
         match frame:
             case Step():
-                await self._owner.worker_step(self, frame)
+                await owner.worker_step(self, frame)
             case Load():
-                self._owner.worker_load(self, frame)
+                owner.worker_load(self, frame)
             case LoadProgress():
-                self._owner.worker_loading(self, frame)
+                owner.worker_loading(self, frame)
             case Ready():
                 self.ready = frame
                 log.info(
@@ -151,7 +167,7 @@ class WorkerSlot:
                     device=frame.device,
                     load_ms=frame.load_ms,
                 )
-                await self._owner.worker_ready(self, frame)
+                await owner.worker_ready(self, frame)
             case _:
                 raise FrameError("not expected here", field=type(frame).__name__, offset=0)
 
@@ -172,6 +188,10 @@ async def _reap(process: asyncio.subprocess.Process, exited: asyncio.Task[int]) 
     """Wait for the process; one that hangs must not write another frame, so it is killed."""
     done, _ = await asyncio.wait((exited,), timeout=STOP_GRACE_S)
     if not done:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        _kill(process)
         await exited
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()

@@ -36,7 +36,8 @@ class Slot(WorkerSlot):
     """A slot whose worker is the test: it keeps what it is sent."""
 
     def __init__(self, number: int, runs: Runs) -> None:
-        super().__init__(number, (), runs)
+        super().__init__(number, ())
+        self.belong_to(runs)
         self.sent: list[tuple[int, Frame]] = []
         self.ordered = asyncio.Event()
 

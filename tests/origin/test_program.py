@@ -9,7 +9,8 @@ import pytest
 
 from ledger.errors import ConfigError
 from origin.config import OriginConfig
-from origin.program import makes_tokens, open_producer, program, text_parser
+from origin.program import makes_tokens, program
+from origin.text_program import open_producer, text_parser
 
 pytestmark = pytest.mark.anyio
 URL = "https://there.example/v1"
