@@ -1,9 +1,10 @@
 """The ahead-of-time gate: every kernel at its real shapes, compiled for sm_90 and read.
 
 `python -m kernels.aot` needs no GPU. It fails on a kernel that does not compile, that spills
-registers, that adds floats atomically, that lacks an instruction it was written for, that wants
-more shared memory than the machine has, or that is launched somewhere but planned nowhere; and
-on a decode step of more than five launches per layer. Its last line is JSON.
+registers, that adds floats atomically, that lacks an instruction it was written for, that reads
+what it must not, writes or ends before it has waited for the launches ahead (`dependent_triton`),
+that wants more shared memory than the machine has, or that is launched somewhere but planned
+nowhere; and on a decode step of more than five launches per layer. Its last line is JSON.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from kernels.dependent_triton import READ_AHEAD
+
 MAX_LAUNCHES = 5
 """Launches of a layer's decode step at batch 1."""
 MAX_SHARED_BYTES = 227 << 10
@@ -42,6 +44,10 @@ class Compiled:
             yield f"adds floats atomically, {atomics} times"
         if missing := self.missing():
             yield f"lacks {', '.join(missing)}"
+        if foreign := sorted(set(self.code["read_ahead"]) - READ_AHEAD):
+            yield f"reads {', '.join(foreign)} before it waits for the launches ahead"
+        if early := self.code["before_wait"]:
+            yield f"does not wait for the launches ahead before {', '.join(early)}"
         if (shared := self.code["shared_bytes"]) > MAX_SHARED_BYTES:
             yield f"takes {shared} bytes of shared memory, of {MAX_SHARED_BYTES}"
 
@@ -97,6 +103,8 @@ class Gate:
             "compile_errors": sum(compiled.code is None for compiled in self.compiled),
             "spill_bytes": sum(code["spill_bytes"] for code in codes),
             "float_atomics": sum(code["float_atomics"] for code in codes),
+            "dependent": sum("ACQBULK" in use["expects"] for c in self.compiled for use in c.uses),
+            "before_wait": sum(len(code["before_wait"]) for code in codes),
             "missing_instructions": sum(len(c.missing()) for c in self.compiled if c.code),
             "unplanned": self.unplanned(),
             "launches_per_layer": max(launches.values(), default=0),

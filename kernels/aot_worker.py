@@ -47,7 +47,7 @@ class Planned:
             "kernel": variant.kernel_name,
             "key": variant.key,
             "step": variant.step,
-            "expects": list(variant.expects),
+            "expects": list(variant.instructions),
             "bytes_moved": variant.bytes_moved,
         }
 
@@ -60,9 +60,13 @@ def kernel_modules(package: str) -> list[ModuleType]:
 
 
 def planned(modules: list[ModuleType]) -> Iterator[Planned]:
-    """All variants of the real shapes; a module without `variants` holds device functions alone."""
+    """All variants of a module's SHAPES, by default the real ones.
+
+    A module without `variants` holds device functions alone.
+    """
     for module in modules:
-        for shape in REAL_SHAPES if hasattr(module, "variants") else ():
+        shapes = getattr(module, "SHAPES", REAL_SHAPES)
+        for shape in shapes if hasattr(module, "variants") else ():
             for variant in module.variants(shape):
                 yield Planned(module.__name__, shape, variant)
 

@@ -19,21 +19,25 @@ merges, either of the others covers its share. A split is four tiles, 128 KB of 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda
 
 from kernels.checks import check_same_device, check_tensor
-from kernels.launch import OPTIONS, next_power_of_2
+from kernels.dependent_triton import prefetch
+from kernels.launch import dependent_launch, next_power_of_2
 from kernels.paged_attention import SPLIT_PAGES, SPLIT_TOKENS, check_queries
 from kernels.paged_kv import PAGE_TOKENS, PagedKv, check_tables
 from kernels.rope import Rope
 from kernels.rope_triton import (
     absent_pointers,
     check_write,
+    dependent_too,
     page_at,
     row_fault,
     served_caches,
@@ -42,7 +46,7 @@ from kernels.rope_triton import (
     write_token,
 )
 from kernels.rounding_triton import rounded
-from kernels.shapes import DecoderShape
+from kernels.shapes import ATTENTION_SHAPES, DecoderShape
 from kernels.softmax_triton import attend_tile, softmax_plan
 from kernels.splits_triton import DecodeWorkspace, finish, splits_of, store_heads
 from kernels.variant import Variant
@@ -50,6 +54,14 @@ from kernels.variant import Variant
 _PAGE = tl.constexpr(PAGE_TOKENS)
 _SPLIT = tl.constexpr(SPLIT_TOKENS)
 _SPLIT_PAGES = tl.constexpr(SPLIT_PAGES)
+
+AHEAD_PAGES = 2
+"""Pages of keys, and of values, that a dependent program asks for before it waits.
+
+64 KB in bf16 at D = 128, 25 MB over the programs that fit a GPU at once: half of its L2.
+"""
+_AHEAD_PAGES = tl.constexpr(AHEAD_PAGES)
+_LINE_BITS = tl.constexpr(8 * 128)
 
 
 @triton.jit
@@ -60,6 +72,20 @@ def _split_pages(tables_ptr, sequence, max_pages, entry, pages, left):
     page2, fault2 = page_at(tables_ptr, sequence, max_pages, entry + 2, pages, left > 2 * _PAGE)
     page3, fault3 = page_at(tables_ptr, sequence, max_pages, entry + 3, pages, left > 3 * _PAGE)
     return (page0, page1, page2, page3), fault0 | fault1 | fault2 | fault3
+
+
+@triton.jit
+def _ask_for(
+    cells_ptr, split_pages, left, head, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Bring a head's first pages of a split into L2, as far as they hold positions."""
+    CELLS: tl.constexpr = _LINE_BITS // cells_ptr.dtype.element_ty.primitive_bitwidth
+    line = tl.minimum(tl.arange(0, _PAGE * BLOCK_D // CELLS), _PAGE * D // CELLS - 1)
+    for number in tl.static_range(_AHEAD_PAGES):
+        page = tl.where(left > number * _PAGE, split_pages[number], split_pages[0])
+        first = (page.to(tl.int64) * KV_HEADS + head) * (_PAGE * D)
+        prefetch(cells_ptr + first + line * CELLS)
 
 
 @triton.jit
@@ -112,8 +138,10 @@ def _decode(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, DOT_ROWS: tl.constexpr, TILE: tl.constexpr,
     STAGES: tl.constexpr, SCALE: tl.constexpr, DOT: tl.constexpr, WRITE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        cuda.gdc_launch_dependents()
     split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     length = tl.load(lengths_ptr + row)
     sequence = tl.load(sequences_ptr + row)
@@ -126,6 +154,16 @@ def _decode(
     out_ptr += (row * HEADS + head * GROUP) * D
     fault = row_fault(sequence, sequences, length, 0, longest)
     left = length - split * _SPLIT
+    split_pages, foreign = _split_pages(
+        tables_ptr, sequence, max_pages, split * _SPLIT_PAGES, pages,
+        tl.where(fault == 0, left, 0),
+    )  # fmt: skip
+    if PDL:
+        # Lengths and block tables are those of the step; what is asked for is read after the wait.
+        if (fault == 0) & (left > 0):
+            _ask_for(keys_ptr, split_pages, left, head, KV_HEADS, D, BLOCK_D)
+            _ask_for(values_ptr, split_pages, left, head, KV_HEADS, D, BLOCK_D)
+        cuda.gdc_wait()
     if (fault != 0) | (length == 0):
         if split == 0:
             nothing = tl.where(fault != 0, float("nan"), 0.0)
@@ -134,9 +172,6 @@ def _decode(
                 store_heads(nothing, out_ptr, member, column, D, GROUP)
             tl.atomic_or(faults_ptr + row, fault)
     elif left > 0:
-        split_pages, foreign = _split_pages(
-            tables_ptr, sequence, max_pages, split * _SPLIT_PAGES, pages, left
-        )
         q = _queries(
             x_ptr, head, length - 1, cos_ptr, sin_ptr, q_norm_ptr, eps,
             D, BLOCK_D, GROUP, DOT_ROWS, WRITE,
@@ -181,6 +216,7 @@ def decode_attention(
     *,
     max_length: int,
     write: Rope | None = None,
+    dependent: bool = False,
 ) -> None:
     """Attend from every row to positions 0 .. length-1 of its sequence.
 
@@ -194,7 +230,9 @@ def decode_attention(
     max_pages]. out: fp32 [rows, heads * D]; 0 for length 0, which is no fault, so that a batch
     can be padded. faults: int32 [rows], cleared by the caller: a row whose sequence, length or
     page is not there gets a bit (FAULT_*) and comes out NaN, and other rows as ever. max_length:
-    what the launch has programs for. Raises TypeError or ValueError.
+    what the launch has programs for. dependent: programmatic dependent launch; lengths, sequences
+    and tables, which no launch ahead may write, are read while those still run, and pages asked
+    for. Raises TypeError or ValueError.
 
     Moves `cache.token_bytes()` per position, x, out, and twice the partial results, for every
     256 positions and head D + 2 numbers of fp32. Source: Dao et al., Flash-Decoding for
@@ -217,11 +255,12 @@ def decode_attention(
     if write is not None:
         rope = (write.cos, write.sin, write.q_norm, write.k_norm, write.eps)
     constants, options = decode_plan(heads, cache.kv_heads, cache.head_dim, cache.keys.dtype)
+    dependent, launch = dependent_launch(dependent)
     _decode[(splits_of(max_length), cache.kv_heads, rows)](
         x, lengths, sequences, *rope, cache.keys, cache.values, cache.key_scales,
         cache.value_scales, tables, out, faults, workspace.mixed, workspace.sums,
         workspace.counters, *tables.shape, cache.pages, len(write.cos) if write else 0,
-        workspace.splits, **constants, WRITE=write is not None, **options, **OPTIONS,
+        workspace.splits, **constants, WRITE=write is not None, PDL=dependent, **options, **launch,
     )  # fmt: skip
 
 
@@ -229,45 +268,58 @@ _MIN_DOT_ROWS = 16
 """The fewest rows that `tl.dot` takes."""
 _TILE_BYTES = 32_768
 """Of keys, and of values, that a program reads in one step at most."""
+_MERGED_CELLS = 4
+"""Numbers of the result that a thread merges: with eight slots and three values of each, 96."""
 
 
 def decode_plan(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """(constants, launch options), from the shape of the heads and the cache's type alone."""
+    """(constants, launch options), from the shape of the heads and the cache's type alone.
+
+    Warps are as many as leave a thread four cells of the heads that a program merges, since it
+    holds eight partial results of each at a time.
+    """
     constants = softmax_plan(heads, kv_heads, head_dim, dtype)
     rows = next_power_of_2(constants["GROUP"])
     row_bytes = constants["BLOCK_D"] * dtype.itemsize
     # Numbers of 8 bits need registers to become bf16: half a page at a time, twice as far ahead.
     widest, stages = (PAGE_TOKENS // 2, 5) if dtype.itemsize == 1 else (PAGE_TOKENS, 3)
+    if dtype == torch.float32:  # no tensor core takes it: what is multiplied lies in registers
+        widest = _MIN_DOT_ROWS
     constants |= {
         "ROWS": rows,
         "DOT_ROWS": max(_MIN_DOT_ROWS, rows),
         "TILE": min(widest, _TILE_BYTES // row_bytes),
         "STAGES": stages,
     }
-    return constants, {"num_warps": 4}
+    cells = rows * constants["BLOCK_D"]
+    return constants, {"num_warps": min(max(4, cells // (32 * _MERGED_CELLS)), 16)}
+
+
+SHAPES = ATTENTION_SHAPES
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
     """A decode step, and rows of one sequence behind `rope_write`, at 256 positions."""
     for dtype in served_caches(shape):
         constants, options = decode_plan(shape.heads, shape.kv_heads, shape.head_dim, dtype)
-        for write in (True, False):
+        for write, dependent in product((True, False), dependent_too(shape, dtype)):
             absent = absent_pointers(shape, dtype)
             if not write:
                 absent |= {"cos", "sin", "q_norm", "k_norm"}
             signature, none = signature_of(_decode, dtype, absent)
             kind = str(dtype).removeprefix("torch.") + (" write" if write else "")
-            first = write and dtype == torch.bfloat16
+            first = write and not dependent and dtype == torch.bfloat16
             yield Variant(
-                name=f"{shape.name}.attend {kind}",
+                name=f"{shape.name}.attend {kind}" + " dependent" * dependent,
                 kernel=_decode,
                 signature=signature,
-                constants=none | constants | {"WRITE": write},
+                constants=none | constants | {"WRITE": write, "PDL": dependent},
                 divisible=frozenset(name for name in signature if name.endswith("_ptr")),
-                expects=("HMMA", "LDGSTS"),
+                expects=("LDGSTS",) if dtype == torch.float32 else ("HMMA", "LDGSTS"),
                 bytes_moved=SPLIT_TOKENS * 2 * shape.keys * dtype.itemsize,
                 step="attend" if first else None,
                 num_warps=options["num_warps"],
+                launch_pdl=dependent,
             )

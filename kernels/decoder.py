@@ -94,7 +94,9 @@ class Decoder:
     table: bf16, fp16 or fp32 [vocab, hidden]. layers, ropes and cache: one part per layer.
     max_length: positions that a sequence may have. step_rows: rows that may be decoded or have
     their logits computed at a time, max_rows if it is None; it is what a long context and a
-    large vocabulary cost memory for. Raises ValueError for parts that do not fit one another.
+    large vocabulary cost memory for. dependent: launches of a step begin while those ahead still
+    run (`dependent_triton`); `embed` is the ordinary one at the head of each chain. The bits are
+    the same. Raises ValueError for parts that do not fit one another.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Decoder:
         max_rows: int,
         max_length: int,
         step_rows: int | None = None,
+        dependent: bool = False,
     ) -> None:
         if not len(layers) == len(ropes) == len(cache) == shape.layers:
             raise ValueError(
@@ -120,6 +123,7 @@ class Decoder:
         self.max_rows = max_rows
         self.max_length = max_length
         self.step_rows = max_rows if step_rows is None else step_rows
+        self.dependent = dependent
         self.table = table
         self.parts = list(zip(layers, ropes, cache, strict=True))
         self.head = head
@@ -142,13 +146,13 @@ class Decoder:
         """
         x, qkv, mixed, _ = self._begin(rows)
         for layer, rope, cache in self.parts:
-            layer.project_in(x, qkv)
+            layer.project_in(x, qkv, dependent=self.dependent)
             decode_attention(
                 qkv, rows.lengths, rows.sequences, cache, tables, mixed, self.faults[: len(rows)],
-                self._workspace, max_length=max_length, write=rope,
+                self._workspace, max_length=max_length, write=rope, dependent=self.dependent,
             )  # fmt: skip
-            layer.project_out(mixed, x)
-            layer.feed_forward(x)
+            layer.project_out(mixed, x, dependent=self.dependent)
+            layer.feed_forward(x, dependent=self.dependent)
         return x
 
     def replay(self, rows: Rows, tables: Tensor, max_length: int) -> Tensor:
@@ -158,6 +162,7 @@ class Decoder:
             decode_attention(
                 queries, rows.lengths, rows.sequences, cache, tables, mixed,
                 self.faults[: len(rows)], self._workspace, max_length=max_length,
+                dependent=self.dependent,
             )  # fmt: skip
 
         return self._written_first(rows, tables, attend)
@@ -176,21 +181,21 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Up to step_rows hidden rows fp32 [rows, hidden] -> fp32 [rows, vocab] of a buffer."""
         logits = self._logits[: len(hidden)]
-        self.head(hidden, logits)
+        self.head(hidden, logits, dependent=self.dependent)
         return logits
 
     def _written_first(self, rows: Rows, tables: Tensor, attend: Attend) -> Tensor:
         """Keys and values of all rows are written before the first of them attends."""
         x, qkv, mixed, queries = self._begin(rows)
         for layer, rope, cache in self.parts:
-            layer.project_in(x, qkv)
+            layer.project_in(x, qkv, dependent=self.dependent)
             rope_write(
                 qkv, rows.positions, rows.sequences, rope, cache, tables, queries,
-                self.faults[: len(rows)],
+                self.faults[: len(rows)], dependent=self.dependent,
             )  # fmt: skip
             attend(queries, cache, mixed)
-            layer.project_out(mixed, x)
-            layer.feed_forward(x)
+            layer.project_out(mixed, x, dependent=self.dependent)
+            layer.feed_forward(x, dependent=self.dependent)
         return x
 
     def _begin(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -201,7 +206,7 @@ class Decoder:
         self.faults.zero_()
         buffers = (self._x, self._qkv, self._mixed, self._queries)
         x, qkv, mixed, queries = (buffer[:count] for buffer in buffers)
-        embed(rows.ids, self.table, x, self.faults[:count])
+        embed(rows.ids, self.table, x, self.faults[:count], chain=self.dependent)
         return x, qkv, mixed, queries
 
     def _buffer(self, rows: int, columns: int) -> Tensor:

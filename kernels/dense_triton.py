@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.checks import check_same_device, check_tensor
 from kernels.dense import check_epilogue
 from kernels.epilogue import Epilogue
-from kernels.launch import INTERPRETED, OPTIONS, next_power_of_2
+from kernels.launch import INTERPRETED, OPTIONS, dependent_launch, next_power_of_2
 from kernels.linear_plan import (
     NORM_MAX_INPUTS,
     NORM_MAX_ROWS,
@@ -115,8 +115,7 @@ def launch_linear(
         return
     workspace.check(plan, rows)
     groups = plan.groups(rows, x.element_size())
-    dependent = dependent and not INTERPRETED
-    options = {**OPTIONS, "launch_pdl": True} if dependent else OPTIONS
+    dependent, options = dependent_launch(dependent)
     grid = (-(-rows // (ROWS * groups)), plan.tiles, plan.splits)
     linear_kernel[grid](
         x, weight, scale, zero, norm, out, workspace.partials, workspace.counters, rows, eps,
@@ -167,9 +166,11 @@ def linear_variants(
     ):
         if rows == 16 and not normed:
             continue  # It is what a batch of 1 launches.
-        groups = plan.groups(rows, 4)
+        # A norm that is a launch of its own leaves bf16.
+        x_bytes = 2 if normed and not norm else 4
+        groups = plan.groups(rows, x_bytes)
         given = {
-            "x_ptr": "*fp32",
+            "x_ptr": "*bf16" if x_bytes == 2 else "*fp32",
             "weight_ptr": weight_type,
             "scale_ptr": "*fp32" if plan.bits else None,
             "zero_ptr": "*u8" if zero else None,
@@ -191,7 +192,7 @@ def linear_variants(
             num_stages=plan.tile.num_stages,
             launch_pdl=dependent,
             expects=("HGMMA", "LDGSTS.E.BYPASS.128"),
-            bytes_moved=plan.bytes_moved(rows),
+            bytes_moved=plan.bytes_moved(rows, x_bytes),
             step=step if rows == 1 and not dependent and step != "head" and not plan.bits else None,
             options=OPTIONS,
         )

@@ -35,7 +35,7 @@ from kernels.int8_words_triton import (
     normalise_row,
     quantise_row,
 )
-from kernels.launch import INTERPRETED, OPTIONS, next_power_of_2
+from kernels.launch import INTERPRETED, OPTIONS, dependent_launch, next_power_of_2
 from kernels.shapes import DecoderShape
 from kernels.variant import Variant
 
@@ -228,8 +228,7 @@ def int8_gemv(
     if out.numel() == 0:
         return
     plan = GemvPlan.of(out_features, in_features, len(x))
-    dependent = dependent and not INTERPRETED
-    options = {**OPTIONS, "launch_pdl": True} if dependent else OPTIONS
+    dependent, options = dependent_launch(dependent)
     int8_gemv_kernel[(plan.programs,)](
         x,
         x if norm is None else norm,

@@ -21,6 +21,12 @@ fp32 arithmetic has the bits of the interpreter and of torch.
 """
 
 
+def dependent_launch(dependent: bool) -> tuple[bool, dict[str, Any]]:
+    """The constant PDL of a kernel and the options of its launch; see `dependent_triton`."""
+    dependent = dependent and not INTERPRETED
+    return dependent, {**OPTIONS, "launch_pdl": True} if dependent else OPTIONS
+
+
 def next_power_of_2(size: int) -> int:
     """The smallest power of two that is not below `size`; 1 for 0."""
     return 1 << max(size - 1, 0).bit_length()

@@ -33,17 +33,20 @@ from kernels.ternary_weights import TernaryWeights
 
 
 class Layer(Protocol):
-    """All but the attention of one layer; x is the residual stream, fp32 [rows, hidden]."""
+    """All but the attention of one layer; x is the residual stream, fp32 [rows, hidden].
 
-    def project_in(self, x: Tensor, qkv: Tensor) -> None:
+    dependent: launches of few rows begin while those ahead still run (`dependent_triton`).
+    """
+
+    def project_in(self, x: Tensor, qkv: Tensor, *, dependent: bool = False) -> None:
         """qkv = W norm(x): fp32 [rows, (heads + 2 kv_heads) D]."""
         ...
 
-    def project_out(self, mixed: Tensor, x: Tensor) -> None:
+    def project_out(self, mixed: Tensor, x: Tensor, *, dependent: bool = False) -> None:
         """x += W mixed, of fp32 [rows, heads D]."""
         ...
 
-    def feed_forward(self, x: Tensor) -> None:
+    def feed_forward(self, x: Tensor, *, dependent: bool = False) -> None:
         """x += down(activation(gate(norm(x)), up(norm(x))))."""
         ...
 
@@ -51,7 +54,7 @@ class Layer(Protocol):
 class Head(Protocol):
     """The LM head with the norm before it."""
 
-    def __call__(self, x: Tensor, logits: Tensor) -> None:
+    def __call__(self, x: Tensor, logits: Tensor, *, dependent: bool = False) -> None:
         """logits = W norm(x): fp32 [rows, hidden] -> fp32 [rows, vocab]."""
         ...
 
@@ -61,11 +64,15 @@ class Scratch:
 
     def __init__(self, shape: DecoderShape, rows: int, device: torch.device) -> None:
         widest = max(shape.hidden, shape.ffn, shape.queries)
-        self.normed = torch.empty(rows, shape.hidden, device=device)
+        self._normed = torch.empty(rows * shape.hidden, device=device)
         self.gate_up = torch.empty(rows, 2 * shape.ffn, device=device)
         self.inner = torch.empty(rows, shape.ffn, device=device)
         self._int8 = torch.empty(rows * widest, dtype=torch.int8, device=device)
         self.factor = torch.empty(rows, device=device)
+
+    def normed(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """fp32, bf16 or fp16 [rows, columns], contiguous."""
+        return self._normed.view(dtype)[: rows * columns].view(rows, columns)
 
     def int8(self, rows: int, columns: int) -> Tensor:
         """int8 [rows, columns], contiguous."""
@@ -88,36 +95,40 @@ class TernaryLayer:
     down: TernaryWeights
     gemv_rows: int = GEMV_MAX_ROWS
     """More rows than this take the norms as launches of their own, and tensor cores."""
-    dependent: bool = False
-    """Linears begin while the launch before still runs (programmatic dependent launch)."""
 
-    def project_in(self, x: Tensor, qkv: Tensor) -> None:
-        self._linear(x, self.input_norm, self.qkv, qkv, Epilogue.STORE)
+    def project_in(self, x: Tensor, qkv: Tensor, *, dependent: bool = False) -> None:
+        self._linear(x, self.input_norm, self.qkv, qkv, Epilogue.STORE, dependent)
 
-    def project_out(self, mixed: Tensor, x: Tensor) -> None:
-        self._linear(mixed, self.attention_norm, self.output, x, Epilogue.ADD)
+    def project_out(self, mixed: Tensor, x: Tensor, *, dependent: bool = False) -> None:
+        self._linear(mixed, self.attention_norm, self.output, x, Epilogue.ADD, dependent)
 
-    def feed_forward(self, x: Tensor) -> None:
+    def feed_forward(self, x: Tensor, *, dependent: bool = False) -> None:
         rows = len(x)
         if rows <= self.gemv_rows:
             inner = self.scratch.inner[:rows]
-            self._linear(x, self.ffn_input_norm, self.gate_up, inner, Epilogue.RELU2_GATE)
-            self._linear(inner, self.ffn_norm, self.down, x, Epilogue.ADD)
+            gate = Epilogue.RELU2_GATE
+            self._linear(x, self.ffn_input_norm, self.gate_up, inner, gate, dependent)
+            self._linear(inner, self.ffn_norm, self.down, x, Epilogue.ADD, dependent)
             return
         gate_up, factor = self.scratch.gate_up[:rows], self.scratch.factor[:rows]
-        self._linear(x, self.ffn_input_norm, self.gate_up, gate_up, Epilogue.STORE)
+        self._linear(x, self.ffn_input_norm, self.gate_up, gate_up, Epilogue.STORE, dependent)
         q = self.scratch.int8(rows, self.down.in_features)
         relu2_gate_norm_int8(gate_up, self.ffn_norm, self.eps, q, factor)
         ternary_gemm(q, factor, self.down, x, epilogue=Epilogue.ADD)
 
     def _linear(
-        self, x: Tensor, norm: Tensor, weights: TernaryWeights, out: Tensor, epilogue: Epilogue
+        self,
+        x: Tensor,
+        norm: Tensor,
+        weights: TernaryWeights,
+        out: Tensor,
+        epilogue: Epilogue,
+        dependent: bool,
     ) -> None:
         if len(x) <= self.gemv_rows:
             ternary_gemv(
-                x, weights, out, norm=norm, eps=self.eps, epilogue=epilogue,
-                dependent=self.dependent,
-            )  # fmt: skip
+                x, weights, out, norm=norm, eps=self.eps, epilogue=epilogue, dependent=dependent
+            )
             return
         q, factor = self.scratch.int8(*x.shape), self.scratch.factor[: len(x)]
         rms_norm_int8(x, norm, self.eps, q, factor)
@@ -138,21 +149,34 @@ class DenseLayer:
     gate_up: Tensor
     down: Tensor
 
-    def project_in(self, x: Tensor, qkv: Tensor) -> None:
-        self._normed_linear(x, self.input_norm, self.qkv, qkv, Epilogue.STORE)
+    def project_in(self, x: Tensor, qkv: Tensor, *, dependent: bool = False) -> None:
+        self._normed_linear(x, self.input_norm, self.qkv, qkv, Epilogue.STORE, dependent)
 
-    def project_out(self, mixed: Tensor, x: Tensor) -> None:
-        dense_linear(mixed, self.output, x, workspace=self.workspace, epilogue=Epilogue.ADD)
+    def project_out(self, mixed: Tensor, x: Tensor, *, dependent: bool = False) -> None:
+        self._added_linear(mixed, self.output, x, dependent)
 
-    def feed_forward(self, x: Tensor) -> None:
-        inner = self.scratch.inner[: len(x)]
-        self._normed_linear(x, self.ffn_input_norm, self.gate_up, inner, Epilogue.SWIGLU)
-        dense_linear(inner, self.down, x, workspace=self.workspace, epilogue=Epilogue.ADD)
+    def feed_forward(self, x: Tensor, *, dependent: bool = False) -> None:
+        inner, gate = self.scratch.inner[: len(x)], Epilogue.SWIGLU
+        self._normed_linear(x, self.ffn_input_norm, self.gate_up, inner, gate, dependent)
+        self._added_linear(inner, self.down, x, dependent)
+
+    def _added_linear(self, x: Tensor, weight: Tensor, out: Tensor, dependent: bool) -> None:
+        dense_linear(
+            x, weight, out, workspace=self.workspace, epilogue=Epilogue.ADD, dependent=dependent
+        )
 
     def _normed_linear(
-        self, x: Tensor, norm: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue
+        self,
+        x: Tensor,
+        norm: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        epilogue: Epilogue,
+        dependent: bool,
     ) -> None:
-        normed_linear(x, norm, self.eps, weight, out, self.scratch, self.workspace, epilogue)
+        normed_linear(
+            x, norm, self.eps, weight, out, self.scratch, self.workspace, epilogue, dependent
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +189,10 @@ class DenseHead:
     norm: Tensor
     weight: Tensor
 
-    def __call__(self, x: Tensor, logits: Tensor) -> None:
+    def __call__(self, x: Tensor, logits: Tensor, *, dependent: bool = False) -> None:
         normed_linear(
             x, self.norm, self.eps, self.weight, logits,
-            self.scratch, self.workspace, Epilogue.STORE,
+            self.scratch, self.workspace, Epilogue.STORE, dependent,
         )  # fmt: skip
 
 
@@ -182,9 +206,12 @@ class Int8Head:
     weight: Tensor
     scale: Tensor
 
-    def __call__(self, x: Tensor, logits: Tensor) -> None:
+    def __call__(self, x: Tensor, logits: Tensor, *, dependent: bool = False) -> None:
         if len(x) <= INT8_GEMV_MAX_ROWS and x.shape[1] <= GEMV_MAX_IN:
-            int8_gemv(x, self.weight, self.scale, logits, norm=self.norm, eps=self.eps)
+            int8_gemv(
+                x, self.weight, self.scale, logits, norm=self.norm, eps=self.eps,
+                dependent=dependent,
+            )  # fmt: skip
             return
         q, factor = self.scratch.int8(*x.shape), self.scratch.factor[: len(x)]
         rms_norm_int8(x, self.norm, self.eps, q, factor)
@@ -200,11 +227,20 @@ def normed_linear(
     scratch: Scratch,
     workspace: LinearWorkspace,
     epilogue: Epilogue,
+    dependent: bool,
 ) -> None:
-    """A dense linear of norm(x), with the norm in the launch that is cheaper."""
+    """A dense linear of norm(x), with the norm in the launch that is cheaper.
+
+    A launch of its own leaves what the linear multiplies: normed, then rounded to the weight's
+    type. A linear that norms rounds the same numbers in the same way, so that a row has the same
+    bits in both.
+    """
     if len(x) <= NORM_MAX_ROWS:
-        dense_linear(x, weight, out, workspace=workspace, norm=norm, eps=eps, epilogue=epilogue)
+        dense_linear(
+            x, weight, out, workspace=workspace, norm=norm, eps=eps, epilogue=epilogue,
+            dependent=dependent,
+        )  # fmt: skip
         return
-    normed = scratch.normed[: len(x)]
-    rms_norm(x, norm, eps, normed)
-    dense_linear(normed, weight, out, workspace=workspace, epilogue=epilogue)
+    normed = scratch.normed(len(x), x.shape[1], weight.dtype)
+    rms_norm(x, norm, eps, normed, dependent=dependent)
+    dense_linear(normed, weight, out, workspace=workspace, epilogue=epilogue, dependent=dependent)

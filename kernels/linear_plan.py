@@ -123,12 +123,12 @@ class LinearPlan:
         padded = (-(-rows // (ROWS * MAX_GROUPS))) * ROWS * MAX_GROUPS
         return padded * self.tiles * self.tile.block_out * self.splits if self.splits > 1 else 0
 
-    def bytes_moved(self, rows: int) -> int:
+    def bytes_moved(self, rows: int, x_bytes: int = 4) -> int:
         """What a launch must at least move: the weight, the activations, the result."""
         weight = self.out * self.inputs * (self.bits or 8 * self.word_bytes) // 8
         scales = {0: 0, 8: self.out * 4, 4: self.out * self.inputs // 128 * 4}[self.bits]
         width = self.out // 2 if self.gated else self.out
-        return weight + scales + 4 * rows * (self.inputs + width)
+        return weight + scales + rows * (x_bytes * self.inputs + 4 * width)
 
 
 def _tiles(out: int, block_out: int, gated: bool) -> int:

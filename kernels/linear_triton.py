@@ -21,6 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.dependent_triton import prefetch
 from kernels.epilogue import Epilogue
 from kernels.linear_plan import ROWS
 from kernels.norm_triton import inverse_rms, normalise
@@ -94,19 +95,6 @@ def weight_place(
         return weight_ptr + out.to(tl.int64) * IN + chunk * BLOCK_WORDS
     else:
         return weight_ptr + (out.to(tl.int64) + chunk * OUT) * BLOCK_WORDS
-
-
-@triton.jit
-def prefetch(place):
-    """Bring the lines at these addresses into L2; nothing waits for them."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [place],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit

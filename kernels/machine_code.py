@@ -36,6 +36,11 @@ _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
 # Reductions and atomics to global (also through the memory accelerator) or shared memory.
 _ATOMIC = re.compile(r"(?:ATOM[GS]?|REDG?|UTMAREDG|UBLKRED)\..*(?:\bB?F(?:16|32|64)|BF16)")
+# Stores and atomics, but those to shared and local memory (STS, STL, ATOMS), and the end.
+_ENDS_OR_WRITES = re.compile(r"(?:EXIT|STG?|ATOMG?|REDG?|UTMASTG|UTMAREDG|UBLKRED|UBLKCP)\b")
+# In Triton's code: a value and the first operand of what makes it; the pointer of a load.
+_MADE = re.compile(r"%(\w+) = [\w.]+ %(\w+)")
+_READ = re.compile(r"\btt\.load %(\w+)")
 # Where the machine has no such instruction it loops over a compare-and-swap.
 _FLOAT_ADDITION = re.compile(r"\btt\.atomic_rmw fadd\b|\btt\.descriptor_reduce add\b.*\bb?f\d+")
 
@@ -52,6 +57,13 @@ class MachineCode:
     """Spilled to and filled from the stack, as ptxas counts them: once per instruction."""
     float_atomics: int
     """Atomic additions of floats, whose order the machine chooses."""
+    before_wait: tuple[str, ...]
+    """Of a dependent launch: what writes memory or ends a program before it waits, sorted.
+
+    In the order of the listing, which is that of the program as long as nothing branches back.
+    """
+    read_ahead: tuple[str, ...]
+    """Of a dependent launch: the arguments it reads memory at before it waits, sorted."""
     opcodes: tuple[str, ...]
     """Its distinct instructions, sorted."""
 
@@ -76,7 +88,8 @@ def read_machine_code(variant: Variant) -> MachineCode:
         code = _read(variant, compiled)
         kept = cache.put(json.dumps(asdict(code)), name, binary=False)
     fields = json.loads(Path(kept).read_text("utf-8"))
-    return MachineCode(**{**fields, "opcodes": tuple(fields["opcodes"])})
+    lists = {name: tuple(fields[name]) for name in ("before_wait", "read_ahead", "opcodes")}
+    return MachineCode(**{**fields, **lists})
 
 
 def compile_variant(variant: Variant) -> Any:
@@ -117,6 +130,8 @@ def _read(variant: Variant, compiled: Any) -> MachineCode:
         shared_bytes=compiled.metadata.shared,
         spill_bytes=spills(_ptxas_log(variant)) if stack else 0,
         float_atomics=float_atomics(opcodes, compiled.asm["ttir"]),
+        before_wait=before_wait(opcodes) if variant.launch_pdl else (),
+        read_ahead=read_ahead(compiled.asm["ttir"]) if variant.launch_pdl else (),
         opcodes=tuple(sorted(set(opcodes))),
     )
 
@@ -159,6 +174,27 @@ def instructions(sass: str) -> list[str]:
     if not found:
         raise ValueError(f"nvdisasm lists no instructions: {sass[:200]!r}")
     return found
+
+
+def before_wait(opcodes: list[str]) -> tuple[str, ...]:
+    """Instructions ahead of the wait for earlier launches that must not be; all if it is absent."""
+    waits = [place for place, opcode in enumerate(opcodes) if opcode.startswith("ACQBULK")]
+    ahead = opcodes[: waits[0]] if waits else opcodes
+    return tuple(sorted({opcode for opcode in ahead if _ENDS_OR_WRITES.match(opcode)}))
+
+
+def read_ahead(ttir: str) -> tuple[str, ...]:
+    """Arguments whose memory is read ahead of `griddepcontrol.wait`, in Triton's own code.
+
+    A pointer is followed through the first operand of what makes it, to the argument. The
+    compiler moves no load across the wait: it is an instruction of unknown effects.
+    """
+    before, wait, _ = ttir.partition("griddepcontrol.wait")
+    made = dict(_MADE.findall(before))
+    pointers = set(_READ.findall(before)) if wait else set()
+    while on_the_way := pointers & made.keys():
+        pointers = (pointers - on_the_way) | {made[pointer] for pointer in on_the_way}
+    return tuple(sorted(pointers))
 
 
 def float_atomics(opcodes: list[str], ttir: str) -> int:

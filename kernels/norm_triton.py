@@ -24,10 +24,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda
 
 from kernels.checks import check_same_device, check_tensor
-from kernels.launch import OPTIONS, next_power_of_2
+from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
 from kernels.norm import EXPONENT_BIAS, MAX_EXPONENT, MIN_EXPONENT, SQUARE_BITS
+from kernels.rounding_triton import rounded
 from kernels.shapes import DecoderShape, Family
 from kernels.ternary import INT8_MAX, MIN_ABSMAX
 from kernels.variant import Variant
@@ -104,34 +106,44 @@ def store_int8(normed, q_ptr, factor_ptr, row, column, SIZE: tl.constexpr):
 
 @triton.jit
 def norm_kernel(
-    x_ptr, y_ptr, weight_ptr, out_ptr, factor_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, y_ptr, weight_ptr, out_ptr, factor_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """One program: a row. y_ptr is None without an addition, factor_ptr without quantisation."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     mask = column < SIZE
     weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
     x = tl.load(x_ptr + row * SIZE + column, mask=mask, other=0.0)
     if y_ptr is not None:
         x = x + tl.load(y_ptr + row * SIZE + column, mask=mask, other=0.0)
         tl.store(x_ptr + row * SIZE + column, x, mask=mask)
     normed = normalise(x, weight, inverse_rms(x, SIZE, eps)[:, None])
     if factor_ptr is None:
+        KIND: tl.constexpr = out_ptr.dtype.element_ty
+        normed = rounded(normed, KIND, INTERPRETED).to(KIND)
         tl.store(out_ptr + row * SIZE + column, normed, mask=mask)
     else:
         store_int8(normed, out_ptr, factor_ptr, row, column, SIZE)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, out: Tensor, *, dependent: bool = False
+) -> None:
     """out = norm(x): `kernels.norm.order_free_rms_norm`, bit for bit.
 
-    x: fp32 [rows, H], H up to 16,384. weight: fp32 [H]. eps: above 0. out: fp32 [rows, H], which
-    may be x itself. A row with NaN or infinite values becomes NaN. Moves 8 H bytes per row and
-    4 H once. Raises TypeError or ValueError, as all functions here.
+    x: fp32 [rows, H], H up to 16,384. weight: fp32 [H]. eps: above 0. out: [rows, H], fp32, which
+    may be x itself, or bf16 or fp16, rounded half to even, as a linear of such weights rounds what
+    it reads. A row with NaN or infinite values becomes NaN. dependent: programmatic dependent
+    launch. Moves 8 H bytes per row, or 6 H, and 4 H once. Raises TypeError or ValueError, as all
+    functions here.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
-    _launch(x, None, weight, eps, out, None)
+    _launch(x, None, weight, eps, out, None, dependent)
 
 
 def rms_norm_int8(x: Tensor, weight: Tensor, eps: float, q: Tensor, factor: Tensor) -> None:
@@ -163,7 +175,13 @@ def add_rms_norm_int8(
 
 
 def _launch(
-    x: Tensor, y: Tensor | None, weight: Tensor, eps: float, out: Tensor, factor: Tensor | None
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    factor: Tensor | None,
+    dependent: bool = False,
 ) -> None:
     check_tensor("x", x, torch.float32, None, None)
     rows, size = x.shape
@@ -171,14 +189,18 @@ def _launch(
         check_tensor("y", y, torch.float32, rows, size)
     check_norm("x", weight, eps, size)
     if factor is None:
-        check_tensor("out", out, torch.float32, rows, size)
+        check_tensor("out", out, (torch.float32, torch.bfloat16, torch.float16), rows, size)
     else:
         check_quantised(out, factor, rows, size)
     if y is not None and out.data_ptr() == x.data_ptr() and rows > 0:
         raise ValueError("out: is x, which takes the sum")
     check_same_device(x=x, y=y, weight=weight, out=out, factor=factor)
     if rows > 0:
-        norm_kernel[(rows,)](x, y, weight, out, factor, eps, **plan(size), **OPTIONS)
+        dependent, options = dependent_launch(dependent)
+        norm_kernel[(rows,)](
+            x, y, weight, out, factor, eps, **plan(size), PDL=dependent, INTERPRETED=INTERPRETED,
+            **options,
+        )  # fmt: skip
 
 
 def check_norm(name: str, weight: Tensor, eps: float, size: int) -> None:
@@ -205,30 +227,40 @@ def plan(size: int) -> dict[str, Any]:
 def variants(shape: DecoderShape) -> Iterator[Variant]:
     """Norms before linears and before the head, at batches that have them as launches."""
     yield _variant(shape, "hidden", shape.hidden)
-    yield _variant(shape, "hidden", shape.hidden, int8=True)
+    yield _variant(shape, "hidden", shape.hidden, out="bf16")
+    yield _variant(shape, "hidden", shape.hidden, out="bf16", dependent=True)
+    yield _variant(shape, "hidden", shape.hidden, out="i8")
     yield _variant(shape, "hidden", shape.hidden, add=True)
     if shape.family is Family.BITNET:
-        yield _variant(shape, "hidden", shape.hidden, add=True, int8=True)
-        yield _variant(shape, "queries", shape.queries, int8=True)
+        yield _variant(shape, "hidden", shape.hidden, add=True, out="i8")
+        yield _variant(shape, "queries", shape.queries, out="i8")
 
 
 def _variant(
-    shape: DecoderShape, what: str, size: int, *, add: bool = False, int8: bool = False
+    shape: DecoderShape,
+    what: str,
+    size: int,
+    *,
+    add: bool = False,
+    out: str = "fp32",
+    dependent: bool = False,
 ) -> Variant:
-    rows = 16
-    per_row = (4 + 8 * add) * size + (size + 4 if int8 else 4 * size)
-    pointers = {"x_ptr": "*fp32", "weight_ptr": "*fp32", "out_ptr": "*i8" if int8 else "*fp32"}
+    rows, int8 = 16, out == "i8"
+    per_row = (4 + 8 * add + {"fp32": 4, "bf16": 2, "i8": 1}[out]) * size + 4 * int8
+    pointers = {"x_ptr": "*fp32", "weight_ptr": "*fp32", "out_ptr": f"*{out}"}
     pointers |= {"y_ptr": "*fp32"} if add else {}
     pointers |= {"factor_ptr": "*fp32"} if int8 else {}
-    launch = plan(size)
+    kind = {"fp32": "", "bf16": " bf16", "i8": " int8"}[out]
+    launch = plan(size) | {"PDL": dependent, "INTERPRETED": False}
     warps = launch.pop("num_warps")
     absent = dict.fromkeys({"y_ptr", "factor_ptr"} - set(pointers))
     return Variant(
-        name=f"{shape.name}.norm {what}{' add' * add}{' int8' * int8} rows={rows}",
+        name=f"{shape.name}.norm {what}{' add' * add}{kind} rows={rows}" + " dependent" * dependent,
         kernel=norm_kernel,
         signature={**pointers, "eps": "fp32"},
         constants={**launch, **absent},
         divisible=frozenset(pointers),
         num_warps=warps,
+        launch_pdl=dependent,
         bytes_moved=rows * per_row + 4 * size,
     )

@@ -26,7 +26,7 @@ from kernels.paged_attention import check_queries
 from kernels.paged_kv import PAGE_TOKENS, PagedKv, check_tables
 from kernels.rope_triton import absent_pointers, page_at, row_fault, served_caches, signature_of
 from kernels.rounding_triton import rounded
-from kernels.shapes import DecoderShape
+from kernels.shapes import ATTENTION_SHAPES, DecoderShape
 from kernels.softmax_triton import attend_tile, softmax_plan
 from kernels.variant import Variant
 
@@ -167,12 +167,20 @@ def prefill_plan(
     """(constants, launch options), from the shape of the heads and the cache's type alone.
 
     Two groups of four warps with 64 rows each feed the tensor cores in bf16; fp32, which they
-    do not multiply exactly, has small blocks.
+    do not multiply exactly, has small blocks. Heads of more than 128, in fp32 of more than 64, take
+    half as many rows and positions, since a thread has 255 registers. TILE divides BLOCK_M: tiles
+    before a block's first position are not masked.
     """
     constants = softmax_plan(heads, kv_heads, head_dim, dtype)
+    wide = head_dim > 128
     if dtype == torch.float32:
-        return constants | {"BLOCK_M": 32, "TILE": 32, "STAGES": 1}, {"num_warps": 4}
-    return constants | {"BLOCK_M": 128, "TILE": PAGE_TOKENS, "STAGES": 2}, {"num_warps": 8}
+        rows = 16 if head_dim > 64 else 32
+        return constants | {"BLOCK_M": rows, "TILE": rows, "STAGES": 1}, {"num_warps": 4}
+    rows, tile = (64, PAGE_TOKENS // 2) if wide else (128, PAGE_TOKENS)
+    return constants | {"BLOCK_M": rows, "TILE": tile, "STAGES": 2}, {"num_warps": 8}
+
+
+SHAPES = ATTENTION_SHAPES
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
@@ -186,7 +194,7 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
             signature=signature,
             constants=none | constants,
             divisible=frozenset(name for name in signature if name.endswith("_ptr")),
-            expects=("HGMMA", "LDGSTS"),
+            expects=() if dtype == torch.float32 else ("HGMMA", "LDGSTS"),
             bytes_moved=PAGE_TOKENS * (8 * shape.queries + 2 * shape.keys * dtype.itemsize),
             num_warps=options["num_warps"],
         )

@@ -77,6 +77,8 @@ class Operation:
     """Multiplications and additions; 0 where they do not matter."""
     peak: float = PEAKS["bf16 tensor cores"]
     """Operations per second of the instructions it is made of."""
+    ordinary: int = 0
+    """Of the launches, those at the head of a chain, which are never dependent ones."""
 
     def floor_us(self, copy_tb_s: float = COPY_TB_S) -> float:
         """us at the copy bandwidth."""
@@ -84,9 +86,9 @@ class Operation:
 
     def expected_us(self, dependent: bool = False) -> float:
         """us by the assumptions above, with or without programmatic dependent launches."""
-        launch = DEPENDENT_US if dependent else LAUNCH_US + RAMP_US
         busy = max(self.floor_us() / STREAM_SHARE, self.arithmetic / self.peak * 1e6)
-        return busy + self.launches * launch
+        chained = self.launches - self.ordinary if dependent else 0
+        return busy + chained * DEPENDENT_US + (self.launches - chained) * (LAUNCH_US + RAMP_US)
 
     def repeated(self, times: int) -> Operation:
         """The operation, so many times; the bench has no such figure."""
@@ -95,6 +97,7 @@ class Operation:
             name=f"{self.name}, {times} times",
             bytes_moved=times * self.bytes_moved,
             launches=times * self.launches,
+            ordinary=times * self.ordinary,
             arithmetic=times * self.arithmetic,
         )
 
@@ -162,7 +165,7 @@ def step(shape: DecoderShape, variants: list[Variant], int8_head: bool) -> list[
     layer = [own["qkv"], attend, own["o"], own["gate_up"], own["down"]]
     embed = [v for v in variants if v.name == f"{shape.name}.embed rows=1"]
     return [
-        Operation(f"{shape.name}.embed rows=1", sum(v.bytes_moved for v in embed)),
+        Operation(f"{shape.name}.embed rows=1", sum(v.bytes_moved for v in embed), ordinary=1),
         *(operation.repeated(shape.layers) for operation in layer),
         planned[f"head {'int8' if int8_head else 'bf16'} rows=1"],
         sampling(shape, variants),
@@ -177,6 +180,7 @@ def whole_step(shape: DecoderShape, variants: list[Variant], int8_head: bool) ->
         f"{shape.name}.step rows=1 length={STEP_TOKENS}{head}",
         sum(part.bytes_moved for part in parts),
         sum(part.launches for part in parts),
+        ordinary=sum(part.ordinary for part in parts),
     )
 
 

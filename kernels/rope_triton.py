@@ -19,13 +19,31 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.checks import check_same_device, check_tensor
-from kernels.launch import INTERPRETED, OPTIONS, next_power_of_2
+from kernels.dependent_triton import wait_for_launches_ahead
+from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
 from kernels.norm_triton import int8_factor, inverse_rms, normalise, quantise
 from kernels.paged_attention import FAULT_PAGE, FAULT_POSITION, FAULT_SEQUENCE, check_queries
-from kernels.paged_kv import FP8, FP8_MAX, PAGE_TOKENS, SCALED_DTYPES, PagedKv, check_tables
+from kernels.paged_kv import (
+    FP8,
+    FP8_MAX,
+    KV_DTYPES,
+    PAGE_TOKENS,
+    SCALED_DTYPES,
+    PagedKv,
+    check_tables,
+)
 from kernels.rope import Rope
 from kernels.rounding_triton import rounded
-from kernels.shapes import DecoderShape, Family
+from kernels.shapes import (
+    ATTENTION_SHAPES,
+    DEMO,
+    FALCON3_7B,
+    LLAMA_8B,
+    QWEN3_8B,
+    REAL_SHAPES,
+    DecoderShape,
+    Family,
+)
 from kernels.ternary import INT8_MAX
 from kernels.variant import Variant
 
@@ -141,8 +159,10 @@ def _rope_write(
     qkv_ptr, positions_ptr, sequences_ptr, cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, eps, keys_ptr,
     values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr, q_out_ptr, faults_ptr, sequences,
     max_pages, pages, context, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, INTERPRETED: tl.constexpr,
+    BLOCK_D: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
+    wait_for_launches_ahead(PDL)
     row, head = tl.program_id(0), tl.program_id(1)
     position = tl.load(positions_ptr + row)
     sequence = tl.load(sequences_ptr + row)
@@ -179,6 +199,8 @@ def rope_write(
     tables: Tensor,
     q_out: Tensor,
     faults: Tensor,
+    *,
+    dependent: bool = False,
 ) -> None:
     """Turn the queries of every row, and turn, quantise and store its key and value.
 
@@ -186,7 +208,8 @@ def rope_write(
     in its sequence and its row of `tables`, int32 [sequences, max_pages]. q_out: fp32
     [rows, heads * D]. faults: int32 [rows], cleared by the caller; a row whose sequence, position
     or page is not there gets a bit (FAULT_*) and is written nowhere. No two rows may have the
-    same sequence and position. Raises TypeError or ValueError.
+    same sequence and position. dependent: programmatic dependent launch. Raises TypeError or
+    ValueError.
 
     Moves `qkv` and `q_out` once, and `cache.token_bytes()` per row.
     Source: Su et al., RoFormer, 2021; rotate-half as in Llama.
@@ -209,11 +232,12 @@ def rope_write(
     )
     if rows == 0:
         return
+    dependent, options = dependent_launch(dependent)
     _rope_write[(rows, cache.kv_heads)](
         qkv, positions, sequences, rope.cos, rope.sin, rope.q_norm, rope.k_norm, rope.eps,
         cache.keys, cache.values, cache.key_scales, cache.value_scales, tables, q_out, faults,
         *tables.shape, cache.pages, len(rope.cos), **plan(heads, cache.kv_heads, cache.head_dim),
-        num_warps=_WARPS, **OPTIONS,
+        PDL=dependent, num_warps=_WARPS, **options,
     )  # fmt: skip
 
 
@@ -257,10 +281,25 @@ _INTEGERS = {
 """Pointers to int32; all others but the cache's are to fp32."""
 
 
+SHAPES = ATTENTION_SHAPES
+"""What the variants are made for, here and in attention."""
+
+
+def dependent_too(shape: DecoderShape, dtype: torch.dtype) -> tuple[bool, ...]:
+    """Ordinary launches, and dependent ones where a decode step of few rows is planned for them."""
+    return (False, True) if shape in REAL_SHAPES and dtype == torch.bfloat16 else (False,)
+
+
 def served_caches(shape: DecoderShape) -> tuple[torch.dtype, ...]:
-    """The element types of a cache that a model is compiled for ahead of time."""
-    scaled = {Family.LLAMA: (torch.int8,), Family.QWEN3: (FP8,)}
-    return (torch.bfloat16, *scaled.get(shape.family, ()))
+    """The element types of a cache that a model is compiled for ahead of time.
+
+    bf16, and fp32 for what is small enough to be served in it; all of them for one model, and
+    the largest for the largest heads.
+    """
+    if shape == LLAMA_8B:
+        return (torch.bfloat16, *(dtype for dtype in KV_DTYPES if dtype != torch.bfloat16))
+    others = {DEMO: (torch.float32,), QWEN3_8B: (FP8,), FALCON3_7B: (torch.float32,)}
+    return (torch.bfloat16, *others.get(shape, ()))
 
 
 def signature_of(
@@ -297,12 +336,17 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
     for dtype in served_caches(shape):
         signature, none = signature_of(_rope_write, dtype, absent_pointers(shape, dtype))
         row_bytes = 4 * (2 * shape.queries + 2 * shape.keys)
-        yield Variant(
-            name=f"{shape.name}.rope_write {str(dtype).removeprefix('torch.')}",
-            kernel=_rope_write,
-            signature=signature,
-            constants=none | plan(shape.heads, shape.kv_heads, shape.head_dim),
-            divisible=frozenset(name for name in signature if name.endswith("_ptr")),
-            num_warps=_WARPS,
-            bytes_moved=row_bytes + 2 * shape.keys * dtype.itemsize,
-        )
+        kind = str(dtype).removeprefix("torch.")
+        for dependent in dependent_too(shape, dtype):
+            yield Variant(
+                name=f"{shape.name}.rope_write {kind}" + " dependent" * dependent,
+                kernel=_rope_write,
+                signature=signature,
+                constants=none
+                | plan(shape.heads, shape.kv_heads, shape.head_dim)
+                | {"PDL": dependent},
+                divisible=frozenset(name for name in signature if name.endswith("_ptr")),
+                num_warps=_WARPS,
+                launch_pdl=dependent,
+                bytes_moved=row_bytes + 2 * shape.keys * dtype.itemsize,
+            )

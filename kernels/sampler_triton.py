@@ -36,6 +36,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.checks import check_same_device, check_tensor
+from kernels.dependent_triton import wait_for_launches_ahead
 from kernels.draw_triton import (
     best,
     better,
@@ -47,7 +48,7 @@ from kernels.draw_triton import (
     weights,
 )
 from kernels.edge_triton import draw_candidates, survivor_edge
-from kernels.launch import OPTIONS
+from kernels.launch import dependent_launch
 from kernels.sampler import MASK_BITS
 from kernels.sampler_plan import BINS_PER_UNIT, SCORE_BINS, SETTLE_WARPS, SamplerPlan
 from kernels.sampler_rows import SamplerRows, SamplerWorkspace
@@ -114,8 +115,10 @@ def score_bins(scores):
 def scan(
     logits_ptr, mask_ptr, counts_ptr, penalties_ptr, highs_ptr, high_ids_ptr, bin_counts_ptr,
     bin_weights_ptr, sizes_ptr, vocab, BLOCK: tl.constexpr, CLEARED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks, rows)."""
+    wait_for_launches_ahead(PDL)
     block, row = tl.program_id(0), tl.program_id(1)
     ids, logits, allowed = block_logits(
         logits_ptr, mask_ptr, counts_ptr, penalties_ptr, row, block, vocab, BLOCK
@@ -155,8 +158,10 @@ def spread(
     logits_ptr, mask_ptr, counts_ptr, penalties_ptr, temperature_ptr, top_k_ptr, top_p_ptr,
     min_p_ptr, seed_ptr, position_ptr, highs_ptr, high_ids_ptr, winners_ptr, winner_ids_ptr,
     bin_counts_ptr, bin_weights_ptr, vocab, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks, rows)."""
+    wait_for_launches_ahead(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     temperature = row_temperature(temperature_ptr, row)
     high, _ = best_of_row(highs_ptr, high_ids_ptr, row, blocks, PARTS)
@@ -219,9 +224,10 @@ def split(
     logits_ptr, mask_ptr, counts_ptr, penalties_ptr, temperature_ptr, top_k_ptr, top_p_ptr,
     min_p_ptr, seed_ptr, position_ptr, highs_ptr, high_ids_ptr, winners_ptr, winner_ids_ptr,
     bin_counts_ptr, bin_weights_ptr, targets_ptr, sizes_ptr, candidate_keys_ptr,
-    candidate_ids_ptr, vocab, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    candidate_ids_ptr, vocab, BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks, rows)."""
+    wait_for_launches_ahead(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     temperature = row_temperature(temperature_ptr, row)
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
@@ -262,9 +268,10 @@ def settle(
     temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr, highs_ptr,
     high_ids_ptr, winners_ptr, winner_ids_ptr, targets_ptr, sizes_ptr, candidate_keys_ptr,
     candidate_ids_ptr, ids_ptr, faults_ptr, vocab, blocks, PARTS: tl.constexpr,
-    BLOCK: tl.constexpr, WAYS: tl.constexpr,
+    BLOCK: tl.constexpr, WAYS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows,)."""
+    wait_for_launches_ahead(PDL)
     row = tl.program_id(0)
     temperature = row_temperature(temperature_ptr, row)
     top, id = best_of_row(highs_ptr, high_ids_ptr, row, blocks, PARTS)
@@ -294,14 +301,20 @@ def settle(
 
 
 def sample_rows(
-    logits: Tensor, rows: SamplerRows, ids: Tensor, faults: Tensor, workspace: SamplerWorkspace
+    logits: Tensor,
+    rows: SamplerRows,
+    ids: Tensor,
+    faults: Tensor,
+    workspace: SamplerWorkspace,
+    *,
+    dependent: bool = False,
 ) -> None:
     """Choose one token for each row, as kernels.sampler.sample does.
 
     logits: fp32 [rows, V]. ids: int32 [rows], written; 0 where faults is not 0. faults: int32
     [rows], written: 0, FAULT_NOT_FINITE or FAULT_EMPTY_MASK; the first hides the second. A
-    fault of one row changes no other. No rows is no launch. Raises TypeError or ValueError
-    that names an argument which does not fit the others.
+    fault of one row changes no other. No rows is no launch. dependent: programmatic dependent
+    launches. Raises TypeError or ValueError that names an argument which does not fit the others.
     """
     count, vocab = _check(logits, rows, ids, faults, workspace)
     if count == 0:
@@ -314,7 +327,9 @@ def sample_rows(
     winners = (workspace.winners, workspace.winner_ids)
     bins = (workspace.bin_counts, workspace.bin_weights)
     candidates = (workspace.targets, workspace.sizes, workspace.keys, workspace.ids)
-    options = {"num_warps": plan.warps, **OPTIONS}
+    dependent, launch = dependent_launch(dependent)
+    launch = {"PDL": dependent, **launch}
+    options = {"num_warps": plan.warps, **launch}
     scan[grid](*row_logits, *highs, *bins, workspace.sizes, vocab, **plan.scan, **options)
     spread[grid](*row_logits, *settings, *highs, *winners, *bins, vocab, **plan.spread, **options)
     split[grid](
@@ -323,7 +338,7 @@ def sample_rows(
     )  # fmt: skip
     settle[(count,)](
         *settings, *highs, *winners, *candidates, ids, faults, vocab, plan.blocks,
-        **plan.settle, num_warps=SETTLE_WARPS, **OPTIONS,
+        **plan.settle, num_warps=SETTLE_WARPS, **launch,
     )  # fmt: skip
 
 
@@ -361,13 +376,13 @@ _OPTIONAL = ("mask_ptr", "counts_ptr", "penalties_ptr")
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
     """The four launches at small and large batch, with and without mask and penalties."""
-    for rows in (1, 16, 64):
+    for rows, dependent in ((1, False), (1, True), (16, False), (64, False)):
         plan = SamplerPlan.of(rows, shape.vocab)
         launches = ((scan, plan.scan), (spread, plan.spread), (split, plan.spread))
         for kernel, constants in launches:
-            for optional in (False, True):
-                yield _variant(shape, rows, kernel, constants, plan.warps, optional)
-        yield _variant(shape, rows, settle, plan.settle, SETTLE_WARPS, True)
+            for optional in (False, True)[: 1 if dependent else None]:
+                yield _variant(shape, rows, kernel, constants, plan.warps, optional, dependent)
+        yield _variant(shape, rows, settle, plan.settle, SETTLE_WARPS, True, dependent)
 
 
 def _variant(
@@ -377,6 +392,7 @@ def _variant(
     constants: dict[str, int],
     warps: int,
     optional: bool,
+    dependent: bool,
 ) -> Variant:
     names = [name for name in kernel.arg_names if name in _TYPES]
     unaligned = {"blocks", "vocab"} if kernel is settle else set[str]()
@@ -384,11 +400,14 @@ def _variant(
     reads = "logits_ptr" in names
     per_id = (4 + 4 + 1 / 8 if optional else 4) if reads else 0
     return Variant(
-        name=f"{shape.name}.sampler {kernel.__name__} rows={rows}" + " masked" * optional * reads,
+        name=f"{shape.name}.sampler {kernel.__name__} rows={rows}"
+        + " masked" * (optional and reads)
+        + " dependent" * dependent,
         kernel=kernel,
         signature={name: _TYPES[name] for name in names if name not in absent},
-        constants={**constants, **absent},
+        constants={**constants, **absent, "PDL": dependent},
         divisible=frozenset(names) - unaligned - set(absent),
         num_warps=warps,
+        launch_pdl=dependent,
         bytes_moved=int(rows * shape.vocab * per_id),
     )

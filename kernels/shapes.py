@@ -61,3 +61,16 @@ QWEN3_8B = DecoderShape(
     "qwen3-8b", Family.QWEN3, 4096, 12_288, 36, 32, 8, 128, 151_936, 40_960, 1e6, 1e-6
 )
 REAL_SHAPES = (BITNET_2B4T, LLAMA_8B, QWEN3_8B)
+"""What every kernel is planned and compiled for."""
+
+DEMO = DecoderShape("demo", Family.BITNET, 192, 512, 6, 6, 3, 32, 1024, 1024)
+LLAMA_1B = DecoderShape("llama-1b", Family.LLAMA, 2048, 8192, 16, 32, 8, 64, 128_256, 131_072)
+DANUBE_1_8B = DecoderShape(
+    "danube-1.8b", Family.LLAMA, 2560, 6912, 24, 32, 8, 80, 32_000, 16_384, 1e4
+)
+PHI3_MINI = DecoderShape("phi3-mini", Family.LLAMA, 3072, 8192, 32, 32, 32, 96, 32_064, 4096, 1e4)
+FALCON3_7B = DecoderShape(
+    "falcon3-7b", Family.LLAMA, 3072, 23_040, 28, 12, 4, 256, 131_072, 32_768, 1_000_042.0, 1e-6
+)
+ATTENTION_SHAPES = (*REAL_SHAPES, DEMO, LLAMA_1B, DANUBE_1_8B, PHI3_MINI, FALCON3_7B)
+"""One of each size of a head, for what works on heads: attention, RoPE and writes to the cache."""

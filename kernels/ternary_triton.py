@@ -39,7 +39,7 @@ from kernels.int8_words_triton import (
     normalise_row,
     quantise_row,
 )
-from kernels.launch import INTERPRETED, OPTIONS
+from kernels.launch import INTERPRETED, dependent_launch
 from kernels.shapes import DecoderShape
 from kernels.ternary_gemm_triton import (
     bitnet_linears,
@@ -250,8 +250,7 @@ def ternary_gemv(
     first, second, third = weights.part_rows()
     owned = first if epilogue.gated else weights.packed_rows
     plan = GemvPlan.of(owned, weights.in_features, 2 if epilogue.gated else 1)
-    dependent = dependent and not INTERPRETED
-    options = {**OPTIONS, "launch_pdl": True} if dependent else OPTIONS
+    dependent, options = dependent_launch(dependent)
     ternary_gemv_kernel[(plan.programs,)](
         x,
         x if norm is None else norm,

@@ -36,6 +36,11 @@ class Variant:
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def instructions(self) -> tuple[str, ...]:
+        """`expects`, and of a dependent launch that it waits and lets the one behind it start."""
+        return (*self.expects, "ACQBULK", "PREEXIT") if self.launch_pdl else self.expects
+
+    @property
     def kernel_name(self) -> str:
         """`module.function`, also of an interpreted kernel."""
         function = self.kernel.fn

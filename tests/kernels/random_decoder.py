@@ -35,7 +35,7 @@ class Recipe:
     """Of dense weights, embeddings and the cache."""
     int8_head: bool = False
     dependent: bool = False
-    """Ternary linears begin while the launch before still runs."""
+    """Launches begin while those ahead still run."""
     seed: int = 0
 
     @property
@@ -90,7 +90,7 @@ class _Draw:
             layer.values.normal_(generator=self._random)
         return Decoder(
             shape, table, layers, [self._rope() for _ in range(shape.layers)], self._head(table),
-            cache, max_rows=recipe.rows, max_length=recipe.length,
+            cache, max_rows=recipe.rows, max_length=recipe.length, dependent=recipe.dependent,
         )  # fmt: skip
 
     def _ternary_layer(self) -> TernaryLayer:
@@ -106,7 +106,6 @@ class _Draw:
             gate_up=self._ternary([shape.ffn, shape.ffn], shape.hidden),
             ffn_norm=self._norm(shape.ffn),
             down=self._ternary([shape.hidden], shape.ffn),
-            dependent=self._recipe.dependent,
         )
 
     def _dense_layer(self) -> DenseLayer:

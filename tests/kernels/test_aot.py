@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kernels.aot_worker import kernel_modules, launched_kernels, planned
+from kernels.paged_kv import HEAD_DIMS, KV_DTYPES
 from kernels.shapes import REAL_SHAPES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,9 @@ STORE = "tl.store(out_ptr + column, x)"
 CROWDED = """place = tl.arange(0, 32)[:, None] * SIZE + column[None, :]
     y = tl.load(x_ptr + place)
     tl.store(out_ptr + place, y * tl.sum(y))"""
+EARLY = f"""{STORE}
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()"""
 LAUNCHED = """
 
 @triton.jit
@@ -92,6 +96,7 @@ def offenders(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedP
     plant(folder, "unlike", STORE, more='expects=("HGMMA", "STG")')
     plant(folder, "broken", "tl.store(out_ptr + column, no_such_name)")
     plant(folder, "refused", STORE, size=100)
+    plant(folder, "early", EARLY, more="launch_pdl=True")
     return run_gate("--package", "planted", "--jobs", "1", path=folder.parent)
 
 
@@ -106,17 +111,21 @@ def test_offenders_fail_the_gate_by_name(offenders: subprocess.CompletedProcess[
     assert "planted.refused_triton.refused (bitnet-2b4t.refused) does not compile:" in errors
     assert "power of 2" in errors
     assert "planted.innocent_triton.forgotten is launched, but no variant compiles it" in errors
+    assert "planted.early_triton.early (bitnet-2b4t.early) does not wait" in errors
+    assert "launches ahead before STG" in errors
     assert "innocent (" not in errors
 
 
 def test_the_last_line_counts_the_offences(offenders: subprocess.CompletedProcess[str]) -> None:
     summary = summary_of(offenders)
-    assert summary["kernels"] == summary["compilations"] == 6
-    assert summary["variants"] == 6 * len(REAL_SHAPES)
+    assert summary["kernels"] == summary["compilations"] == 7
+    assert summary["variants"] == 7 * len(REAL_SHAPES)
     assert summary["compile_errors"] == 2
     assert summary["float_atomics"] > 0
     assert summary["spill_bytes"] > 0
     assert summary["missing_instructions"] == 1
+    assert summary["dependent"] == len(REAL_SHAPES)
+    assert summary["before_wait"] == 1
     assert summary["launches_per_layer"] == 1
     assert summary["unplanned"] == ["planted.innocent_triton.forgotten"]
 
@@ -124,7 +133,7 @@ def test_the_last_line_counts_the_offences(offenders: subprocess.CompletedProces
 def test_the_table_has_a_row_for_each_kernel(offenders: subprocess.CompletedProcess[str]) -> None:
     header, *rows, last = offenders.stdout.splitlines()
     assert header.split()[:3] == ["kernel", "compiled", "registers"]
-    names = ["atomic", "broken", "crowded", "innocent", "refused", "unlike"]
+    names = ["atomic", "broken", "crowded", "early", "innocent", "refused", "unlike"]
     assert [row.split()[0] for row in rows] == [f"planted.{n}_triton.{n}" for n in names]
     assert rows[1].split()[1] == "0/1"
     assert last.startswith("{")
@@ -156,8 +165,8 @@ def test_real_kernels_pass_and_only_those_that_are_asked_for_are_compiled() -> N
     assert result.returncode == 0, result.stderr
     summary = summary_of(result)
     assert summary["kernels"] == 1
-    assert summary["variants"] == len(REAL_SHAPES)
-    assert summary["compilations"] == len({(s.hidden, s.vocab % 16 == 0) for s in REAL_SHAPES})
+    assert summary["variants"] == 2 * len(REAL_SHAPES)
+    assert summary["compilations"] == 2 * len({(s.hidden, s.vocab % 16 == 0) for s in REAL_SHAPES})
 
 
 def test_a_gate_that_compiles_nothing_fails(tmp_path: Path) -> None:
@@ -179,3 +188,22 @@ def test_the_real_plan_covers_every_launch_and_every_step() -> None:
         steps = {entry.variant.step for entry in plan if entry.shape is shape} - {None}
         assert steps == STEPS, shape.name
     assert all(entry.variant.bytes_moved > 0 for entry in plan if entry.variant.step)
+
+
+def test_every_launch_of_a_step_of_one_row_is_planned_as_a_dependent_one() -> None:
+    plan = list(planned(kernel_modules("kernels")))
+    for shape in REAL_SHAPES:
+        own = [e.variant for e in plan if e.shape is shape]
+        ordinary = {v.kernel_name for v in own if v.step or "rows=1" in v.name.split()}
+        dependent = {v.kernel_name for v in own if v.launch_pdl}
+        assert ordinary - dependent == {"kernels.embedding_triton.embed_kernel"}, shape.name
+
+
+def test_attention_is_planned_for_every_head_and_every_cache() -> None:
+    modules = [m for m in kernel_modules("kernels") if getattr(m, "SHAPES", None)]
+    assert len(modules) == 3
+    for module in modules:
+        plan = list(planned([module]))
+        assert {entry.shape.head_dim for entry in plan} == set(HEAD_DIMS)
+        words = {word for entry in plan for word in entry.variant.name.split()}
+        assert {str(dtype).removeprefix("torch.") for dtype in KV_DTYPES} <= words

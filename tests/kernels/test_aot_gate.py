@@ -11,6 +11,8 @@ CODE = {
     "shared_bytes": 1024,
     "spill_bytes": 0,
     "float_atomics": 0,
+    "before_wait": [],
+    "read_ahead": ["tables_ptr"],
     "opcodes": ["HGMMA.64x16x16.F32.BF16", "LDG.E.128"],
 }
 
@@ -60,6 +62,17 @@ def test_what_does_not_compile_is_shown_with_its_error() -> None:
     assert found.offenders() == ["k.a (tiny.qkv) does not compile:\nat 3:4: no such function"]
     assert found.summary()["compile_errors"] == 1
     assert found.summary()["missing_instructions"] == 0
+
+
+def test_a_dependent_launch_that_writes_too_early_offends() -> None:
+    early = compiled(before_wait=["STG.E"])
+    assert gate(early).offenders() == [
+        "k.a (tiny.qkv) does not wait for the launches ahead before STG.E"
+    ]
+    assert gate(early, compiled()).summary()["before_wait"] == 1
+    assert gate(compiled(read_ahead=["norm_ptr", "x_ptr"])).offenders() == [
+        "k.a (tiny.qkv) reads x_ptr before it waits for the launches ahead"
+    ]
 
 
 def test_a_launched_kernel_without_a_variant_offends() -> None:

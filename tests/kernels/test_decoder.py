@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -46,12 +48,14 @@ def test_rows_of_one_sequence_have_the_bits_of_steps(family: Family, device: tor
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("others", [1, 9])
+@pytest.mark.parametrize(
+    ("others", "dtype"), [(1, torch.float32), (9, torch.float32), (9, torch.bfloat16)]
+)
 def test_a_row_has_the_same_bits_beside_others(
-    family: Family, others: int, device: torch.device
+    family: Family, others: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Nine rows take the norms as launches of their own, one row has them in its linears."""
-    recipe = recipe_of(family, device, others + 1, others + 1)
+    """Ten rows take the norms as launches of their own, one row has them in its linears."""
+    recipe = replace(recipe_of(family, device, others + 1, others + 1), dtype=dtype)
     alone, together = random_decoder(recipe), random_decoder(recipe)
     tables, last = recipe.tables(), others
     row = Rows.of([7], [70], [last], device)
@@ -61,6 +65,18 @@ def test_a_row_has_the_same_bits_beside_others(
     rows = Rows.of(ids, positions, range(others + 1), device)
     logits = together.logits(together.decode(rows, tables, LENGTH))
     assert logits[last:].equal(expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dependent_launches_give_the_same_bits(family: Family, device: torch.device) -> None:
+    """On a GPU they overlap; elsewhere this shows that every launch takes the flag."""
+    recipe = recipe_of(family, device, rows=len(IDS))
+    ordinary, dependent = random_decoder(recipe), random_decoder(replace(recipe, dependent=True))
+    assert (ordinary.dependent, dependent.dependent) == (False, True)
+    assert one_by_one(replace(recipe, dependent=True)).equal(one_by_one(recipe))
+    rows = Rows.of(IDS, range(START, START + len(IDS)), [1] * len(IDS), device)
+    replayed = dependent.logits(dependent.replay(rows, recipe.tables(), LENGTH))
+    assert replayed.equal(ordinary.logits(ordinary.replay(rows, recipe.tables(), LENGTH)))
 
 
 @pytest.mark.parametrize("family", [Family.LLAMA, Family.QWEN3])

@@ -100,5 +100,7 @@ def test_what_does_not_fit_is_refused_by_name(device: torch.device) -> None:
 
 
 def test_a_step_starts_with_one_row_of_the_table() -> None:
-    (variant,) = variants(QWEN3_8B)
-    assert variant.bytes_moved == 4096 * 2 + 4096 * 4
+    plain, head = variants(QWEN3_8B)
+    assert plain.bytes_moved == head.bytes_moved == 4096 * 2 + 4096 * 4
+    assert (plain.instructions, head.instructions) == ((), ("PREEXIT",))
+    assert not head.launch_pdl, "an ordinary launch, that dependent ones may follow"

@@ -8,8 +8,10 @@ from kernels.embedding_triton import variants
 from kernels.launch import INTERPRETED
 from kernels.machine_code import (
     MachineCode,
+    before_wait,
     float_atomics,
     instructions,
+    read_ahead,
     read_machine_code,
     resources,
     spills,
@@ -55,6 +57,35 @@ def test_instructions_are_read_with_and_without_a_predicate() -> None:
     assert instructions(SASS) == ["LDC", "LDG.E.128", "UMOV", "IDP.4A.S8.S8", "BRA"]
 
 
+def test_what_writes_or_ends_before_the_wait_is_found() -> None:
+    early = ["PREEXIT", "LDG.E", "CCTL.E.PF2", "STS.64", "ATOMS.ADD", "STL"]
+    late = ["STG.E", "ATOMG.E.ADD.STRONG.GPU", "EXIT"]
+    assert before_wait([*early, "ACQBULK", *late]) == ()
+    assert before_wait([*early, *late, "ACQBULK"]) == ("ATOMG.E.ADD.STRONG.GPU", "EXIT", "STG.E")
+    assert before_wait(["REDG.E.OR", "EXIT"]) == ("EXIT", "REDG.E.OR"), "there is no wait"
+
+
+TTIR = """
+  tt.func public @k(%weight_ptr: !tt.ptr<f32>, %x_ptr: !tt.ptr<f32> {tt.divisibility = 16 : i32}) {
+    %c0_i32 = arith.constant 0 : i32
+    %row = tt.get_program_id x : i32
+    %place = tt.splat %weight_ptr : !tt.ptr<f32> -> tensor<64x!tt.ptr<f32>>
+    %place_0 = tt.addptr %place, %c0_i32 : tensor<64x!tt.ptr<f32>>, tensor<64xi32>
+    %w = tt.load %place_0, %mask, %other : tensor<64x!tt.ptr<f32>>
+    %0 = tt.elementwise_inline_asm "griddepcontrol.wait; // dummy $0" -> i32
+    %1 = tt.load %x_ptr : !tt.ptr<f32>
+"""
+
+
+def test_what_is_read_ahead_of_the_wait_is_followed_to_its_argument() -> None:
+    assert read_ahead(TTIR) == ("weight_ptr",)
+    assert read_ahead(TTIR.replace("%0 =", "%5 = tt.load %x_ptr : f32\n%0 =")) == (
+        "weight_ptr",
+        "x_ptr",
+    )
+    assert read_ahead(TTIR.replace("griddepcontrol", "nothing")) == ()
+
+
 @pytest.mark.parametrize("reader", [resources, spills, instructions])
 def test_output_that_says_nothing_is_an_error(reader: object) -> None:
     assert callable(reader)
@@ -98,13 +129,13 @@ def test_an_atomic_that_the_machine_loops_for_is_found_where_triton_names_it() -
 
 
 def test_an_instruction_is_found_by_a_part_of_its_name() -> None:
-    code = MachineCode(32, 0, 0, 0, ("HGMMA.64x16x16.F32.BF16", "LDG.E.128"))
+    code = MachineCode(32, 0, 0, 0, (), (), ("HGMMA.64x16x16.F32.BF16", "LDG.E.128"))
     assert code.has("HGMMA")
     assert not code.has("IGMMA")
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
 def test_interpreted_kernels_are_not_compiled() -> None:
-    (variant,) = variants(LLAMA_8B)
+    variant, _ = variants(LLAMA_8B)
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET"):
         read_machine_code(variant)

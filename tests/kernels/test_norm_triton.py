@@ -108,6 +108,17 @@ def test_the_result_may_take_the_place_of_the_input(device: torch.device) -> Non
     assert same(row.cpu(), order_free_rms_norm(x, weight, EPS))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_narrower_result_is_the_same_one_rounded(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    x, weight = normal(3, 96), normal(96, seed=2)
+    x[1, 5] = float("nan")
+    out = torch.empty(3, 96, dtype=dtype, device=device)
+    rms_norm(x.to(device), weight.to(device), EPS, out)
+    assert same(out.cpu().float(), order_free_rms_norm(x, weight, EPS).to(dtype).float())
+
+
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-6, 1e20, 1e38])
 def test_rows_of_any_magnitude_agree_with_the_oracle(scale: float, device: torch.device) -> None:
     x, weight = normal(2, 64).clamp(-1, 1) * scale, torch.ones(64)
@@ -201,6 +212,8 @@ def test_variants_cover_both_results_and_count_their_bytes() -> None:
     plain = found["bitnet-2b4t.norm hidden rows=16"]
     assert plain.bytes_moved == 16 * 2560 * 8 + 2560 * 4
     assert plain.constants["factor_ptr"] is None and plain.constants["y_ptr"] is None
+    rounded = found["bitnet-2b4t.norm hidden bf16 rows=16"]
+    assert rounded.bytes_moved == 16 * 2560 * 6 + 2560 * 4
     fused = found["bitnet-2b4t.norm hidden add int8 rows=16"]
     assert fused.bytes_moved == 16 * (2560 * 13 + 4) + 2560 * 4
     assert fused.signature["out_ptr"] == "*i8" and "y_ptr" in fused.signature

@@ -101,6 +101,13 @@ def test_any_size_and_group_of_heads_equals_the_oracle(
     torch.testing.assert_close(out, made.expected(q, [(0, 63, 12)]), rtol=2e-6, atol=2e-6)
 
 
+def test_the_widest_heads_in_bf16_equal_the_oracle(device: torch.device) -> None:
+    made = stage([75], device, head_dim=256, dtype=torch.bfloat16)
+    q = normal(12, 256, device=device)
+    out, _ = made.attend(q, [(0, 63, 12)], 12)
+    torch.testing.assert_close(out, made.expected(q, [(0, 63, 12)]), rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_a_row_is_the_same_in_any_batch_and_any_chunk(
     dtype: torch.dtype, device: torch.device

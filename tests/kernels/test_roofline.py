@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -47,6 +48,10 @@ def test_a_floor_is_bytes_over_bandwidth_and_expectation_adds_a_launch() -> None
     busy = 10.0 / STREAM_SHARE
     assert operation.expected_us() == pytest.approx(busy + 2 * (LAUNCH_US + RAMP_US))
     assert operation.expected_us(dependent=True) == pytest.approx(busy + 2 * DEPENDENT_US)
+    headed = replace(operation, ordinary=1)
+    assert headed.expected_us() == operation.expected_us()
+    between = (operation.expected_us() + operation.expected_us(dependent=True)) / 2
+    assert headed.expected_us(dependent=True) == pytest.approx(between)
 
 
 def test_arithmetic_that_takes_longer_than_memory_is_what_is_expected() -> None:
@@ -67,6 +72,7 @@ def test_a_step_of_bitnet_moves_its_weights_its_head_and_its_cache(
         assert whole.bytes_moved == sum(p.bytes_moved for p in step(shape, variants, int8))
         samplers = sampling(shape, variants).launches
         assert whole.launches == 5 * shape.layers + 2 + samplers
+        assert whole.ordinary == 1
 
 
 def test_the_parts_of_a_step_are_in_order(plan: dict[DecoderShape, list[Variant]]) -> None:
@@ -141,5 +147,7 @@ def test_json_holds_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
     entries = json.loads(capsys.readouterr().out)
     names = [entry["name"] for entry in entries]
     assert "llama-8b.attend bfloat16 rows=32 length=32768" in names
-    assert all(entry["expected_us"] > entry["dependent_us"] > 0 for entry in entries)
+    chained = [entry for entry in entries if entry["launches"] > entry["ordinary"]]
+    assert [e["name"].split(".")[1] for e in entries if e not in chained] == ["embed rows=1"] * 3
+    assert all(entry["expected_us"] > entry["dependent_us"] > 0 for entry in chained)
     assert all(entry["floor_us"] <= entry["dependent_us"] for entry in entries)

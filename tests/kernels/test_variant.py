@@ -45,3 +45,9 @@ def test_everything_that_a_compiler_sees_changes_the_key() -> None:
 
 def test_a_kernel_is_named_with_its_module() -> None:
     assert PLAIN.kernel_name == f"{__name__}.copy_kernel"
+
+
+def test_a_dependent_launch_is_expected_to_wait_and_to_let_the_next_one_start() -> None:
+    other = replace(PLAIN, expects=("LDG",), launch_pdl=True)
+    assert other.instructions == ("LDG", "ACQBULK", "PREEXIT")
+    assert replace(other, launch_pdl=False).instructions == ("LDG",)

@@ -199,7 +199,7 @@ def step(decoder: Decoder, tables: Tensor, rows: int, length: int, bytes_moved: 
 
     def launch() -> None:
         logits = decoder.logits(decoder.decode(batch, tables, length))
-        sample_rows(logits, settings, batch.ids, faults, workspace)
+        sample_rows(logits, settings, batch.ids, faults, workspace, dependent=decoder.dependent)
 
     return Case(f"{decoder.shape.name}.step rows={rows} length={length}", [launch], bytes_moved)
 

@@ -20,6 +20,7 @@ from kernels.sampler import Sampling, sample
 from kernels.sampler_rows import SamplerRows, SamplerWorkspace
 from kernels.sampler_triton import sample_rows
 from kernels.shapes import DecoderShape
+from kernels.step_graph import StepGraph
 from kernels.ternary import ternary_linear
 from kernels.ternary_triton import ternary_gemv
 from tests.kernels.random_decoder import Recipe, random_decoder, random_ternary
@@ -40,6 +41,7 @@ def checks(shape: DecoderShape, device: torch.device, batches: tuple[int, ...]) 
     yield "sampler = oracle", lambda: _sampler(shape, device), 0.0
     yield "a row alone = in a batch", lambda: _batches(shape, device, batches), 0.0
     yield "rows of one sequence = steps", lambda: _replay(shape, device), 0.0
+    yield "dependent launches = ordinary", lambda: _dependent(shape, device), 0.0
 
 
 def difference(left: Tensor, right: Tensor) -> float:
@@ -121,6 +123,22 @@ def _replay(shape: DecoderShape, device: torch.device) -> float:
     again = random_decoder(recipe)
     rows = Rows.of(ids, range(start, start + STEPS), [1] * STEPS, device)
     return difference(one_by_one, again.replay(rows, tables, 512))
+
+
+def _dependent(shape: DecoderShape, device: torch.device) -> float:
+    """Hidden rows and logits of two sequences' steps from a graph, where launches can overlap."""
+    found = []
+    for dependent in (False, True):
+        recipe = Recipe(shape, device, 2, 2, length=512, dependent=dependent, seed=11)
+        decoder, tables = random_decoder(recipe), recipe.tables().tolist()
+        graph, parts = StepGraph(decoder, 2, 512, distinct=True), []
+        for step in range(STEPS):
+            ids = [(17 * step + row) % shape.vocab for row in range(2)]
+            graph.inputs.fill(ids, [250 + step, 60 + step], [0, 1], tables)
+            hidden = graph()
+            parts += [hidden.flatten().clone(), decoder.logits(hidden).flatten().clone()]
+        found.append(torch.cat(parts))
+    return difference(*found)
 
 
 def _step(decoder: Decoder, tables: Tensor, token: int, position: int) -> Tensor:
