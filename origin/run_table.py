@@ -38,7 +38,9 @@ EXPECTATION_GAIN = 1 / 8
 class RunTable:
     """Waiting runs by class, in order of arrival, and at most `most` running ones.
 
-    `most` may change; where more run already, one starts only in the place of another.
+    `enough` may change. Where so many run, only a class that runs less than its share of them
+    starts another: a step is a little longer then, until some run ends, which costs less than
+    to preempt that one and compute it again.
     """
 
     def __init__(self, pool: PagePool, queue: FairQueue, most: int) -> None:
@@ -49,7 +51,8 @@ class RunTable:
         self.reused_tokens = 0
         self._pool = pool
         self._queue = queue
-        self.most = most
+        self.enough = most
+        self._most = most
         self._expected = dict.fromkeys(queue.weights, EXPECTED_TOKENS)
 
     @property
@@ -115,11 +118,14 @@ class RunTable:
         """Start the run, its known prefix found in the pool, if there is room or can be made."""
         if run.run in self.preempted:
             return False
-        losers = self._losers(run, tags)
-        if not losers and not self._has_room(1, []):
+        counts = Counter(other.priority for other in self.running.values())
+        behind = counts[run.priority] < self._share(run.priority)
+        most = self._most if behind else min(self.enough, self._most)
+        losers = self._losers(run, tags, counts) if behind else []
+        if not losers and not self._has_room(1, most, []):
             return False
         found = self._pool.find(run.reusable_keys())
-        pages = self._make_room(pages_for(len(run.ids)) - len(found), losers)
+        pages = self._make_room(pages_for(len(run.ids)) - len(found), most, losers)
         if pages is None:
             self._pool.release(found)
             return False
@@ -130,22 +136,21 @@ class RunTable:
         self.reused_tokens += run.cached
         return True
 
-    def _make_room(self, count: int, losers: list[ScheduledRun]) -> list[int] | None:
+    def _make_room(self, count: int, most: int, losers: list[ScheduledRun]) -> list[int] | None:
         """So many pages for a run that starts, in the place of as few losers as that takes."""
         chosen: list[ScheduledRun] = []
         for loser in losers:
-            if self._has_room(count, chosen):
+            if self._has_room(count, most, chosen):
                 break
             chosen.append(loser)
-        if not self._has_room(count, chosen):
+        if not self._has_room(count, most, chosen):
             return None
         for loser in chosen:
             self._preempt(loser)
         return self._pool.take(count)  # None where the losers' pages were shared with others
 
-    def _has_room(self, count: int, without: list[ScheduledRun]) -> bool:
-        running = len(self.running)
-        slots = running - len(without) < max(self.most, running)
+    def _has_room(self, count: int, most: int, without: list[ScheduledRun]) -> bool:
+        slots = len(self.running) - len(without) < most
         return slots and self._fits(count, without)
 
     def _fits(self, count: int, without: list[ScheduledRun]) -> bool:
@@ -154,11 +159,10 @@ class RunTable:
         left = len(self.running) - len(without)
         return self._pool.free + gained >= count + left
 
-    def _losers(self, run: ScheduledRun, tags: dict[Priority, float]) -> list[ScheduledRun]:
+    def _losers(
+        self, run: ScheduledRun, tags: dict[Priority, float], counts: Counter[Priority]
+    ) -> list[ScheduledRun]:
         """Whom this run may be started in the place of, the class furthest ahead first."""
-        counts = Counter(other.priority for other in self.running.values())
-        if counts[run.priority] >= self._share(run.priority):
-            return []
         senior = self.senior
         losers = []
         for priority in sorted(tags, key=lambda p: (-tags[p], -p)):
@@ -174,7 +178,7 @@ class RunTable:
     def _share(self, priority: Priority) -> int:
         """Of the running runs, when all classes want more."""
         weights = self._queue.weights
-        return self.most * weights[priority] // sum(weights.values())
+        return min(self.enough, self._most) * weights[priority] // sum(weights.values())
 
     # ---- growing ----
 

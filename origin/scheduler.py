@@ -118,7 +118,7 @@ class Scheduler:
         """The next step. Its work is empty only if no run has anything to do."""
         table = self._table
         table.begin_step()
-        table.most = min(self._limits.running, self._row_limit.rows)
+        table.enough = self._row_limit.rows
         table.start()
         works: dict[int, Work] = {}
         room = self._limit.tokens

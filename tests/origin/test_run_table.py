@@ -56,17 +56,17 @@ def test_no_more_runs_start_than_may_run_and_the_first_of_a_class_first() -> Non
     assert table.names() == [1, 2]
 
 
-def test_where_more_run_than_may_a_run_starts_only_in_the_place_of_one_other() -> None:
+def test_where_enough_run_only_classes_below_their_share_start_more_and_preempt_nobody() -> None:
     table = Table(100)
     for _ in range(20):
         table.come_and_start(BATCH)
-    table.most = 13
-    waiting = table.come(BATCH)
+    table.enough = 13
+    waiting = [table.come(priority) for priority in (*[INTERACTIVE] * 9, *[STANDARD] * 5, BATCH)]
     table.start()
-    assert waiting.run not in table.running
-    table.come_and_start(INTERACTIVE)
-    assert table.preempted == [19]
-    assert len(table.running) == 20
+    started = [run.priority for run in waiting if run.run in table.running]
+    assert (started.count(INTERACTIVE), started.count(STANDARD)) == (8, 4)
+    assert len(started) == 12
+    assert not table.preempted
 
 
 def test_a_run_starts_only_if_each_running_run_can_have_one_more_page() -> None:
