@@ -14,8 +14,8 @@ import typer
 from ledger.errors import ConfigError
 
 if TYPE_CHECKING:
-    from origin.finding import Finding
-    from origin.model_check import ModelReport
+    from origin.checkpoint.finding import Finding
+    from origin.checkpoint.model_check import ModelReport
 
 EXIT_NOT_SUPPORTED = 1
 MAX_SHOWN_FINDINGS = 20
@@ -59,11 +59,11 @@ def check(
     if not directory.is_dir():
         raise ConfigError(f"{directory} is no folder", hint="give a checkpoint folder")
     with extra("origin"):
-        from origin.model_check import check_model
+        from origin.checkpoint.model_check import check_model
 
         report = check_model(directory)
         if weights and report.supported and report.config is not None:
-            from origin.checkpoint import examine_values
+            from origin.models.tensors import examine_values
 
             report.findings.extend(examine_values(directory, report.config))
     if as_json:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ledger.errors import CallerError, Conflict, NotFound
 from ledger.frame import Open, Overflow, encode
-from origin.prompt import PromptReader
+from origin.checkpoint.prompt import PromptReader
 from origin.recipe import Recipe, prompt_hash
 
 MAX_TEMPERATURE = 2.0
@@ -68,7 +68,7 @@ def _token_recipe(request: Open, fingerprint: str, seed: int, reader: PromptRead
     form = request.format
     if form is not None:
         # Imported late: numpy and llguidance are a fifth of a second, in every start of an origin.
-        from origin.grammar import check_format
+        from origin.engine.grammar import check_format
 
         check_format(form.kind, form.source)
     return Recipe(

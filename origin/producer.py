@@ -1,7 +1,8 @@
 """What may be served besides our own token decoder: any Python object that gives outputs.
 
 A `Producer` answers one request with a series of outputs and an `End`. How they become logged
-frames is the business of `origin.production`; no producer knows of indexes, frames or resumption.
+frames is the business of `origin.producers.production`; no producer knows of indexes, frames or
+resumption.
 
     class Speech:
         about = About(name="speech", fingerprint="speech 1", resumption=Resumption.REPEATS)

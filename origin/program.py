@@ -1,16 +1,16 @@
 """Which program a worker slot runs, and its command line: written here.
 
-It is read in `origin.worker` and `origin.text_program`, of which this imports nothing: before a
-worker can be started, this is imported, and everything else may wait.
+It is read in `origin.engine.worker` and `origin.producers.text_program`, of which this imports
+nothing: before a worker can be started, this is imported, and everything else may wait.
 """
 
 from __future__ import annotations
 
 from origin.config import OriginConfig
-from origin.embedder import is_classifier, is_embedding
+from origin.producers.embedder import is_classifier, is_embedding
 
-TOKENS = "origin.worker"
-TEXT = "origin.text_worker"
+TOKENS = "origin.engine.worker"
+TEXT = "origin.producers.text_worker"
 
 
 def makes_tokens(config: OriginConfig) -> bool:

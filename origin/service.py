@@ -47,8 +47,8 @@ from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.streams.name import generation_id
 from ledger.subscriptions.route import SUBSCRIPTION, object_of
 from origin.admission import admit, check_count, request_hash
+from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig
-from origin.prompt import PromptReader
 from origin.recipe import Recipe
 from origin.resume_token import Right, TokenKeys
 from origin.runs import Runs

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ledger.errors import Overloaded, TailraceError
 from ledger.interface import Record
-from origin.transcript import STEER_BEGINS
+from origin.logged_ids import STEER_BEGINS
 from origin.worker_frame import Steer
 
 MAX_PENDING_STEERS = 16

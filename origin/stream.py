@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from ledger.errors import Conflict, Damaged, NotFound
 from ledger.frame import FinishReason, Notice, StreamEnd, Tag, decode, encode, tag_of
 from ledger.interface import Append, Ledger, Record, Refusal, StreamKind
+from origin.logged_ids import ID_BITS
 from origin.metrics import Metrics
 from origin.recipe import Recipe
 from origin.steering import Steering
-from origin.transcript import ID_BITS
 from origin.worker_frame import Ready
 from origin.worker_process import WorkerSlot
 

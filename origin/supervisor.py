@@ -15,13 +15,13 @@ import structlog
 from ledger.errors import ConfigError, LedgerFailed, Unavailable
 from ledger.frame import encode
 from ledger.interface import Ledger
+from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.link import EdgeLink
 from origin.metrics import Metrics, exposed
 from origin.objects import OriginObjects
 from origin.open_ledger import open_ledger
 from origin.program import makes_tokens
-from origin.prompt import PromptReader
 from origin.resume_token import TokenKeys
 from origin.runs import Runs
 from origin.service import Service

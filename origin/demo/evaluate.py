@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from origin.checkpoint import TOKENIZER_FILE
 from origin.demo.corpus import ASSISTANT, END, USER
 from origin.demo.tasks import KINDS_OF_TASK, draw
 from origin.demo.words import KINDS, MOODS, with_article
-from origin.model import Model, Piece, context_pages, load_model, prefill
+from origin.models.model import Model, Piece, context_pages, load_model, prefill
+from origin.models.tensors import TOKENIZER_FILE
 
 QUESTIONS_PER_KIND = 40
 MAX_ANSWER_TOKENS = 120

@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 from kernels.paged_kv import PAGE_TOKENS  # noqa: E402
 from kernels.sampler import Sampling  # noqa: E402
-from origin.cpu_model import CpuModel, load  # noqa: E402
-from origin.model import PREFILL_CHUNK_TOKENS, Draw, Piece, prefill  # noqa: E402
+from origin.models.cpu_model import CpuModel, load  # noqa: E402
+from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Piece, prefill  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
 
 DEMO_MODEL = ROOT / "origin" / "demo" / "model"

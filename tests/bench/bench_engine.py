@@ -5,8 +5,9 @@
 No socket and no ledger: `bench_resume.py` and `soak_engine.py` go through both. It ends with one
 line of JSON. `ttft_ms` and `itl_p99_ms` are of the sixteen streams, which all begin at once.
 `exact_equal` of `exact_trials` requests gave the same frames alone and in company with a failover
-in the middle (tests/origin/exact_trials.py). `peak_memory_vs_batch` is the peak resident memory of
-a process that streams, over that of one that keeps the ids and makes text of them at the end.
+in the middle (tests/origin/engine/exact_trials.py). `peak_memory_vs_batch` is the peak resident
+memory of a process that streams, over that of one that keeps the ids and makes text of them at the
+end.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ledger.frame import Tag, tag_of  # noqa: E402
-from origin.engine import Engine  # noqa: E402
-from origin.model import Device, Model, load_model  # noqa: E402
-from origin.worker import load_tokenizer  # noqa: E402
+from origin.engine.engine import Engine  # noqa: E402
+from origin.engine.worker import load_tokenizer  # noqa: E402
+from origin.models.model import Device, Model, load_model  # noqa: E402
 from origin.worker_frame import Emission, Run  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
-from tests.origin.exact_trials import draw_trial, frames_alone, frames_cut  # noqa: E402
+from tests.origin.engine.exact_trials import draw_trial, frames_alone, frames_cut  # noqa: E402
 
 DEMO_MODEL = ROOT / "origin" / "demo" / "model"
 PROMPT = "Once upon a time there was a fox who lived by the river."

@@ -23,8 +23,8 @@ from ledger.interface import Append, NewStream, Record
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.retention import RetentionSettings
 from origin.demo import corpus
-from origin.detokenise import Detokeniser
-from origin.vocabulary import Vocabulary
+from origin.engine.detokenise import Detokeniser
+from origin.engine.vocabulary import Vocabulary
 from tests.bench.bench_ledger_ours import TTL_S, now_ms, stream_id
 from tests.bench.bench_ledger_work import folder_bytes
 

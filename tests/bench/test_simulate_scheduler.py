@@ -8,7 +8,7 @@ import pytest
 
 from ledger.schema import Priority
 from tests.bench.simulate_scheduler import Load, figures, main
-from tests.origin.scheduler_simulator import Arrival, Outcome
+from tests.origin.scheduler.scheduler_simulator import Arrival, Outcome
 
 SMALL = "--seconds 2 --load interactive=5,100,20 --load batch=2,300,40".split()
 

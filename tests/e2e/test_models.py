@@ -8,12 +8,12 @@ import pytest
 
 from kernels.shapes import Family
 from ledger.frame import Token, decode
-from origin.cpu_model import load
-from origin.engine import Engine
-from origin.worker import load_tokenizer
+from origin.engine.engine import Engine
+from origin.engine.worker import load_tokenizer
+from origin.models.cpu_model import load
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import SSE, Reading, events
-from tests.origin.runs import make_run, run_all
+from tests.origin.engine.runs import make_run, run_all
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
 pytestmark = pytest.mark.anyio

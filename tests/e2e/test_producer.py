@@ -13,7 +13,7 @@ from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import SSE, events, resume, start
 
 pytestmark = pytest.mark.anyio
-SPEECH = "tests.origin.text_producers:speech"
+SPEECH = "tests.origin.producers.text_producers:speech"
 HEARD: dict[str, Any] = {"model": "speech", "prompt": "he said so. we heard it."}
 FINAL = "He said so. We heard it. "
 
@@ -63,7 +63,7 @@ async def test_a_cut_stream_of_revisions_goes_on_where_it_was_cut(
 async def test_a_worker_that_is_killed_repeats_nothing_that_was_read(
     tmp_path: Path, client: httpx.AsyncClient
 ) -> None:
-    origin = Origin(tmp_path, producer="tests.origin.text_producers:counting")
+    origin = Origin(tmp_path, producer="tests.origin.producers.text_producers:counting")
     edge = Edge(origin)
     async with running(origin, edge):
         body = {"model": "counting", "prompt": "200"}

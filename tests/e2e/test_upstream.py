@@ -23,7 +23,7 @@ import pytest
 from origin.config import DEMO_MODEL
 from tests.e2e.processes import START_TIMEOUT_S, Edge, Origin, free_port, running
 from tests.e2e.sse import SSE, TIMEOUT, Event, Reading, events, resume, start
-from tests.origin.raw_server import (
+from tests.origin.producers.raw_server import (
     DONE,
     STREAM_HEAD,
     Asked,

@@ -6,8 +6,8 @@ import torch
 from tokenizers import Tokenizer
 
 from ledger.sqlite.ledger import SqliteLedger
-from origin.cpu_model import CpuModel, load
-from origin.worker import TORCH_THREADS
+from origin.engine.worker import TORCH_THREADS
+from origin.models.cpu_model import CpuModel, load
 from tests.interpreter import kernel_device
 from tests.origin.stage import Stage
 from tests.origin.tiny_checkpoint import write_checkpoint

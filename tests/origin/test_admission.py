@@ -7,7 +7,7 @@ import pytest
 from ledger.errors import CallerError, Conflict, ModelError, NotFound
 from ledger.frame import FormatKind, Message, Open, OutputFormat, Overflow, Priority
 from origin.admission import DEFAULT_MAX_TOKENS, admit, request_hash
-from origin.prompt import PromptReader
+from origin.checkpoint.prompt import PromptReader
 from origin.recipe import Recipe, prompt_hash
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 
 import origin.demo
 from kernels.ternary import WEIGHTS_PER_BYTE
-from origin.checkpoint import read_config, read_tensors
-from origin.cpu_model import CpuModel, load
 from origin.demo.corpus import END, SPECIAL_TOKENS
 from origin.demo.evaluate import answer, chat, false_claims
 from origin.demo.export import END_ID
+from origin.models.cpu_model import CpuModel, load
+from origin.models.tensors import read_config, read_tensors
 
 MODEL_DIRECTORY = Path(origin.demo.__file__).parent / "model"
 

@@ -18,10 +18,10 @@ import torch
 from tokenizers import Tokenizer
 
 import origin.demo
-from origin.cpu_model import CpuModel, load
 from origin.demo.corpus import documents, text
 from origin.demo.evaluate import answer, chat
-from tests.origin.reference_model import (
+from origin.models.cpu_model import CpuModel, load
+from tests.origin.models.reference_model import (
     first_difference,
     load_reference,
     our_rounded,

@@ -6,14 +6,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from origin.checkpoint import read_config, read_tensors
-from origin.cpu_model import load
 from origin.demo.corpus import ASSISTANT, END, USER, Part, documents
 from origin.demo.export import tensors
 from origin.demo.net import Net, Shape
 from origin.demo.tokens import IGNORED, encode, windows
 from origin.demo.train import SAVE_EVERY_S, Batch, Recipe, Training, batches, train
-from tests.origin.sequences import prompt_logits
+from origin.models.cpu_model import load
+from origin.models.tensors import read_config, read_tensors
+from tests.origin.models.sequences import prompt_logits
 
 TINY = Shape(vocab=320, hidden=32, layers=2, heads=2, kv_heads=1, ffn=64, context=128)
 FEW_STEPS = Recipe(

@@ -41,12 +41,12 @@ from ledger.interface import NewStream, ObjectKey, StreamInfo, StreamKind
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.sqlite.ledger import SqliteLedger
 from origin import worker_frame
+from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig
 from origin.link import EdgeLink
-from origin.prompt import PromptReader
+from origin.logged_ids import STEER_BEGINS, STEERED
 from origin.resume_token import Right, TokenKeys
 from origin.service import Service
-from origin.transcript import STEER_BEGINS, STEERED
 from origin.worker_frame import Emission, Run, Step
 from tests.origin.stage import Slot, Stage
 

@@ -25,7 +25,6 @@ from ledger.frame import (
     Token,
 )
 from origin import producer as outputs
-from origin.framing import MAX_CHUNK_BYTES, MAX_TEXT_CHARS, MAX_VECTOR_VALUES, Framing
 from origin.producer import (
     About,
     Data,
@@ -39,8 +38,9 @@ from origin.producer import (
     Vector,
     load_producer,
 )
-from origin.production import Production
-from tests.origin.asked import frames, request
+from origin.producers.framing import MAX_CHUNK_BYTES, MAX_TEXT_CHARS, MAX_VECTOR_VALUES, Framing
+from origin.producers.production import Production
+from tests.origin.producers.asked import frames, request
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ import pytest
 
 from ledger.errors import ConfigError
 from origin.config import OriginConfig
+from origin.producers.text_program import open_producer, text_parser
 from origin.program import makes_tokens, program
-from origin.text_program import open_producer, text_parser
 
 pytestmark = pytest.mark.anyio
 URL = "https://there.example/v1"
@@ -18,7 +18,7 @@ URL = "https://there.example/v1"
 
 def parsed(**settings: Any) -> Any:
     module, *flags = program(OriginConfig.load(**settings))
-    assert module == "origin.text_worker"
+    assert module == "origin.producers.text_worker"
     return text_parser().parse_args([*flags, "--socket", "s"])
 
 
@@ -26,7 +26,7 @@ def test_a_checkpoint_of_a_decoder_runs_our_own() -> None:
     config = OriginConfig()
     assert makes_tokens(config)
     module, *flags = program(config)
-    assert module == "origin.worker"
+    assert module == "origin.engine.worker"
     assert {f"--model={config.model}", "--name=demo", "--device=auto"} <= set(flags)
 
 

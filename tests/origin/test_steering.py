@@ -9,8 +9,8 @@ import pytest
 from ledger.errors import Conflict, Overloaded, Unavailable
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, NewStream, Record
+from origin.logged_ids import STEER_BEGINS, STEERED
 from origin.steering import MAX_PENDING_STEERS
-from origin.transcript import STEER_BEGINS, STEERED
 from origin.worker_frame import Emission, Run, Steer, Step
 from tests.origin.stage import RECIPE, A, Slot, Stage
 

@@ -1,0 +1,110 @@
+"""Whether a checkpoint can be served, and what it will take: every finding, not the first alone.
+
+Only the headers of the weights are read, so that this needs no torch and a moment for a model of
+any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jinja2 import TemplateError
+
+from ledger.errors import ModelError, TailraceError
+from ledger.frame import Message
+from origin.checkpoint.chat_template import examine_template
+from origin.checkpoint.finding import Finding, Findings
+from origin.checkpoint.layout import examine_weights
+from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, examine_config
+from origin.checkpoint.model_json import read_object
+from origin.checkpoint.model_memory import (
+    GPU_HEAD_DIMS,
+    Footprint,
+    cpu_footprint,
+    gpu_footprint,
+    parameters,
+)
+from origin.checkpoint.prompt import PromptReader
+from origin.checkpoint.tokenizer_file import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, check_tokenizer
+from origin.checkpoint.weights_file import StoredTensor, stored_tensors, weight_files
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What was found; the figures are there where the config and the weights could be read."""
+
+    directory: Path
+    findings: list[Finding]
+    config: ModelConfig | None
+    has_template: bool
+    files: int
+    disk_bytes: int
+    parameters: int | None
+    footprints: dict[str, Footprint] = field(default_factory=dict)
+    """By device: cpu, and gpu where the GPU kernels take the model."""
+
+    @property
+    def supported(self) -> bool:
+        return not any(finding.fault for finding in self.findings)
+
+
+def check_model(directory: Path) -> ModelReport:
+    """Look at every file of a checkpoint; what is wrong becomes a finding, nothing is raised."""
+    findings = Findings()
+    config = examine_config(directory, findings)
+    if config is None:  # what the files should hold is not known, but whether they are whole is
+        read_object(directory / TOKENIZER_FILE, findings)
+        stored = stored_tensors(directory, findings)
+    else:
+        check_tokenizer(directory, config.vocab, config.eos_ids, findings)
+        stored = examine_weights(directory, config, findings)
+    has_template = examine_template(directory, findings) is not None
+    if config is not None and not findings.faults:
+        _try_prompts(directory, has_template, findings)
+    footprints: dict[str, Footprint] = {}
+    if config is not None and not findings.faults:
+        footprints = _footprints(directory, config, stored, findings)
+    files = [path for path in weight_files(directory, Findings()) if path.is_file()]
+    return ModelReport(
+        directory=directory,
+        findings=findings.all,
+        config=config,
+        has_template=has_template,
+        files=len(files),
+        disk_bytes=sum(path.stat().st_size for path in files),
+        parameters=None if config is None else parameters(config),
+        footprints=footprints,
+    )
+
+
+def _footprints(
+    directory: Path, config: ModelConfig, stored: Mapping[str, StoredTensor], findings: Findings
+) -> dict[str, Footprint]:
+    devices = {"cpu": cpu_footprint(config, stored)}
+    if config.head_dim in GPU_HEAD_DIMS:
+        devices["gpu"] = gpu_footprint(config, stored)
+    else:
+        right = "on a GPU one of " + ", ".join(map(str, GPU_HEAD_DIMS))
+        problem = f"{config.head_dim}: runs on a CPU only"
+        findings.note(directory / CONFIG_FILE, "head_dim", problem, right)
+    return devices
+
+
+def _try_prompts(directory: Path, has_template: bool, findings: Findings) -> None:
+    """The tokenizer loads, and a plain question becomes a prompt."""
+    try:
+        reader = PromptReader(directory)
+    except ModelError as error:
+        findings.fault(directory / TOKENIZER_FILE, "", error.message)
+        return
+    if not has_template:
+        right = "requests can give prompt, not messages"
+        findings.note(directory / TOKENIZER_CONFIG_FILE, "chat_template", "is missing", right)
+        return
+    try:
+        reader.ids(None, [Message("user", "Hello")])
+    except (TailraceError, TemplateError) as error:
+        problem = f"fails for a plain question: {error}"
+        findings.note(directory / TOKENIZER_CONFIG_FILE, "chat_template", problem)

@@ -1,0 +1,114 @@
+"""What a model takes in memory, computed from its shape; no torch.
+
+The numbers are those of `origin.models`, on a CPU and on a GPU: weights, rotary tables, and the
+keys and values of the cache. Activations and what torch itself takes are not in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kernels.shapes import Family
+from origin.checkpoint.layout import EMBEDDING, HEAD, WEIGHTS_PER_BYTE, linears, norms
+from origin.checkpoint.model_config import ModelConfig
+from origin.checkpoint.weights_file import StoredTensor
+from origin.scheduler.pages import PAGE_TOKENS
+
+FP32_BYTES = 4
+BF16_BYTES = 2
+GPU_HEAD_DIMS = (32, 64, 80, 96, 128, 256)
+"""What the GPU kernels of attention are built for."""
+GPU_FP32_HEAD_BYTES = 64 * 1024 * 1024
+"""A model whose LM head fits in so much as fp32 has it so on a GPU, and its keys and values."""
+GPU_KV_SHARE = 0.8
+"""Of what the weights leave, what pages take on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes on one kind of device."""
+
+    weights_bytes: int
+    kv_token_bytes: int
+    """Keys and values of one token in all layers."""
+    kv_share: float
+    """Of the memory beside the weights, what keys and values may take."""
+
+    @property
+    def kv_page_bytes(self) -> int:
+        return self.kv_token_bytes * PAGE_TOKENS
+
+    def sequences(self, memory_bytes: int, context: int) -> int:
+        """Sequences of a full context, in whole pages, that so much memory holds at once."""
+        left = max(memory_bytes - self.weights_bytes, 0) * self.kv_share
+        return int(left // (-(-context // PAGE_TOKENS) * self.kv_page_bytes))
+
+
+def parameters(config: ModelConfig) -> int:
+    """Weights of the model, a tied embedding counted once; scales of ternary layers are none."""
+    layer = _linear_weights(config) + sum(norms(config).values())
+    tables = config.vocab * config.hidden * (1 if config.tied_head else 2)
+    return tables + config.layers * layer + config.hidden
+
+
+def cpu_footprint(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> Footprint:
+    """fp32 throughout, but ternary weights as int8, and an untied embedding as it is stored."""
+    ternary = config.family is Family.BITNET
+    linear = _linear_weights(config) * (1 if ternary else FP32_BYTES)
+    if ternary:  # a scale for every row
+        linear += sum(rows for rows, _ in linears(config).values()) * FP32_BYTES
+    weights = config.vocab * config.hidden * FP32_BYTES + config.layers * linear
+    if not config.tied_head:
+        weights += _stored_bytes(stored, EMBEDDING)
+    return Footprint(
+        weights_bytes=weights + _small_bytes(config),
+        kv_token_bytes=_kv_elements(config) * FP32_BYTES,
+        kv_share=1.0,
+    )
+
+
+def gpu_footprint(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> Footprint:
+    """Ternary weights packed, dense ones and the embedding as they are stored."""
+    small = config.vocab * config.hidden * FP32_BYTES <= GPU_FP32_HEAD_BYTES
+    weights = _stored_bytes(stored, EMBEDDING)
+    if small:
+        weights += config.vocab * config.hidden * FP32_BYTES
+    elif not config.tied_head:
+        weights += _stored_bytes(stored, HEAD)
+    if config.family is Family.BITNET:
+        weights += config.layers * _linear_weights(config) // WEIGHTS_PER_BYTE
+    else:
+        names = (
+            f"model.layers.{at}.{name}.weight"
+            for at in range(config.layers)
+            for name in linears(config)
+        )
+        weights += sum(_stored_bytes(stored, name) for name in names)
+    return Footprint(
+        weights_bytes=weights + _small_bytes(config),
+        kv_token_bytes=_kv_elements(config) * (FP32_BYTES if small else BF16_BYTES),
+        kv_share=GPU_KV_SHARE,
+    )
+
+
+def _linear_weights(config: ModelConfig) -> int:
+    """Weights of the linears of one layer."""
+    return sum(rows * columns for rows, columns in linears(config).values())
+
+
+def _small_bytes(config: ModelConfig) -> int:
+    """Norms and the rotary tables, all fp32."""
+    tables = 2 * config.context * config.head_dim
+    norms_of_all = config.layers * sum(norms(config).values()) + config.hidden
+    return (norms_of_all + tables) * FP32_BYTES
+
+
+def _kv_elements(config: ModelConfig) -> int:
+    """Elements of the keys and values of one token."""
+    return 2 * config.keys * config.layers
+
+
+def _stored_bytes(stored: Mapping[str, StoredTensor], name: str) -> int:
+    tensor = stored[name]
+    return tensor.end - tensor.start

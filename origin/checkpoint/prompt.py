@@ -1,0 +1,149 @@
+"""From a request's text to prompt token ids: tokenizer and chat template, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+
+from ledger.errors import CallerError, ModelError, TooLarge
+from ledger.frame import Message
+from origin.checkpoint.chat_template import Now, load_template, utc_now
+from origin.checkpoint.finding import Findings
+from origin.checkpoint.model_config import CONFIG_FILE, GENERATION_FILE
+from origin.checkpoint.model_json import JsonObject, read_object, read_object_if_there
+from origin.checkpoint.quoted_tokens import QuotedTokens
+from origin.checkpoint.tokenizer_file import TOKENIZER_FILE
+
+ROLES = ("system", "user", "assistant")
+
+
+class Prompt(NamedTuple):
+    """Token ids, and how many messages were dropped to make room."""
+
+    ids: tuple[int, ...]
+    dropped: int
+
+
+class PromptReader:
+    """The text side of one checkpoint folder: what the supervisor needs to admit a request."""
+
+    def __init__(self, directory: Path, now: Now = utc_now) -> None:
+        """`now` is the clock that a chat template may ask for the date."""
+        findings = Findings()
+        path, defaults_path = directory / CONFIG_FILE, directory / GENERATION_FILE
+        config = JsonObject(path, read_object(path, findings) or {}, findings)
+        given = read_object_if_there(defaults_path, findings)
+        defaults = JsonObject(defaults_path, given, findings)
+        self.context = config.count("max_position_embeddings")
+        self.temperature = defaults.not_negative("temperature", 1.0)
+        self.top_k = defaults.count("top_k", 0, least=0)
+        self.top_p = defaults.number("top_p", 1.0)
+        findings.refuse()
+        path = directory / TOKENIZER_FILE
+        try:
+            self._tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises no narrower one
+            raise ModelError(f"cannot be read: {error}", field=str(path)) from error
+        self._template = load_template(directory, now)
+        self._quoted = QuotedTokens(self._tokenizer)
+        longest = max(len(word) for word in self._tokenizer.get_vocab())
+        self._max_prompt_chars = self.context * longest
+
+    def ids(self, prompt: str | None, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Token ids of a prompt or of a conversation; raises `CallerError` naming the field."""
+        field = "prompt" if prompt is not None else "messages"
+        text = prompt if prompt is not None else self._render(messages)
+        self._check_chars(text, field)
+        # A chat template writes the special tokens of a conversation itself.
+        plain = prompt is not None
+        ids = tuple(self._tokenizer.encode(text).ids if plain else self._quoted.encode(text))
+        if not ids:
+            raise CallerError("is empty", field=field, hint="give at least one character")
+        if len(ids) >= self.context:
+            raise TooLarge(
+                f"{len(ids)} tokens leave no room in the context of {self.context}",
+                code="prompt_too_long",
+                status=400,
+                field=field,
+                hint=f"at most {self.context - 1} tokens",
+            )
+        return ids
+
+    def read(
+        self, prompt: str | None, messages: Sequence[Message], room: int | None = None
+    ) -> Prompt:
+        """The same, of a conversation that may be cut: see `Prompt.dropped`.
+
+        With `room`, the oldest turns go until so many tokens are left for the answer, or, if
+        that cannot be, until only the last turn of the user is left. What the system says stays.
+        """
+        cuts = _cuts(messages) if room is not None else [0]
+        # Each cut leaves less than the one before, so that the first that fits is soon found.
+        low, high = 0, len(cuts) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._leaves(_after(messages, cuts[middle]), room or 1):
+                high = middle
+            else:
+                low = middle + 1
+        kept = _after(messages, cuts[low])
+        return Prompt(self.ids(prompt, kept), len(messages) - len(kept))
+
+    def steer_ids(self, text: str) -> tuple[int, ...]:
+        """Token ids of text for a running generation; special tokens in it stay letters."""
+        self._check_chars(text, "text")
+        return tuple(self._quoted.encode(self._quoted.mark(text)))
+
+    def _leaves(self, messages: Sequence[Message], room: int) -> bool:
+        try:
+            return len(self.ids(None, messages)) <= self.context - room
+        except TooLarge:
+            return False
+
+    def _check_chars(self, text: str, field: str) -> None:
+        if len(text) > self._max_prompt_chars:
+            raise TooLarge(
+                f"{len(text)} characters cannot fit the context of {self.context} tokens",
+                code="prompt_too_long",
+                status=400,
+                field=field,
+                hint="send less",
+            )
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        if self._template is None:
+            raise CallerError(
+                "this model has no chat template", field="messages", hint="send prompt instead"
+            )
+        for at, message in enumerate(messages):
+            if message.role not in ROLES:
+                raise CallerError(
+                    f"unknown role {message.role!r}",
+                    field=f"messages[{at}].role",
+                    hint="one of " + ", ".join(ROLES),
+                )
+        mark = self._quoted.mark
+        turns = [{"role": message.role, "content": mark(message.content)} for message in messages]
+        try:
+            return self._template.render(turns)
+        except TemplateError as error:
+            raise CallerError(f"the chat template refuses: {error}", field="messages") from error
+
+
+def _cuts(messages: Sequence[Message]) -> list[int]:
+    """Where a conversation may begin: at its start, or at a later turn of the user.
+
+    So what is kept begins as conversations do, and roles alternate as they did.
+    """
+    first = next((at for at, message in enumerate(messages) if message.role != "system"), 0)
+    later = (at for at in range(first + 1, len(messages)) if messages[at].role == "user")
+    return [0, *later]
+
+
+def _after(messages: Sequence[Message], cut: int) -> list[Message]:
+    """The messages from `cut` on, and what the system said before."""
+    return [message for message in messages[:cut] if message.role == "system"] + [*messages[cut:]]

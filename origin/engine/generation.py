@@ -1,0 +1,188 @@
+"""One run in the engine: what to draw for it, and what becomes of what was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from kernels.sampler import Sampling
+from ledger.errors import CallerError
+from ledger.frame import FinishReason, FormatKind, TokenScores
+from origin.engine.drafts import Drafter, accepted
+from origin.engine.grammar import GrammarCompiler, OutputGrammar
+from origin.engine.scores import Scorer
+from origin.engine.transcript import Transcript
+from origin.engine.vocabulary import Vocabulary
+from origin.filter import FilterFactory
+from origin.logged_ids import plain_ids
+from origin.models.model import Draw, Drawn
+from origin.worker_frame import Emission, Run
+
+NOT_A_NUMBER = "the logits hold NaN or infinite values"
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What all runs of one model share."""
+
+    tokenizer: Tokenizer
+    eos_ids: frozenset[int]
+    context: int
+    vocab: int
+    """Ids of the model's logits, of which the tokenizer may know fewer."""
+    filter_factory: FilterFactory | None = None
+    drafter: Callable[[], Drafter] | None = None
+    """Makes one per run for speculative decoding; None for none."""
+    vocabulary: Vocabulary = field(init=False)
+    scorer: Scorer = field(init=False)
+    _grammars: GrammarCompiler | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.vocabulary = Vocabulary(self.tokenizer)
+        self.scorer = Scorer(self.vocabulary)
+
+    def prepare_grammars(self) -> GrammarCompiler:
+        """What compiles output formats; the first call takes up to seconds. Raises ModelError."""
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self.tokenizer, self.vocab, self.eos_ids)
+        return self._grammars
+
+
+class Generation:
+    """A run's text, its rules and its guesses; which of its tokens are cached is the scheduler's.
+
+    Raises ValueError for settings without a meaning, CallerError for a format that cannot be
+    followed. `ended` is true once its StreamEnd was emitted.
+    """
+
+    def __init__(self, run_id: int, run: Run, around: Surroundings) -> None:
+        self._run = run
+        self._around = around
+        self._sampling = Sampling(
+            run.temperature, run.top_k, run.top_p, run.seed,
+            run.min_p, run.repetition, run.presence, run.frequency,
+        )  # fmt: skip
+        self.generated = plain_ids(run.generated_ids)
+        self._known = [*run.prompt_ids, *self.generated]
+        self._transcript = Transcript(
+            run_id, run, around.vocabulary, around.eos_ids, around.context, around.filter_factory
+        )
+        self._grammar = self._start_grammar()
+        self._counts = self._count()
+        # Penalties change with every token, so such a run has no guesses.
+        make = around.drafter if self._counts is None else None
+        self._drafter = make() if make is not None else None
+
+    @property
+    def ended(self) -> bool:
+        return self._transcript.ended
+
+    @property
+    def max_tokens(self) -> int:
+        """The most that it can generate in all."""
+        return min(self._run.max_tokens, self._around.context - len(self._run.prompt_ids))
+
+    def resume(self) -> list[Emission]:
+        """Once, first: what the stream lacks of what its generated ids give."""
+        return self._transcript.resume() + self._end_if_finished()
+
+    def propose(self, most: int) -> Sequence[int]:
+        """Guesses of the next tokens."""
+        return () if self._drafter is None else self._drafter.propose(self._known, most)
+
+    def draws(self, drafts: Sequence[int]) -> list[Draw]:
+        """What to draw from the row of the last known token, and from those of its drafts."""
+        masks: Sequence[Tensor | None] = [None] * (1 + len(drafts))
+        if self._grammar is not None:
+            masks = [torch.from_numpy(mask) for mask in self._grammar.draft_masks(drafts)]
+        position = self._transcript.total_tokens
+        return [
+            Draw(self._sampling, position + at, mask, self._counts, self._run.logprobs)
+            for at, mask in enumerate(masks)
+        ]
+
+    def accept(
+        self, drafts: Sequence[int], drawn: Sequence[Drawn]
+    ) -> tuple[list[int], list[Emission]]:
+        """Take what was drawn as far as the drafts were right; gives the tokens, and frames."""
+        emissions: list[Emission] = []
+        taken: list[int] = []
+        for each in drawn[: len(accepted(drafts, [each.token for each in drawn]))]:
+            emissions += self._take(each)
+            if each.token >= 0:
+                taken.append(each.token)
+            if self.ended:
+                break
+        if self._drafter is not None:
+            self._drafter.learn(len(drafts), max(0, len(taken) - 1))
+        return taken, emissions
+
+    def steer(self, ids: Sequence[int]) -> tuple[Sequence[int], list[Emission]]:
+        """Go on with these tokens; gives those that there was room for."""
+        before = self._transcript.total_tokens
+        emissions = self._transcript.steer(ids)
+        taken = ids[: self._transcript.total_tokens - before]
+        for token in taken:
+            self._learn(token)
+        return taken, emissions
+
+    def end(
+        self, reason: FinishReason, message: str | None = None, *, retryable: bool = False
+    ) -> list[Emission]:
+        return self._transcript.end(reason, message, retryable)
+
+    def release(self) -> None:
+        """It has ended, or lost its pages: give back what is shared with other runs."""
+        if self._drafter is not None:
+            self._drafter.release()
+
+    def _take(self, drawn: Drawn) -> list[Emission]:
+        if drawn.token < 0:
+            return self.end(FinishReason.FAILED, NOT_A_NUMBER, retryable=True)
+        self._learn(drawn.token)
+        try:
+            if self._grammar is not None:
+                self._grammar.accept(drawn.token)
+        except CallerError as error:
+            return self.end(FinishReason.FAILED, str(error))
+        emissions = self._transcript.accept(drawn.token, self._scores(drawn))
+        return emissions + self._end_if_finished()
+
+    def _learn(self, token: int) -> None:
+        self._known.append(token)
+        if self._counts is not None:
+            self._counts[token] += 1
+
+    def _scores(self, drawn: Drawn) -> TokenScores | None:
+        if drawn.scores is None:
+            return None
+        return self._around.scorer.of(drawn.token, drawn.scores)
+
+    def _end_if_finished(self) -> list[Emission]:
+        """Where nothing but the end can follow under the grammar, nothing is drawn."""
+        if self.ended or self._grammar is None or not self._grammar.finished:
+            return []
+        return self.end(FinishReason.STOP)
+
+    def _start_grammar(self) -> OutputGrammar | None:
+        wanted = self._run.format
+        if wanted is None:
+            return None
+        kind = FormatKind(wanted.kind)
+        return self._around.prepare_grammars().start(kind, wanted.source, self.generated)
+
+    def _count(self) -> Tensor | None:
+        if not self._sampling.penalises:
+            return None
+        generated = torch.tensor(self.generated, dtype=torch.int64)
+        return torch.bincount(generated, minlength=self._around.vocab).to(torch.int32)
+
+
+def refuse(run_id: int, run: Run, around: Surroundings, message: str) -> list[Emission]:
+    """The end of a run that has no meaning for this model."""
+    transcript = Transcript(run_id, run, around.vocabulary, around.eos_ids, around.context)
+    return transcript.end(FinishReason.FAILED, message)

@@ -1,0 +1,202 @@
+"""The stream side of one run: token ids in, frames out, and when the run has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ledger.frame import FinishReason, ScoredToken, StreamEnd, Token, TokenScores, encode
+from origin.engine.detokenise import Detokeniser
+from origin.engine.scores import PendingScores
+from origin.engine.stops import StopMatcher
+from origin.engine.vocabulary import Vocabulary
+from origin.filter import FilterFactory, FilterGate
+from origin.logged_ids import ID_BITS, STEER_BEGINS, STEERED
+from origin.worker_frame import Emission, Run
+
+MAX_FRAME_TEXT_CHARS = 16 * 1024
+"""A text frame has at most 64 KiB of UTF-8; what a token gives beyond it is more frames."""
+
+
+class Transcript:
+    """Turns a run's tokens into emissions; it depends on the ids alone, never on timing.
+
+    A continuation therefore steps through the ids that the ledger holds, drops the text that
+    was sent, and is then in the state in which the interrupted run was. Logged ids say which of
+    them were steered (STEERED), because a steer's text is not searched for stop sequences.
+
+    The engine calls, on one that is made for each run:
+
+    - `resume()` once, first;
+    - `accept(token, scores)` for each token that is drawn, in order;
+    - `steer(ids)` for a Steer order, between two steps; its ids are known tokens of the run then;
+    - `end(...)` for what the transcript cannot see: a cancel, a failure, a finished grammar.
+
+    Once `ended` is true, after any of them, the run is over, and drafts that were accepted beyond
+    that token count for nothing. The position of the next draw is `total_tokens`.
+
+    Scores ride with the ids: a frame has those of the tokens whose ids are in its emission, so a
+    cut loses none. Tokens that complete no text before the run ends have no scores in the log.
+    """
+
+    def __init__(
+        self,
+        run_id: int,
+        run: Run,
+        vocabulary: Vocabulary,
+        eos_ids: frozenset[int],
+        context: int,
+        filter_factory: FilterFactory | None = None,
+    ) -> None:
+        self.total_tokens = 0
+        self.ended = False
+        self._run_id = run_id
+        self._run = run
+        self._eos_ids = eos_ids
+        self._limit = min(run.max_tokens, context - len(run.prompt_ids))
+        self._detokeniser = Detokeniser(vocabulary)
+        self._stops = StopMatcher(run.stop)
+        self._gate = FilterGate(filter_factory)
+        self._next_index = run.next_index
+        self._ids: list[int] = []  # generated since the last emission
+        self._scores = PendingScores()  # of those
+        self._steers = 0
+        self._bytes_to_drop = 0
+
+    def resume(self) -> list[Emission]:
+        """Step through the run's generated ids; what comes out had not been sent.
+
+        Normally nothing; the end, if the stream lacks only that; FAILED, if the stream holds
+        other text than these ids give.
+        """
+        self._bytes_to_drop = self._run.sent_bytes
+        emissions: list[Emission] = []
+        try:
+            for is_order, ids in _orders(self._run.generated_ids):
+                if self.ended:
+                    break
+                emissions += self._take_order(ids) if is_order else self._take(ids[0])
+        except UnicodeDecodeError:
+            return self._refuse_text()
+        if self.ended:
+            return emissions
+        if self._bytes_to_drop:
+            return self._refuse_text()
+        if self.total_tokens >= self._limit:
+            emissions += self.end(FinishReason.LENGTH)
+        return emissions
+
+    def accept(self, token: int, scores: TokenScores | None = None) -> list[Emission]:
+        """One more drawn token, with its scores if the run has logprobs."""
+        self._ids.append(token)
+        if scores is not None and self._run.logprobs is not None:
+            self._scores.add(scores)
+        return self._take(token)
+
+    def steer(self, ids: Sequence[int]) -> list[Emission]:
+        """A whole Steer order: its tokens are taken as if drawn, its text is the stream's text.
+
+        What is held back goes out before it, as it can no longer become a stop sequence or a
+        whole character. Nothing in the order ends the run, but the room that is left: an order
+        that is longer than that is cut, not counted in `steers`, and the run ends as `length`.
+        Nothing happens if it has ended.
+        """
+        if self.ended or not ids:
+            return []
+        taken = ids[: self._limit - self.total_tokens]
+        marks = [STEERED | STEER_BEGINS] + [STEERED] * len(taken)
+        self._ids += [token | mark for token, mark in zip(taken, marks, strict=False)]
+        self._steers += len(taken) == len(ids)
+        return self._take_order(taken)
+
+    def end(
+        self, reason: FinishReason, message: str | None = None, retryable: bool = False
+    ) -> list[Emission]:
+        """End the run: the text held back, unless it is a stop sequence, then StreamEnd.
+
+        `retryable`: the same request may succeed when it is sent again, as after NaN logits.
+        Nothing happens if it has ended.
+        """
+        if self.ended:
+            return []
+        text = self._stops.feed(self._detokeniser.flush())
+        if self._stops.matched and reason is FinishReason.LENGTH:
+            reason = FinishReason.STOP
+        emissions = self._emit_text(text + self._stops.flush(), last=True)
+        if self._gate.reason is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
+            reason, message = self._gate.reason, self._gate.message
+        frame = StreamEnd(
+            total_tokens=self.total_tokens,
+            finish_reason=reason,
+            index=self._next_index,
+            prompt_tokens=len(self._run.prompt_ids),
+            message=message,
+            retryable=retryable,
+        )
+        self.ended = True
+        return [*emissions, self._emission(frame)]
+
+    def _take(self, token: int) -> list[Emission]:
+        self.total_tokens += 1
+        is_eos = token in self._eos_ids
+        emissions = self._emit_text(self._stops.feed(self._text_of(token)))
+        if self._stops.matched or (is_eos and not self._run.ignore_eos):
+            return emissions + self.end(FinishReason.STOP)
+        return emissions + self._end_if_due()
+
+    def _take_order(self, ids: Sequence[int]) -> list[Emission]:
+        self.total_tokens += len(ids)
+        held = self._stops.flush() + self._detokeniser.flush()
+        text = "".join(map(self._text_of, ids)) + self._detokeniser.flush()
+        return self._emit_text(held + text) + self._end_if_due()
+
+    def _text_of(self, token: int) -> str:
+        # An ignored end is no text either, whether or not the tokenizer calls it special.
+        return "" if token in self._eos_ids else self._detokeniser.step(token)
+
+    def _end_if_due(self) -> list[Emission]:
+        if self._gate.reason is not None:
+            return self.end(self._gate.reason, self._gate.message)
+        return self.end(FinishReason.LENGTH) if self.total_tokens >= self._limit else []
+
+    def _refuse_text(self) -> list[Emission]:
+        self._bytes_to_drop = 0
+        return self.end(FinishReason.FAILED, "the stream's text is not that of its tokens")
+
+    def _emit_text(self, text: str, last: bool = False) -> list[Emission]:
+        text = self._gate.feed(text, last)
+        if self._bytes_to_drop:
+            encoded = text.encode()
+            text = encoded[self._bytes_to_drop :].decode()
+            self._bytes_to_drop = max(0, self._bytes_to_drop - len(encoded))
+        step = MAX_FRAME_TEXT_CHARS
+        return [
+            self._emission(self._text_frame(text[at : at + step]))
+            for at in range(0, len(text), step)
+        ]
+
+    def _text_frame(self, text: str) -> Token | ScoredToken:
+        if self._run.logprobs is None:
+            return Token(text, self._next_index)
+        return ScoredToken(text, self._scores.take(), self._next_index)
+
+    def _emission(self, frame: Token | ScoredToken | StreamEnd) -> Emission:
+        ids = tuple(self._ids)
+        emission = Emission(self._run_id, self._next_index, ids, self._steers, encode(frame))
+        self._next_index += 1
+        self._ids.clear()
+        return emission
+
+
+def _orders(logged: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
+    """Drawn ids one by one, (False, [id]), and the ids of each Steer order, (True, ids)."""
+    order: list[int] = []
+    for token in logged:
+        if order and (not token & STEERED or token & STEER_BEGINS):
+            yield True, order
+            order = []
+        if token & STEERED:
+            order.append(token & ID_BITS)
+        else:
+            yield False, [token]
+    if order:
+        yield True, order

@@ -1,0 +1,202 @@
+"""A decoder on the CPU in fp32: batches of pieces in, hidden rows and drawn tokens out.
+
+Exactness (see `model`) holds by construction. Ternary products are sums of whole numbers, below
+2**24 where fp32 holds them too; fp32 products have one fixed shape (`cpu_linear`); in attention
+every shape follows from the sequence's own length (`cpu_layers`); and what remains is done row by
+row inside torch, on one thread.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import kernels
+from kernels.kv_cache import KvCache
+from kernels.norm import rms_norm
+from kernels.paged_kv import PAGE_TOKENS
+from kernels.rope import rope_table
+from kernels.sampler_batch import NO_TOKEN, sample_batch
+from kernels.shapes import Family
+from ledger.errors import ModelError
+from origin.checkpoint.layout import EMBEDDING, HEAD
+from origin.checkpoint.model_config import ModelConfig, read_config
+from origin.models.cpu_layers import Batch, CpuLayer, Linear, Span, attends_in_place
+from origin.models.cpu_linear import DenseLinear, Products, TernaryLinear
+from origin.models.layer_tensors import LayerTensors, Part, layer_tensors
+from origin.models.model import (
+    DEFAULT_KV_BYTES,
+    Draw,
+    Drawn,
+    Piece,
+    Progress,
+    Scores,
+    context_pages,
+    fingerprint,
+)
+from origin.models.piece_check import check_pieces
+from origin.models.tensors import read_tensors
+
+NORM = "model.norm.weight"
+
+
+class CpuModel:
+    """A loaded checkpoint; see `model.Model`.
+
+    All calls are deterministic for the same fingerprint and thread count.
+    """
+
+    device = "cpu torch"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: dict[str, Tensor],
+        fingerprint: str,
+        progress: Progress = lambda *_: None,
+        kv_bytes: int = DEFAULT_KV_BYTES,
+    ) -> None:
+        """Takes the tensors out of the dictionary, so that no weight is held twice."""
+        self.config = config
+        self.fingerprint = fingerprint
+        self.pages = pages_within(config, kv_bytes)
+        self._cache = _cache(config, self.pages)
+        self._products = Products()
+        head = tensors.pop(EMBEDDING if config.tied_head else HEAD)
+        self._head = DenseLinear([(head, None)], self._products)
+        self._embedding = self._head.weight if config.tied_head else tensors.pop(EMBEDDING)
+        self._final_norm = tensors.pop(NORM).float()
+        cos, sin = rope_table(
+            config.context, config.head_dim, config.rope_theta, config.rope_scaling
+        )
+        self._cos, self._sin = cos[:, None], sin[:, None]
+        self._layers = []
+        for index in range(config.layers):
+            self._layers.append(self._layer(tensors, index))
+            progress("unpack", index + 1, config.layers)
+
+    @torch.inference_mode()
+    def forward(self, pieces: Sequence[Piece]) -> Tensor:
+        """Push a batch of pieces; see `model.Model.forward`."""
+        check_pieces(pieces, self.config, self.pages)
+        batch = self._batch(pieces)
+        x = self._embedding[torch.tensor([i for piece in pieces for i in piece.ids])].float()
+        for layer in self._layers:
+            x = layer(x, self._cache, batch)
+        return x
+
+    @torch.inference_mode()
+    def draw(self, hidden: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+        """The tokens that follow these rows; see `model.Model.draw`."""
+        if not draws:
+            return []
+        logits = self.logits(hidden)
+        tokens = sample_batch(
+            logits,
+            [draw.sampling for draw in draws],
+            [draw.position for draw in draws],
+            [draw.mask for draw in draws],
+            [draw.counts for draw in draws],
+        )
+        return [
+            Drawn(token, _scores(row, token, draw.logprobs))
+            for row, token, draw in zip(logits, tokens, draws, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
+        return self._head(rms_norm(hidden, self._final_norm, self.config.norm_eps))
+
+    def _layer(self, tensors: dict[str, Tensor], index: int) -> CpuLayer:
+        """Layer `index`, whose tensors leave the dictionary."""
+        parts: LayerTensors[Linear] = layer_tensors(tensors, index, self._linear)
+        for name in [name for name in tensors if name.startswith(f"model.layers.{index}.")]:
+            del tensors[name]
+        return CpuLayer(index, self.config, parts)
+
+    def _linear(self, parts: Sequence[Part]) -> Linear:
+        if self.config.family is Family.BITNET:
+            return TernaryLinear(parts)
+        return DenseLinear(parts, self._products)
+
+    def _batch(self, pieces: Sequence[Piece]) -> Batch:
+        spans: list[Span] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        for piece in pieces:
+            own = range(piece.start, piece.end)
+            rows = range(len(positions), len(positions) + len(own))
+            positions += own
+            slots += self._cache.slots(piece.pages, own)
+            used = piece.pages[: -(-piece.end // PAGE_TOKENS)]
+            place = self._cache.place(used)
+            spans.append(Span(rows, place, range(piece.start + 1, piece.end + 1), piece.prefill))
+        at = torch.tensor(positions)
+        return Batch(self._cos[at], self._sin[at], torch.tensor(slots), spans)
+
+
+def _scores(logits: Tensor, token: int, best: int | None) -> Scores | None:
+    """Of a token drawn from logits [vocab], beside the `best` best ids."""
+    if best is None or token == NO_TOKEN:
+        return None
+    logprobs = logits.log_softmax(-1)
+    ids = torch.arange(0)
+    if best:
+        least = logprobs.topk(min(best, len(logprobs))).values[-1]
+        ids = (logprobs >= least).nonzero()[:, 0]
+    # These ids ascend, and a stable sort keeps equal ones so.
+    ranked, order = logprobs[ids].sort(descending=True, stable=True)
+    pairs = zip(ids[order].tolist(), ranked.tolist(), strict=True)
+    return Scores(float(logprobs[token]), tuple(pairs)[:best])
+
+
+def pages_within(config: ModelConfig, kv_bytes: int) -> int:
+    """As many pages as fit in so many bytes, and at least those of one whole context."""
+    page = KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim)
+    return max(kv_bytes // page, context_pages(config))
+
+
+def _cache(config: ModelConfig, pages: int) -> KvCache:
+    try:
+        return KvCache(
+            config.layers,
+            pages,
+            config.kv_heads,
+            config.head_dim,
+            in_place=attends_in_place(config),
+        )
+    except RuntimeError as exc:  # what torch raises for it
+        size = pages * KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim)
+        raise ModelError(
+            f"{pages} pages of keys and values take {size} bytes, which there are not",
+            field="max_position_embeddings",
+            hint="a smaller context in config.json, or more memory",
+        ) from exc
+
+
+def load(
+    directory: Path, progress: Progress = lambda *_: None, kv_bytes: int = DEFAULT_KV_BYTES
+) -> CpuModel:
+    """Read, check and unpack a checkpoint; see `model.load_model`."""
+    config = read_config(directory)
+    progress("read", 0, 1)
+    tensors = read_tensors(directory, config)
+    # torch picks its CPU kernels by instruction set, and shares sums out among its threads.
+    arithmetic = torch.backends.cpu.get_cpu_capability(), f"{torch.get_num_threads()} threads"
+    identity = fingerprint(directory, _numeric_code(), platform.machine(), *arithmetic)
+    progress("read", 1, 1)
+    return CpuModel(config, tensors, identity, progress, kv_bytes)
+
+
+def _numeric_code() -> list[Path]:
+    """The files that decide the bits of a result: this model's, and the oracles."""
+    oracles = Path(kernels.__path__[0]).glob("*.py")
+    return [
+        *Path(__file__).parent.glob("cpu_*.py"),
+        *(path for path in oracles if not path.stem.endswith("_triton")),
+    ]

@@ -1,0 +1,202 @@
+"""A decoder of the kernels out of a checkpoint's tensors, and the pages that fit beside it.
+
+The residual stream, the norms and the sums are fp32. Dense weights stay as they are stored, and
+what they multiply is rounded to their type. Keys, values and the LM head of a small model are
+fp32 (`origin.checkpoint.model_memory`), so that it computes what the CPU path computes, and gives
+the same tokens but for the last bits of the float sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.decoder import Decoder
+from kernels.dense_triton import dense_plan
+from kernels.epilogue import Epilogue
+from kernels.int8_linear import quantise_rows
+from kernels.layers import DenseHead, DenseLayer, Head, Int8Head, Layer, Scratch, TernaryLayer
+from kernels.linear_plan import LinearWorkspace
+from kernels.paged_kv import PAGE_TOKENS, PagedKv
+from kernels.rope import Rope, rope_table
+from kernels.shapes import DecoderShape, Family
+from kernels.ternary_triton import GEMV_MAX_ROWS
+from kernels.ternary_weights import TernaryWeights
+from ledger.errors import ModelError
+from origin.checkpoint.layout import EMBEDDING, HEAD
+from origin.checkpoint.model_config import ModelConfig
+from origin.checkpoint.model_memory import GPU_FP32_HEAD_BYTES, GPU_KV_SHARE
+from origin.models.gpu_forward import MAX_PREFILL_ROWS, MAX_STEP_ROWS
+from origin.models.layer_tensors import LayerTensors, Part, layer_tensors
+from origin.models.model import Progress, context_pages
+
+MAX_FULL_SEQUENCES = 256
+"""Pages are not more than so many sequences of a whole context have."""
+INTERPRETED_SEQUENCES = 4
+"""As many in Triton's interpreter, which is for tests."""
+
+
+class DecoderParts:
+    """What a decoder is made of, moved to `device` layer by layer."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: dict[str, Tensor],
+        device: torch.device,
+        progress: Progress,
+        *,
+        int8_head: bool,
+    ) -> None:
+        self.shape = decoder_shape(config)
+        self._config = config
+        self._device = device
+        self._scratch = Scratch(self.shape, MAX_PREFILL_ROWS, device)
+        self.table = tensors[EMBEDDING].to(device)
+        self.layers: list[Layer] = []
+        self.ropes: list[Rope] = []
+        if self.shape.family is Family.BITNET:
+            self._move_ternary(tensors, progress)
+        else:
+            self._move_dense(tensors, progress)
+        self.head = self._head(tensors, int8_head)
+
+    def decoder(self, pages: int) -> Decoder:
+        """The whole, with a KV cache of so many pages."""
+        config = self._config
+        cache = PagedKv.allocate(
+            config.layers, pages, config.kv_heads, config.head_dim,
+            dtype=self._kv_dtype, device=self._device,
+        )  # fmt: skip
+        return Decoder(
+            self.shape, self.table, self.layers, self.ropes, self.head, cache,
+            max_rows=MAX_PREFILL_ROWS, step_rows=MAX_STEP_ROWS,
+            max_length=context_pages(config) * PAGE_TOKENS,
+        )  # fmt: skip
+
+    def pages_that_fit(self) -> int:
+        """Pages for a share of the memory that is free now; ModelError if that holds none."""
+        config, wanted = self._config, context_pages(self._config)
+        if self._device.type != "cuda":
+            return wanted * INTERPRETED_SEQUENCES
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        page = 2 * self.shape.keys * PAGE_TOKENS * self._kv_dtype.itemsize * config.layers
+        pages = min(int(free * GPU_KV_SHARE) // page, wanted * MAX_FULL_SEQUENCES)
+        if pages < 1:
+            raise ModelError(
+                f"{free} bytes of the GPU's memory are free, a page of the KV cache takes {page}",
+                hint="set device to cpu, or free memory of the GPU",
+            )
+        return pages
+
+    @property
+    def _kv_dtype(self) -> torch.dtype:
+        return torch.float32 if is_small(self.shape) else torch.bfloat16
+
+    def _move_ternary(self, tensors: dict[str, Tensor], progress: Progress) -> None:
+        cos, sin = self._rope_table()
+        for index in range(self.shape.layers):
+            layer = layer_tensors(tensors, index, _ternary, self._device)
+            self.layers.append(self._ternary_layer(layer))
+            self.ropes.append(Rope(cos, sin, eps=self.shape.norm_eps))
+            progress("move", index + 1, self.shape.layers)
+
+    def _move_dense(self, tensors: dict[str, Tensor], progress: Progress) -> None:
+        cos, sin = self._rope_table()
+        parts = []
+        for index in range(self.shape.layers):
+            parts.append(layer := layer_tensors(tensors, index, _dense, self._device))
+            norms = layer.q_norm, layer.k_norm
+            self.ropes.append(Rope(cos, sin, *norms, eps=self.shape.norm_eps))
+            progress("move", index + 1, self.shape.layers)
+        plans = [
+            dense_plan(weight, Epilogue.SWIGLU if weight is layer.gate_up else Epilogue.STORE)
+            for layer in parts
+            for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        ]
+        workspace = LinearWorkspace(plans, MAX_PREFILL_ROWS, self._device)
+        self.layers += [self._dense_layer(layer, workspace) for layer in parts]
+
+    def _ternary_layer(self, layer: LayerTensors[TernaryWeights]) -> TernaryLayer:
+        assert layer.attention_norm is not None and layer.ffn_norm is not None, "BitNet's norms"
+        return TernaryLayer(
+            scratch=self._scratch,
+            eps=self.shape.norm_eps,
+            input_norm=layer.input_norm,
+            qkv=layer.qkv,
+            attention_norm=layer.attention_norm,
+            output=layer.output,
+            ffn_input_norm=layer.ffn_input_norm,
+            gate_up=layer.gate_up,
+            ffn_norm=layer.ffn_norm,
+            down=layer.down,
+            # The interpreter takes seconds for the many programs of one; the bits are the same.
+            gemv_rows=GEMV_MAX_ROWS if self._device.type == "cuda" else 0,
+        )
+
+    def _dense_layer(self, layer: LayerTensors[Tensor], workspace: LinearWorkspace) -> DenseLayer:
+        return DenseLayer(
+            scratch=self._scratch,
+            workspace=workspace,
+            eps=self.shape.norm_eps,
+            input_norm=layer.input_norm,
+            qkv=layer.qkv,
+            output=layer.output,
+            ffn_input_norm=layer.ffn_input_norm,
+            gate_up=layer.gate_up,
+            down=layer.down,
+        )
+
+    def _head(self, tensors: dict[str, Tensor], int8: bool) -> Head:
+        eps = self.shape.norm_eps
+        norm = tensors["model.norm.weight"].float().to(self._device)
+        tied = self._config.tied_head
+        weight = self.table if tied else tensors[HEAD].to(self._device)
+        if int8:
+            return Int8Head(self._scratch, eps, norm, *quantise_rows(weight))
+        if is_small(self.shape):
+            weight = weight.float()
+        workspace = LinearWorkspace([dense_plan(weight)], MAX_PREFILL_ROWS, self._device)
+        return DenseHead(self._scratch, workspace, eps, norm, weight)
+
+    def _rope_table(self) -> tuple[Tensor, Tensor]:
+        config = self._config
+        cos, sin = rope_table(
+            config.context, config.head_dim, config.rope_theta, config.rope_scaling
+        )
+        return cos.to(self._device), sin.to(self._device)
+
+
+def decoder_shape(config: ModelConfig) -> DecoderShape:
+    """The sizes as the kernels are planned for."""
+    return DecoderShape(
+        name="checkpoint",
+        family=config.family,
+        hidden=config.hidden,
+        ffn=config.ffn,
+        layers=config.layers,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        vocab=config.vocab,
+        context=config.context,
+        rope_theta=config.rope_theta,
+        norm_eps=config.norm_eps,
+    )
+
+
+def is_small(shape: DecoderShape) -> bool:
+    """So few weights that fp32 costs no time worth having."""
+    return shape.vocab * shape.hidden * 4 <= GPU_FP32_HEAD_BYTES
+
+
+def _ternary(parts: Sequence[Part]) -> TernaryWeights:
+    scaled = [(packed, scale) for packed, scale in parts if scale is not None]
+    return TernaryWeights.from_parts(scaled)
+
+
+def _dense(parts: Sequence[Part]) -> Tensor:
+    return torch.cat([weight for weight, _ in parts])

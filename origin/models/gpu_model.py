@@ -1,0 +1,116 @@
+"""A decoder on a GPU, by the Triton kernels; imported only where one is asked for."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import triton
+from torch import Tensor
+
+import kernels
+from kernels.paged_kv import HEAD_DIMS
+from ledger.errors import ModelError
+from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, read_config
+from origin.models.gpu_draw import GpuDraw
+from origin.models.gpu_forward import MAX_STEP_ROWS, GpuForward
+from origin.models.gpu_layers import DecoderParts
+from origin.models.model import Draw, Drawn, Piece, Progress, fingerprint
+from origin.models.piece_check import check_pieces
+from origin.models.tensors import read_tensors
+
+
+class GpuModel:
+    """A loaded checkpoint on `device`; see `model.Model`.
+
+    pages: of the KV cache; None for as many as fit. int8_head: the LM head is quantised to int8,
+    which halves what a step reads for it and changes its logits a little. On a CPU the kernels run
+    in Triton's interpreter, far slower than `cpu_model`: that is for tests.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: dict[str, Tensor],
+        identity: str,
+        device: torch.device,
+        progress: Progress,
+        *,
+        pages: int | None = None,
+        int8_head: bool = False,
+    ) -> None:
+        self.config = config
+        self.fingerprint = identity
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"
+        self.device = f"{device.type} triton ({name})"
+        parts = DecoderParts(config, tensors, device, progress, int8_head=int8_head)
+        self.pages = parts.pages_that_fit() if pages is None else pages
+        self._decoder = parts.decoder(self.pages)
+        self._forward = GpuForward(self._decoder)
+        self._draw = GpuDraw(MAX_STEP_ROWS, config.vocab, device)
+
+    @torch.inference_mode()
+    def forward(self, pieces: Sequence[Piece]) -> Tensor:
+        """Push a batch of pieces; see `model.Model.forward`."""
+        check_pieces(pieces, self.config, self.pages)
+        return self._forward(pieces)
+
+    @torch.inference_mode()
+    def draw(self, hidden: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+        """The tokens that follow these rows; see `model.Model.draw`."""
+        drawn: list[Drawn] = []
+        for start in range(0, len(draws), MAX_STEP_ROWS):
+            rows = slice(start, start + MAX_STEP_ROWS)
+            logits = self._decoder.logits(hidden[rows].contiguous())
+            drawn += self._draw(logits, draws[rows])
+        return drawn
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
+        groups = torch.split(hidden.contiguous(), MAX_STEP_ROWS)
+        return torch.cat([self._decoder.logits(group).clone() for group in groups])
+
+
+def load(
+    directory: Path,
+    progress: Progress = lambda *_: None,
+    device: torch.device | None = None,
+    *,
+    pages: int | None = None,
+    int8_head: bool = False,
+) -> GpuModel:
+    """Read, check and move a checkpoint; see `model.load_model` and `GpuModel`."""
+    place = device or torch.device("cuda")
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(
+            "no CUDA device is there", field="device", hint="set device to auto or cpu"
+        )
+    config = read_config(directory)
+    if config.head_dim not in HEAD_DIMS:
+        sizes = ", ".join(map(str, HEAD_DIMS))
+        raise ModelError(
+            f"heads of {config.head_dim} elements, expected one of {sizes}",
+            field=str(directory / CONFIG_FILE),
+            hint="set device to cpu",
+        )
+    progress("read", 0, 1)
+    tensors = read_tensors(directory, config)
+    identity = fingerprint(directory, _numeric_code(), *_machine(place), *["int8 head"] * int8_head)
+    progress("read", 1, 1)
+    return GpuModel(config, tensors, identity, place, progress, pages=pages, int8_head=int8_head)
+
+
+def _numeric_code() -> list[Path]:
+    """The files that decide the bits of a result."""
+    return [*Path(__file__).parent.glob("gpu_*.py"), *Path(kernels.__path__[0]).glob("*.py")]
+
+
+def _machine(device: torch.device) -> tuple[str, ...]:
+    """What compiles the kernels, and what for."""
+    if device.type != "cuda":
+        return triton.__version__, "interpreter", platform.machine()
+    major, minor = torch.cuda.get_device_capability(device)
+    return triton.__version__, torch.cuda.get_device_name(device), f"sm_{major}{minor}"

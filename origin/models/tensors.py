@@ -1,0 +1,142 @@
+"""Read the tensors of a Hugging Face checkpoint, and refuse a bad one.
+
+Served are `llama`, `qwen3` and `bitnet` (`origin.checkpoint.model_config`). BitNet comes in two
+forms: packed, ternary layers as uint8 [out / 4, in] with a one-element `weight_scale`
+(`autobitlinear`, offline), and unpacked, floating weights that are made ternary here (online).
+Every refusal is a ModelError whose field names the file and whose message names the key or the
+tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kernels.shapes import Family
+from kernels.ternary import MIN_ABSMAX, pack_ternary
+from ledger.errors import ModelError
+from origin.checkpoint.finding import Finding, Findings, refusal
+from origin.checkpoint.layout import EMBEDDING, HEAD, IGNORED_SUFFIX, examine_weights, linears
+from origin.checkpoint.model_config import CONFIG_FILE, GENERATION_FILE, ModelConfig, read_config
+from origin.checkpoint.tokenizer_file import TOKENIZER_FILE
+from origin.checkpoint.weights_file import INDEX_FILE, WEIGHTS_FILE, weight_files
+
+__all__ = [
+    "CONFIG_FILE",
+    "GENERATION_FILE",
+    "TOKENIZER_FILE",
+    "WEIGHTS_FILE",
+    "ModelConfig",
+    "checkpoint_files",
+    "read_config",
+    "read_tensors",
+]
+
+EVEN_BITS = 0x55  # the lower bit of each of the four codes of a byte
+
+
+def read_tensors(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """Every tensor that the config calls for, by name, with no NaN and nothing infinite in it.
+
+    Floating tensors are bf16, fp16 or fp32, as they are stored. BitNet's linears are packed,
+    uint8 [out / 4, in], each with a floating `weight_scale` [1], whether or not the files are.
+    Raises ModelError.
+    """
+    findings = Findings()
+    stored = examine_weights(directory, config, findings)
+    findings.refuse()
+    tensors: dict[str, Tensor] = {}
+    places = sorted((tensor.file, name) for name, tensor in stored.items())
+    for file, group in groupby(places, key=lambda place: place[0]):
+        tensors.update(_read(file, [name for _, name in group]))
+    if config.tied_head and HEAD in tensors:
+        _check_tied(stored[HEAD].file, tensors.pop(HEAD), tensors[EMBEDDING])
+    if config.family is Family.BITNET and not config.packed:
+        _make_ternary(tensors, config)
+    return tensors
+
+
+def checkpoint_files(directory: Path) -> list[Path]:
+    """The files that decide which tokens a model gives: for its fingerprint. Raises ModelError."""
+    findings = Findings()
+    weights = weight_files(directory, findings)
+    findings.refuse()
+    named = [directory / name for name in (CONFIG_FILE, TOKENIZER_FILE)]
+    optional = [directory / name for name in (GENERATION_FILE, INDEX_FILE)]
+    return [*named, *(path for path in optional if path.exists()), *weights]
+
+
+def examine_values(directory: Path, config: ModelConfig) -> list[Finding]:
+    """Read every weight of a checkpoint whose headers are right; what is wrong first, if any."""
+    try:
+        read_tensors(directory, config)
+    except ModelError as error:
+        file = Path(error.field) if error.field else directory
+        return [Finding(file, "", error.message, error.hint, fault=True)]
+    return []
+
+
+def _read(file: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of one file, each looked at."""
+    try:
+        with safe_open(file, "pt") as opened:
+            for name in names:
+                if not name.endswith(IGNORED_SUFFIX):
+                    tensor = opened.get_tensor(name)
+                    _check_values(file, name, tensor)
+                    yield name, tensor
+    except (OSError, SafetensorError) as exc:
+        _refuse(file, "", f"cannot be read: {exc}", cause=exc)
+
+
+def _check_values(file: Path, name: str, tensor: Tensor) -> None:
+    if tensor.dtype == torch.uint8:
+        # Code 3 has both bits of a pair set.
+        if bool((tensor & (tensor >> 1) & EVEN_BITS).any()):
+            _refuse(file, name, "holds the code 3, which stands for no ternary value")
+        return
+    # One pass without a copy; both are NaN if anything is.
+    low, high = torch.aminmax(tensor)
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        _refuse(file, name, "holds NaN or infinite values")
+
+
+def _check_tied(file: Path, head: Tensor, embedding: Tensor) -> None:
+    if not torch.equal(head, embedding):
+        _refuse(file, HEAD, f"differs from {EMBEDDING}", "tie_word_embeddings false, or no head")
+
+
+def _make_ternary(tensors: dict[str, Tensor], config: ModelConfig) -> None:
+    """Every linear rounded to ternary by its mean absolute value, and packed.
+
+    As transformers does at every step of its `online` mode; here it is done once.
+    """
+    for layer in range(config.layers):
+        for name in linears(config):
+            stem = f"model.layers.{layer}.{name}.weight"
+            real = tensors[stem].float()
+            scale = absmean(real)
+            ternary = (real * scale.reciprocal()).round_().clamp_(-1, 1).to(torch.int8)
+            tensors[stem] = pack_ternary(ternary)
+            tensors[f"{stem}_scale"] = scale
+
+
+def absmean(real: Tensor) -> Tensor:
+    """The scale of ternary weights: their mean absolute value, fp32 [1], never 0.
+
+    Summed in fp64: in fp32 its last bit depends on how many threads take part, and two workers
+    must agree on it for one to continue what the other began.
+    """
+    return real.abs().mean(dtype=torch.float64).float().clamp_(min=MIN_ABSMAX).reshape(1)
+
+
+def _refuse(
+    file: Path, where: str, problem: str, right: str | None = None, cause: Exception | None = None
+) -> NoReturn:
+    raise refusal(Finding(file, where, problem, right, fault=True)) from cause

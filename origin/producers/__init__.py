@@ -1,0 +1,1 @@
+"""The worker of kind `text`, and what it serves: embedders and upstream servers."""

@@ -1,0 +1,108 @@
+"""One request on its way through a producer: from outputs to frames, and how it ends.
+
+Whatever the producer does, the stream gets contiguous frames and exactly one StreamEnd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+
+import structlog
+
+from ledger.errors import TailraceError
+from ledger.frame import FinishReason
+from origin.producer import End, Output, Producer, Remark, Request, Resumption
+from origin.producers.framing import Framing, bad_output
+
+MAX_MESSAGE_CHARS = 500
+"""Of an error's text that goes into a stream."""
+INEXACT = Remark(
+    "inexact",
+    "the text goes on from what was delivered; an uninterrupted run might have said something else",
+)
+"""Precedes the first output of a continuation that is not exact."""
+
+log = structlog.get_logger("producer")
+
+Numbered = tuple[int, bytes]
+"""A frame's index, and the frame, encoded."""
+
+
+class Production:
+    """The frames of one stream from `request.next_index` on; logs call it by its `run`."""
+
+    def __init__(self, producer: Producer, request: Request, run: int) -> None:
+        self._producer = producer
+        self._request = request
+        self._run = run
+        self._resumption = producer.about.resumption
+        self._is_changed = producer.about.fingerprint != request.recipe.fingerprint
+        # One that repeats itself counts from 0 again; what is logged already is not sent again.
+        self._repeats = self._resumption is Resumption.REPEATS and not self._is_changed
+        self._framing = Framing(0 if self._repeats else request.next_index)
+        self._ended = False
+
+    async def frames(self) -> AsyncGenerator[Numbered, None]:
+        """All frames, the last of them a StreamEnd; raises CancelledError and nothing else."""
+        try:
+            async with aclosing(self._outputs()) as outputs:
+                async for output in outputs:
+                    for numbered in self._new_frames(output):
+                        yield numbered
+                    if self._ended:
+                        return
+        except TailraceError as error:
+            end = self._failed(error)
+        except Exception:  # whatever a foreign producer raises ends its stream, not its worker
+            log.exception("producer.failed", run=self._run)
+            end = End(FinishReason.FAILED, message="the producer failed; see the origin's log")
+        if not self._ended:
+            yield self.ending(end)
+
+    def ending(self, end: End) -> Numbered:
+        """The StreamEnd of a stream that its producer does not end itself."""
+        self._ended = True
+        index = max(self._framing.next_index, self._request.next_index)
+        return index, next(Framing(index).encoded(end))
+
+    async def _outputs(self) -> AsyncGenerator[Output, None]:
+        """The recipe's own notices, which are a stream's first frames, and what is produced."""
+        notices = [Remark(*notice) for notice in self._request.recipe.notices]
+        logged = self._request.next_index
+        for notice in notices if self._repeats else notices[logged:]:
+            yield notice
+        is_continued = logged > len(notices)
+        if is_continued and (lost := self._cannot_continue()) is not None:
+            yield End(FinishReason.ORIGIN_LOST, message=lost, retryable=True)
+            return
+        if is_continued and self._resumption is Resumption.CONTINUES:
+            yield INEXACT
+        async with aclosing(self._producer.produce(self._request)) as outputs:
+            async for output in outputs:
+                yield output
+        yield End()
+
+    def _cannot_continue(self) -> str | None:
+        """Why what was lost with its worker cannot be gone on with, if it cannot."""
+        if self._resumption is Resumption.ENDS:
+            return "the worker was lost, and what it was producing cannot be gone on with"
+        if self._resumption is Resumption.REPEATS and self._is_changed:
+            return "the producer changed since the stream began; it would not repeat itself"
+        return None
+
+    def _new_frames(self, output: Output) -> Iterator[Numbered]:
+        """The frames of one output that the stream does not have yet."""
+        framing, logged = self._framing, self._request.next_index
+        if isinstance(output, End) and framing.next_index < logged:
+            raise bad_output("fewer outputs than the first time")
+        for raw in framing.encoded(output):
+            if framing.next_index >= logged:
+                yield framing.next_index, raw
+        self._ended = isinstance(output, End)
+
+    def _failed(self, error: TailraceError) -> End:
+        cause = repr(error.__cause__) if error.__cause__ is not None else None
+        log.warning("producer.refused", run=self._run, error=str(error), cause=cause)
+        message = error.message[:MAX_MESSAGE_CHARS]
+        return End(FinishReason.FAILED, message=message, retryable=error.retryable)

@@ -1,0 +1,130 @@
+"""One request to an OpenAI-compatible server, and its answer as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from ledger.errors import Unavailable
+from ledger.frame import FinishReason
+from origin.producers.upstream_reply import Reply, Usage, read_reply, refusal
+from origin.producers.upstream_request import Body
+from origin.producers.upstream_sse import EventReader, rubbish
+
+MAX_ERROR_BYTES = 64 * 1024
+"""Of the body of an answer that is an error."""
+AFTER_FINISH_S = 2.0
+"""How long the usage and the end of the connection are waited for, once the text is complete."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds; what a server says to show that it is alive does not count as a token."""
+
+    connect_s: float = 5.0
+    first_token_s: float = 120.0
+    between_tokens_s: float = 30.0
+    retry_s: float = 60.0
+    """A server that is lost is asked again for so long, without a token between."""
+
+
+class UpstreamCall:
+    """What is known of the answer: `finish` when its text is complete, `usage` if told."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str, body: Body, patience: Patience) -> None:
+        self.finish: FinishReason | None = None
+        self.usage: Usage | None = None
+        self._client = client
+        self._url = url
+        self._body = body
+        self._patience = patience
+        self._deadline = 0.0
+
+    async def texts(self) -> AsyncGenerator[str, None]:
+        """The pieces of text, to the end.
+
+        Raises Unavailable where the server was lost, and another TailraceError where it says no.
+        Closing the generator closes the connection, which is how these servers are told to stop.
+        """
+        self._wait(self._patience.first_token_s)
+        try:
+            async with aclosing(self._replies()) as replies:
+                async for reply in replies:
+                    self.usage = reply.usage or self.usage
+                    if reply.text and self.finish is None:
+                        self._wait(self._patience.between_tokens_s)
+                        yield reply.text
+                    if reply.finish is not None and self.finish is None:
+                        self.finish = reply.finish
+                        self._wait(AFTER_FINISH_S)
+                    if reply.done:
+                        self.finish = self.finish or FinishReason.STOP
+                        return
+        except Unavailable:
+            if self.finish is None:
+                raise
+            return  # nothing that was to be read is lost
+        if self.finish is None:
+            raise Unavailable("the upstream server broke off", code="upstream_lost")
+
+    async def _replies(self) -> AsyncGenerator[Reply, None]:
+        request = self._client.build_request("POST", self._url, json=self._body)
+        response = await self._within(self._client.send(request, stream=True))
+        try:
+            await self._check(response)
+            reader, pieces = EventReader(), response.aiter_raw()
+            while (data := await self._within(_next(pieces))) is not None:
+                for event in reader.feed(data):
+                    yield read_reply(event)
+        finally:
+            await response.aclose()
+
+    async def _check(self, response: httpx.Response) -> None:
+        if response.status_code != 200:
+            retry_after = response.headers.get("retry-after", "")
+            raise refusal(response.status_code, await self._error_body(response), retry_after)
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "text/event-stream":
+            raise rubbish(f"{kind or 'an answer without a type'}, not text/event-stream")
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            raise rubbish("a compressed stream, which nobody asked for")
+
+    async def _error_body(self, response: httpx.Response) -> bytes:
+        body, pieces = b"", response.aiter_raw()
+        try:
+            while len(body) < MAX_ERROR_BYTES and (data := await self._within(_next(pieces))):
+                body += data
+        except Unavailable:
+            pass  # the status says enough
+        return body[:MAX_ERROR_BYTES]
+
+    def _wait(self, seconds: float) -> None:
+        self._deadline = asyncio.get_running_loop().time() + seconds
+
+    async def _within(self, step: Coroutine[Any, Any, T]) -> T:
+        """The step's result; Unavailable where it fails, or is not there by the deadline."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await step
+        except TimeoutError as error:
+            raise Unavailable("the upstream server stalled", code="upstream_stalled") from error
+        except httpx.TransportError as error:
+            raise lost(error) from error
+
+
+def lost(error: httpx.TransportError) -> Unavailable:
+    """What a reader may know of it; the cause, with its address, is for the log."""
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return Unavailable("the upstream server cannot be reached", code="upstream_lost")
+    return Unavailable("the connection to the upstream server broke", code="upstream_lost")
+
+
+async def _next(pieces: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(pieces, None)

@@ -1,0 +1,166 @@
+"""What an OpenAI-compatible server says in one event of its stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ledger.errors import CallerError, TailraceError, Unavailable
+from ledger.frame import FinishReason
+from origin.producers.upstream_sse import ServerEvent, rubbish
+
+DONE = "[DONE]"
+MAX_SAID_CHARS = 300
+"""Of a server's own words about an error."""
+MAX_RETRY_AFTER_S = 30
+"""A busy server is believed when it asks for so long, and no longer."""
+MAX_DIGITS = 9
+MAX_COUNT = 2**53
+"""Of tokens: what JSON numbers hold exactly."""
+
+FINISH = {
+    "content_filter": FinishReason.FILTERED,
+    "length": FinishReason.LENGTH,
+    "max_tokens": FinishReason.LENGTH,
+}
+"""Whatever else a server calls it (stop, eos, tool_calls), it has said all that it will."""
+BROKEN = frozenset(("abort", "aborted", "cancelled", "error"))
+"""Finish reasons of servers that gave up in the middle."""
+WORTH_ANOTHER_TRY = frozenset((408, 425, 429))
+"""Statuses below 500 that are about the moment, not about the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One event. `done` is the server's own mark of the end; a heartbeat has nothing."""
+
+    text: str = ""
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    done: bool = False
+
+
+def read_reply(event: ServerEvent) -> Reply:
+    """The event's meaning; raises CallerError or Unavailable where it tells of an error."""
+    if event.data.strip() == DONE:
+        return Reply(done=True)
+    said = _object(event.data)
+    if said.get("error") is not None or event.name == "error":
+        raise error_of(said.get("error", said))
+    choices = said.get("choices")
+    if not isinstance(choices, list):
+        raise rubbish("an event without choices")
+    text, finish = "", None
+    for choice in choices:
+        if not isinstance(choice, dict):
+            raise rubbish("a choice that is no object")
+        if choice.get("index", 0) == 0:
+            text += _text(choice)
+            finish = finish or _finish(choice.get("finish_reason"))
+    return Reply(text, finish, _usage(said.get("usage")))
+
+
+def refusal(status: int, body: bytes, retry_after: str = "") -> TailraceError:
+    """The error that an HTTP status tells of; `retry_after` is the header of that name."""
+    said = _said(body)
+    if status in (401, 403, 407):
+        return TailraceError("the upstream server does not take this origin's key", code="upstream")
+    if status in WORTH_ANOTHER_TRY or status >= 500:
+        return Unavailable(
+            f"the upstream server answered {status}{said}",
+            code="upstream_busy",
+            retry_after_ms=_milliseconds(retry_after),
+        )
+    if 400 <= status < 500:
+        return CallerError(f"the upstream server refused the request{said}", code="refused")
+    return TailraceError(f"the upstream server answered {status}", code="upstream")
+
+
+def _milliseconds(retry_after: str) -> int | None:
+    """None for what is no count of seconds: servers of this kind send no dates."""
+    value = retry_after.strip()
+    if not value.isascii() or not value.isdigit():
+        return None
+    return min(int(value[:MAX_DIGITS]), MAX_RETRY_AFTER_S) * 1000
+
+
+def error_of(error: object) -> TailraceError:
+    """The error that an event tells of; without a status in it, it is about the moment."""
+    fields = error if isinstance(error, dict) else {"message": error}
+    code, message = fields.get("code"), fields.get("message")
+    said = f": {message[:MAX_SAID_CHARS]}" if isinstance(message, str) else ""
+    if isinstance(code, int) and 400 <= code < 500 and code not in WORTH_ANOTHER_TRY:
+        return CallerError(f"the upstream server refused the request{said}", code="refused")
+    return Unavailable(f"the upstream server failed{said}", code="upstream_failed")
+
+
+def _object(data: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise rubbish("an event that is no JSON") from error
+    if not isinstance(value, dict):
+        raise rubbish("an event that is no JSON object")
+    return value
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    """Of a chat's delta or of a completion. What a model thinks apart from that is not text."""
+    delta = choice.get("delta")
+    text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+    if text is None:
+        return ""
+    if not isinstance(text, str) or not _is_unicode(text):
+        raise rubbish("text that is none")
+    return text
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON's escapes can write lone surrogates, which no UTF-8 can."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _finish(reason: object) -> FinishReason | None:
+    if reason is None:
+        return None
+    if not isinstance(reason, str):
+        raise rubbish("a finish_reason that is no text")
+    if reason in BROKEN:
+        raise Unavailable(f"the upstream server gave up: {reason}", code="upstream_failed")
+    return FINISH.get(reason, FinishReason.STOP)
+
+
+def _usage(usage: object) -> Usage | None:
+    """None where the server's count is none: what it says of itself is no reason to fail."""
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    return None if prompt is None or completion is None else Usage(prompt, completion)
+
+
+def _count(usage: Mapping[str, object], name: str) -> int | None:
+    value = usage.get(name)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT:
+        return value
+    return None
+
+
+def _said(body: bytes) -> str:
+    """`: …` with the server's own words, where it has any that are meant to be read."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    fields = value if isinstance(value, dict) else {}
+    error = fields.get("error", fields)
+    found = error.get("message") if isinstance(error, dict) else error
+    found = found or fields.get("detail")
+    return f": {found[:MAX_SAID_CHARS]}" if isinstance(found, str) else ""

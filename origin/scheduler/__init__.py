@@ -1,0 +1,1 @@
+"""Which tokens the next step of an engine takes: runs and seconds in, plans out; no torch."""

@@ -1,0 +1,168 @@
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from ledger.errors import ModelError
+from origin.checkpoint.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate, load_template
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+TURNS = [
+    {"role": "system", "content": "Be <b>brief</b> & kind."},
+    {"role": "user", "content": "Hello\nthere "},
+    {"role": "assistant", "content": "<think>hm</think>\n\nHi."},
+    {"role": "user", "content": 'What is "1 + 1"? ü'},
+]
+TEMPLATES = [
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
+    # Blocks on lines of their own leave no lines behind.
+    "{% for m in messages %}\n    {% if loop.first %}\n[first]\n    {% endif %}\n"
+    "{{ m['content'] }}\n{% endfor %}\n",
+    "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}"
+    "{% if loop.index > 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+    "{{ messages | tojson }} {{ messages[0] | tojson(indent=2) }}",
+    "{% set ns = namespace(n=0) %}{% for m in messages[::-1] %}{% set ns.n = ns.n + 1 %}"
+    "{{ ns.n }}{% endfor %}{{ dict(a=1).a }}",
+    "{% for m in messages %}{% if '</think>' in m.content %}"
+    "{{ m.content.split('</think>')[-1].lstrip('\\n') }}{% endif %}{% endfor %}",
+    "{% macro turn(m) %}[{{ m.role }}]{{ m.content }}{% endmacro %}"
+    "{% for m in messages %}{{ turn(m) }}{% endfor %}",
+    "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "{% if not tools is defined %}no{% endif %}{% if tools is none %}none{% endif %}"
+    "{% if enable_thinking is defined %}think{% endif %}{{ missing }}",
+    "{{ additional_special_tokens | join(',') }} {{ pad_token }}",
+]
+SPECIAL = {
+    "bos_token": "<s>",
+    "eos_token": {"content": "</s>", "lstrip": False},
+    "pad_token": None,
+    "additional_special_tokens": ["<a>", {"content": "<b>"}],
+}
+KNOWN = {"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": ["<a>", "<b>"]}
+
+
+def write_config(directory: Path, **keys: object) -> Path:
+    (directory / "tokenizer_config.json").write_text(json.dumps(SPECIAL | keys))
+    return directory
+
+
+def loaded(directory: Path) -> ChatTemplate:
+    template = load_template(directory, lambda: NOON)
+    assert template is not None
+    return template
+
+
+@pytest.mark.parametrize("source", TEMPLATES)
+def test_a_template_writes_what_it_writes_in_transformers(tmp_path: Path, source: str) -> None:
+    write_config(tmp_path, chat_template=source)
+    known: dict[str, Any] = {"add_generation_prompt": True, **KNOWN}
+    expected: Any = render_jinja_template([TURNS], chat_template=source, **known)
+    assert [loaded(tmp_path).render(TURNS)] == expected[0]
+
+
+def test_a_checkpoint_may_have_no_template(tmp_path: Path) -> None:
+    assert load_template(tmp_path) is None
+    assert load_template(write_config(tmp_path)) is None
+
+
+def test_a_file_of_its_own_goes_first(tmp_path: Path) -> None:
+    write_config(tmp_path, chat_template="config")
+    (tmp_path / "chat_template.jinja").write_text("file {{ eos_token }}")
+    assert loaded(tmp_path).render(TURNS) == "file </s>"
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        [{"name": "tool_use", "template": "b"}, {"name": "default", "template": "a"}],
+        [{"name": "only", "template": "a"}],
+    ],
+)
+def test_of_named_templates_the_default_counts(tmp_path: Path, named: object) -> None:
+    assert loaded(write_config(tmp_path, chat_template=named)).render(TURNS) == "a"
+
+
+def test_special_tokens_are_found_in_a_file_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "special_tokens_map.json").write_text('{"unk_token": "<u>", "bos_token": "<x>"}')
+    write_config(tmp_path, chat_template="{{ unk_token }}{{ bos_token }}")
+    assert loaded(tmp_path).render(TURNS) == "<u><s>"
+
+
+def test_the_date_is_that_of_the_clock_it_was_given(tmp_path: Path) -> None:
+    write_config(tmp_path, chat_template="{{ strftime_now('%d %b %Y') }}")
+    assert loaded(tmp_path).render(TURNS) == "01 Mar 2026"
+
+
+def test_what_a_template_raises_is_the_conversations_fault(tmp_path: Path) -> None:
+    write_config(tmp_path, chat_template="{{ raise_exception('no system here') }}")
+    with pytest.raises(TemplateError, match="no system here"):
+        loaded(tmp_path).render(TURNS)
+
+
+@pytest.mark.parametrize("source", ["{{ 1 / 0 }}", "{{ messages + 1 }}", "{{ 'x' | int + [] }}"])
+def test_what_a_template_does_wrong_is_its_own_fault(tmp_path: Path, source: str) -> None:
+    with pytest.raises(ModelError, match="the chat template fails"):
+        loaded(write_config(tmp_path, chat_template=source)).render(TURNS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ namespace.__init__.__globals__ }}",
+    ],
+)
+def test_a_template_does_not_reach_out_of_its_sandbox(tmp_path: Path, source: str) -> None:
+    with pytest.raises(TemplateError):
+        loaded(write_config(tmp_path, chat_template=source)).render(TURNS)
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ raise_exception.__globals__ }}", "{{ '{0.__class__}'.format(messages) }}"]
+)
+def test_what_lies_outside_the_sandbox_is_not_there(tmp_path: Path, source: str) -> None:
+    assert loaded(write_config(tmp_path, chat_template=source)).render(TURNS) == ""
+
+
+def test_a_template_that_writes_without_end_is_ended(tmp_path: Path) -> None:
+    endless = (
+        "{% for a in range(9999) %}{% for b in range(9999) %}xxxxxxxxxx{% endfor %}{% endfor %}"
+    )
+    with pytest.raises(ModelError, match="adds more than") as caught:
+        loaded(write_config(tmp_path, chat_template=endless)).render(TURNS)
+    assert caught.value.field == str(tmp_path / "tokenizer_config.json")
+
+
+def test_a_template_that_does_not_parse_is_refused_with_its_line(tmp_path: Path) -> None:
+    write_config(tmp_path, chat_template="{% if a %}\n{{ a }\n{% endif %}")
+    with pytest.raises(ModelError, match="chat_template:2: does not parse") as caught:
+        load_template(tmp_path)
+    assert caught.value.field == str(tmp_path / "tokenizer_config.json")
+    (tmp_path / "chat_template.jinja").write_text("a\nb\n{% endif %}")
+    with pytest.raises(ModelError, match="line 3: does not parse") as caught:
+        load_template(tmp_path)
+    assert caught.value.field == str(tmp_path / "chat_template.jinja")
+
+
+@pytest.mark.parametrize(
+    "value", [7, {"a": "b"}, [], [{"name": "a", "template": "x"}, {"name": "b", "template": "y"}]]
+)
+def test_a_template_that_is_none_is_refused(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ModelError, match="chat_template: "):
+        load_template(write_config(tmp_path, chat_template=value))
+
+
+def test_a_template_that_is_no_text_or_too_long_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_template(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("x" * (MAX_TEMPLATE_BYTES + 1))
+    with pytest.raises(ModelError, match="is longer than"):
+        load_template(tmp_path)

@@ -1,0 +1,210 @@
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kernels.paged_kv import HEAD_DIMS
+from kernels.paged_kv import PAGE_TOKENS as CACHE_PAGE_TOKENS
+from kernels.shapes import Family
+from origin.checkpoint.model_check import ModelReport, check_model
+from origin.checkpoint.model_config import ModelConfig, read_config
+from origin.checkpoint.model_memory import GPU_HEAD_DIMS, Footprint
+from origin.models.cpu_model import CpuModel
+from origin.models.tensors import examine_values, read_tensors
+from origin.scheduler.pages import PAGE_TOKENS
+from tests.origin.tiny_checkpoint import Shape, write_checkpoint
+
+BITNET = Shape(layers=1, hidden=128)
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def write(directory: Path, shape: Shape = BITNET) -> Path:
+    write_checkpoint(directory, shape)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return directory
+
+
+def set_keys(path: Path, **keys: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def places(report: ModelReport) -> list[tuple[str, str]]:
+    return [(finding.file.name, finding.where) for finding in report.findings]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        BITNET,
+        Shape(layers=2, hidden=128, packed=False),
+        Shape(family=Family.LLAMA, hidden=128, tied_head=False),
+        Shape(family=Family.QWEN3, head_dim=32, shards=3),
+    ],
+)
+def test_a_good_checkpoint_is_supported_and_nothing_is_found(tmp_path: Path, shape: Shape) -> None:
+    report = check_model(write(tmp_path, shape))
+    assert report.findings == []
+    assert report.supported and report.has_template
+    assert report.files == shape.shards
+    assert report.disk_bytes == sum(p.stat().st_size for p in tmp_path.glob("*.safetensors"))
+    assert report.footprints.keys() == {"cpu", "gpu"}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(),
+        Shape(tied_head=False),
+        Shape(family=Family.LLAMA, tied_head=False),
+        Shape(family=Family.QWEN3, head_dim=24),
+    ],
+)
+def test_parameters_are_counted_as_the_tensors_hold_them(tmp_path: Path, shape: Shape) -> None:
+    write(tmp_path, shape)
+    tensors = read_tensors(tmp_path, read_config(tmp_path))
+    weights = {name: t for name, t in tensors.items() if not name.endswith("_scale")}
+    packed = sum(t.numel() * (4 if t.dtype == torch.uint8 else 1) for t in weights.values())
+    assert check_model(tmp_path).parameters == packed
+
+
+@pytest.mark.parametrize("family", list(Family))
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_bytes_on_a_cpu_are_those_of_the_loaded_model(
+    tmp_path: Path, family: Family, tied: bool
+) -> None:
+    write(tmp_path, Shape(family=family, tied_head=tied))
+    config = read_config(tmp_path)
+    model = CpuModel(config, read_tensors(tmp_path, config), "")
+    kv_bytes = sum(held.untyped_storage().nbytes() for held in tensors_of(model._cache))
+    held_bytes = sum(held.untyped_storage().nbytes() for held in tensors_of(model)) - kv_bytes
+    footprint = check_model(tmp_path).footprints["cpu"]
+    assert kv_bytes == model.pages * footprint.kv_page_bytes
+    # Beside the weights a model holds a few single numbers.
+    assert 0 <= held_bytes - footprint.weights_bytes < 0.01 * held_bytes
+
+
+def tensors_of(holder: object, seen: set[int] | None = None) -> list[torch.Tensor]:
+    """Every tensor that an object holds, each memory once."""
+    seen = set() if seen is None else seen
+    if isinstance(holder, torch.Tensor):
+        at = holder.untyped_storage().data_ptr()
+        fresh = at not in seen
+        seen.add(at)
+        return [holder] if fresh else []
+    if isinstance(holder, list | tuple):
+        parts: list[Any] = list(holder)
+    elif not type(holder).__module__.startswith(("kernels.", "origin.")) or isinstance(
+        holder, ModelConfig | Enum
+    ):
+        return []
+    elif hasattr(holder, "__dict__"):
+        parts = list(vars(holder).values())
+    else:
+        names = [name for kind in type(holder).__mro__ for name in getattr(kind, "__slots__", ())]
+        parts = [getattr(holder, name) for name in names if hasattr(holder, name)]
+    return [tensor for part in parts for tensor in tensors_of(part, seen)]
+
+
+def test_the_figures_are_those_of_the_kernels() -> None:
+    assert PAGE_TOKENS == CACHE_PAGE_TOKENS
+    assert GPU_HEAD_DIMS == HEAD_DIMS
+
+
+def test_sequences_take_whole_pages_of_what_the_weights_leave() -> None:
+    footprint = Footprint(weights_bytes=1000, kv_token_bytes=10, kv_share=1.0)
+    assert footprint.kv_page_bytes == 640
+    assert footprint.sequences(1000 + 640 * 4, context=65) == 2
+    assert footprint.sequences(1000 + 640 * 4 - 1, context=65) == 1
+    assert footprint.sequences(999, context=65) == 0
+    assert Footprint(0, 10, 0.5).sequences(640 * 4, context=64) == 2
+
+
+def test_heads_that_the_gpu_kernels_do_not_take_are_said_and_served(tmp_path: Path) -> None:
+    report = check_model(write(tmp_path, Shape(family=Family.QWEN3, head_dim=24)))
+    assert report.supported
+    assert places(report) == [("config.json", "head_dim")]
+    assert report.footprints.keys() == {"cpu"}
+
+
+def test_faults_of_all_files_are_found_at_once(tmp_path: Path) -> None:
+    write(tmp_path)
+    set_keys(tmp_path / "config.json", hidden_act="gelu", rope_theta=0)
+    (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{% if %}"}')
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    report = check_model(tmp_path)
+    assert not report.supported
+    assert set(places(report)) == {
+        ("config.json", "hidden_act"),
+        ("config.json", "rope_theta"),
+        ("tokenizer.json", ""),
+        ("tokenizer_config.json", "chat_template:1"),
+        ("model.safetensors", ""),
+    }
+
+
+def test_every_tensor_at_fault_is_found_with_what_would_be_right(tmp_path: Path) -> None:
+    write(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    q_proj = "model.layers.0.self_attn.q_proj.weight"
+    tensors[q_proj] = torch.zeros(3, 3)
+    del tensors["model.norm.weight"]
+    tensors["more"] = torch.zeros(1)
+    save_file(tensors, tmp_path / "model.safetensors")
+    report = check_model(tmp_path)
+    found = [(finding.where, finding.problem, finding.right) for finding in report.findings]
+    assert sorted(found) == [
+        ("model.layers.0.self_attn.q_proj.weight", "dtype F32", "U8"),
+        ("model.layers.0.self_attn.q_proj.weight", "shape (3, 3)", "(32, 128)"),
+        ("model.norm.weight", "is missing", "BF16 (128,)"),
+        ("more", "belongs to no part of the model", None),
+    ]
+
+
+def test_a_broken_file_that_is_read_twice_is_told_once(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    assert places(check_model(tmp_path)) == [("tokenizer_config.json", "")]
+
+
+def test_an_empty_folder_lacks_every_file(tmp_path: Path) -> None:
+    missing = ["config.json", "tokenizer.json", "model.safetensors"]
+    assert places(check_model(tmp_path)) == [(name, "") for name in missing]
+
+
+def test_a_tokenizer_that_does_not_load_is_found(tmp_path: Path) -> None:
+    write(tmp_path)
+    set_keys(tmp_path / "tokenizer.json", pre_tokenizer={"type": "Unheard"})
+    (finding,) = check_model(tmp_path).findings
+    assert (finding.file.name, finding.fault) == ("tokenizer.json", True)
+
+
+@pytest.mark.parametrize("template", [None, "{{ raise_exception('no') }}", "{{ 1 / 0 }}"])
+def test_a_missing_or_failing_template_is_worth_knowing(
+    tmp_path: Path, template: str | None
+) -> None:
+    write(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    report = check_model(tmp_path)
+    assert report.supported
+    assert places(report) == [("tokenizer_config.json", "chat_template")]
+    assert report.has_template == (template is not None)
+
+
+def test_values_are_looked_at_where_that_is_wanted(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path))
+    assert examine_values(tmp_path, config) == []
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    tensors["model.norm.weight"][3] = torch.nan
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert check_model(tmp_path).supported
+    (finding,) = examine_values(tmp_path, config)
+    assert finding.file == tmp_path / "model.safetensors"
+    assert "model.norm.weight: holds NaN" in finding.problem

@@ -1,0 +1,107 @@
+"""Runs and emissions as a supervisor would see them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer, decoders, models, normalizers
+
+from ledger.frame import ScoredToken, StreamEnd, Token, decode
+from origin.worker_frame import Emission, Run
+from tests.origin.tiny_checkpoint import END
+
+if TYPE_CHECKING:
+    from origin.engine.engine import Engine
+
+PLAIN: dict[str, Any] = {
+    "prompt_ids": (1, 2, 3),
+    "generated_ids": (),
+    "sent_bytes": 0,
+    "next_index": 0,
+    "max_tokens": 60,
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "seed": 0,
+    "stop": (),
+    "ignore_eos": False,
+}
+
+
+def make_run(**fields: Any) -> Run:
+    return Run(**(PLAIN | fields))
+
+
+def frame_of(emission: Emission) -> Token | ScoredToken | StreamEnd:
+    corr, frame = decode(emission.frame)
+    assert corr == 0
+    assert isinstance(frame, Token | ScoredToken | StreamEnd)
+    assert frame.index == emission.index
+    return frame
+
+
+def frames_of(emissions: Sequence[Emission]) -> list[Token | ScoredToken | StreamEnd]:
+    return [frame_of(emission) for emission in emissions]
+
+
+def text_of(emissions: Sequence[Emission]) -> str:
+    frames = frames_of(emissions)
+    return "".join(frame.text for frame in frames if not isinstance(frame, StreamEnd))
+
+
+def end_of(emissions: Sequence[Emission]) -> StreamEnd:
+    """The StreamEnd of a run, which is its last emission and the only one."""
+    frames = frames_of(emissions)
+    ends = [frame for frame in frames if isinstance(frame, StreamEnd)]
+    assert ends == frames[-1:]
+    return ends[0]
+
+
+def continuation(fields: dict[str, Any], logged: Sequence[Emission]) -> Run:
+    """The run that goes on from what a ledger holds, as the supervisor asks for it."""
+    return make_run(
+        **fields,
+        generated_ids=tuple(token for emission in logged for token in emission.ids),
+        sent_bytes=len(text_of(logged).encode()),
+        next_index=len(logged),
+    )
+
+
+def fallback_tokenizer() -> Tokenizer:
+    """SentencePiece's kind: a space before the text, and bytes for what is no word; END is id 0."""
+    words = [END, *(f"<0x{byte:02X}>" for byte in range(256)), "<unk>"]
+    words += ["\u2581", "a", "b", "ab", "\u2581a", "\u2581ab", "\u2581\u2581", "é"]
+    merges = [("a", "b"), ("\u2581", "a"), ("\u2581", "ab"), ("\u2581", "\u2581")]
+    vocab = {word: token for token, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.add_special_tokens([END])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+def id_of_byte(byte: int) -> int:
+    """The token of a byte in `fallback_tokenizer`."""
+    return 1 + byte
+
+
+def run_all(engine: Engine, runs: dict[int, Run]) -> dict[int, list[Emission]]:
+    """Add runs, then step until the engine is idle; the emissions of each run."""
+    for run_id, run in runs.items():
+        engine.add(run_id, run)
+    emitted: dict[int, list[Emission]] = defaultdict(list)
+    while not engine.idle:
+        for emission in engine.step():
+            emitted[emission.run].append(emission)
+    return emitted

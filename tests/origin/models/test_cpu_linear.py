@@ -1,0 +1,108 @@
+import pytest
+import torch
+
+from kernels.ternary import pack_ternary, ternary_linear
+from origin.models.cpu_linear import TILE_ROWS, DenseLinear, Products, TernaryLinear
+
+
+def noise(*size: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def random_ternary(rows: int, columns: int, seed: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randint(-1, 2, (rows, columns), generator=random, dtype=torch.int8)
+
+
+def test_fused_ternary_layers_equal_the_oracle_of_each_bit_for_bit() -> None:
+    x = noise(5, 48) * 3
+    parts = [
+        (pack_ternary(random_ternary(rows, 48, rows)), noise(1, seed=rows).abs().bfloat16())
+        for rows in (16, 8, 4)
+    ]
+    expected = torch.cat([ternary_linear(x, packed, scale) for packed, scale in parts], -1)
+    assert torch.equal(TernaryLinear(parts)(x), expected)
+
+
+def test_a_ternary_layer_is_exact_in_any_batch() -> None:
+    layer = TernaryLinear([(pack_ternary(random_ternary(64, 512, 2)), torch.ones(1))])
+    x = noise(33, 512)
+    assert torch.equal(layer(x), torch.cat([layer(row[None]) for row in x]))
+
+
+def test_a_row_that_holds_nan_or_infinity_gives_nan_and_its_neighbours_do_not() -> None:
+    ternary = torch.ones(8, 16, dtype=torch.int8)
+    x = torch.ones(3, 16)
+    x[0, 5], x[2, 5] = torch.nan, torch.inf
+    out = TernaryLinear([(pack_ternary(ternary), torch.ones(1))])(x)
+    assert out.isnan().all(-1).tolist() == [True, False, True]
+
+
+@pytest.fixture(scope="module", params=[(1024, 192), (300, 64), (97, 101), (7, 33), (2000, 700)])
+def dense(request: pytest.FixtureRequest) -> DenseLinear:
+    rows, columns = request.param
+    return DenseLinear([(noise(rows, columns), None)], Products())
+
+
+def test_a_dense_layer_computes_the_product(dense: DenseLinear) -> None:
+    x = noise(21, dense.weight.shape[1], seed=2)
+    expected = (x.double() @ dense.weight.double().t()).float()
+    torch.testing.assert_close(dense(x), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_row_of_a_dense_layer_has_the_same_bits_in_any_batch(dense: DenseLinear) -> None:
+    x = noise(150, dense.weight.shape[1], seed=3)
+    alone = torch.cat([dense(row[None]) for row in x])
+    for count in (*range(1, 20), 31, 32, 33, 63, 64, 65, 150):
+        assert torch.equal(dense(x[:count]), alone[:count])
+        # In another place, which begins where no cache line does.
+        assert torch.equal(dense(x[150 - count :]), alone[150 - count :])
+
+
+def test_a_row_beside_nan_has_the_same_bits(dense: DenseLinear) -> None:
+    x = noise(20, dense.weight.shape[1], seed=4)
+    expected = dense(x)
+    x[3], x[18, 5] = torch.nan, torch.inf
+    out, whole = dense(x), [row for row in range(20) if row not in (3, 18)]
+    assert torch.equal(out[whole], expected[whole])
+    assert not out[[3, 18]].isfinite().any()
+
+
+def test_fused_dense_layers_are_those_layers_side_by_side() -> None:
+    first, second, x = noise(24, 32), noise(8, 32, seed=2), noise(3, 32, seed=3)
+    fused = DenseLinear([(first.bfloat16(), None), (second.half(), None)], Products())
+    rounded = first.bfloat16().float(), second.half().float()
+    torch.testing.assert_close(fused(x), torch.cat([x @ weight.t() for weight in rounded], 1))
+    assert torch.equal(fused.weight, torch.cat(rounded))
+
+
+def test_where_a_place_in_the_tile_matters_rows_go_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    product = torch.nn.functional.linear
+
+    def uneven(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        out = product(x, weight)
+        out[5:6] += 1e-6
+        return out
+
+    with monkeypatch.context() as patch:
+        patch.setattr("origin.models.cpu_linear.F.linear", uneven)
+        layer = DenseLinear([(noise(40, 24), None)], Products())
+    assert layer.rows == (1,)
+    x = noise(TILE_ROWS + 3, 24, seed=2)
+    assert torch.equal(layer(x), torch.cat([layer(row[None]) for row in x]))
+
+
+def test_products_that_sum_in_another_order_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = torch.nn.functional.linear
+
+    def other_for_few_or_many(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return product(x, weight) + (0 if len(x) in (4, TILE_ROWS) else 1e-6)
+
+    monkeypatch.setattr("origin.models.cpu_linear.F.linear", other_for_few_or_many)
+    # Of one column no order of sums can differ by itself.
+    layer = DenseLinear([(noise(40, 1), None)], Products())
+    assert layer.rows == (4, TILE_ROWS)
+    x = noise(13, 1, seed=2)
+    torch.testing.assert_close(layer(x), product(x, layer.weight), rtol=0, atol=0)

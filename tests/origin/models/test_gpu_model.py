@@ -1,0 +1,255 @@
+"""The kernels in the engine of an origin: on a GPU where there is one, else in the interpreter."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from kernels.sampler import Sampling
+from kernels.shapes import Family
+from kernels.ternary_gemm_triton import GemmPlan
+from ledger.errors import ModelError, TooLarge
+from origin.checkpoint.layout import EMBEDDING, HEAD
+from origin.checkpoint.model_config import ModelConfig, read_config
+from origin.config import DEMO_MODEL
+from origin.engine.engine import Engine
+from origin.models import cpu_model, gpu_model
+from origin.models.gpu_layers import INTERPRETED_SEQUENCES
+from origin.models.gpu_model import GpuModel
+from origin.models.model import Device, Draw, Drawn, Model, Piece, load_model, prefill
+from origin.models.tensors import read_tensors
+from tests.origin.engine.runs import make_run, run_all
+from tests.origin.tiny_checkpoint import Shape, write_checkpoint
+
+PROMPT = "Once upon a time there was a fox"
+TOKENS = 3
+GREEDY = Sampling()
+SAMPLED = Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=7)
+PAGES = [4, 1, 6]
+CLOSE = 1e-4
+"""Of hidden rows and logits in fp32 on both paths, whose sums have another order."""
+SHAPES = {
+    Family.BITNET: Shape(heads=2, kv_heads=1),
+    Family.LLAMA: Shape(heads=2, kv_heads=1, family=Family.LLAMA, tied_head=False),
+    Family.QWEN3: Shape(heads=2, kv_heads=1, family=Family.QWEN3, head_dim=64),
+}
+"""The least that the kernels take: heads of 32 elements; Qwen3's are wider than hidden / heads."""
+Load = Callable[[Family], Path]
+
+
+@pytest.fixture(autouse=True)
+def few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter each program takes its time, and no tile changes a bit."""
+    if device.type == "cpu":
+        wide = GemmPlan(packed=256, rows=16, slices=1, stages=3)
+        monkeypatch.setattr(GemmPlan, "of", lambda rows: wide)
+
+
+@pytest.fixture(scope="module")
+def write(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    written: dict[Family, Path] = {}
+
+    def of(family: Family) -> Path:
+        if family not in written:
+            written[family] = write_checkpoint(tmp_path_factory.mktemp("tiny"), SHAPES[family])
+        return written[family]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def on_gpu(write: Load, device: torch.device) -> GpuModel:
+    return gpu_model.load(write(Family.BITNET), device=device)
+
+
+def generate(model: Model, prompt: list[int], samplings: list[Sampling]) -> list[list[int]]:
+    """TOKENS ids of each of several requests for the same prompt, which run side by side."""
+    tables = [[2 * index + 1, 2 * index] for index in range(len(samplings))]
+    hidden = model.forward([Piece(prompt, 0, table, prefill=True) for table in tables])
+    hidden = hidden[len(prompt) - 1 :: len(prompt)]
+    drawn: list[list[int]] = [[] for _ in samplings]
+    for position in range(TOKENS):
+        if position:
+            at = len(prompt) + position - 1
+            rows = zip(drawn, tables, strict=True)
+            hidden = model.forward([Piece(ids[-1:], at, table, False) for ids, table in rows])
+        draws = [Draw(sampling, position) for sampling in samplings]
+        for ids, found in zip(drawn, model.draw(hidden, draws), strict=True):
+            ids.append(found.token)
+    return drawn
+
+
+@pytest.mark.timeout(600)
+def test_the_demo_model_gives_the_tokens_of_the_cpu_path(device: torch.device) -> None:
+    """Two requests of 8 tokens are one tile of rows: each forward of it is seconds of work."""
+    prompt = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).encode(PROMPT).ids[:8]
+    expected = generate(cpu_model.load(DEMO_MODEL), prompt, [GREEDY, SAMPLED])
+    on_gpu = gpu_model.load(DEMO_MODEL, device=device)
+    assert generate(on_gpu, prompt, [GREEDY, SAMPLED]) == expected
+
+
+@pytest.mark.parametrize("family", [Family.LLAMA, Family.QWEN3])
+def test_dense_weights_of_fp32_give_the_tokens_of_the_cpu_path(
+    family: Family, write: Load, device: torch.device
+) -> None:
+    """The best logit is far enough above the next for the last bits of sums not to matter."""
+    config, tensors = in_fp32(write(family))
+    on_cpu, prompt = cpu_model.CpuModel(config, dict(tensors), ""), [*range(1, 8)]
+    (expected,) = generate(on_cpu, prompt, [GREEDY])
+    logits = on_cpu.logits(through(on_cpu, prompt + expected)[:, : config.hidden])
+    best, second = logits.topk(2).values.unbind(1)
+    assert float((best - second).min()) > 100 * CLOSE
+    assert generate(gpu_of(config, tensors, device), prompt, [GREEDY]) == [expected]
+
+
+@pytest.mark.parametrize("family", Family)
+def test_hidden_rows_and_logits_are_those_of_the_cpu_path(
+    family: Family, write: Load, device: torch.device
+) -> None:
+    """A prompt, a whole chunk longer than that of the others in one family, and rows after it."""
+    config, tensors = in_fp32(write(family))
+    length = 70 if family is Family.LLAMA else 6
+    models: list[Model] = [cpu_model.CpuModel(config, dict(tensors), "")]
+    models.append(gpu_of(config, tensors, device))
+    expected, found = (through(model, [*range(1, length)]) for model in models)
+    torch.testing.assert_close(found, expected, rtol=CLOSE, atol=CLOSE)
+
+
+def test_dense_weights_of_bf16_are_multiplied_with_activations_of_bf16(
+    write: Load, device: torch.device
+) -> None:
+    """Far nearer to the CPU path, which computes in fp32, than logits are to one another."""
+    directory = write(Family.LLAMA)
+    expected = through(cpu_model.load(directory), [1, 2, 3, 4])
+    found = through(gpu_model.load(directory, device=device), [1, 2, 3, 4])
+    error = (found - expected).square().mean().sqrt() / expected.std()
+    assert 1e-5 < error < 0.02
+
+
+def test_an_int8_head_draws_from_nearly_the_same_logits(
+    write: Load, on_gpu: GpuModel, device: torch.device
+) -> None:
+    quantised = gpu_model.load(write(Family.BITNET), device=device, int8_head=True)
+    hidden = on_gpu.forward([Piece([1, 2, 3], 0, [0], prefill=True)])[[0, 1, 2] * 3]
+    expected, found = on_gpu.logits(hidden), quantised.logits(hidden)
+    error = (found - expected).square().mean().sqrt() / expected.std()
+    assert 1e-5 < error < 0.02
+    assert quantised.fingerprint != on_gpu.fingerprint
+
+
+def test_a_batch_draws_what_each_draws_alone(on_gpu: GpuModel) -> None:
+    """More rows than are drawn at a time, with pages of their own."""
+    hidden = on_gpu.forward([Piece([5, 6, 7], 0, [2], prefill=True)])
+    several = hidden[[0, 1, 2] * 12]
+    draws = [Draw(Sampling(temperature=0.8, seed=7), position) for position in range(36)]
+    together = on_gpu.draw(several, draws)
+    for row in (31, 32):
+        assert on_gpu.draw(several[row : row + 1], [draws[row]]) == [together[row]]
+    assert len({drawn.token for drawn in together}) > 3
+    assert on_gpu.logits(several)[33:36].equal(on_gpu.logits(hidden))
+
+
+def test_a_continued_run_draws_what_the_uninterrupted_one_drew(on_gpu: GpuModel) -> None:
+    """The generated tokens go through together, in other pages."""
+    prompt = [*range(1, 9)]
+    (whole,) = generate(on_gpu, prompt, [SAMPLED])
+    on_gpu.forward([Piece(prompt, 0, [9, 2], prefill=True)])
+    hidden = on_gpu.forward([Piece(whole[:-1], len(prompt), [9, 2], prefill=False)])
+    assert on_gpu.draw(hidden[-1:], [Draw(SAMPLED, TOKENS - 1)]) == [Drawn(whole[-1])]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_sequence_with_nan_has_no_token_and_disturbs_no_other(
+    write: Load, device: torch.device
+) -> None:
+    config = read_config(write(Family.BITNET))
+    tensors = read_tensors(write(Family.BITNET), config)
+    bad = 17
+    tensors[EMBEDDING][bad] = torch.nan
+    tensors[HEAD] = torch.nan_to_num(tensors[EMBEDDING])
+    model = gpu_of(replace(config, tied_head=False), tensors, device)
+    good = [Piece([1, 2], 0, [0], prefill=True), Piece([3], 0, [2], prefill=True)]
+    expected = model.forward(good)
+    hidden = model.forward([good[0], Piece([4, bad, 5], 0, [1], prefill=True), good[1]])
+    assert hidden[[0, 1, 5]].equal(expected)
+    rows = [Piece([6], 2, [0], False), Piece([6], 3, [1], False), Piece([6], 1, [2], False)]
+    draws = [Draw(SAMPLED, 0)] * 3
+    drawn = model.draw(model.forward(rows), draws)
+    assert [one.token for one in drawn].count(-1) == 1
+    assert drawn[1] == Drawn(-1)
+    alone = model.forward([rows[0], rows[2]])
+    assert model.draw(alone, draws[:2]) == [drawn[0], drawn[2]]
+
+
+def test_an_engine_runs_on_it(write: Load, on_gpu: GpuModel, tokenizer: Tokenizer) -> None:
+    run = make_run(max_tokens=TOKENS, temperature=0.7, seed=3)
+    expected = run_all(Engine.of(cpu_model.load(write(Family.BITNET)), tokenizer), {1: run})
+    assert run_all(Engine.of(on_gpu, tokenizer), {1: run}) == expected
+
+
+REFUSED: dict[str, tuple[Piece, type[Exception], str]] = {
+    "beyond the context": (Piece([1], 256, [*range(5)], False), TooLarge, "257 tokens do not fit"),
+    "beyond its pages": (Piece([1], 64, [0], False), TooLarge, "65 tokens do not fit 64"),
+    "nothing": (Piece([], 0, [0], True), ValueError, "0 tokens at 0 are no piece"),
+    "within a page": (Piece([1], 8, [0], True), ValueError, "1 tokens at 8 are no piece"),
+    "two pages": (Piece([1] * 65, 0, [0, 1], True), ValueError, "65 tokens at 0 are no piece"),
+    "no id": (Piece([300], 0, [0], True), ValueError, "outside the vocabulary of 300"),
+    "no page": (Piece([1], 0, [16], True), ValueError, "none of the 16 of the cache"),
+}
+
+
+@pytest.mark.parametrize(("piece", "error", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_piece_that_cannot_be_computed_is_refused(
+    piece: Piece, error: type[Exception], said: str, on_gpu: GpuModel
+) -> None:
+    with pytest.raises(error, match=said):
+        on_gpu.forward([piece])
+
+
+def test_it_says_what_it_runs_on_and_how_many_pages_it_has(write: Load, on_gpu: GpuModel) -> None:
+    assert on_gpu.device.partition(" (")[0] in ("cuda triton", "cpu triton")
+    assert on_gpu.fingerprint != cpu_model.load(write(Family.BITNET)).fingerprint
+    if not torch.cuda.is_available():
+        assert on_gpu.pages == INTERPRETED_SEQUENCES * 256 // 64
+
+
+def test_heads_that_the_kernels_do_not_take_are_refused_by_name(
+    checkpoint: Path, device: torch.device
+) -> None:
+    with pytest.raises(ModelError, match="heads of 16 elements, expected one of 32, 64") as caught:
+        gpu_model.load(checkpoint, device=device)
+    assert caught.value.hint == "set device to cpu"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_said_so(checkpoint: Path) -> None:
+    with pytest.raises(ModelError, match="no CUDA device is there"):
+        load_model(checkpoint, device=Device.CUDA)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_cpu_serves(checkpoint: Path) -> None:
+    assert load_model(checkpoint).device == "cpu torch"
+
+
+def in_fp32(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """A checkpoint with its floating tensors in fp32, so that no path rounds activations."""
+    config = read_config(directory)
+    tensors = read_tensors(directory, config)
+    return config, {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
+
+
+def gpu_of(config: ModelConfig, tensors: dict[str, Tensor], device: torch.device) -> GpuModel:
+    return GpuModel(config, tensors, "", device, lambda *_: None, pages=8)
+
+
+def through(model: Model, ids: list[int]) -> Tensor:
+    """Hidden rows and logits of a prompt and of two rows after it, fp32 [len(ids), H + vocab]."""
+    hidden = prefill(model, ids[:-2], PAGES)
+    rows = model.forward([Piece(ids[-2:], len(ids) - 2, PAGES, prefill=False)])
+    hidden = torch.cat([hidden, rows])[-4:]
+    return torch.cat([hidden, model.logits(hidden)], 1).cpu()

@@ -1,0 +1,46 @@
+"""Requests for producers, and the frames that come of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ledger.frame import Frame, decode
+from origin.producer import Producer, Request
+from origin.producers.production import Production
+from origin.recipe import Recipe, prompt_hash
+
+
+def recipe(prompt: str | None = "Say it.", **more: Any) -> Recipe:
+    """As admission makes it for a producer: no ids, the words themselves."""
+    given: dict[str, Any] = {
+        "model": "served",
+        "fingerprint": "1",
+        "prompt_ids": (),
+        "prompt_sha256": prompt_hash(()),
+        "max_tokens": 100,
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "seed": 1,
+        "stop": (),
+        "ignore_eos": False,
+        "priority": "standard",
+        "prompt": prompt,
+        "messages": (),
+        **more,
+    }
+    return Recipe(**given)
+
+
+def request(delivered: str = "", next_index: int = 0, **more: Any) -> Request:
+    return Request(recipe(**more), delivered, next_index)
+
+
+async def frames(producer: Producer, asked: Request) -> list[Frame]:
+    """All frames of a stream, whose indexes are checked to be contiguous."""
+    made: list[Frame] = []
+    async for index, raw in Production(producer, asked, run=1).frames():
+        frame: Any = decode(raw)[1]
+        assert frame.index == index == asked.next_index + len(made)
+        made.append(frame)
+    return made

@@ -1,0 +1,356 @@
+"""An upstream server that answers well, dies, stalls or lies, on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from ledger.frame import FinishReason, Notice, StreamEnd, Token
+from origin.producer import Request
+from origin.producers.production import Production
+from origin.producers.upstream import RETRY_MAX_S, RETRY_MIN_S, Retry, Upstream, UpstreamSettings
+from origin.producers.upstream_call import Patience
+from origin.producers.upstream_probe import client_of
+from tests.origin.producers.asked import frames, request
+from tests.origin.producers.raw_server import (
+    DONE,
+    STREAM_HEAD,
+    Asked,
+    RawServer,
+    Script,
+    answer,
+    chat,
+    completion,
+    event,
+    finish,
+    serving,
+    usage,
+)
+
+pytestmark = pytest.mark.anyio
+
+CHAT: dict[str, Any] = {"prompt": None, "messages": (("user", "Hi"),)}
+QUICK = Patience(connect_s=5, first_token_s=0.2, between_tokens_s=0.2, retry_s=0)
+WHOLE = STREAM_HEAD + completion("a") + completion("b") + finish() + usage(3, 2) + DONE
+ENDED = StreamEnd(2, FinishReason.STOP, 2, 3)
+
+
+class Waits:
+    """In the place of sleeping and of the clock: time passes only while somebody waits."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+    def now(self) -> float:
+        return sum(self.seconds)
+
+
+def upstream(server: RawServer, waits: Waits | None = None, **settings: Any) -> Upstream:
+    made = UpstreamSettings(server.url, **settings)
+    waits = waits or Waits()
+    return Upstream(made, "m", client_of(made, 4), Retry(Random(7), waits, waits.now))
+
+
+async def asked_of(server: RawServer, asked: Request, **settings: Any) -> Sequence[Any]:
+    producer = upstream(server, **settings)
+    try:
+        return await frames(producer, asked)
+    finally:
+        await producer.close()
+
+
+def text(made: Sequence[Any]) -> str:
+    return "".join(each.text for each in made if isinstance(each, Token))
+
+
+def notices(made: Sequence[Any]) -> list[str]:
+    return [each.code for each in made if isinstance(each, Notice)]
+
+
+# ---- a server that answers ----
+
+
+async def test_a_completion_becomes_tokens_and_an_end_with_the_servers_count() -> None:
+    async with serving(WHOLE) as server:
+        made = await asked_of(server, request(prompt="Once", seed=2**63 + 5, max_tokens=9))
+    assert made == [Token("a", 0), Token("b", 1), ENDED]
+    assert server.asked[0].path == "/v1/completions"
+    assert server.asked[0].body == {
+        "model": "m",
+        "prompt": "Once",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 9,
+        "temperature": 0.0,
+        "seed": 5,
+    }
+
+
+async def test_a_chat_passes_its_messages_and_all_that_was_asked_for() -> None:
+    said = STREAM_HEAD + chat("a") + event({"choices": []}) + chat("b") + finish("length") + DONE
+    more: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "stop": ("x",),
+        "ignore_eos": True,
+    }
+    async with serving(said) as server:
+        made = await asked_of(server, request(**CHAT, **more), key="secret")
+    assert made == [Token("a", 0), Token("b", 1), StreamEnd(2, FinishReason.LENGTH, 2, 0)]
+    asked = server.asked[0]
+    assert asked.path == "/v1/chat/completions"
+    assert asked.headers["authorization"] == "Bearer secret"
+    assert asked.headers["accept-encoding"] == "identity"
+    assert asked.body["messages"] == [{"role": "user", "content": "Hi"}]
+    assert {name: asked.body[name] for name in more} == more | {"stop": ["x"]}
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        finish() + usage(3, 2) + DONE,
+        finish() + usage(3, 2),
+        usage(3, 2) + DONE,
+        usage(3, 2) + finish(),
+    ],
+    ids=["all", "no DONE", "no finish_reason", "no DONE, usage first"],
+)
+async def test_the_ends_that_servers_give_are_ends(tail: bytes) -> None:
+    async with serving(STREAM_HEAD + completion("a") + completion("b") + tail) as server:
+        assert (await asked_of(server, request()))[-1] == ENDED
+
+
+@pytest.mark.parametrize("after", [b"data: {\n\n", completion("more"), event({"error": "late"})])
+async def test_what_comes_after_the_finish_changes_nothing(after: bytes) -> None:
+    async with serving(STREAM_HEAD + completion("a") + finish() + after) as server:
+        made = await asked_of(server, request())
+    assert made == [Token("a", 0), StreamEnd(1, FinishReason.STOP, 1, 0)]
+    assert len(server.asked) == 1
+
+
+# ---- a server that is lost ----
+
+
+async def test_a_server_that_dies_at_any_byte_loses_and_doubles_nothing() -> None:
+    async def go_on(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        rest = "ab".removeprefix(asked.body["prompt"].removeprefix("Say it."))
+        writer.write(STREAM_HEAD + b"".join(map(completion, rest)) + finish() + DONE)
+        await writer.drain()
+
+    async with serving() as server:
+        producer = upstream(server)
+        for at in range(len(WHOLE)):
+            server.scripts[:], server.asked[:] = [WHOLE[:at], go_on], []
+            made: Any = await frames(producer, request())
+            assert text(made) == "ab", at
+            assert made[-1].finish_reason is FinishReason.STOP
+            was_inexact = len(server.asked) == 2 and server.asked[1].body["prompt"] != "Say it."
+            assert notices(made) == ["inexact"] * was_inexact, at
+        await producer.close()
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [b"data: {\n\n", b"data: \xff\n\n", b"data: [1]\n\n", event({"error": "engine died"})],
+)
+async def test_rubbish_in_the_middle_is_a_loss(rubbish: bytes) -> None:
+    rest = STREAM_HEAD + completion("b") + finish()
+    async with serving(STREAM_HEAD + completion("a") + rubbish, rest) as server:
+        made = await asked_of(server, request())
+    assert made[:3] == [Token("a", 0), Notice("inexact", made[1].message, 1), Token("b", 2)]
+
+
+async def test_a_chat_goes_on_behind_what_was_delivered() -> None:
+    said = STREAM_HEAD + chat("a"), STREAM_HEAD + chat("b") + finish() + usage(8, 1)
+    async with serving(*said) as server:
+        made = await asked_of(server, request(**CHAT, max_tokens=9))
+    assert text(made) == "ab"
+    assert made[-1] == StreamEnd(2, FinishReason.STOP, 3, 7)
+    body = server.asked[1].body
+    assert body["messages"] == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "a"},
+    ]
+    assert (body["add_generation_prompt"], body["continue_final_message"]) == (False, True)
+    assert body["max_tokens"] == 8
+
+
+async def test_a_worker_that_was_killed_goes_on_from_what_the_ledger_has() -> None:
+    async with serving(STREAM_HEAD + completion("c") + finish() + usage(5, 1) + DONE) as server:
+        made = await asked_of(server, request("ab", 2, max_tokens=10))
+    assert made[1:] == [Token("c", 3), StreamEnd(3, FinishReason.STOP, 4, 3)]
+    assert notices(made) == ["inexact"]
+    assert server.asked[0].body["prompt"] == "Say it.ab"
+    assert server.asked[0].body["max_tokens"] == 8
+
+
+async def test_a_server_lost_before_its_first_token_is_asked_again_without_a_word() -> None:
+    async with serving(STREAM_HEAD, answer(503, {"error": "loading"}), WHOLE) as server:
+        made = await asked_of(server, request(), lost="end")
+    assert made == [Token("a", 0), Token("b", 1), ENDED]
+
+
+async def test_lost_end_ends_the_stream_where_it_broke() -> None:
+    async with serving(STREAM_HEAD + completion("a"), WHOLE) as server:
+        made = await asked_of(server, request(), lost="end")
+    assert made[0] == Token("a", 0)
+    assert made[1] == StreamEnd(
+        1, FinishReason.ORIGIN_LOST, 1, 0, "the upstream server broke off", retryable=True
+    )
+    assert len(server.asked) == 1
+
+
+async def test_a_lost_server_is_waited_for_so_long_and_no_longer() -> None:
+    waits = Waits()
+    async with serving(answer(500, {})) as server:
+        producer = upstream(server, waits)
+        made: Any = await frames(producer, request())
+        await producer.close()
+    assert made == [
+        StreamEnd(
+            0, FinishReason.ORIGIN_LOST, 0, 0, "the upstream server answered 500", retryable=True
+        )
+    ]
+    patience = Patience()
+    assert patience.retry_s <= waits.now() <= patience.retry_s + RETRY_MAX_S
+    assert len(server.asked) == len(waits.seconds) + 1
+    ceilings = [min(RETRY_MAX_S, RETRY_MIN_S * 2**failures) for failures in range(1, 99)]
+    assert all(0 <= each <= most for each, most in zip(waits.seconds, ceilings, strict=False))
+    assert max(waits.seconds) > RETRY_MAX_S / 2
+
+
+@pytest.mark.parametrize(
+    ("header", "least_s"), [("3", 3.0), ("9" * 30, 30.0), ("soon", 0.0), ("-1", 0.0)]
+)
+async def test_a_busy_server_is_given_the_time_that_it_asks_for(
+    header: str, least_s: float
+) -> None:
+    waits = Waits()
+    async with serving(answer(429, {}, Retry_After=header), WHOLE) as server:
+        producer = upstream(server, waits)
+        assert (await frames(producer, request()))[-1] == ENDED
+        await producer.close()
+    assert least_s <= waits.now() <= max(least_s, RETRY_MIN_S * 2)
+
+
+async def test_a_server_that_makes_one_token_and_dies_again_and_again_comes_to_an_end() -> None:
+    async with serving(STREAM_HEAD + completion("x")) as server:
+        made = await asked_of(server, request(max_tokens=7))
+    assert text(made) == "x" * 7
+    assert made[-1].finish_reason is FinishReason.LENGTH
+    assert len(server.asked) == 7
+
+
+async def test_nobody_there_is_a_loss() -> None:
+    async with serving(WHOLE) as server:
+        pass  # closed again, so that nobody listens at its address
+    made = await asked_of(server, request())
+    assert made[-1].message == "the upstream server cannot be reached"
+
+
+# ---- a server that stalls ----
+
+
+def stalls_after(said: bytes) -> Script:
+    async def stall(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        await writer.drain()
+        await asyncio.Event().wait()
+
+    return stall
+
+
+@pytest.mark.parametrize("said", [b"", STREAM_HEAD, STREAM_HEAD + completion("a")])
+async def test_a_server_that_stalls_is_a_lost_one(said: bytes) -> None:
+    async with serving(stalls_after(said)) as server:
+        made = await asked_of(server, request(), patience=QUICK, lost="end")
+        assert made[-1].message == "the upstream server stalled"
+        await server.gone.wait()
+
+
+async def test_signs_of_life_are_no_tokens() -> None:
+    async def pings(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + completion("a"))
+        while not writer.is_closing():
+            writer.write(b": ping\n\n" + event({"choices": []}))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    async with serving(pings) as server:
+        made = await asked_of(server, request(), patience=QUICK, lost="end")
+    assert made[-1].message == "the upstream server stalled"
+
+
+async def test_a_stall_after_the_finish_costs_only_the_usage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("origin.producers.upstream_call.AFTER_FINISH_S", 0.05)
+    async with serving(stalls_after(STREAM_HEAD + completion("a") + finish())) as server:
+        made = await asked_of(server, request())
+    assert made == [Token("a", 0), StreamEnd(1, FinishReason.STOP, 1, 0)]
+
+
+async def test_a_cancel_closes_the_upstream_request() -> None:
+    async with serving(stalls_after(STREAM_HEAD + completion("a"))) as server:
+        producer = upstream(server)
+        async with aclosing(Production(producer, request(), 1).frames()) as made:
+            await anext(made)
+            assert not server.gone.is_set()
+        async with asyncio.timeout(10):
+            await server.gone.wait()
+        await producer.close()
+
+
+# ---- a server that says no ----
+
+
+async def test_a_refused_request_fails_with_the_servers_words() -> None:
+    said = {"error": {"message": "the prompt is too long"}}
+    async with serving(answer(400, said)) as server:
+        made = await asked_of(server, request())
+    message = "the upstream server refused the request: the prompt is too long"
+    assert made == [StreamEnd(0, FinishReason.FAILED, 0, 0, message)]
+    assert len(server.asked) == 1
+
+
+async def test_a_refused_continuation_is_a_loss() -> None:
+    said = STREAM_HEAD + chat("a"), answer(422, {"detail": "Unexpected fields"})
+    async with serving(*said) as server:
+        made = await asked_of(server, request(**CHAT))
+    assert made[-1].finish_reason is FinishReason.ORIGIN_LOST
+    assert text(made) == "a"
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        answer(200, {"choices": []}),
+        STREAM_HEAD.replace(b"Connection", b"Content-Encoding: gzip\r\nConnection"),
+        STREAM_HEAD.replace(b"event-stream", b"html"),
+        b"HTTP/1.1 abc\r\n\r\n",
+        b"\x00" * 70_000,
+    ],
+    ids=["JSON", "gzip", "HTML", "no status", "zeros"],
+)
+async def test_an_answer_that_is_no_event_stream_is_a_loss(said: bytes) -> None:
+    async with serving(said) as server:
+        made = await asked_of(server, request())
+    assert made[-1].finish_reason is FinishReason.ORIGIN_LOST
+
+
+async def test_the_fingerprint_names_the_model_and_not_the_address() -> None:
+    async with serving(WHOLE) as one, serving(WHOLE) as two:
+        first, second = upstream(one), upstream(two)
+    assert first.about == second.about
+    assert replace(first.about, name="x") != second.about

@@ -1,0 +1,244 @@
+"""The pool of KV pages against a model of it: lists and sets, no cleverness."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kernels.paged_kv import PAGE_TOKENS as KERNEL_PAGE_TOKENS
+from origin.scheduler.pages import PAGE_TOKENS, PagePool, page_key
+
+IDS = tuple(range(PAGE_TOKENS))
+
+
+def taken(pool: PagePool, count: int) -> list[int]:
+    pages = pool.take(count)
+    assert pages is not None
+    return pages
+
+
+def key(number: int) -> bytes:
+    return page_key(number.to_bytes(4), IDS, 0)
+
+
+def cached(pool: PagePool, *numbers: int) -> list[int]:
+    """Pages with these keys that were let go."""
+    pages = taken(pool, len(numbers))
+    for page, number in zip(pages, numbers, strict=True):
+        pool.publish(page, key(number))
+    pool.release(pages)
+    return pages
+
+
+def test_a_page_has_the_size_that_the_kernels_compile() -> None:
+    assert PAGE_TOKENS == KERNEL_PAGE_TOKENS
+
+
+def test_a_key_follows_from_the_page_before_the_ids_and_how_they_were_computed() -> None:
+    other = (*IDS[:-1], 99)
+    keys = [
+        page_key(b"", IDS, 64),
+        page_key(b"", IDS, 63),
+        page_key(b"", other, 64),
+        page_key(page_key(b"", IDS, 64), IDS, 64),
+        page_key(page_key(b"", other, 64), IDS, 64),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == page_key(b"", list(IDS), 64)
+    assert {len(each) for each in keys} == {32}
+
+
+@pytest.mark.parametrize("count", [0, 63, 65])
+def test_a_page_that_is_not_full_has_no_key(count: int) -> None:
+    with pytest.raises(ValueError, match="ids"):
+        page_key(b"", [1] * count, 0)
+
+
+def test_ids_beyond_32_bits_have_keys_of_their_own() -> None:
+    assert page_key(b"", [1] * 64, 0) != page_key(b"", [1 + (1 << 32)] * 64, 0)
+
+
+def test_a_pool_without_pages_is_refused() -> None:
+    with pytest.raises(ValueError, match="pages"):
+        PagePool(0)
+
+
+def test_pages_are_given_to_one_holder_each_and_come_back() -> None:
+    pool = PagePool(3)
+    pages = taken(pool, 2) + taken(pool, 1)
+    assert sorted(pages) == [0, 1, 2]
+    assert pool.free == 0
+    assert pool.take(1) is None
+    pool.release(pages)
+    assert (pool.free, pool.cached) == (3, 0)
+
+
+def test_what_cannot_be_given_whole_is_not_given_in_part() -> None:
+    pool = PagePool(2)
+    assert pool.take(3) is None
+    assert pool.free == 2
+    assert len(taken(pool, 2)) == 2
+
+
+def test_no_pages_can_be_taken_for_nothing() -> None:
+    pool = PagePool(1)
+    taken(pool, 1)
+    assert pool.take(0) == []
+
+
+def test_a_page_is_found_while_it_is_held_and_after_it_was_let_go() -> None:
+    pool = PagePool(2)
+    first = taken(pool, 1)
+    pool.publish(first[0], key(1))
+    assert pool.find([key(1)]) == first
+    assert pool.holders(first[0]) == 2
+    pool.release(first)
+    pool.release(first)
+    assert (pool.holders(first[0]), pool.cached) == (0, 1)
+    assert pool.find([key(1)]) == first
+    assert (pool.holders(first[0]), pool.cached) == (1, 0)
+
+
+def test_finding_stops_at_the_first_missing_page_and_computes_no_key_beyond_it() -> None:
+    pool = PagePool(4)
+    pages = cached(pool, 1, 2, 4)
+    asked = []
+
+    def keys() -> Iterator[bytes]:
+        for number in range(1, 6):
+            asked.append(number)
+            yield key(number)
+
+    assert pool.find(keys()) == pages[:2]
+    assert asked == [1, 2, 3]
+
+
+def test_the_page_let_go_longest_ago_is_evicted_and_of_one_sequence_the_last_first() -> None:
+    pool = PagePool(4)
+    old = cached(pool, 1, 2)
+    new = cached(pool, 3)
+    taken(pool, 1)
+    assert taken(pool, 2) == [old[1], old[0]]
+    assert pool.evicted == 2
+    assert pool.find([key(1)]) == []
+    assert pool.find([key(3)]) == new
+
+
+def test_a_page_that_was_found_and_let_go_again_is_evicted_later() -> None:
+    pool = PagePool(2)
+    _, second = cached(pool, 1) + cached(pool, 2)
+    pool.release(pool.find([key(1)]))
+    assert taken(pool, 1) == [second]
+
+
+def test_free_pages_are_used_before_cached_ones() -> None:
+    pool = PagePool(3)
+    cached(pool, 1)
+    taken(pool, 2)
+    assert (pool.evicted, pool.cached) == (0, 1)
+
+
+def test_of_two_pages_with_the_same_key_the_first_stays_and_the_other_is_free_at_once() -> None:
+    pool = PagePool(2)
+    first, second = taken(pool, 2)
+    pool.publish(first, key(1))
+    pool.publish(second, key(1))
+    pool.release([first])
+    pool.release([second])
+    assert pool.cached == 1
+    assert pool.find([key(1)]) == [first]
+
+
+def test_a_page_keeps_its_first_key() -> None:
+    pool = PagePool(1)
+    pages = taken(pool, 1)
+    pool.publish(pages[0], key(1))
+    pool.publish(pages[0], key(2))
+    assert pool.find([key(2)]) == []
+    assert pool.find([key(1)]) == pages
+
+
+def test_what_nobody_holds_can_be_neither_published_nor_let_go() -> None:
+    pool = PagePool(1)
+    with pytest.raises(ValueError, match="page 0 is held by nobody"):
+        pool.publish(0, key(1))
+    pages = taken(pool, 1)
+    pool.release(pages)
+    with pytest.raises(ValueError, match="page 0 is held by nobody"):
+        pool.release(pages)
+
+
+class Pool(RuleBasedStateMachine):
+    """Holders take, find, publish and let go; a plain account of it must agree at every moment."""
+
+    @initialize(pages=st.integers(1, 6))
+    def begin(self, pages: int) -> None:
+        self.pool = PagePool(pages)
+        self.holders: list[list[int]] = []
+        self.published: dict[bytes, int] = {}
+        self.idle: list[int] = []  # published pages that nobody holds, longest let go first
+
+    @property
+    def held(self) -> Counter[int]:
+        return Counter(page for pages in self.holders for page in pages)
+
+    @rule(count=st.integers(0, 4))
+    def take(self, count: int) -> None:
+        empty = self.pool.pages - len(self.held) - len(self.idle)
+        pages = self.pool.take(count)
+        if count > empty + len(self.idle):
+            assert pages is None
+            return
+        assert pages is not None and len(set(pages)) == count
+        assert not self.held.keys() & set(pages)
+        evicted = self.idle[: max(count - empty, 0)]
+        assert set(evicted) == set(self.idle) & set(pages)
+        del self.idle[: len(evicted)]
+        self.published = {k: page for k, page in self.published.items() if page not in evicted}
+        self.holders.append(pages)
+
+    @rule(numbers=st.lists(st.integers(0, 5), max_size=4, unique=True))
+    def find(self, numbers: list[int]) -> None:
+        expected = []
+        for number in numbers:
+            if key(number) not in self.published:
+                break
+            expected.append(self.published[key(number)])
+        assert self.pool.find(map(key, numbers)) == expected
+        self.idle = [page for page in self.idle if page not in expected]
+        self.holders.append(expected)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), number=st.integers(0, 5))
+    def publish(self, data: st.DataObject, number: int) -> None:
+        page = data.draw(st.sampled_from(sorted(self.held)))
+        self.pool.publish(page, key(number))
+        if key(number) not in self.published and page not in self.published.values():
+            self.published[key(number)] = page
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        pages = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
+        self.pool.release(pages)
+        for page in reversed(pages):
+            if page not in self.held and page in self.published.values():
+                self.idle.append(page)
+
+    @invariant()
+    def account(self) -> None:
+        held = self.held
+        assert [self.pool.holders(p) for p in range(self.pool.pages)] == [
+            held[p] for p in range(self.pool.pages)
+        ]
+        assert self.pool.free == self.pool.pages - len(held)
+        assert self.pool.cached == len(self.idle)
+
+
+TestPool = Pool.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
