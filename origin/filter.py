@@ -39,8 +39,8 @@ class Filter(Protocol):
     """What a factory gives, one per stream.
 
     It must depend on the text alone, not on how it is cut, on time or on chance: a continued
-    stream is fed its whole text once more, and must come to the same verdicts. It runs in the
-    engine's step, so every stream waits for it. An exception ends its stream as failed.
+    stream is fed its whole text once more, and must come to the same verdicts. Every stream of
+    its worker waits while it runs. An exception ends its stream as failed.
     """
 
     def check(self, text: str, last: bool) -> Verdict:
@@ -87,7 +87,7 @@ def load_filter(spec: str, field: str = "origin.filter") -> FilterFactory:
 class FilterGate:
     """One stream's text on its way through its filter; without one, everything passes.
 
-    A Transcript holds it. Once `reason` is set, nothing comes out any more.
+    A Transcript holds it, or a TextFilter. Once `reason` is set, nothing comes out any more.
     """
 
     def __init__(self, factory: FilterFactory | None) -> None:

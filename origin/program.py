@@ -29,6 +29,7 @@ def program(config: OriginConfig) -> list[str]:
         "--name": config.model_name,
         "--streams": config.text_streams,
         "--log-level": config.log_level,
+        "--filter": config.filter,
     }
     return [TEXT, *_written(flags)]
 

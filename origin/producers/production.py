@@ -5,15 +5,17 @@ Whatever the producer does, the stream gets contiguous frames and exactly one St
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 
 import structlog
 
 from ledger.errors import TailraceError
 from ledger.frame import FinishReason
+from origin.filter import FilterFactory
 from origin.producer import End, Output, Producer, Remark, Request, Resumption
 from origin.producers.framing import Framing, bad_output
+from origin.producers.text_filter import TextFilter
 
 MAX_MESSAGE_CHARS = 500
 """Of an error's text that goes into a stream."""
@@ -32,7 +34,13 @@ Numbered = tuple[int, bytes]
 class Production:
     """The frames of one stream from `request.next_index` on; logs call it by its `run`."""
 
-    def __init__(self, producer: Producer, request: Request, run: int) -> None:
+    def __init__(
+        self,
+        producer: Producer,
+        request: Request,
+        run: int,
+        filter_factory: FilterFactory | None = None,
+    ) -> None:
         self._producer = producer
         self._request = request
         self._run = run
@@ -41,6 +49,7 @@ class Production:
         # One that repeats itself counts from 0 again; what is logged already is not sent again.
         self._repeats = self._resumption is Resumption.REPEATS and not self._is_changed
         self._framing = Framing(0 if self._repeats else request.next_index)
+        self._filter = self._open_filter(filter_factory)
         self._ended = False
 
     async def frames(self) -> AsyncGenerator[Numbered, None]:
@@ -76,12 +85,28 @@ class Production:
         if is_continued and (lost := self._cannot_continue()) is not None:
             yield End(FinishReason.ORIGIN_LOST, message=lost, retryable=True)
             return
+        if self._filter is not None and self._filter.end is not None:
+            yield self._filter.end
+            return
         if is_continued and self._resumption is Resumption.CONTINUES:
             yield INEXACT
         async with aclosing(self._producer.produce(self._request)) as outputs:
             async for output in outputs:
-                yield output
-        yield End()
+                for passed in self._passed(output):
+                    yield passed
+        for passed in self._passed(End()):
+            yield passed
+
+    def _open_filter(self, factory: FilterFactory | None) -> TextFilter | None:
+        if factory is None:
+            return None
+        delivered = self._request.delivered
+        if self._resumption is Resumption.CONTINUES and delivered:
+            return TextFilter(factory, delivered, self._request.next_index)
+        return TextFilter(factory)
+
+    def _passed(self, output: Output) -> Iterable[Output]:
+        return (output,) if self._filter is None else self._filter.passed(output)
 
     def _cannot_continue(self) -> str | None:
         """Why what was lost with its worker cannot be gone on with, if it cannot."""

@@ -30,6 +30,7 @@ def text_parser() -> argparse.ArgumentParser:
     parser.add_argument("--streams", type=int, default=64, help="produced at the same time")
     parser.add_argument("--log-level", default="info", help="least level that is logged")
     parser.add_argument("--device", default="auto", help="where an embedding model runs")
+    parser.add_argument("--filter", help="MODULE:FACTORY of an origin.filter.Filter")
     choice = parser.add_mutually_exclusive_group(required=True)
     choice.add_argument("--producer", metavar="MODULE:FACTORY", help="any Python producer")
     choice.add_argument("--embed", type=Path, metavar="DIR", help="embedding or classifying model")

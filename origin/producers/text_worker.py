@@ -1,6 +1,7 @@
 """A worker process of kind `text`: one producer, served over the supervisor's Unix socket.
 
     python -m origin.producers.text_worker --socket PATH [--name NAME] [--streams 64]
+        [--filter MODULE:FACTORY]
         (--producer MODULE:FACTORY | --embed DIR | --upstream URL [--upstream-…])
 
 It answers each Ask with the frames of its stream. Like `origin.engine.worker` it ends with status 0
@@ -31,6 +32,7 @@ from pydantic import ValidationError
 from ledger.errors import CallerError, SchemaMismatch, TailraceError
 from ledger.frame import FinishReason, Hello, Tag, tag_of
 from ledger.log import configure_logging
+from origin.filter import FilterFactory, load_filter
 from origin.producer import End, Producer, Request
 from origin.producers.production import Numbered, Production
 from origin.producers.text_program import Progress, open_producer, text_parser
@@ -78,8 +80,15 @@ class Answer:
 class TextWorker:
     """The streams of one connection. `streams` of them are produced at a time; others wait."""
 
-    def __init__(self, producer: Producer, writer: asyncio.StreamWriter, streams: int) -> None:
+    def __init__(
+        self,
+        producer: Producer,
+        writer: asyncio.StreamWriter,
+        streams: int,
+        filter_factory: FilterFactory | None = None,
+    ) -> None:
         self._producer = producer
+        self._filter_factory = filter_factory
         self._writer = writer
         self._turns = asyncio.Semaphore(streams)
         self._most = streams + MAX_WAITING_STREAMS
@@ -128,7 +137,8 @@ class TextWorker:
         except ValidationError as error:
             raise CallerError(f"an Ask with a foreign recipe: {error}", field="recipe") from error
         request = Request(recipe, ask.delivered, ask.next_index)
-        answer = Answer(run, Production(self._producer, request, run))
+        production = Production(self._producer, request, run, self._filter_factory)
+        answer = Answer(run, production)
         if len(self._answers) < self._most:
             answer.producing = asyncio.create_task(self._produce(answer))
         self._answers[run] = answer
@@ -203,12 +213,13 @@ async def _serve(options: argparse.Namespace, orders: Orders, writer: asyncio.St
     if hello is None:
         return
     _check_hello(*hello)
+    filter_factory = load_filter(options.filter) if options.filter else None
     coming = asyncio.ensure_future(_next(orders))
     try:
         producer = await _open(options, writer, coming)
         if producer is None:
             return
-        worker = TextWorker(producer, writer, options.streams)
+        worker = TextWorker(producer, writer, options.streams, filter_factory)
         sending = asyncio.create_task(worker.send())
         try:
             while (order := await coming) is not None:

@@ -44,6 +44,11 @@ def test_what_is_said_about_an_upstream_server_reaches_the_worker() -> None:
     assert (options.upstream_first_token_s, options.upstream_between_tokens_s) == (7.0, 30.0)
 
 
+def test_a_filter_is_for_every_kind_of_worker() -> None:
+    assert parsed(producer="a.b:c", filter="a.b:d").filter == "a.b:d"
+    assert parsed(upstream=URL).filter is None
+
+
 def test_the_name_is_the_producers_unless_one_is_given() -> None:
     assert parsed(producer="a.b:c").name is None
     assert parsed(producer="a.b:c", model_name="mine").name == "mine"

@@ -31,6 +31,7 @@ from origin.worker_frame import (
     decode,
     encode,
 )
+from tests.origin.blocked_phrase import MESSAGE
 from tests.origin.producers.asked import recipe
 from tests.origin.producers.text_producers import Endless
 
@@ -240,6 +241,28 @@ async def test_a_producer_that_raises_costs_only_its_own_stream(tmp_path: Path) 
         assert status == 0
         assert "producer.failed" in errors
         assert "secret" in errors
+
+
+async def test_a_filter_ends_a_producers_stream_before_the_phrase(tmp_path: Path) -> None:
+    flags = f"--producer={ECHO}", "--filter=tests.origin.blocked_phrase:make"
+    async with worker(tmp_path, *flags) as it:
+        await it.greet()
+        it.ask(1, "to the secret hill and on")
+        it.ask(2, "to the secret garden")
+        made = await it.frames(1)
+        assert "".join(each.text for each in made[:-1]) == "to the "
+        assert made[-1] == StreamEnd(5, FinishReason.FILTERED, len(made) - 1, 0, MESSAGE)
+        made = await it.frames(2)
+        assert "".join(each.text for each in made[:-1]) == "to the secret garden "
+        assert made[-1].finish_reason is FinishReason.STOP
+
+
+async def test_a_filter_that_cannot_be_made_is_named_on_stderr(tmp_path: Path) -> None:
+    async with worker(tmp_path, f"--producer={ECHO}", "--filter=no_such_module:make") as it:
+        it.send(HELLO)
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await it.process.wait() == 1
+        assert "cannot import no_such_module" in await it.errors()
 
 
 async def test_a_recipes_notices_come_first_and_once(tmp_path: Path) -> None:
