@@ -23,7 +23,8 @@ CLASSES = tuple(priority.word for priority in Priority)
 
 _GAUGES = {
     "batch_limit": ("batch_limit_tokens", "Tokens that a step may take now"),
-    "row_limit": ("row_limit_rows", "Rows of decoding that a step may have now"),
+    "row_limit": ("row_limit_rows", "Rows of decoding for which runs are started now"),
+    "turn_limit": ("turn_limit_rows", "Rows of a step beyond which less urgent runs take turns"),
     "pages": ("kv_cache_pages", "Pages of the KV cache"),
     "pages_free": ("kv_cache_pages_free", "Pages that are free or can be evicted"),
 }

@@ -18,7 +18,7 @@ from ledger.frame import Tag as ClientTag
 from ledger.splitter import FrameSplitter
 
 # The first 8 bytes of SHA-256 over the canonical text of origin/worker.bare.
-SCHEMA_HASH = bytes.fromhex("d90c85a794249dd8")
+SCHEMA_HASH = bytes.fromhex("d98af735612237fb")
 
 # A prompt of 2^20 tokens, at most 3 bytes each, fits; so does a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 4 << 20
@@ -79,17 +79,18 @@ class Step:
 class Load:
     """How busy the engine is; counts without another word are of the worker's life so far.
 
-    waiting, running: runs now, by priority class. batch_limit, row_limit: tokens, and rows of
-    decoding, that a step may take now.
-    pages, pages_free: of the KV cache, now; free ones may hold a reusable prefix. step_us: time of
-    the last step. prompt_tokens: prefilled; reused_tokens: found in the cache instead.
-    drafted, accepted: tokens of speculative decoding.
+    waiting, running: runs now, by priority class. batch_limit: tokens that a step may take now;
+    row_limit: rows of decoding for which runs are started; turn_limit: rows of a step beyond which
+    less urgent classes take turns. pages, pages_free: of the KV cache, now; free ones may hold a
+    reusable prefix. step_us: time of the last step. prompt_tokens: prefilled; reused_tokens: found
+    in the cache instead. drafted, accepted: tokens of speculative decoding.
     """
 
     waiting: tuple[Uint, ...]
     running: tuple[Uint, ...]
     batch_limit: Uint
     row_limit: Uint
+    turn_limit: Uint
     pages: Uint
     pages_free: Uint
     step_us: Uint

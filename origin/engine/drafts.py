@@ -3,7 +3,7 @@
 The engine decodes the rows [last, d1 .. dk] in one step and draws at each of their positions with
 the run's own seed (and, under a grammar, the mask there). What was drawn counts; the drafts only
 say how many of the draws were drawn from the right row. So drafts never change a text, and a
-drafter may be as wrong or as forgetful as it likes: a continuation starts a new one.
+drafter may be as wrong or as forgetful as it likes: of a continuation it knows nothing.
 (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2023, accept by
 chance; here a draw is a function of row, seed and position, so equality is enough.)
 """
@@ -11,7 +11,8 @@ chance; here a draw is a function of row, seed and position, so equality is enou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from kernels.sampler import Sampling
 from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Model, Piece
@@ -25,28 +26,37 @@ NGRAM_TOKENS = (4, 2)
 LOOKUP_TOKENS = 16 * 1024
 """How far back prompt lookup surely remembers; at most twice as far."""
 CATCH_UP_TOKENS = 512
-"""Known tokens that a draft model takes in per step before it proposes anything."""
+"""Known tokens of all runs that a draft model takes in per step; a run that lacks more proposes
+nothing yet."""
 
 
 _GREEDY = Sampling()
 
 
+class Asked(NamedTuple):
+    """At most `limit` ids that may follow `ids`, a run's prompt and generated tokens, are wanted.
+
+    A run's `ids` only ever grow from step to step; it is the list itself, no copy of it.
+    """
+
+    run: int
+    ids: Sequence[int]
+    limit: int
+
+
 class Drafter(Protocol):
-    """Guesses of one run. Per step: `propose`, verify, `learn`; at the run's end `release`."""
+    """Guesses of all runs of an engine. Per step: `propose`, verify, and `learn` for each run."""
 
-    def propose(self, ids: Sequence[int], limit: int) -> Sequence[int]:
-        """At most `limit` ids that may follow `ids`, the run's prompt and generated tokens.
-
-        `ids` only ever grows from call to call; pass the list itself, no copy of it.
-        """
+    def propose(self, asked: Sequence[Asked]) -> list[Sequence[int]]:
+        """Guesses for each that is asked for, of different runs."""
         ...
 
-    def learn(self, drafted: int, accepted: int) -> None:
-        """So many of the last proposal were verified, and so many of them were right."""
+    def learn(self, run: int, drafted: int, accepted: int) -> None:
+        """So many of the run's last proposal were verified, and so many of them were right."""
         ...
 
-    def release(self) -> None:
-        """The run has ended, or is preempted: give back what is shared. It can go on later."""
+    def release(self, run: int) -> None:
+        """The run has ended, or is preempted, and then may come back: forget it."""
         ...
 
 
@@ -85,11 +95,30 @@ class PromptLookup:
 
     A. Saxena, Prompt Lookup Decoding, 2023 (https://github.com/apoorvumang/prompt-lookup-decoding).
     Every token is indexed once, so that a call costs as much as there are new tokens, and of a
-    long prompt only the last LOOKUP_TOKENS. At most about 10 MB of memory.
+    long prompt only the last LOOKUP_TOKENS. At most about 10 MB of memory for a run.
     """
 
     def __init__(self) -> None:
-        self._length = DraftLength()
+        self._texts: dict[int, _Text] = {}
+
+    def propose(self, asked: Sequence[Asked]) -> list[Sequence[int]]:
+        return [self._text(each.run).propose(each.ids, each.limit) for each in asked]
+
+    def learn(self, run: int, drafted: int, accepted: int) -> None:
+        self._text(run).length.learn(drafted, accepted)
+
+    def release(self, run: int) -> None:
+        self._texts.pop(run, None)
+
+    def _text(self, run: int) -> _Text:
+        return self._texts.setdefault(run, _Text())
+
+
+class _Text:
+    """One run's, indexed."""
+
+    def __init__(self) -> None:
+        self.length = DraftLength()
         # An n-gram -> where its last follower is: of the last tokens, and of those before.
         self._recent: dict[tuple[int, ...], int] = {}
         self._older: dict[tuple[int, ...], int] = {}
@@ -97,7 +126,7 @@ class PromptLookup:
 
     def propose(self, ids: Sequence[int], limit: int) -> Sequence[int]:
         self._index(ids)
-        limit = min(limit, self._length.tokens)
+        limit = min(limit, self.length.tokens)
         if limit < 1:
             return ()
         for size in NGRAM_TOKENS:
@@ -106,12 +135,6 @@ class PromptLookup:
             if at is not None:
                 return _going_on(ids, at, limit)
         return ()
-
-    def learn(self, drafted: int, accepted: int) -> None:
-        self._length.learn(drafted, accepted)
-
-    def release(self) -> None:
-        """Nothing is shared."""
 
     def _index(self, ids: Sequence[int]) -> None:
         for follower in range(max(self._indexed, len(ids) - LOOKUP_TOKENS), len(ids)):
@@ -132,69 +155,133 @@ def _going_on(ids: Sequence[int], at: int, limit: int) -> list[int]:
 class DraftModel:
     """Drafts of a smaller model with the same tokenizer, greedy, in its own KV cache.
 
-    One per run; `model` and `pool` are shared by all, and the pool's pages are the draft model's.
-    Where the pool has no pages left, it proposes nothing. Each draft of each run is a forward of
-    its own: worth it where few runs share a large model.
+    `pool` is of the draft model's pages; a run for which it has none left gets no proposal. The
+    next draft of all runs is one batch, so that a step's drafts are as many batches as the
+    longest proposal has tokens, however many runs there are.
     """
 
     def __init__(self, model: Model, pool: PagePool) -> None:
         self._model = model
         self._pool = pool
-        self._length = DraftLength()
-        self._pages: list[int] = []
-        self._cached: list[int] = []  # the ids whose keys and values are in the pages
+        self._caches: dict[int, _DraftCache] = {}
 
-    def propose(self, ids: Sequence[int], limit: int) -> Sequence[int]:
-        room = self._model.config.context - len(ids)
-        limit = min(limit, self._length.tokens, room)
-        if limit < 1 or not self._has_pages(len(ids) + limit):
-            return ()
-        self._forget_rejected(ids)
-        drafts: list[int] = []
-        if not self._catch_up(ids):
-            return drafts
-        token = ids[-1]
-        for position in range(len(ids), len(ids) + limit):
-            hidden = self._model.forward([self._piece([token], prefill=False)])
-            token = self._model.draw(hidden, [Draw(_GREEDY, position)])[0].token
-            if token < 0:
-                break
-            drafts.append(token)
-        return drafts
+    def propose(self, asked: Sequence[Asked]) -> list[Sequence[int]]:
+        drafting = [self._begin(each) for each in asked]
+        self._catch_up([each for each in drafting if each is not None])
+        going = [each for each in drafting if each is not None and each.is_caught_up]
+        while going:
+            hidden = self._model.forward([each.next_row() for each in going])
+            drawn = self._model.draw(hidden, [Draw(_GREEDY, each.position) for each in going])
+            for each, draft in zip(going, drawn, strict=True):
+                each.take(draft.token)
+            going = [each for each in going if not each.is_done]
+        return [() if each is None else each.drafts for each in drafting]
 
-    def learn(self, drafted: int, accepted: int) -> None:
-        self._length.learn(drafted, accepted)
+    def learn(self, run: int, drafted: int, accepted: int) -> None:
+        self._cache(run).length.learn(drafted, accepted)
 
-    def release(self) -> None:
-        self._pool.release(self._pages)
-        self._pages, self._cached = [], []
+    def release(self, run: int) -> None:
+        cache = self._caches.pop(run, None)
+        if cache is not None:
+            self._pool.release(cache.pages)
 
-    def _forget_rejected(self, ids: Sequence[int]) -> None:
-        """Go back to where the cache holds other tokens than `ids`: drafts that were wrong."""
-        common = min(len(self._cached), len(ids) - 1)
-        right = max(0, common - MAX_DRAFT_TOKENS)  # no drafts of the last call lie before
-        while right < common and self._cached[right] == ids[right]:
-            right += 1
-        del self._cached[right:]
+    def _cache(self, run: int) -> _DraftCache:
+        return self._caches.setdefault(run, _DraftCache())
 
-    def _catch_up(self, ids: Sequence[int]) -> bool:
-        """Push all known ids but the last; false where they are more than a step may push."""
-        known = len(ids) - 1
-        until = min(known, len(self._cached) + CATCH_UP_TOKENS)
-        while (start := len(self._cached)) < until:
-            in_chunk = start % PREFILL_CHUNK_TOKENS
-            end = min(start + PREFILL_CHUNK_TOKENS - in_chunk, until)
-            self._model.forward([self._piece(ids[start:end], prefill=not in_chunk)])
-        return until == known
+    def _begin(self, asked: Asked) -> _Drafting | None:
+        """None where nothing can be drafted."""
+        cache, known = self._cache(asked.run), len(asked.ids)
+        limit = min(asked.limit, cache.length.tokens, self._model.config.context - known)
+        if limit < 1 or not self._has_pages(cache, known + limit):
+            return None
+        cache.forget_rejected(asked.ids)
+        return _Drafting(cache, asked.ids, limit)
 
-    def _piece(self, ids: Sequence[int], prefill: bool) -> Piece:
-        """The ids after those in the cache, which has them then."""
-        start = len(self._cached)
-        self._cached += ids
-        return Piece(ids, start, self._pages, prefill)
+    def _catch_up(self, drafting: Sequence[_Drafting]) -> None:
+        """Push all known ids but the last of each run, as many as a step may push."""
+        room = CATCH_UP_TOKENS
+        while room > 0:
+            pieces: list[Piece] = []
+            for each in drafting:
+                more = each.missing_piece(room)
+                if more is not None:
+                    pieces.append(more)
+                    room -= len(more.ids)
+            if not pieces:
+                return
+            self._model.forward(pieces)
 
-    def _has_pages(self, tokens: int) -> bool:
-        missing = -(-tokens // PREFILL_CHUNK_TOKENS) - len(self._pages)
+    def _has_pages(self, cache: _DraftCache, tokens: int) -> bool:
+        missing = -(-tokens // PREFILL_CHUNK_TOKENS) - len(cache.pages)
         more = self._pool.take(missing) if missing > 0 else []
-        self._pages += more or []
+        cache.pages += more or []
         return more is not None
+
+
+@dataclass(slots=True)
+class _DraftCache:
+    """What one run has in the draft model's pages: the keys and values of the `cached` ids."""
+
+    length: DraftLength = field(default_factory=DraftLength)
+    pages: list[int] = field(default_factory=list)
+    cached: list[int] = field(default_factory=list)
+
+    def forget_rejected(self, ids: Sequence[int]) -> None:
+        """Go back to where the cache holds other tokens than `ids`: drafts that were wrong."""
+        common = min(len(self.cached), len(ids) - 1)
+        right = max(0, common - MAX_DRAFT_TOKENS)  # no drafts of the last call lie before
+        while right < common and self.cached[right] == ids[right]:
+            right += 1
+        del self.cached[right:]
+
+    def piece(self, ids: Sequence[int], *, prefill: bool) -> Piece:
+        """The ids after those in the cache, which has them then."""
+        start = len(self.cached)
+        self.cached += ids
+        return Piece(ids, start, self.pages, prefill)
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """One run's proposal, while it grows to `limit` drafts."""
+
+    cache: _DraftCache
+    ids: Sequence[int]
+    limit: int
+    drafts: list[int] = field(default_factory=list)
+    broken: bool = False
+
+    @property
+    def is_caught_up(self) -> bool:
+        return len(self.cache.cached) == len(self.ids) - 1
+
+    @property
+    def is_done(self) -> bool:
+        return self.broken or len(self.drafts) == self.limit
+
+    @property
+    def position(self) -> int:
+        return len(self.ids) + len(self.drafts)
+
+    def missing_piece(self, room: int) -> Piece | None:
+        """Known ids up to the end of their page; None where there is no room, or none is missing.
+
+        What begins in a page that is not full is rows, and what begins with a page is a chunk.
+        """
+        start = len(self.cache.cached)
+        in_chunk = start % PREFILL_CHUNK_TOKENS
+        end = min(start + PREFILL_CHUNK_TOKENS - in_chunk, len(self.ids) - 1)
+        if not start < end <= start + room:
+            return None
+        return self.cache.piece(self.ids[start:end], prefill=not in_chunk)
+
+    def next_row(self) -> Piece:
+        """Of the last known token, or the last draft."""
+        last = self.drafts[-1] if self.drafts else self.ids[-1]
+        return self.cache.piece([last], prefill=False)
+
+    def take(self, token: int) -> None:
+        """What was drawn from it; below 0 where it was no number."""
+        self.broken = token < 0
+        if not self.broken:
+            self.drafts.append(token)

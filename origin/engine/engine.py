@@ -8,7 +8,7 @@ batch for the model, and all that it produced is one Step for the ledger.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from tokenizers import Tokenizer
@@ -18,7 +18,7 @@ from ledger.errors import CallerError, Conflict, Overloaded, TailraceError, TooL
 from ledger.frame import FinishReason, Priority
 from origin.engine.generation import NOT_A_NUMBER, Generation, Surroundings, refuse
 from origin.logged_ids import plain_ids
-from origin.models.model import Draw, Drawn, Model, Piece
+from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Model, Piece
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PagePool
 from origin.scheduler.plan import Plan, Work
@@ -132,13 +132,15 @@ class Engine:
 
     # ---- a step ----
 
-    def _propose(self, run_id: int, most: int) -> Sequence[int]:
-        return self._generations[run_id].propose(most)
+    def _propose(self, wanted: Sequence[tuple[int, int]]) -> list[Sequence[int]]:
+        """Guesses for (run, at most so many); none for runs that are not guessed."""
+        assert self._around.drafter is not None
+        asked = [self._generations[run_id].asked(most) for run_id, most in wanted]
+        found = iter(self._around.drafter.propose([each for each in asked if each is not None]))
+        return [() if each is None else next(found) for each in asked]
 
     def _carry_out(self, plan: Plan) -> list[Emission]:
-        hidden = self._model.forward(
-            [Piece(work.ids, work.start, work.pages, work.prefill) for work in plan.work]
-        )
+        hidden = self._model.forward([piece for work in plan.work for piece in _pieces(work)])
         emissions = self._fail_broken(plan, hidden)
         drawing, rows = self._draws(plan, emissions)
         draws = [draw for _, some in drawing for draw in some]
@@ -196,3 +198,10 @@ class Engine:
                     rows += range(first + known - 1, first + known - 1 + len(draws))
             first += len(work.ids)
         return drawing, rows
+
+
+def _pieces(work: Work) -> Iterator[Piece]:
+    """Each chunk of a prompt is a piece of its own; rows are one."""
+    most = PREFILL_CHUNK_TOKENS if work.prefill else len(work.ids)
+    for at in range(0, len(work.ids), most):
+        yield Piece(work.ids[at : at + most], work.start + at, work.pages, work.prefill)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.sampler import Sampling
 from ledger.errors import CallerError
 from ledger.frame import FinishReason, FormatKind, TokenScores
-from origin.engine.drafts import Drafter, accepted
+from origin.engine.drafts import Asked, Drafter, accepted
 from origin.engine.grammar import GrammarCompiler, OutputGrammar
 from origin.engine.scores import Scorer
 from origin.engine.transcript import Transcript
@@ -35,8 +35,8 @@ class Surroundings:
     vocab: int
     """Ids of the model's logits, of which the tokenizer may know fewer."""
     filter_factory: FilterFactory | None = None
-    drafter: Callable[[], Drafter] | None = None
-    """Makes one per run for speculative decoding; None for none."""
+    drafter: Drafter | None = None
+    """Of speculative decoding; None for none."""
     vocabulary: Vocabulary = field(init=False)
     scorer: Scorer = field(init=False)
     _grammars: GrammarCompiler | None = field(default=None, init=False)
@@ -60,6 +60,7 @@ class Generation:
     """
 
     def __init__(self, run_id: int, run: Run, around: Surroundings) -> None:
+        self._run_id = run_id
         self._run = run
         self._around = around
         self._sampling = Sampling(
@@ -74,8 +75,7 @@ class Generation:
         self._grammar = self._start_grammar()
         self._counts = self._count()
         # Penalties change with every token, so such a run has no guesses.
-        make = around.drafter if self._counts is None else None
-        self._drafter = make() if make is not None else None
+        self._drafter = around.drafter if self._counts is None else None
 
     @property
     def ended(self) -> bool:
@@ -90,9 +90,9 @@ class Generation:
         """Once, first: what the stream lacks of what its generated ids give."""
         return self._transcript.resume() + self._end_if_finished()
 
-    def propose(self, most: int) -> Sequence[int]:
-        """Guesses of the next tokens."""
-        return () if self._drafter is None else self._drafter.propose(self._known, most)
+    def asked(self, most: int) -> Asked | None:
+        """What the drafter is asked for: at most so many guesses of the next tokens."""
+        return None if self._drafter is None else Asked(self._run_id, self._known, most)
 
     def draws(self, drafts: Sequence[int]) -> list[Draw]:
         """What to draw from the row of the last known token, and from those of its drafts."""
@@ -118,7 +118,7 @@ class Generation:
             if self.ended:
                 break
         if self._drafter is not None:
-            self._drafter.learn(len(drafts), max(0, len(taken) - 1))
+            self._drafter.learn(self._run_id, len(drafts), max(0, len(taken) - 1))
         return taken, emissions
 
     def steer(self, ids: Sequence[int]) -> tuple[Sequence[int], list[Emission]]:
@@ -138,7 +138,7 @@ class Generation:
     def release(self) -> None:
         """It has ended, or lost its pages: give back what is shared with other runs."""
         if self._drafter is not None:
-            self._drafter.release()
+            self._drafter.release(self._run_id)
 
     def _take(self, drawn: Drawn) -> list[Emission]:
         if drawn.token < 0:

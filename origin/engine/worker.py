@@ -182,7 +182,7 @@ def _surroundings(link: Link, model: Model, options: argparse.Namespace) -> Surr
     )
 
 
-def _drafter(link: Link, model: Model, options: argparse.Namespace) -> Callable[[], Drafter] | None:
+def _drafter(link: Link, model: Model, options: argparse.Namespace) -> Drafter | None:
     """What guesses tokens: another model, the text itself, or nothing."""
     if options.draft_model is not None:
         small = _load(link, options.draft_model, options)
@@ -192,9 +192,8 @@ def _drafter(link: Link, model: Model, options: argparse.Namespace) -> Callable[
                 field=str(options.draft_model),
                 hint="both need the same tokenizer",
             )
-        pool = PagePool(small.pages)
-        return lambda: DraftModel(small, pool)
-    return PromptLookup if options.prompt_lookup else None
+        return DraftModel(small, PagePool(small.pages))
+    return PromptLookup() if options.prompt_lookup else None
 
 
 def _limits(options: argparse.Namespace) -> Limits:

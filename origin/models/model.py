@@ -111,11 +111,13 @@ class Model(Protocol):
     """Pages of PAGE_TOKENS positions, 0 .. pages-1; who holds which is the caller's business."""
 
     def forward(self, pieces: Sequence[Piece]) -> Tensor:
-        """Push a batch of pieces, each of another sequence; returns hidden rows, in order.
+        """Push a batch of pieces; returns hidden rows, in order.
 
-        fp32 [tokens of all pieces, H]; the next call may overwrite them. Raises TooLarge for a
-        piece that the context or its block table has no room for, and ValueError for one that
-        is empty, for a chunk that is no chunk, and for a page or an id that is not there.
+        Each piece is of another sequence, but for chunks of one prompt, which may follow one
+        another. fp32 [tokens of all pieces, H]; the next call may overwrite them. Raises
+        TooLarge for a piece that the context or its block table has no room for, and ValueError
+        for one that is empty, for a chunk that is no chunk, and for a page or an id that is not
+        there.
         """
         ...
 

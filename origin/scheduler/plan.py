@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-Drafts = Callable[[int, int], Sequence[int]]
-"""drafts(run, most): the ids, at most so many, that the run's next ones are guessed to be."""
+Drafts = Callable[[Sequence[tuple[int, int]]], Sequence[Sequence[int]]]
+"""drafts([(run, most), …]): for each the ids, at most so many, that come next by its guess."""
 
 
 class Work(NamedTuple):
@@ -21,7 +21,7 @@ class Work(NamedTuple):
     pages: Sequence[int]
     """The run's block table, covering start + len(ids) positions. Valid until `Scheduler.done`."""
     prefill: bool
-    """A chunk of the prompt (at most PAGE_TOKENS, start a multiple of it), or rows of decoding."""
+    """Chunks of the prompt, which begin at multiples of PAGE_TOKENS, or rows of decoding."""
     drafts: int
     """How many of the last `ids` are guesses."""
     draws: bool
@@ -37,6 +37,8 @@ class Plan:
     preempted: tuple[int, ...] = ()
     full: bool = False
     """The limit on the step's tokens left something out."""
+    skipped: bool = False
+    """Runs of less urgent classes stood still, so that the most urgent ones are in time."""
 
     @property
     def rows(self) -> int:

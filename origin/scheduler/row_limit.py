@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 DECREASE_DIVISOR = 8
-IN_TIME_STEPS = 32
-"""In time one after the other, before the limit is raised by one row."""
 MEAN_GAIN = 1 / 8
 
 
 class RowLimit:
     """Additive increase, multiplicative decrease, as of `BatchLimit`, in rows instead of tokens.
 
-    Tokens of prompts can wait for the next step, and `BatchLimit` sees to that; the row of a
-    decoding run cannot, or its reader waits twice as long. So where rows make steps late, fewer
-    runs are to be decoded at a time, and the others wait in their queues. Nobody is preempted
-    for it: a lowered limit comes about as runs end, which may take long, and is not lowered
-    again before. So it begins with the `least`, and rises quickly only while steps last less
-    than half of the target.
+    It is raised by a row after `patience` steps in time, one after the other, and quickly only
+    while steps last less than half of the target; it begins with the `least`. A lowered limit may
+    take long to come about, if it does as runs end, and is not lowered again before.
 
     Fewer rows are not always quicker. Where a step with hardly a row in it is late already (its
     time is that of reading the weights), there would only be fewer of them: it rises then, too.
     """
 
-    def __init__(self, least: int, most: int, seconds: float) -> None:
+    def __init__(self, least: int, most: int, seconds: float, patience: int) -> None:
         self._least = least
         self._most = most
         self._seconds = seconds
+        self._patience = patience
         self._alone: dict[bool, float] = {}  # mean seconds with `least` rows or fewer, by `chunks`
         self._in_time = 0
         self.rows = least
@@ -50,7 +46,7 @@ class RowLimit:
 
     def _rise(self, *, quickly: bool) -> None:
         self._in_time += 1
-        if quickly or self._in_time >= IN_TIME_STEPS:
+        if quickly or self._in_time >= self._patience:
             self._in_time = 0
             more = max(self.rows // DECREASE_DIVISOR, 1) if quickly else 1
             self.rows = min(self._most, self.rows + more)

@@ -38,9 +38,10 @@ EXPECTATION_GAIN = 1 / 8
 class RunTable:
     """Waiting runs by class, in order of arrival, and at most `most` running ones.
 
-    `enough` may change. Where so many run, only a class that runs less than its share of them
-    starts another: a step is a little longer then, until some run ends, which costs less than
-    to preempt that one and compute it again.
+    `enough`, at most that, may change. A run starts while fewer than that run that are as urgent
+    as it, or more: the less urgent ones take turns and hold up nobody. So does a run of a class
+    that runs less than its share of `enough`: that makes steps a little longer, until some run
+    ends, which costs less than to preempt that one and compute it again.
     """
 
     def __init__(self, pool: PagePool, queue: FairQueue, most: int) -> None:
@@ -119,13 +120,15 @@ class RunTable:
         if run.run in self.preempted:
             return False
         counts = Counter(other.priority for other in self.running.values())
-        behind = counts[run.priority] < self._share(run.priority)
-        most = self._most if behind else min(self.enough, self._most)
+        behind = counts[run.priority] < self.share(run.priority)
+        before = sum(count for priority, count in counts.items() if priority <= run.priority)
+        if before >= self.enough and not behind:
+            return False
         losers = self._losers(run, tags, counts) if behind else []
-        if not losers and not self._has_room(1, most, []):
+        if not losers and not self._has_room(1, []):
             return False
         found = self._pool.find(run.reusable_keys())
-        pages = self._make_room(pages_for(len(run.ids)) - len(found), most, losers)
+        pages = self._make_room(pages_for(len(run.ids)) - len(found), losers)
         if pages is None:
             self._pool.release(found)
             return False
@@ -136,21 +139,21 @@ class RunTable:
         self.reused_tokens += run.cached
         return True
 
-    def _make_room(self, count: int, most: int, losers: list[ScheduledRun]) -> list[int] | None:
+    def _make_room(self, count: int, losers: list[ScheduledRun]) -> list[int] | None:
         """So many pages for a run that starts, in the place of as few losers as that takes."""
         chosen: list[ScheduledRun] = []
         for loser in losers:
-            if self._has_room(count, most, chosen):
+            if self._has_room(count, chosen):
                 break
             chosen.append(loser)
-        if not self._has_room(count, most, chosen):
+        if not self._has_room(count, chosen):
             return None
         for loser in chosen:
             self._preempt(loser)
         return self._pool.take(count)  # None where the losers' pages were shared with others
 
-    def _has_room(self, count: int, most: int, without: list[ScheduledRun]) -> bool:
-        slots = len(self.running) - len(without) < most
+    def _has_room(self, count: int, without: list[ScheduledRun]) -> bool:
+        slots = len(self.running) - len(without) < self._most
         return slots and self._fits(count, without)
 
     def _fits(self, count: int, without: list[ScheduledRun]) -> bool:
@@ -168,17 +171,17 @@ class RunTable:
         for priority in sorted(tags, key=lambda p: (-tags[p], -p)):
             if priority <= run.priority or tags[priority] <= tags[run.priority]:
                 continue
-            spare = max(counts[priority] - self._share(priority), 0)
+            spare = max(counts[priority] - self.share(priority), 0)
             others = [
                 o for o in self.running.values() if o.priority is priority and o is not senior
             ]
             losers += sorted(others, key=_sequence, reverse=True)[:spare]
         return losers
 
-    def _share(self, priority: Priority) -> int:
-        """Of the running runs, when all classes want more."""
+    def share(self, priority: Priority) -> int:
+        """Of the running runs, and of a step's rows, when all classes want more."""
         weights = self._queue.weights
-        return min(self.enough, self._most) * weights[priority] // sum(weights.values())
+        return self.enough * weights[priority] // sum(weights.values())
 
     # ---- growing ----
 

@@ -73,10 +73,9 @@ class ScheduledRun:
         """Only the last known token is not cached, and it was generated."""
         return len(self.ids) - self.cached == 1 and self.cached >= self.prompt
 
-    @property
-    def chunk_end(self) -> int:
-        """Where the next chunk of the prompt ends: at a multiple of PAGE_TOKENS, or with it."""
-        return min(self.prompt, (self.cached // PAGE_TOKENS + 1) * PAGE_TOKENS)
+    def chunk_end(self, start: int) -> int:
+        """Where the prompt's chunk at `start` ends: at a multiple of PAGE_TOKENS, or with it."""
+        return min(self.prompt, (start // PAGE_TOKENS + 1) * PAGE_TOKENS)
 
     @property
     def reusable_pages(self) -> int:

@@ -4,12 +4,13 @@ Continuous batching (Yu et al. 2022, Orca) with chunked prefill (Agrawal et al. 
 Sarathi-Serve) over the pages of one KV cache. One rule gives prefill, replay and decode: while a
 run's prompt is not cached, the next chunk of it; then rows for the known tokens that are not.
 
-A step is filled in this order, up to its limits of tokens (`batch_limit.py`) and of rows
-(`row_limit.py`), which also says how many runs hold pages:
+A step is filled in this order, up to its limits of tokens and of rows (`step_limits.py`):
 
 1. One row for each decoding run, but for PAGE_TOKENS tokens that are kept back while any run
    has catching up to do: a long prompt slows its neighbours and never stops them, nor they it.
-2. Chunks of prompts, and rows of continued runs, at most one Work for each run.
+   Where so many rows make steps late, the runs of all but the most urgent class take turns.
+2. Of each run that has to catch up a chunk of its prompt, or known rows; then of each whose prompt
+   is longer the next chunk, and so on.
 3. Guesses of speculative decoding, with what is left: they never displace work.
 
 Within 1 and 2 weighted fair queueing (`fair_queue.py`) decides between the classes. In a class
@@ -18,23 +19,19 @@ decoding runs take turns, and all else is first come, first served.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import count
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count, islice
 
 from ledger.errors import Conflict, Overloaded, TooLarge
 from ledger.schema import Priority
-from origin.scheduler.batch_limit import BatchLimit
 from origin.scheduler.fair_queue import FairQueue
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PAGE_TOKENS, PagePool
 from origin.scheduler.plan import Drafts, Plan, Work, rows_of
-from origin.scheduler.row_limit import RowLimit
 from origin.scheduler.run_table import RunTable
 from origin.scheduler.scheduled_run import ScheduledRun, pages_for
+from origin.scheduler.step_limits import StepLimits
 from origin.worker_frame import Load
-
-AIM = 0.85
-"""Of the time that a step may take: what the limits aim at is passed now and then."""
 
 
 class Scheduler:
@@ -49,13 +46,10 @@ class Scheduler:
         self._limits = limits = limits or Limits()
         self._queue = FairQueue()
         self._table = RunTable(pool, self._queue, limits.running)
-        self._target = target = limits.step_seconds * AIM
-        self._limit = BatchLimit(limits.step_tokens_least, limits.step_tokens_most, target)
-        most = max(limits.running + limits.replay_rows, limits.step_rows_least)
-        self._row_limit = RowLimit(limits.step_rows_least, most, target)
+        self._step = StepLimits(limits)
         self._runs: dict[int, ScheduledRun] = {}
         self._sequence = count()
-        self._turns = count(1)
+        self._clock = count(1)
         self._step_us = 0
         self._tokens = self._prompt_tokens = self._preemptions = 0
         self._drafted = self._accepted = 0
@@ -118,25 +112,26 @@ class Scheduler:
         """The next step. Its work is empty only if no run has anything to do."""
         table = self._table
         table.begin_step()
-        table.enough = self._row_limit.rows
+        table.enough = self._step.started
         table.start()
         works: dict[int, Work] = {}
-        room = self._limit.tokens
+        room = self._step.tokens
         catching = [r for r in table.running.values() if r.missing and not r.decoding]
-        full = self._decode(works, room - PAGE_TOKENS if catching else room)
+        in_time = self._step.rows_in_time(chunks=any(run.prefilling for run in catching))
+        full, skipped = self._decode(works, room - PAGE_TOKENS if catching else room, in_time)
         room -= len(works)
         rows = len(works)
         held: set[int] = set()
         room, cut = self._catch_up(catching, works, held, room)
-        if drafts is not None:
-            room = min(room, self._row_limit.rows - rows_of(works.values()))
+        if drafts is not None and not skipped:
+            room = min(room, self._step.rows - rows_of(works.values()))
             self._speculate(drafts, list(works.values())[:rows], works, room)
         self._settle(works, held)
         self._preemptions += len(table.preempted)
         for run, work in works.items():
             table.running[run].work = work
             table.running[run].accepted = 0
-        return Plan(tuple(works.values()), tuple(table.preempted), full or cut)
+        return Plan(tuple(works.values()), tuple(table.preempted), full or cut, skipped)
 
     def done(self, plan: Plan, seconds: float) -> None:
         """The plan's keys and values are written; it took so long."""
@@ -149,19 +144,8 @@ class Scheduler:
             run = self._runs.get(work.run)
             if run is not None and run.work is work:
                 self._advance(run, work)
-        self._observe(plan, seconds)
+        self._step.observe(plan, seconds, waiting=any(self._table.waiting.values()))
         self._step_us = round(seconds * 1e6)
-
-    def _observe(self, plan: Plan, seconds: float) -> None:
-        """Tokens of prompts are made fewer first: rows only when a late step had few of them."""
-        if self._limit.is_least or seconds <= self._target:
-            self._row_limit.observe(
-                plan.rows,
-                seconds,
-                chunks=any(work.prefill for work in plan.work),
-                wanted=plan.full or any(self._table.waiting.values()),
-            )
-        self._limit.observe(plan.tokens, seconds, full=plan.full)
 
     def load(self) -> Load:
         """How busy it is, for the supervisor."""
@@ -169,8 +153,9 @@ class Scheduler:
         return Load(
             waiting=tuple(len(runs) for runs in self._table.waiting.values()),
             running=tuple(running.count(priority) for priority in self._queue.weights),
-            batch_limit=self._limit.tokens,
-            row_limit=self._row_limit.rows,
+            batch_limit=self._step.tokens,
+            row_limit=self._step.rows,
+            turn_limit=self._step.rows_in_time(chunks=False),
             pages=self._pool.pages,
             pages_free=self._pool.free,
             step_us=self._step_us,
@@ -184,20 +169,40 @@ class Scheduler:
 
     # ---- filling a step ----
 
-    def _decode(self, works: dict[int, Work], room: int) -> bool:
-        """One row for each decoding run; True if there was no room for all of them."""
+    def _decode(self, works: dict[int, Work], room: int, most: int) -> tuple[bool, bool]:
+        """One row for each decoding run; whether there was no room for all, and no time."""
         table = self._table
         runs = [run for run in table.running.values() if run.decoding]
         short = len(runs) > room
-        if short:
-            runs.sort(key=lambda run: run.turn)
-        for run in self._queue.turns(runs) if short else runs:
+        order, skipped = (self._turns_of(runs), False) if short else self._in_time(runs, most)
+        for run in order:
             if len(works) >= room:
                 break
             if run.run in table.running and table.reach(run, len(run.ids), works):
-                run.turn = next(self._turns)
-                works[run.run] = self._work(run, len(run.ids))
-        return short
+                run.turn = next(self._clock)
+                works[run.run] = self._work(run, len(run.ids), run.cached)
+        return short, skipped
+
+    def _in_time(
+        self, runs: Sequence[ScheduledRun], most: int
+    ) -> tuple[Iterable[ScheduledRun], bool]:
+        """Whose rows are among the `most` that are in time, and whether that is not all of these.
+
+        Rows of the most urgent class are never left out; the others take turns for what that
+        leaves, but for no fewer than their shares of all running runs.
+        """
+        first = min((run.priority for run in runs), default=None)
+        urgent = [run for run in runs if run.priority is first]
+        others = [run for run in runs if run.priority is not first]
+        shares = sum(max(self._table.share(p), 1) for p in {other.priority for other in others})
+        spare = max(most - len(urgent), shares)
+        if len(others) <= spare:
+            return runs, False
+        return chain(urgent, islice(self._turns_of(others), spare)), True
+
+    def _turns_of(self, runs: Iterable[ScheduledRun]) -> Iterator[ScheduledRun]:
+        """By weight between classes; in a class who has waited longest goes first."""
+        return self._queue.turns(sorted(runs, key=lambda run: run.turn))
 
     def _catch_up(
         self, runs: Iterable[ScheduledRun], works: dict[int, Work], held: set[int], room: int
@@ -207,56 +212,79 @@ class Scheduler:
         A chunk that another run computes in this step is held: the next step finds it.
         """
         computing: set[bytes] = set()
-        table = self._table
-        rows = max(self._row_limit.rows - len(works), self._limits.step_rows_least)
+        rows = max(self._step.rows - len(works), self._limits.step_rows_least)
         cut = False
-        for run in self._queue.turns(sorted(runs, key=lambda run: run.sequence)):
-            if run.run not in table.running:
-                continue
-            table.find(run)
-            if run.prefilling:
-                end = run.chunk_end
-                place = run.cached // PAGE_TOKENS
-                if place < run.reusable_pages and end == (place + 1) * PAGE_TOKENS:
-                    key = run.key(place)
-                    if key in computing:
-                        held.add(run.run)
-                        continue
-                    computing.add(key)
-            else:
-                most = min(self._limits.replay_rows, room, rows)
-                end = min(len(run.ids), run.cached + most)
-            size = end - run.cached
-            if size > room or not room:
-                return room, True
-            if not size:
-                cut = True  # of rows only: chunks may go on
-                continue
-            if not table.reach(run, end, works):
-                continue
-            works[run.run] = self._work(run, end)
-            room -= size
-            if not run.prefilling:
-                rows -= size
+        turn = sorted(runs, key=lambda run: run.sequence)
+        while turn:
+            longer: list[ScheduledRun] = []
+            for run in self._queue.turns(turn):
+                start = self._planned(run, works)
+                if start is None or self._is_held(run, start, computing, held):
+                    continue
+                if start < run.prompt:
+                    end = run.chunk_end(start)
+                else:
+                    end = min(len(run.ids), start + min(self._limits.replay_rows, room, rows))
+                    rows -= end - start
+                if end - start > room or not room:
+                    return room, True
+                if end == start:
+                    cut = True  # of rows only: chunks may go on
+                elif self._table.reach(run, end, works):
+                    works[run.run] = self._work(run, end, start)
+                    room -= end - start
+                    if end < run.prompt:
+                        longer.append(run)
+            turn = longer
         return room, cut
+
+    def _planned(self, run: ScheduledRun, works: dict[int, Work]) -> int | None:
+        """Where the run's next work of this step begins; None if it has just been preempted."""
+        if run.run in works:
+            work = works[run.run]
+            return work.start + len(work.ids)
+        if run.run not in self._table.running:
+            return None
+        self._table.find(run)
+        return run.cached
+
+    def _is_held(
+        self, run: ScheduledRun, start: int, computing: set[bytes], held: set[int]
+    ) -> bool:
+        """Whether another run computes the chunk at `start` in this step, for the next to find."""
+        place = start // PAGE_TOKENS
+        if place >= run.reusable_pages or start + PAGE_TOKENS > run.prompt:
+            return False
+        key = run.key(place)
+        if key in computing:
+            held.add(run.run)
+            return True
+        computing.add(key)
+        return False
 
     def _speculate(
         self, drafts: Drafts, rows: Iterable[Work], works: dict[int, Work], room: int
     ) -> None:
+        """Guesses behind `rows`, which are decoded; those of the first have room first."""
+        wanted: list[tuple[int, int]] = []
         for work in rows:
             run = self._runs[work.run]
             most = min(self._limits.draft_rows, room, run.most - len(run.ids) - 1)
             if most > 0 and not self._table.reach_spare(run, len(run.ids) + most):
                 most = min(most, len(run.pages) * PAGE_TOKENS - len(run.ids))
-            guesses = drafts(work.run, most)[:most] if most > 0 else ()
+            if most > 0:
+                wanted.append((run.run, most))
+        for (run_id, most), guessed in zip(wanted, drafts(wanted) if wanted else (), strict=True):
+            guesses = guessed[: min(most, room)]
             if guesses:
                 room -= len(guesses)
-                works[work.run] = work._replace(ids=[*work.ids, *guesses], drafts=len(guesses))
+                work = works[run_id]
+                works[run_id] = work._replace(ids=[*work.ids, *guesses], drafts=len(guesses))
 
-    def _work(self, run: ScheduledRun, end: int) -> Work:
-        start = run.cached
-        self._queue.charge(run.priority, end - start)
-        known = run.ids
+    def _work(self, run: ScheduledRun, end: int, planned: int) -> Work:
+        """The run's tokens up to `end`; those before `planned` were in its work already."""
+        self._queue.charge(run.priority, end - planned)
+        start, known = run.cached, run.ids
         return Work(
             run.run, start, known[start:end], run.pages, start < run.prompt, 0, end == len(known)
         )

@@ -123,6 +123,7 @@ def report(simulator: Simulator) -> dict[str, object]:
         "step_p99_ms": milli(simulator.seconds, 0.99),
         "batch_limit": load.batch_limit,
         "row_limit": load.row_limit,
+        "turn_limit": load.turn_limit,
         "prompt_tokens": load.prompt_tokens,
         "reused_tokens": load.reused_tokens,
         "drafted": load.drafted,

@@ -22,6 +22,7 @@ LOAD = Load(
     running=(4, 5, 6),
     batch_limit=128,
     row_limit=96,
+    turn_limit=48,
     pages=100,
     pages_free=40,
     step_us=2500,
@@ -45,6 +46,7 @@ def test_a_workers_report_is_shown_by_class() -> None:
     assert value(metrics, "num_requests_waiting", worker="1", priority="batch") == 3
     assert value(metrics, "batch_limit_tokens", worker="1") == 128
     assert value(metrics, "row_limit_rows", worker="1") == 96
+    assert value(metrics, "turn_limit_rows", worker="1") == 48
     assert value(metrics, "kv_cache_pages", worker="1") == 100
     assert value(metrics, "kv_cache_pages_free", worker="1") == 40
     assert value(metrics, "step_seconds", worker="1") == 0.0025

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from kernels.sampler import Sampling
 from ledger.errors import Conflict
 from ledger.frame import FinishReason, FormatKind, ScoredToken, StreamEnd, Token
-from origin.engine.drafts import DraftModel, PromptLookup
+from origin.engine.drafts import Asked, DraftModel, PromptLookup
 from origin.engine.engine import Engine
 from origin.engine.generation import Surroundings
 from origin.filter import Verdict
@@ -309,12 +309,8 @@ def test_guesses_never_change_the_tokens(
     runs = {n: make_run(**fields | {"seed": n, "prompt_ids": (n, 7, 9)}) for n in (1, 2, 3)}
     pool = PagePool(model.pages)
     draft = load(checkpoint)
-    make = {
-        "lookup": PromptLookup,
-        "model": lambda: DraftModel(draft, pool),
-        "liar": Liar,
-    }[drafter]
-    engine = engine_with(model, tokenizer, drafter=make)
+    drafters = {"lookup": PromptLookup(), "model": DraftModel(draft, pool), "liar": Liar()}
+    engine = engine_with(model, tokenizer, drafter=drafters[drafter])
     assert run_all(engine, runs) == run_all(Engine.of(model, tokenizer), runs)
     load_now = engine.load()
     assert load_now.drafted > 0
@@ -325,13 +321,13 @@ def test_guesses_never_change_the_tokens(
 class Liar:
     """Guesses what is never drawn next."""
 
-    def propose(self, ids: Sequence[int], limit: int) -> Sequence[int]:
-        return [END_ID] * min(limit, 3)
+    def propose(self, asked: Sequence[Asked]) -> list[Sequence[int]]:
+        return [[END_ID] * min(each.limit, 3) for each in asked]
 
-    def learn(self, drafted: int, accepted: int) -> None:
+    def learn(self, run: int, drafted: int, accepted: int) -> None:
         assert accepted == 0
 
-    def release(self) -> None:
+    def release(self, run: int) -> None:
         pass
 
 
@@ -363,7 +359,7 @@ def test_a_continuation_under_a_format_is_exact(engine: Engine) -> None:
 def test_a_format_and_guesses_go_together(model: CpuModel, tokenizer: Tokenizer) -> None:
     wanted = Format(FormatKind.REGEX, "(fox ){40}!")
     run = make_run(temperature=1.0, format=wanted, max_tokens=200)
-    engine = engine_with(model, tokenizer, drafter=PromptLookup)
+    engine = engine_with(model, tokenizer, drafter=PromptLookup())
     emissions = run_all(engine, {1: run})[1]
     assert text_of(emissions) == "fox " * 40 + "!"
     assert emissions == run_all(Engine.of(model, tokenizer), {1: run})[1]

@@ -52,7 +52,7 @@ class Engines:
         """Few pages or many, with guesses or without, with narrow steps or wide ones."""
         model = self._random.choices(self.models, (1, 2))[0]
         config = model.config
-        drafter = self._random.choice((None, PromptLookup))
+        drafter = self._random.choice((None, PromptLookup()))
         around = Surroundings(
             self._tokenizer, config.eos_ids, config.context, config.vocab, drafter=drafter
         )

@@ -121,6 +121,20 @@ def test_a_row_has_its_bits_whatever_is_in_the_batch_and_wherever_its_pages_lie(
             assert not len(expected) or torch.equal(rows, expected)
 
 
+def test_chunks_of_one_prompt_in_a_batch_give_the_rows_of_one_after_the_other(
+    served: CpuModel,
+) -> None:
+    prompt, other, pages = ids_of(200, 4), ids_of(30, 5), [3, 1, 0, 6]
+    expected = prefill(served, prompt, pages), prefill(served, other, [5])
+    poison(served)
+    chunks = [
+        Piece(prompt[start : start + 64], start, pages, prefill=True)
+        for start in range(0, len(prompt), 64)
+    ]
+    hidden = served.forward([*chunks, Piece(other, 0, [5], prefill=True)])
+    assert torch.equal(hidden, torch.cat(expected))
+
+
 def test_batches_of_every_size_give_the_rows_of_one(served: CpuModel) -> None:
     tables = [[2 * number, 2 * number + 1] for number in range(17)]
     alone = []

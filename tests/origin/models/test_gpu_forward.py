@@ -35,9 +35,9 @@ def pages_of(sequence: int) -> list[int]:
     return [(7 * (sequence * PAGES + index)) % (4 * PAGES) for index in range(PAGES)]
 
 
-def decoder_of(family: Family, device: torch.device) -> Decoder:
+def decoder_of(family: Family, device: torch.device, most: int = ROWS) -> Decoder:
     shape = DecoderShape("tiny", family, 32, 48, 2, 2, 1, 32, VOCAB, LENGTH)
-    recipe = Recipe(shape, device, ROWS, sequences=4, length=LENGTH, dtype=torch.float32, seed=3)
+    recipe = Recipe(shape, device, most, sequences=4, length=LENGTH, dtype=torch.float32, seed=3)
     decoder = random_decoder(recipe)
     if device.type == "cpu":  # where one GEMV takes seconds, and has the same bits
         decoder.parts = [
@@ -115,6 +115,22 @@ def test_more_chunks_than_fit_go_one_group_after_another(device: torch.device) -
     pieces = [chunk([1, 2, 3], pages_of(0)), chunk([4, 5, 6], pages_of(1)), chunk([7], pages_of(2))]
     expected = alone(forward_of(Family.LLAMA, device), pieces)
     assert forward_of(Family.LLAMA, device)(pieces).equal(expected)
+
+
+@pytest.mark.parametrize("family", Family)
+def test_chunks_of_one_prompt_have_the_bits_of_one_after_the_other(
+    family: Family, device: torch.device
+) -> None:
+    """In one group, beside a chunk of another prompt: keys are there before anybody attends."""
+    prompt = [(7 * index) % VOCAB for index in range(67)]
+    pieces = [
+        chunk(prompt[:64], pages_of(1)),
+        chunk([9, 2], pages_of(3)),
+        chunk(prompt[64:], pages_of(1), 64),
+    ]
+    expected = alone(GpuForward(decoder_of(family, device, 80)), pieces)
+    assert expected.isfinite().all()
+    assert GpuForward(decoder_of(family, device, 80))(pieces).equal(expected)
 
 
 def test_the_ids_of_pages_change_no_bit(device: torch.device) -> None:

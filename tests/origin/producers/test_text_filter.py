@@ -29,7 +29,7 @@ def seen(texts: Sequence[Output], delivered: str = "", pieces: int = 0) -> tuple
     it = TextFilter(filtering, delivered, pieces)
     out: list[Output] = []
     for each in (*texts, End()):
-        if not isinstance((out or [None])[-1], End):
+        if not out or not isinstance(out[-1], End):
             out += it.passed(each)
     text = "".join(each.text for each in out if isinstance(each, Text))
     return delivered + text, [each for each in out if not isinstance(each, Text)]

@@ -226,8 +226,8 @@ class Simulator:
         assert list(known) == outcome.ids[work.start : end]
         assert work.draws == (end == len(outcome.ids))
         if work.prefill:
-            assert work.start % PAGE_TOKENS == 0 < len(known) <= PAGE_TOKENS
-            assert end == min(prompt, work.start + PAGE_TOKENS)
+            assert work.start % PAGE_TOKENS == 0 < len(known)
+            assert end == prompt or end % PAGE_TOKENS == 0 < end < prompt
         else:
             assert work.start >= prompt
             assert work.draws or len(known) <= self.limits.replay_rows
@@ -268,8 +268,11 @@ class Simulator:
     def _drafts(self) -> Drafts | None:
         return None if self._guess is None else self._guesses
 
-    def _guesses(self, run: int, most: int) -> list[int]:
-        """Up to `most` next ids, some of which are wrong."""
+    def _guesses(self, wanted: Sequence[tuple[int, int]]) -> list[list[int]]:
+        """Up to so many next ids of each, some of which are wrong."""
+        return [self._guesses_of(run, most) for run, most in wanted]
+
+    def _guesses_of(self, run: int, most: int) -> list[int]:
         start = len(self.outcomes[run].ids)
         right = self._wholes[run][start : start + self._random.randint(0, most)]
         assert self._guess is not None

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from origin.scheduler.row_limit import IN_TIME_STEPS, RowLimit
+from origin.scheduler.row_limit import RowLimit
 
-LEAST, MOST, SECONDS = 8, 128, 0.05
+LEAST, MOST, SECONDS, PATIENCE = 8, 128, 0.05, 32
 
 
 def saturate(limit: RowLimit, seconds_of: Callable[[int], float], steps: int) -> list[float]:
@@ -25,7 +25,7 @@ def saturate(limit: RowLimit, seconds_of: Callable[[int], float], steps: int) ->
 
 def raised(rows: int) -> RowLimit:
     """A limit that quick steps have raised so far."""
-    limit = RowLimit(LEAST, MOST, SECONDS)
+    limit = RowLimit(LEAST, MOST, SECONDS, PATIENCE)
     while limit.rows < rows:
         limit.observe(limit.rows, 0.001, chunks=False, wanted=True)
     return limit
@@ -38,14 +38,14 @@ def alone(limit: RowLimit, seconds: float, *, chunks: bool) -> None:
 
 @pytest.mark.parametrize("row_s", [0.0005, 0.001, 0.003])
 def test_where_rows_cost_time_there_are_as_many_as_are_in_time(row_s: float) -> None:
-    limit = RowLimit(LEAST, MOST, SECONDS)
+    limit = RowLimit(LEAST, MOST, SECONDS, PATIENCE)
     lasted = saturate(limit, lambda rows: 0.004 + row_s * rows, 2000)[200:]
     assert sum(seconds > SECONDS for seconds in lasted) < len(lasted) / 50
     assert sum(lasted) / len(lasted) > 0.8 * SECONDS
 
 
 def test_where_a_step_alone_is_late_already_there_are_as_many_rows_as_ever() -> None:
-    limit = RowLimit(LEAST, MOST, SECONDS)
+    limit = RowLimit(LEAST, MOST, SECONDS, PATIENCE)
     alone(limit, 0.08, chunks=False)
     saturate(limit, lambda rows: 0.08 + 0.0001 * rows, 100)
     assert limit.rows == MOST
@@ -74,10 +74,10 @@ def test_it_rises_only_where_more_rows_are_wanted_and_all_there_may_be_are_there
     limit = raised(MOST)
     limit.observe(32, 0.08, chunks=False, wanted=True)
     for rows, wanted in ((28, False), (27, True)):
-        for _ in range(IN_TIME_STEPS):
+        for _ in range(PATIENCE):
             limit.observe(rows, 0.04, chunks=False, wanted=wanted)
         assert limit.rows == 28
-    for _ in range(IN_TIME_STEPS):
+    for _ in range(PATIENCE):
         limit.observe(28, 0.04, chunks=False, wanted=True)
     assert limit.rows == 29
 
@@ -96,7 +96,7 @@ def test_it_rises_quickly_where_steps_last_less_than_half_of_the_target() -> Non
 def test_whatever_it_sees_it_stays_within_its_bounds(
     steps: list[tuple[int, float, bool, bool]],
 ) -> None:
-    limit = RowLimit(LEAST, MOST, SECONDS)
+    limit = RowLimit(LEAST, MOST, SECONDS, PATIENCE)
     seen = [limit.rows]
     for rows, seconds, chunks, wanted in steps:
         limit.observe(rows, seconds, chunks=chunks, wanted=wanted)

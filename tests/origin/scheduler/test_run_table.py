@@ -56,16 +56,30 @@ def test_no_more_runs_start_than_may_run_and_the_first_of_a_class_first() -> Non
     assert table.names() == [1, 2]
 
 
-def test_where_enough_run_only_classes_below_their_share_start_more_and_preempt_nobody() -> None:
+def started(table: Table, *coming: Priority) -> list[int]:
+    """How many of each class start; the others wait."""
+    waiting = [table.come(priority) for priority in coming]
+    table.start()
+    classes = [run.priority for run in waiting if run.run in table.running]
+    return [classes.count(priority) for priority in Priority]
+
+
+def test_where_enough_run_the_less_urgent_ones_hold_up_nobody_and_are_not_preempted() -> None:
     table = Table(100)
     for _ in range(20):
         table.come_and_start(BATCH)
     table.enough = 13
-    waiting = [table.come(priority) for priority in (*[INTERACTIVE] * 9, *[STANDARD] * 5, BATCH)]
-    table.start()
-    started = [run.priority for run in waiting if run.run in table.running]
-    assert (started.count(INTERACTIVE), started.count(STANDARD)) == (8, 4)
-    assert len(started) == 12
+    coming = *[INTERACTIVE] * 9, *[STANDARD] * 5, BATCH
+    assert started(table, *coming) == [9, 4, 0]
+    assert not table.preempted
+
+
+def test_where_enough_run_that_are_as_urgent_a_class_below_its_share_starts_more() -> None:
+    table = Table(100)
+    for _ in range(20):
+        table.come_and_start(INTERACTIVE)
+    table.enough = 13
+    assert started(table, INTERACTIVE, *[STANDARD] * 9, *[BATCH] * 3) == [0, 4, 1]
     assert not table.preempted
 
 

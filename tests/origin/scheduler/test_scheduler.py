@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,8 @@ INTERACTIVE, STANDARD, BATCH = Priority
 SECONDS = 0.03
 
 
+ONE_CHUNK = Limits(step_tokens_least=65, step_tokens_most=65)
+"""And a row."""
 ROWS = 304
 """More than any step here has: what bounds it is its tokens."""
 
@@ -49,6 +52,11 @@ def step(target: Scheduler, drafts: Drafts | None = None, token: int = 5) -> Pla
     return plan
 
 
+def guessing(guess: Callable[[int], list[int]]) -> Drafts:
+    """The same guesses for each run, out of how many there may be."""
+    return lambda wanted: [guess(most) for _, most in wanted]
+
+
 def only(plan: Plan) -> Work:
     assert len(plan.work) == 1
     return plan.work[0]
@@ -68,24 +76,43 @@ def shapes(target: Scheduler, steps: int) -> list[tuple[int, int, bool, bool]]:
     [
         (1, [(0, 1, True, True), (1, 1, False, True)]),
         (64, [(0, 64, True, True), (64, 1, False, True)]),
-        (65, [(0, 64, True, False), (64, 1, True, True), (65, 1, False, True)]),
+        (65, [(0, 65, True, True), (65, 1, False, True)]),
+        (66, [(0, 64, True, False), (64, 2, True, True), (66, 1, False, True)]),
         (150, [(0, 64, True, False), (64, 64, True, False), (128, 22, True, True)]),
     ],
 )
 def test_a_prompt_goes_through_in_chunks_at_multiples_of_a_page_and_the_last_one_draws(
     length: int, expected: list[tuple[int, int, bool, bool]]
 ) -> None:
-    target = scheduler()
+    target = scheduler(limits=ONE_CHUNK)
     add(target, 1, length)
     assert shapes(target, len(expected)) == expected
+
+
+def test_a_step_takes_as_many_chunks_of_a_prompt_as_it_has_room_for() -> None:
+    target = scheduler(limits=Limits(step_tokens_least=200, step_tokens_most=200))
+    add(target, 1, 400)
+    assert shapes(target, 4) == [
+        (0, 192, True, False),
+        (192, 192, True, False),
+        (384, 16, True, True),
+        (400, 1, False, True),
+    ]
+
+
+def test_each_prompt_has_its_chunk_before_any_has_a_second_one() -> None:
+    target = scheduler(limits=Limits(step_tokens_least=5 * 64, step_tokens_most=5 * 64))
+    for run in range(3):
+        add(target, run, 64 * (run + 1))
+    sizes = {work.run: len(work.ids) for work in step(target).work}
+    assert sizes == {0: 64, 1: 128, 2: 128}
 
 
 def test_a_continued_run_prefills_its_prompt_and_replays_what_it_generated() -> None:
     target = scheduler(limits=Limits(replay_rows=40))
     add(target, 1, 70, generated=[5] * 100)
-    assert shapes(target, 6) == [
-        (0, 64, True, False),
-        (64, 6, True, False),
+    assert shapes(target, 5) == [
+        (0, 70, True, False),
         (70, 40, False, False),
         (110, 40, False, False),
         (150, 20, False, True),
@@ -94,13 +121,13 @@ def test_a_continued_run_prefills_its_prompt_and_replays_what_it_generated() -> 
 
 
 def test_the_ids_and_pages_of_a_work_are_those_of_its_positions() -> None:
-    target = scheduler()
-    add(target, 1, [*range(64), 77])
+    target = scheduler(limits=ONE_CHUNK)
+    add(target, 1, [*range(64), 77, 78])
     assert only(step(target)).ids == list(range(64))
     work = only(step(target, token=9))
-    assert (work.ids, len(work.pages)) == ([77], 2)
+    assert (work.ids, len(work.pages)) == ([77, 78], 2)
     work = only(step(target))
-    assert (work.ids, work.start, len(set(work.pages))) == ([9], 65, 2)
+    assert (work.ids, work.start, len(set(work.pages))) == ([9], 66, 2)
 
 
 def test_steered_tokens_are_rows_that_follow_what_is_known() -> None:
@@ -113,7 +140,7 @@ def test_steered_tokens_are_rows_that_follow_what_is_known() -> None:
 
 
 def test_tokens_can_be_steered_before_the_prompt_is_through() -> None:
-    target = scheduler()
+    target = scheduler(limits=ONE_CHUNK)
     add(target, 1, 70)
     step(target)
     target.extend(1, [6, 7])
@@ -130,7 +157,7 @@ def test_a_run_whose_token_is_not_known_yet_stands_still() -> None:
 
 
 def test_a_plan_that_is_not_done_is_planned_again() -> None:
-    target = scheduler()
+    target = scheduler(limits=ONE_CHUNK)
     add(target, 1, 100)
     assert target.plan().work == target.plan().work
     assert only(step(target)).start == 0
@@ -171,10 +198,12 @@ def test_every_decoding_run_has_a_row_in_each_step_beside_a_long_prompt() -> Non
     step(target)
     step(target)
     add(target, 99, 5000, priority=INTERACTIVE)
-    for place in range(70):
+    end = 0
+    while end < 5000:
         works = {work.run: work for work in step(target).work}
         assert set(works) == {*range(20), 99}
-        assert works[99].start == 64 * place
+        assert works[99].start == end
+        end += len(works[99].ids)
 
 
 def test_a_prompt_has_a_chunk_in_each_step_beside_more_decoding_runs_than_fit() -> None:
@@ -217,6 +246,44 @@ def test_when_rows_do_not_fit_classes_share_them_by_weight() -> None:
         for work in step(target).work:
             rows[work.run % 3] += 1
     assert [round(13 * r / sum(rows), 1) for r in rows] == pytest.approx([8, 4, 1], abs=0.1)
+
+
+def crowd(batch: int, interactive: int) -> Scheduler:
+    """Decoding runs, of whose rows eight are in time; the interactive ones have odd numbers."""
+    target = scheduler(rows=8)
+    for run in range(batch):
+        add(target, 2 * run, 1, priority=BATCH)
+    while target.load().running[BATCH] < batch:  # quick steps, so that all of them start
+        plan = target.plan()
+        for work in plan.work:
+            target.extend(work.run, [5])
+        target.done(plan, 0.001)
+    for run in range(interactive):
+        add(target, 2 * run + 1, 1, priority=INTERACTIVE)
+    step(target)
+    return target
+
+
+def test_where_rows_are_late_those_of_the_most_urgent_class_are_in_each_step() -> None:
+    target = crowd(batch=16, interactive=6)
+    rows: Counter[int] = Counter()
+    for _ in range(8):
+        plan = step(target)
+        assert plan.skipped
+        rows.update(work.run for work in plan.work)
+    assert [rows[2 * run + 1] for run in range(6)] == [8] * 6
+    assert [rows[2 * run] for run in range(16)] == [1] * 16, "the others took turns"
+
+
+def test_the_less_urgent_have_their_share_of_rows_however_many_are_urgent() -> None:
+    target = crowd(batch=16, interactive=20)
+    for _ in range(8):
+        assert sum(work.run % 2 == 0 for work in step(target).work) >= 1
+
+
+def test_one_class_alone_takes_no_turns() -> None:
+    target = crowd(batch=16, interactive=0)
+    assert [len(step(target).work) for _ in range(3)] == [16] * 3
 
 
 def test_in_a_class_the_first_to_come_prefills_first() -> None:
@@ -304,7 +371,7 @@ def test_a_run_goes_on_alone_when_the_one_that_computed_its_prompt_ends() -> Non
     step(target)
     step(target)
     target.remove(1)
-    assert [only(step(target)).start for _ in range(3)] == [128, 192, 256]
+    assert [only(step(target)).start for _ in range(3)] == [256, 384, 512]
 
 
 # ---- guesses ----
@@ -314,7 +381,7 @@ def test_guesses_are_rows_behind_the_last_known_token_and_right_ones_are_cached(
     target = scheduler()
     add(target, 1, 10)
     step(target)
-    plan = target.plan(lambda run, most: [6, 7, 8, 9][:most])
+    plan = target.plan(guessing(lambda most: [6, 7, 8, 9][:most]))
     work = only(plan)
     assert (work.start, work.ids, work.drafts, work.draws) == (10, [5, 6, 7, 8, 9], 4, True)
     target.extend(1, [6, 7, 3])  # two guesses were right, and what follows them is 3
@@ -329,7 +396,7 @@ def test_what_is_known_one_by_one_counts_as_well() -> None:
     target = scheduler()
     add(target, 1, 10)
     step(target)
-    plan = target.plan(lambda run, most: [6, 7, 8])
+    plan = target.plan(guessing(lambda most: [6, 7, 8]))
     for token in (6, 7, 8, 4):
         target.extend(1, [token])
     target.done(plan, SECONDS)
@@ -341,7 +408,7 @@ def test_a_class_pays_for_right_guesses_and_not_for_wrong_ones() -> None:
     target = scheduler()
     add(target, 1, 10)
     step(target)
-    plan = target.plan(lambda run, most: [6, 7, 8])
+    plan = target.plan(guessing(lambda most: [6, 7, 8]))
     target.extend(1, [6, 7, 1])
     target.done(plan, SECONDS)
     assert target._queue.time(STANDARD) == (10 + 1 + 2) / 4
@@ -351,7 +418,7 @@ def test_a_right_guess_from_whose_row_nothing_was_drawn_is_a_row_again() -> None
     target = scheduler()
     add(target, 1, 10)
     step(target)
-    plan = target.plan(lambda run, most: [6, 7, 8])
+    plan = target.plan(guessing(lambda most: [6, 7, 8]))
     target.extend(1, [6, 7])
     target.done(plan, SECONDS)
     work = only(target.plan())
@@ -363,7 +430,7 @@ def test_a_guess_behind_a_wrong_one_is_wrong() -> None:
     target = scheduler()
     add(target, 1, 10)
     step(target)
-    plan = target.plan(lambda run, most: [6, 7, 8])
+    plan = target.plan(guessing(lambda most: [6, 7, 8]))
     target.extend(1, [1])
     target.done(plan, SECONDS)
     target.extend(1, [7, 8])
@@ -373,13 +440,13 @@ def test_a_guess_behind_a_wrong_one_is_wrong() -> None:
 def test_no_more_is_guessed_than_may_be_known_or_than_the_limits_allow() -> None:
     asked: list[int] = []
 
-    def drafts(run: int, most: int) -> list[int]:
+    def guess(most: int) -> list[int]:
         asked.append(most)
         return [1] * 50
 
     target = scheduler(limits=Limits(draft_rows=6))
     add(target, 1, 10, max_tokens=12)
-    plans = [step(target, drafts) for _ in range(11)]
+    plans = [step(target, guessing(guess)) for _ in range(11)]
     assert asked == [6, 6, 6, 6, 6, 5, 4, 3, 2, 1]
     assert [plan.work[0].drafts for plan in plans] == [0, *asked]
 
@@ -391,10 +458,19 @@ def test_guesses_displace_no_work() -> None:
     step(target)
     step(target)
     add(target, 50, 64)
-    plan = step(target, lambda run, most: [1] * most)
+    plan = step(target, guessing(lambda most: [1] * most))
     assert plan.tokens == 128
     assert sum(len(work.ids) - work.drafts for work in plan.work) == 10 + 64
     assert [work.drafts for work in plan.work if work.prefill] == [0]
+
+
+def test_what_a_step_has_no_room_for_is_not_guessed_for_the_last_runs() -> None:
+    target = scheduler(rows=20)
+    for run in range(4):
+        add(target, run, 10)
+    step(target)
+    plan = step(target, guessing(lambda most: [1] * most))
+    assert [work.drafts for work in plan.work] == [8, 8, 0, 0]
 
 
 def test_guesses_take_no_page_that_a_running_run_may_need() -> None:
@@ -402,7 +478,7 @@ def test_guesses_take_no_page_that_a_running_run_may_need() -> None:
     add(target, 1, 60, max_tokens=100)
     add(target, 2, 20, max_tokens=40)
     step(target)
-    plan = target.plan(lambda run, most: [1] * most)
+    plan = target.plan(guessing(lambda most: [1] * most))
     assert {work.run: work.drafts for work in plan.work} == {1: 3, 2: 8}
     assert target.load().pages_free == 1
 
@@ -515,6 +591,6 @@ def test_the_load_counts_what_was_done() -> None:
     load = target.load()
     assert (load.waiting, load.running) == ((0, 0, 1), (1, 0, 1))
     assert (load.pages, load.pages_free, load.step_us) == (20, 17, 30_000)
-    assert (load.tokens, load.prompt_tokens) == (1, 74)
-    assert (load.batch_limit, load.row_limit) == (128, ROWS)
+    assert (load.tokens, load.prompt_tokens) == (2, 110)
+    assert (load.batch_limit, load.row_limit, load.turn_limit) == (128, ROWS, ROWS)
     assert not target.idle

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from math import inf
 from random import Random
 from statistics import mean
@@ -19,6 +20,7 @@ from origin.scheduler import run_table
 from origin.scheduler.fair_queue import WEIGHTS
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PAGE_TOKENS
+from origin.scheduler.plan import Plan
 from origin.scheduler.scheduled_run import pages_for
 from tests.origin.scheduler.scheduler_simulator import Arrival, Cost, Simulator
 
@@ -300,6 +302,31 @@ def test_where_rows_make_steps_late_fewer_runs_are_decoded_at_a_time(row: float)
     assert simulator.scheduler.load().waiting[BATCH] > 0
     assert sum(seconds > target for seconds in lasted) < len(lasted) / 50
     assert mean(lasted) > 0.6 * target
+
+
+def test_batch_runs_that_make_steps_late_as_they_grow_cost_the_others_no_time() -> None:
+    """Rows become slower the longer their runs are, and all of these grow at once."""
+
+    class Growing(Cost):
+        def seconds(self, plan: Plan) -> float:
+            grown = sum(work.start for work in plan.work if not work.prefill)
+            return super().seconds(plan) + 2e-6 * grown
+
+    chats = [
+        Arrival(2 + n * 0.2, Priority(n % 2), prompt(Random(n), 30), 60, 60) for n in range(150)
+    ]
+    simulator = Simulator(
+        [*backlog({BATCH: 800}, 100), *chats], 3000, cost=Growing(0.004, 0.0005, 0.0002)
+    )
+    simulator.until(30)
+    waits: dict[Priority, list[float]] = {priority: [] for priority in Priority}
+    for outcome in simulator.outcomes:
+        waits[outcome.arrival.priority] += [b - a for a, b in pairwise(outcome.times)]
+    for priority in (INTERACTIVE, STANDARD):
+        late = sum(wait > simulator.limits.step_seconds for wait in waits[priority])
+        assert late < len(waits[priority]) / 100
+    assert simulator.scheduler.load().preemptions == 0
+    assert max(waits[BATCH]) < 1, "starved"
 
 
 def test_where_rows_cost_next_to_nothing_late_steps_have_as_many_as_ever() -> None:
