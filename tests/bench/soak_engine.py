@@ -166,6 +166,9 @@ def summary(
     for priority in Priority:
         some = [one for one in seen if one.priority is priority]
         times = sorted(t for one in some if (t := one.ttft_s))
+        own = sorted(gap for one in some for _, gap in one.gaps())
+        found[f"itl_p99_ms_{priority.word}"] = round(own[int(len(own) * 0.99)] * 1e3, 1)
+        found[f"in_target_{priority.word}"] = round(bisect_right(own, target_s) / len(own), 4)
         found[f"class_wait_s_{priority.word}"] = round(class_wait_s(some), 3)
         found[f"ttft_p50_ms_{priority.word}"] = round(statistics.median(times) * 1e3, 1)
         found[f"ttft_p99_ms_{priority.word}"] = round(times[int(len(times) * 0.99)] * 1e3, 1)
