@@ -1,6 +1,6 @@
 """Half an hour of mixed load on one origin: memory, fairness and the latency target.
 
-    python tests/bench/soak_engine.py [--minutes 30] [--load 0.7] [--chart docs/soak.svg]
+    python tests/bench/soak_engine.py [--minutes 30] [--load 0.5] [--chart docs/soak.svg]
 
 A real origin (supervisor, ledger, one worker on the CPU) and readers in this process, over the
 origin link. First it measures how many tokens a second sixteen streams get; then streams of the
@@ -185,7 +185,7 @@ def _waited(seen: Seen) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--load", type=float, default=0.7, help="share of the capacity")
+    parser.add_argument("--load", type=float, default=0.5, help="share of the capacity")
     parser.add_argument("--step-ms", type=float, default=50.0, help="the engine's target")
     parser.add_argument("--chart", type=Path, default=None, help="SVG to draw")
     print(json.dumps(uvloop.run(soak(parser.parse_args()))))
