@@ -12,8 +12,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from ledger.schema import Priority
+from origin.engine.drafts import PromptLookup
 from origin.engine.engine import Engine
+from origin.engine.generation import Surroundings
+from origin.models.model import Model
+from origin.scheduler.limits import Limits
 from origin.worker_frame import Emission
 from tests.origin.engine.runs import continuation, make_run, run_all
 
@@ -26,6 +32,43 @@ SUBJECT = 1
 """Run id of the request that a trial is about."""
 
 MakeEngine = Callable[[], Engine]
+
+
+class Engines:
+    """Makes engines of models alike that differ in all that must not matter, and keeps them.
+
+    The first model has pages enough, the second few.
+    """
+
+    def __init__(self, models: Sequence[Model], tokenizer: Tokenizer, random: Random) -> None:
+        self.made: list[Engine] = []
+        self._models = models
+        self._tokenizer = tokenizer
+        self._random = random
+        self._now_s = 0.0
+
+    def _clock_s(self) -> float:
+        """Steps last between nothing and twice as long as they should."""
+        self._now_s += self._random.random() * 0.1
+        return self._now_s
+
+    def plain(self) -> Engine:
+        return Engine.of(self._models[0], self._tokenizer)
+
+    def any(self) -> Engine:
+        """Few pages or many, with guesses or without, with narrow steps or wide ones."""
+        model = self._random.choices(self._models, (1, 2))[0]
+        config = model.config
+        drafter = self._random.choice((None, PromptLookup()))
+        around = Surroundings(
+            self._tokenizer, config.eos_ids, config.context, config.vocab, drafter=drafter
+        )
+        limits = Limits(step_tokens_least=65, step_tokens_most=self._random.choice((65, 256)))
+        engine = Engine(model, around, limits, self._clock_s)
+        self.made.append(engine)
+        return engine
+
+
 Fields = dict[str, Any]
 
 

@@ -1,0 +1,75 @@
+"""The same triples on the kernels: 1,000 on a GPU, a few small ones in Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from kernels.shapes import Family
+from kernels.ternary_gemm_triton import GemmPlan
+from origin.models.gpu_model import load
+from tests.origin.engine.exact_trials import (
+    Engines,
+    Fields,
+    Trial,
+    draw_trial,
+    frames_alone,
+    frames_cut,
+)
+from tests.origin.tiny_checkpoint import Shape, write_checkpoint
+
+GPU_TRIALS = 334  # of each family: 1,002 in all
+INTERPRETED_TRIALS = 1  # of each; one takes most of a minute
+NARROW_PAGES = 5
+SHAPES = {
+    Family.BITNET: Shape(heads=2, kv_heads=1),
+    Family.LLAMA: Shape(heads=2, kv_heads=1, family=Family.LLAMA, tied_head=False),
+    Family.QWEN3: Shape(heads=2, kv_heads=1, family=Family.QWEN3, head_dim=64),
+}
+
+
+@pytest.fixture(autouse=True)
+def few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter each program takes its time, and no tile changes a bit."""
+    if device.type == "cpu":
+        wide = GemmPlan(packed=256, rows=16, slices=1, stages=3)
+        monkeypatch.setattr(GemmPlan, "of", lambda rows: wide)
+
+
+def small(trial: Trial) -> Trial:
+    """The same with fewer tokens and less company: a step takes long in the interpreter."""
+
+    def cut(fields: Fields) -> Fields:
+        return fields | {
+            "prompt_ids": fields["prompt_ids"][:80],
+            "max_tokens": min(fields["max_tokens"], 6),
+        }
+
+    return replace(
+        trial,
+        request=cut(trial.request),
+        before=tuple(map(cut, trial.before[:2])),
+        after=tuple(map(cut, trial.after[:2])),
+    )
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("family", list(Family))
+def test_a_cut_run_in_any_company_gives_on_the_kernels_what_it_gives_alone(
+    tmp_path: Path, tokenizer: Tokenizer, device: torch.device, family: Family
+) -> None:
+    is_gpu = device.type == "cuda"
+    random = Random(int.from_bytes(family.value.encode()))
+    folder = write_checkpoint(tmp_path, SHAPES[family])
+    roomy, narrow = load(folder, device=device), load(folder, device=device, pages=NARROW_PAGES)
+    engines = Engines([roomy, narrow], tokenizer, random)
+    for number in range(GPU_TRIALS if is_gpu else INTERPRETED_TRIALS):
+        trial = draw_trial(random, roomy.config.vocab)
+        trial = trial if is_gpu else small(trial)
+        whole = frames_alone(engines.plain, trial)
+        assert frames_cut(engines.any, trial, len(whole)) == whole, f"trial {number}: {trial}"
