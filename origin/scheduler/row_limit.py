@@ -10,8 +10,8 @@ class RowLimit:
     """Additive increase, multiplicative decrease, as of `BatchLimit`, in rows instead of tokens.
 
     It is raised by a row after `patience` steps in time, one after the other, and quickly only
-    while steps last less than half of the target; it begins with the `least`. A lowered limit may
-    take long to come about, if it does as runs end, and is not lowered again before.
+    while steps last less than half of the target; it begins with the `least`. Where a lowered limit
+    comes about only as runs end, it is not lowered again before.
 
     Fewer rows are not always quicker. Where a step with hardly a row in it is late already (its
     time is that of reading the weights), there would only be fewer of them: it rises then, too.

@@ -49,7 +49,7 @@ class Scheduler:
         self._step = StepLimits(limits)
         self._runs: dict[int, ScheduledRun] = {}
         self._sequence = count()
-        self._clock = count(1)
+        self._turns = count(1)
         self._step_us = 0
         self._tokens = self._prompt_tokens = self._preemptions = 0
         self._drafted = self._accepted = 0
@@ -179,7 +179,7 @@ class Scheduler:
             if len(works) >= room:
                 break
             if run.run in table.running and table.reach(run, len(run.ids), works):
-                run.turn = next(self._clock)
+                run.turn = next(self._turns)
                 works[run.run] = self._work(run, len(run.ids), run.cached)
         return short, skipped
 

@@ -23,6 +23,16 @@ def device() -> torch.device:
     return DEVICE
 
 
+@pytest.fixture
+def few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter each program takes its time, and no tile changes a bit."""
+    if device.type == "cpu":
+        from kernels.ternary_gemm_triton import GemmPlan  # after kernel_device has been asked
+
+        wide = GemmPlan(packed=256, rows=16, slices=1, stages=3)
+        monkeypatch.setattr(GemmPlan, "of", lambda rows: wide)
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random BitNet of two layers; tests that change a checkpoint write their own."""

@@ -51,6 +51,14 @@ class Shape:
         return self.head_dim or self.hidden // self.heads
 
 
+KERNEL_SHAPES = {
+    Family.BITNET: Shape(heads=2, kv_heads=1),
+    Family.LLAMA: Shape(heads=2, kv_heads=1, family=Family.LLAMA, tied_head=False),
+    Family.QWEN3: Shape(heads=2, kv_heads=1, family=Family.QWEN3, head_dim=64),
+}
+"""The least that the kernels take: heads of 32 elements; Qwen3's are wider than hidden / heads."""
+
+
 def write_checkpoint(directory: Path, shape: Shape = Shape(), seed: int = 1) -> Path:
     """Write a whole checkpoint and return its directory."""
     directory.mkdir(parents=True, exist_ok=True)

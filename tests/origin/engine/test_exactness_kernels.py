@@ -11,7 +11,6 @@ import torch
 from tokenizers import Tokenizer
 
 from kernels.shapes import Family
-from kernels.ternary_gemm_triton import GemmPlan
 from origin.models.gpu_model import load
 from tests.origin.engine.exact_trials import (
     Engines,
@@ -21,24 +20,13 @@ from tests.origin.engine.exact_trials import (
     frames_alone,
     frames_cut,
 )
-from tests.origin.tiny_checkpoint import Shape, write_checkpoint
+from tests.origin.tiny_checkpoint import KERNEL_SHAPES, write_checkpoint
 
 GPU_TRIALS = 334  # of each family: 1,002 in all
 INTERPRETED_TRIALS = 1  # of each; one takes most of a minute
 NARROW_PAGES = 5
-SHAPES = {
-    Family.BITNET: Shape(heads=2, kv_heads=1),
-    Family.LLAMA: Shape(heads=2, kv_heads=1, family=Family.LLAMA, tied_head=False),
-    Family.QWEN3: Shape(heads=2, kv_heads=1, family=Family.QWEN3, head_dim=64),
-}
 
-
-@pytest.fixture(autouse=True)
-def few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the interpreter each program takes its time, and no tile changes a bit."""
-    if device.type == "cpu":
-        wide = GemmPlan(packed=256, rows=16, slices=1, stages=3)
-        monkeypatch.setattr(GemmPlan, "of", lambda rows: wide)
+pytestmark = pytest.mark.usefixtures("few_programs")
 
 
 def small(trial: Trial) -> Trial:
@@ -65,7 +53,7 @@ def test_a_cut_run_in_any_company_gives_on_the_kernels_what_it_gives_alone(
 ) -> None:
     is_gpu = device.type == "cuda"
     random = Random(int.from_bytes(family.value.encode()))
-    folder = write_checkpoint(tmp_path, SHAPES[family])
+    folder = write_checkpoint(tmp_path, KERNEL_SHAPES[family])
     roomy, narrow = load(folder, device=device), load(folder, device=device, pages=NARROW_PAGES)
     engines = Engines([roomy, narrow], tokenizer, random)
     for number in range(GPU_TRIALS if is_gpu else INTERPRETED_TRIALS):

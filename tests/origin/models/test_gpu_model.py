@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kernels.sampler import Sampling
 from kernels.shapes import Family
-from kernels.ternary_gemm_triton import GemmPlan
 from ledger.errors import ModelError, TooLarge
 from origin.checkpoint.layout import EMBEDDING, HEAD
 from origin.checkpoint.model_config import ModelConfig, read_config
@@ -23,7 +22,7 @@ from origin.models.gpu_model import GpuModel
 from origin.models.model import Device, Draw, Drawn, Model, Piece, load_model, prefill
 from origin.models.tensors import read_tensors
 from tests.origin.engine.runs import make_run, run_all
-from tests.origin.tiny_checkpoint import Shape, write_checkpoint
+from tests.origin.tiny_checkpoint import KERNEL_SHAPES, write_checkpoint
 
 PROMPT = "Once upon a time there was a fox"
 TOKENS = 3
@@ -32,21 +31,9 @@ SAMPLED = Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=7)
 PAGES = [4, 1, 6]
 CLOSE = 1e-4
 """Of hidden rows and logits in fp32 on both paths, whose sums have another order."""
-SHAPES = {
-    Family.BITNET: Shape(heads=2, kv_heads=1),
-    Family.LLAMA: Shape(heads=2, kv_heads=1, family=Family.LLAMA, tied_head=False),
-    Family.QWEN3: Shape(heads=2, kv_heads=1, family=Family.QWEN3, head_dim=64),
-}
-"""The least that the kernels take: heads of 32 elements; Qwen3's are wider than hidden / heads."""
 Load = Callable[[Family], Path]
 
-
-@pytest.fixture(autouse=True)
-def few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the interpreter each program takes its time, and no tile changes a bit."""
-    if device.type == "cpu":
-        wide = GemmPlan(packed=256, rows=16, slices=1, stages=3)
-        monkeypatch.setattr(GemmPlan, "of", lambda rows: wide)
+pytestmark = pytest.mark.usefixtures("few_programs")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +42,9 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Load:
 
     def of(family: Family) -> Path:
         if family not in written:
-            written[family] = write_checkpoint(tmp_path_factory.mktemp("tiny"), SHAPES[family])
+            written[family] = write_checkpoint(
+                tmp_path_factory.mktemp("tiny"), KERNEL_SHAPES[family]
+            )
         return written[family]
 
     return of
