@@ -9,6 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+SPREAD = 4.0
+"""Times the least wait."""
+
+
+def spread_ms(least_ms: int, random: Random) -> int:
+    """When those who are refused together should try again: not together.
+
+    From `least_ms` to SPREAD times as much later. HTTP rounds it up to whole seconds.
+    """
+    return least_ms + round(random.uniform(0, SPREAD * least_ms))
+
 
 @dataclass(slots=True)
 class Backoff:

@@ -156,6 +156,13 @@ class Overloaded(Unavailable):
     code = "overloaded"
 
 
+class HeldElsewhere(Unavailable):
+    """Another origin runs the object; `address` is where its link listens, if that is known."""
+
+    code = "held_elsewhere"
+    address: str | None = None
+
+
 class LedgerAway(Unavailable):
     """The ledger's server cannot be reached for now; what it has acknowledged it keeps."""
 

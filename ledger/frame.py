@@ -6,151 +6,15 @@ that is needed to do so can be imported from here.
 
 from __future__ import annotations
 
+# ruff: noqa: F403, F405  (the names of the schema are this module's too, without a list of them)
 import struct
 from collections.abc import Container
 
 from ledger import errors
-from ledger.bare import canonical, schema_hash
-from ledger.codec import (
-    HEADER_BYTES,
-    LENGTH_MASK,
-    MAX_FRAME_BYTES,
-    PREFIX_BYTES,
-    VERSION,
-    VERSION_BITS,
-    Codec,
-    Inflate,
-    Raw,
-    corr_of,
-    patch_corr,
-    tag_of,
-    with_corr,
-)
 from ledger.errors import CallerError, FrameError, TailraceError
-from ledger.schema import (
-    CLIENT,
-    CLOSING,
-    EDGE,
-    FRAMES,
-    LOGGED,
-    SCHEMA_HASH,
-    SERVER,
-    STREAM_ID_BYTES,
-    Answer,
-    Body,
-    BodyEnd,
-    Call,
-    Cancel,
-    Chunk,
-    Classification,
-    Credit,
-    Detach,
-    Durability,
-    Embedding,
-    FinishReason,
-    FormatKind,
-    Frame,
-    Header,
-    Heartbeat,
-    Hello,
-    Logged,
-    Message,
-    Metrics,
-    Notice,
-    Open,
-    Opened,
-    OutputFormat,
-    Overflow,
-    Priority,
-    Resume,
-    Revision,
-    Score,
-    ScoredToken,
-    Sibling,
-    Status,
-    Steer,
-    StreamEnd,
-    StreamError,
-    StreamState,
-    Tag,
-    Token,
-    TokenScores,
-)
-from ledger.splitter import FrameSplitter
-
-__all__ = [
-    "CLIENT",
-    "CLOSING",
-    "CODEC",
-    "EDGE",
-    "FRAMES",
-    "FRAMES_TYPE",
-    "HEADER_BYTES",
-    "LINK_CODEC",
-    "LOGGED",
-    "MAX_CALL_BODY_BYTES",
-    "MAX_CALL_HEAD_BYTES",
-    "MAX_FRAME_BYTES",
-    "MAX_LINK_FRAME_BYTES",
-    "PREFIX_BYTES",
-    "SCHEMA_HASH",
-    "SERVER",
-    "STREAM_ID_BYTES",
-    "VERSION",
-    "Answer",
-    "Body",
-    "BodyEnd",
-    "Call",
-    "Cancel",
-    "Chunk",
-    "Classification",
-    "Codec",
-    "Credit",
-    "Detach",
-    "Durability",
-    "Embedding",
-    "FinishReason",
-    "FormatKind",
-    "Frame",
-    "Header",
-    "Heartbeat",
-    "Hello",
-    "Logged",
-    "Message",
-    "Metrics",
-    "Notice",
-    "Open",
-    "Opened",
-    "OutputFormat",
-    "Overflow",
-    "Priority",
-    "Resume",
-    "Revision",
-    "Score",
-    "ScoredToken",
-    "Sibling",
-    "Splitter",
-    "Status",
-    "Steer",
-    "StreamEnd",
-    "StreamError",
-    "StreamState",
-    "Tag",
-    "Token",
-    "TokenScores",
-    "canonical",
-    "corr_of",
-    "decode",
-    "encode",
-    "error_frame",
-    "index_of",
-    "patch_corr",
-    "schema_hash",
-    "split",
-    "tag_of",
-    "to_error",
-    "with_corr",
-]
+from ledger.wire.codec import *
+from ledger.wire.schema import *
+from ledger.wire.splitter import FrameSplitter
 
 CODEC: Codec[Frame] = Codec(FRAMES)
 FRAMES_TYPE = "application/vnd.tailrace.frames"
@@ -204,12 +68,10 @@ def encode(frame: Frame, corr: int = 0) -> bytes:
     return CODEC.encode(frame, corr)
 
 
-def decode(raw: Raw, inflate: Inflate | None = None) -> tuple[int, Frame]:
+def decode(raw: Raw) -> tuple[int, Frame]:
     """(corr, frame) of exactly one whole frame.
 
-    Raises FrameError, with the field and the offset, and nothing else. A compressed payload
-    needs `inflate` (see ledger/codec.py). In a compressed frame the offsets are those of
-    the frame with its payload expanded in place.
+    Raises FrameError, with the field and the offset, and nothing else.
     """
     try:
         header, tag, corr, size = _unpack_short(raw)
@@ -222,7 +84,7 @@ def decode(raw: Raw, inflate: Inflate | None = None) -> tuple[int, Frame]:
             return corr, token
     except (AttributeError, KeyError, TypeError, ValueError, struct.error):
         pass  # not of this shape, or not valid: the codec says which
-    return CODEC.decode(raw, inflate)
+    return CODEC.decode(raw)
 
 
 def index_of(raw: Raw) -> int:
@@ -242,7 +104,7 @@ class Splitter(FrameSplitter):
     def __init__(
         self, max_frame_bytes: int = MAX_FRAME_BYTES, tags: Container[int] = frozenset(FRAMES)
     ) -> None:
-        super().__init__(tags, max_frame_bytes)
+        super().__init__(tags, max_frame_bytes, FRAMES)
 
 
 def split(data: Raw, tags: Container[int] = frozenset(FRAMES)) -> list[bytes]:

@@ -10,8 +10,6 @@ from typing import NamedTuple, Protocol
 from ledger.errors import TailraceError
 from ledger.frame import Durability
 
-STREAM_ID_BYTES = 16
-
 
 class StreamKind(IntEnum):
     """Who appends to a stream, and so who goes on with it when its producer is gone."""
@@ -135,7 +133,14 @@ class ObjectStore(Protocol):
     """
 
     async def claim(self, key: ObjectKey) -> ObjectState:
-        """Become the object's owner: its epoch is raised, and every older one is fenced."""
+        """Become the object's owner: its epoch is raised, and every older one is fenced.
+
+        `HeldElsewhere` while an origin that lives has it.
+        """
+        ...
+
+    async def seize(self, key: ObjectKey) -> None:
+        """Take the object from whoever has it, living or not: a claim from here succeeds then."""
         ...
 
     async def owns(self, key: ObjectKey, epoch: int) -> bool:
@@ -194,6 +199,10 @@ class Ledger(Protocol):
         """Make a stream at epoch 1; the flag is False where its idempotency key had one."""
         ...
 
+    async def made_by(self, idempotency_key: str, request_hash: bytes) -> StreamInfo | None:
+        """The stream that the key has made; `Conflict` if it was with another request."""
+        ...
+
     async def info(self, stream: bytes) -> StreamInfo: ...
 
     async def take_over(self, stream: bytes) -> int:
@@ -230,6 +239,10 @@ class Ledger(Protocol):
 
     def released(self, stream: bytes) -> int:
         """The next index to be released, of a watched stream."""
+        ...
+
+    def silent_s(self) -> float:
+        """For how long storage has owed an answer, or has been away; 0 when neither."""
         ...
 
     async def unfinished(self) -> list[bytes]:

@@ -9,15 +9,43 @@ from __future__ import annotations
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from ledger.errors import ConfigError
 
 DEFAULT_FILE = Path("tailrace.toml")
 TABLES = ("edge", "origin", "ledger", "streams")
+MAX_PORT = 65_535
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`HOST:PORT` or `[IPV6]:PORT` as (host, port); ValueError for anything else."""
+    host, _, port = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    well_bracketed = host in (bare, f"[{bare}]") and (":" in bare) == host.startswith("[")
+    if not bare or not well_bracketed or not (port.isascii() and port.isdigit()):
+        raise ValueError("write HOST:PORT, such as 127.0.0.1:8080 or [::1]:8080")
+    if int(port) > MAX_PORT:
+        raise ValueError(f"a port is at most {MAX_PORT}")
+    return bare, int(port)
+
+
+def _checked_address(text: str) -> str:
+    parse_address(text)
+    return text
+
+
+def split_at_commas(value: object) -> object:
+    """The environment and flags write several values as `a,b`."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+Address = Annotated[str, AfterValidator(_checked_address)]
 
 
 class Settings(BaseSettings):
@@ -37,9 +65,14 @@ class Settings(BaseSettings):
         table = _read_table(file, cls.table) if file else {}
         given = {key: value for key, value in flags.items() if value is not None}
         try:
-            return cls(**given, **{f"{_FROM_FILE}{key}": value for key, value in table.items()})
+            return cls(**(table | cls.environment() | given))
         except ValidationError as error:
             raise cls._explain(error, file) from error
+
+    @classmethod
+    def environment(cls) -> dict[str, Any]:
+        """What the environment says, by the name of the setting."""
+        return EnvSettingsSource(cls)()
 
     @classmethod
     def _explain(cls, error: ValidationError, file: Path | None) -> ConfigError:
@@ -57,38 +90,6 @@ class Settings(BaseSettings):
             guess = f"did you mean {closest[0]}? " if closest else ""
             return ConfigError("unknown setting", field=field, hint=guess + where)
         return ConfigError(f"{message}, not {first['input']!r}", field=field, hint=where)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then environment, then file."""
-        given = init_settings()
-        flags = {k: v for k, v in given.items() if not k.startswith(_FROM_FILE)}
-        file = {k.removeprefix(_FROM_FILE): v for k, v in given.items() if k.startswith(_FROM_FILE)}
-        return (_Given(settings_cls, flags), env_settings, _Given(settings_cls, file))
-
-
-_FROM_FILE = "file:"
-
-
-class _Given(PydanticBaseSettingsSource):
-    """A source that is just a dict."""
-
-    def __init__(self, settings_cls: type[BaseSettings], values: dict[str, Any]) -> None:
-        super().__init__(settings_cls)
-        self._values = values
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        return self._values.get(field_name), field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        return self._values
 
 
 def _read_table(file: Path, table: str) -> dict[str, Any]:

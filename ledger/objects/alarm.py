@@ -7,8 +7,9 @@ its handler has succeeded, is tried again after 2, 4, 8, 16, 32 and 64 s, and th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -17,7 +18,8 @@ from ledger.errors import TailraceError
 from ledger.interface import Alarm, ObjectKey, ObjectStore
 
 MAX_ALARMS_AT_ONCE = 64
-"""Alarm handlers that run at the same time; the others wait, earliest first."""
+"""Alarm handlers that run at the same time; the others wait, earliest first. Those of classes
+with a number of their own do not count."""
 POLL_MS = 5_000
 """The store is looked at so often even if nothing wakes the loop: another origin that shares
 it may have set an alarm and died."""
@@ -87,19 +89,22 @@ class Alarms:
         now_ms: Callable[[], int],
         wake: asyncio.Event,
         policy: RetryPolicy,
+        at_once: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._store = store
         self._ring = ring
         self._now_ms = now_ms
         self._wake = wake
         self._policy = policy
+        self._at_once = at_once  # by class, of those that have a number of their own
         self._running: dict[ObjectKey, asyncio.Task[None]] = {}
         self._held: dict[ObjectKey, Held] = {}
 
     async def start_due(self) -> int:
         """Start what is due; returns when to look again, in Unix ms."""
         # What runs or is held is still stored, so it takes up places in the answer.
-        limit = MAX_ALARMS_AT_ONCE + len(self._running) + len(self._held)
+        limit = MAX_ALARMS_AT_ONCE + sum(self._at_once.values())
+        limit += len(self._running) + len(self._held)
         try:
             rows = await self._store.due(HORIZON_MS, limit)
         except TailraceError as error:
@@ -112,7 +117,7 @@ class Alarms:
             at_ms = max(alarm.at_ms, self._held[key].until_ms if key in self._held else 0)
             if at_ms > now:
                 again = min(again, at_ms)
-            elif key not in self._running and len(self._running) < MAX_ALARMS_AT_ONCE:
+            elif key not in self._running and self._has_place(key.kind):
                 self._start(key, alarm)
         return again
 
@@ -120,6 +125,12 @@ class Alarms:
         """Wait for the handlers that run now."""
         if self._running:
             await asyncio.wait(self._running.values())
+
+    def _has_place(self, kind: str) -> bool:
+        if kind in self._at_once:
+            return sum(key.kind == kind for key in self._running) < self._at_once[kind]
+        shared = sum(key.kind not in self._at_once for key in self._running)
+        return shared < MAX_ALARMS_AT_ONCE
 
     def _start(self, key: ObjectKey, alarm: Alarm) -> None:
         task = self._running[key] = asyncio.get_running_loop().create_task(self._ring(key))

@@ -48,7 +48,7 @@ class Host(Protocol):
 
 
 class Instance:
-    """An instance, made by its first event from what storage has; see `object_runtime`."""
+    """An instance, made by its first event from what storage has; see `runtime.py`."""
 
     def __init__(self, key: ObjectKey, factory: ObjectFactory, host: Host) -> None:
         self.key = key

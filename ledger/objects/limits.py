@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ledger.frame import Durability
@@ -31,3 +32,6 @@ class ObjectLimits:
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     durability: Durability = Durability.PROCESS
     """Of all that objects store, except what goes into a stream that asks for more."""
+    alarms_at_once: Mapping[str, int] = field(default_factory=dict)
+    """Alarm handlers that run at the same time, of classes whose handlers wait for others: they
+    take no places from the rest."""

@@ -7,7 +7,7 @@ one alarm. The rules of its gates are in `ledger/objects/runtime.py`, which runs
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -201,3 +201,35 @@ class DurableObject:
 
 ObjectFactory = Callable[[ObjectContext], DurableObject]
 """Makes an instance; a class that takes only the context is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadContext:
+    """What a read touches that needs no object: what is stored, by whomever it is owned."""
+
+    key: ObjectKey
+    ledger: Ledger
+    now_ms: Callable[[], int]
+    random: Callable[[int], bytes]
+    ask: Callable[[ObjectRequest], Awaitable[ObjectResponse]]
+    """Ask the object itself, as an event."""
+
+
+Read = Callable[[ReadContext, ObjectRequest], Coroutine[None, None, ObjectResponse]]
+"""Answers a request from what is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableClass:
+    """A class of objects that can be read beside them: no claim, no gate, no instance.
+
+    So readers stop no writer, wherever they are, and what is not there costs nothing. `reads`
+    are the methods of requests that `read` answers.
+    """
+
+    make: ObjectFactory
+    read: Read
+    reads: frozenset[str]
+
+    def __call__(self, context: ObjectContext) -> DurableObject:
+        return self.make(context)

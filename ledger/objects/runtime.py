@@ -22,6 +22,14 @@ stored in the background: all that is made between two awaits that really wait i
 hence atomic over a crash; one write is under way at a time and the changes of all events
 meanwhile form the next. The object sees its own changes at once.
 
+**Reads.** A class may answer some requests from what is stored (`ReadableClass`). They are no
+events: they claim nothing, wait for no gate, and see what is durable; where the instance is
+here, they wait for the write that is under way, so that nobody sees what a crash may undo.
+
+**Owners.** On a ledger that origins share, an object that another one has claimed, and that
+lives, is asked there (`forward`), whoever asks. It is claimed anew only when that one's lease
+has lapsed; events that were in it then begin again or get an error, as after a failed write.
+
 **Errors.** What `fetch` raises reaches the caller as it is; changes made before stay, as in
 Durable Objects, except inside `transaction()`, whose changes are one write or none. When a
 write fails or the object turns out to have another owner, the instance is discarded: events
@@ -47,12 +55,13 @@ it stored as it was, so it runs again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 import structlog
 
-from ledger.errors import CallerError, NotFound, TailraceError, Unavailable
+from ledger.errors import CallerError, HeldElsewhere, NotFound, TailraceError, Unavailable
 from ledger.interface import Ledger, ObjectKey
 from ledger.objects.alarm import Alarms, LoopTimer, Timer
 from ledger.objects.body import LiveBody
@@ -60,11 +69,22 @@ from ledger.objects.event import Event, Stage, enter
 from ledger.objects.gate import lost
 from ledger.objects.instance import Instance
 from ledger.objects.limits import ObjectLimits
-from ledger.objects.object import MAX_KEY_CHARS, ObjectFactory, ObjectRequest, ObjectResponse
+from ledger.objects.object import (
+    MAX_KEY_CHARS,
+    ObjectFactory,
+    ObjectRequest,
+    ObjectResponse,
+    Read,
+    ReadableClass,
+    ReadContext,
+)
 
 __all__ = ["ObjectFactory", "ObjectLimits", "ObjectRuntime"]
 
 T = TypeVar("T")
+
+Forward = Callable[[HeldElsewhere, ObjectKey, ObjectRequest], Awaitable[ObjectResponse | None]]
+"""Asks an object at the origin that holds it; None where it is to be asked for here again."""
 
 log = structlog.get_logger("objects")
 
@@ -84,35 +104,60 @@ class ObjectRuntime:
         *,
         limits: ObjectLimits | None = None,
         timer: Timer | None = None,
+        forward: Forward | None = None,
     ) -> None:
         self.ledger = ledger
         self.now_ms = now_ms
         self.random = random
         self.limits = limits or ObjectLimits()
         self._classes = classes
+        self._forward = forward
         self._timer = timer or LoopTimer(now_ms)
         self._instances: dict[ObjectKey, Instance] = {}
         self._idle: dict[ObjectKey, int] = {}  # since when, in Unix ms; the longest first
         self._tasks: set[asyncio.Task[object]] = set()
+        self._reads: set[asyncio.Task[ObjectResponse]] = set()
         self._closing: TailraceError | None = None
         self._wake = asyncio.Event()
-        self._alarms = Alarms(ledger.objects, self._ring, now_ms, self._wake, self.limits.retries)
+        self._alarms = Alarms(
+            ledger.objects,
+            self._ring,
+            now_ms,
+            self._wake,
+            self.limits.retries,
+            self.limits.alarms_at_once,
+        )
 
     @property
     def resident(self) -> int:
         """Instances in memory."""
         return len(self._instances)
 
-    async def list_names(self, kind: str, *, after: str = "", limit: int = 1000) -> Sequence[str]:
-        """Names of the objects of a class that have a value or an alarm, in order."""
-        return await self.ledger.objects.names(kind, after=after, limit=limit)
-
     async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
         """Ask an object. Raises what it raises; `NotFound` for an unknown class.
 
         A live body of the response has to be read to its end or closed.
         """
+        self._check(key)
+        found = self._classes[key.kind]
+        if isinstance(found, ReadableClass) and request.method in found.reads:
+            return await self._aside(key, found.read, request)
+        return await self._ask(key, request)
+
+    async def fetch_here(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
+        """Ask an object of this process; `HeldElsewhere` if another one has it."""
         return await self._event(key, lambda instance, event: instance.fetch(event, request))
+
+    async def _ask(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
+        while True:
+            try:
+                return await self.fetch_here(key, request)
+            except HeldElsewhere as held:
+                if self._forward is None:
+                    raise
+                response = await self._forward(held, key, request)
+                if response is not None:
+                    return response
 
     async def run(self) -> None:
         """Wake objects by their alarms and evict idle ones, until cancelled."""
@@ -137,6 +182,8 @@ class ObjectRuntime:
         self._closing = Unavailable("the objects are being closed", code="closing")
         for instance in list(self._instances.values()):
             instance.stop(self._closing)
+        for read in self._reads:
+            read.cancel()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=self.limits.close_s)
             for task in late:
@@ -146,6 +193,30 @@ class ObjectRuntime:
                 await asyncio.wait(late, timeout=self.limits.close_s)
         for instance in list(self._instances.values()):
             instance.output.shut(self._closing)
+
+    # ---- reads ----
+
+    async def _aside(self, key: ObjectKey, read: Read, request: ObjectRequest) -> ObjectResponse:
+        context = ReadContext(key, self.ledger, self.now_ms, self.random, partial(self._ask, key))
+        # A task of its own, so that `close` can end it and not its caller.
+        task = asyncio.get_running_loop().create_task(self._read(context, read, request))
+        self._reads.add(task)
+        task.add_done_callback(self._reads.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._closing is not None and task.cancelled():
+                raise self._closing from None
+            raise
+
+    async def _read(
+        self, context: ReadContext, read: Read, request: ObjectRequest
+    ) -> ObjectResponse:
+        response = await read(context, request)
+        instance = self._instances.get(context.key)
+        if instance is not None:
+            await instance.output.wait()
+        return response
 
     # ---- events ----
 

@@ -34,7 +34,7 @@ from ledger.postgres.statements import (
     PUT_VALUES,
     TOUCH_OBJECTS,
 )
-from ledger.postgres.tail import Head
+from ledger.postgres.tail import Head, went_back
 
 MAX_NOTICE_SIDS = 400
 """Streams that a notice names; a payload has at most 8,000 bytes. Above it, it says: all."""
@@ -82,11 +82,9 @@ async def _look(connection: AsyncConnection, items: Sequence[Item], stamp: Stamp
     streams = sorted(set(_streams(items)))
     created = sum(len(write.creates) for write in writes)
     owner = await connection.execute(LOCK_OWNER, (stamp.lease,), prepare=True)
+    kinds, names = (Blobs(part.encode() for part in column) for column in columns(keys) or ((), ()))
     objects = await connection.execute(
-        LOCK_OBJECTS,
-        (Blobs(key.kind.encode() for key in keys), Blobs(key.name.encode() for key in keys)),
-        prepare=True,
-        binary=True,
+        LOCK_OBJECTS, (kinds, names, stamp.lease), prepare=True, binary=True
     )
     heads = await connection.execute(LOCK_HEADS, (Blobs(streams),), prepare=True, binary=True)
     numbers = await connection.execute(NEW_NUMBERS, (created,), prepare=True)
@@ -95,6 +93,8 @@ async def _look(connection: AsyncConnection, items: Sequence[Item], stamp: Stamp
         raise replaced()
     if known[0] >= stamp.number:
         return None
+    if known[0] < stamp.number - 1:
+        raise went_back(f"commit {stamp.number - 1}")
     plan = Plan(
         {bytes(row[0]): Head(*row[1:]) for row in await heads.fetchall()},
         {

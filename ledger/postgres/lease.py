@@ -15,19 +15,24 @@ from psycopg import AsyncConnection
 from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
 from ledger.postgres.careful import replaced
 from ledger.postgres.link import Link
-from ledger.postgres.statements import END_OWNER, FORGET_OWNERS, NEW_OWNER, RENEW
+from ledger.postgres.schema import check_fsync
+from ledger.postgres.statements import END_OWNER, FORGET_OWNERS, NEW_OWNER, OWN_HOST, RENEW
 
 RENEWALS_PER_LEASE = 3
 """A lease outlives this many renewals less one that do not come through."""
+
+Reached = tuple[str | None, int]
+"""Host and port of an origin's link, for other origins; no host where it listens on all of them."""
 
 
 class Lease:
     """A row in `owner`, renewed by a task until `close`, which gives it up at once."""
 
-    def __init__(self, link: Link, name: str, lease_s: float) -> None:
+    def __init__(self, link: Link, name: str, lease_s: float, reached: Reached | None) -> None:
         self._link = link
         self._name = name.encode()
         self._lease_s = lease_s
+        self._reached = reached
         self._lasts = timedelta(seconds=lease_s)
         self._renewed: datetime | None = None
         self._outage: tuple[datetime, datetime] | None = None  # last renewal before, first after
@@ -38,15 +43,25 @@ class Lease:
         """Become the owner; a process of the same name is fenced."""
 
         async def work(connection: AsyncConnection) -> int:
+            link = await self._own_address(connection)
             async with connection.transaction():
                 await connection.execute(END_OWNER, (self._name,))
-                made = await connection.execute(NEW_OWNER, (self._name, self._lease_s))
+                made = await connection.execute(NEW_OWNER, (self._name, self._lease_s, link))
                 row = await made.fetchone()
             await connection.execute(FORGET_OWNERS)
             assert row is not None  # RETURNING gives the row that was inserted
             return int(row[0])
 
         self.number = await self._link.run(work)
+
+    async def _own_address(self, connection: AsyncConnection) -> bytes | None:
+        """HOST:PORT for other origins; without a host, that from which the database is reached."""
+        if self._reached is None:
+            return None
+        host, port = self._reached
+        if host is None:
+            [host] = await (await connection.execute(OWN_HOST)).fetchone() or ["127.0.0.1"]
+        return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode()
 
     def keep(self, tick: Callable[[], None], lost: Callable[[TailraceError], None]) -> None:
         """Renew it from now on, calling `tick` each time; `lost` if another has replaced it."""
@@ -56,10 +71,11 @@ class Lease:
         while True:
             try:
                 await self.renew()
-            except (LedgerAway, LedgerFailed, ConfigError) as error:
-                if not error.retryable:
-                    lost(error)
-                    return
+            except LedgerAway:
+                pass  # it lapses, and is renewed when the server is back
+            except (LedgerFailed, ConfigError) as error:
+                lost(error)
+                return
             tick()
             await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)
 
@@ -71,7 +87,10 @@ class Lease:
             row = await done.fetchone()
             if row is None:
                 raise replaced()
-            now: datetime = row[0]
+            now, fsync, standbys = row
+            check_fsync(fsync)
+            self._link.server.synchronous = standbys != ""
+            assert isinstance(now, datetime)
             return now
 
         now = await self._link.run(work)

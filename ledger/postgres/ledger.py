@@ -18,7 +18,7 @@ from ledger.errors import Conflict, unknown_stream
 from ledger.interface import Append, NewStream, Record, Refusal, StreamInfo, StreamKind
 from ledger.postgres.careful import key_bytes, notice, ttl_ms
 from ledger.postgres.commit import Writer
-from ledger.postgres.lease import Lease
+from ledger.postgres.lease import Lease, Reached
 from ledger.postgres.link import Link, Pool, Server
 from ledger.postgres.listener import Listener
 from ledger.postgres.objects import PostgresObjects
@@ -48,12 +48,19 @@ class PostgresLedger:
 
     objects: PostgresObjects
 
-    def __init__(self, server: Server, now_ms: Callable[[], int], owner: str, lease_s: float):
+    def __init__(
+        self,
+        server: Server,
+        now_ms: Callable[[], int],
+        owner: str,
+        lease_s: float,
+        reached: Reached | None,
+    ) -> None:
         self._server = server
         self._now_ms = now_ms
         self._pool = Pool(server)
         self._write_link, self._lease_link = Link(server), Link(server)
-        self._lease = Lease(self._lease_link, owner, lease_s)
+        self._lease = Lease(self._lease_link, owner, lease_s, reached)
         self._residents = Residents(self._pool)
         self._partition = 0  # the newest that is known to exist
         self._retention = Retention(self._pool, self._residents, now_ms)
@@ -62,17 +69,23 @@ class PostgresLedger:
 
     @classmethod
     async def open(
-        cls, dsn: str, now_ms: Callable[[], int], *, owner: str, lease_s: float = 3.0
+        cls,
+        dsn: str,
+        now_ms: Callable[[], int],
+        *,
+        owner: str,
+        lease_s: float = 3.0,
+        reached: Reached | None = None,
     ) -> PostgresLedger:
         """Open the ledger in the database that `dsn` names, making its tables if need be.
 
         `dsn` is what libpq takes; with several hosts, the one that takes writes is used.
         `owner` is unique to this process; `now_ms` gives Unix time in ms, for created_ms and
-        retention. Raises `ConfigError` where the settings are wrong, `LedgerFailed` where
-        the server is away.
+        retention; `reached` is where other origins reach this one. Raises `ConfigError` where the
+        settings are wrong, `LedgerFailed` where the server is away.
         """
         server = Server(dsn, f"tailrace {owner}")
-        ledger = cls(server, now_ms, owner, lease_s)
+        ledger = cls(server, now_ms, owner, lease_s, reached)
         try:
             await server.reach()
             await ledger._pool.run(prepare)
@@ -131,7 +144,14 @@ class PostgresLedger:
         rows = await self._pool.rows(MADE_BY, new.stream)
         if tries > 1 and rows == [(self._lease.number,)]:
             return await self.info(new.stream), True  # a try of ours, whose answer was lost
-        return await self.info(await self._existing(new)), False
+        existing = await self._with_key(key_bytes(new), new.request_hash)
+        if existing is None:
+            raise Conflict("the stream id is taken", field="stream")
+        return await self.info(existing), False
+
+    async def made_by(self, idempotency_key: str, request_hash: bytes) -> StreamInfo | None:
+        stream = await self._with_key(idempotency_key.encode(), request_hash)
+        return None if stream is None else await self.info(stream)
 
     async def _partition_of(self, new: NewStream) -> int:
         if new.kind is StreamKind.OBJECT:
@@ -143,12 +163,12 @@ class PostgresLedger:
             self._partition = number
         return number
 
-    async def _existing(self, new: NewStream) -> bytes:
-        rows = await self._pool.rows(SAME_KEY, key_bytes(new))
+    async def _with_key(self, key: bytes | None, request_hash: bytes) -> bytes | None:
+        rows = await self._pool.rows(SAME_KEY, key)
         if not rows:
-            raise Conflict("the stream id is taken", field="stream")
-        [(stream, request_hash)] = rows
-        if bytes(request_hash) != new.request_hash:
+            return None
+        [(stream, its_hash)] = rows
+        if bytes(its_hash) != request_hash:
             raise Conflict(
                 "this idempotency key was used for another request",
                 field="idempotency_key",
@@ -260,6 +280,9 @@ class PostgresLedger:
         if tail is None:
             raise unknown_stream(stream)
         return tail.released
+
+    def silent_s(self) -> float:
+        return self._server.silent_s()
 
     # ---- retention ----
 

@@ -2,7 +2,11 @@
 
 A lost connection is made again until a limit has passed; the work that was under way is
 done again, so it has to be such that twice is as good as once. Where the name of the server
-stands for several (a primary and its standbys), only one that takes writes is used.
+stands for several (a primary and its standbys), only one that takes writes is used. A server
+that owes an answer for too long is taken for lost too, and tried last from then on.
+
+What this process remembers of the tables holds for one server, and for a standby of it that
+had all of its commits. Of any other one everything that is asked raises `LedgerFailed`.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import psycopg
 from psycopg import AsyncConnection, AsyncRawCursor
@@ -20,8 +25,10 @@ from psycopg.errors import Diagnostic
 from psycopg.pq import PGconn, Ping, TransactionStatus
 
 from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
+from ledger.postgres.connection import Connection, with_last
 from ledger.postgres.rows import register
-from ledger.postgres.schema import check_server
+from ledger.postgres.schema import Identity, check_server
+from ledger.settings import MAX_PORT
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
@@ -35,8 +42,8 @@ WRITE_PATIENCE_S = 60.0
 READ_PATIENCE_S = 10.0
 """How long everything else waits for it; then the caller gets an error that says to retry."""
 OPEN_PATIENCE_S = 5.0
-MAX_DEADLOCKS = 8
-"""Times that work is done again because it crossed another transaction's."""
+MAX_UNDOINGS = 8
+"""Times that work is done again because it crossed another transaction's, or was cancelled."""
 POOL_CONNECTIONS = 4
 """Connections beside the writer's, for reading and for what is not grouped."""
 IDLE_TRANSACTION_MS = 3_000
@@ -67,7 +74,8 @@ _SETTINGS = {
 }
 # Where a new attempt may go better: the server ends or starts, or is not the primary any more.
 _LOST = ("08", "57P01", "57P02", "57P03", "57P05", "25006", "25P03")
-_CROSSED = ("40001", "40P01", "55P03")
+# Undone by the server, and none of it is stored: it crossed another one, or was cancelled there.
+_UNDONE = ("40001", "40P01", "55P03", "57014")
 _OPERATORS = ("28", "3D", "42501")
 
 
@@ -76,7 +84,10 @@ class Doubt(Exception):
 
 
 class Server:
-    """Where the ledger lies, and how a connection there is made."""
+    """Where the ledger lies, and how a connection there is made.
+
+    `synchronous`: whether its commits wait for a standby, as far as is known.
+    """
 
     def __init__(self, dsn: str, application: str) -> None:
         """`dsn` is what libpq takes; `ConfigError` if it does not take it."""
@@ -85,9 +96,8 @@ class Server:
             _check_ports(str(given.get("port", "")))
             settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
             given["options"] = f"{given.get('options', '')} {settings}".strip()
-            self.conninfo = make_conninfo(
-                "", **{"application_name": application, **_DEFAULTS, **given}
-            )
+            self._given = {"application_name": application, **_DEFAULTS, **given}
+            self.conninfo = make_conninfo("", **self._given)
         except psycopg.ProgrammingError as error:
             # libpq's message may quote the whole string, so one with a password is not shown.
             secret = "password" in dsn or "@" in dsn
@@ -96,26 +106,70 @@ class Server:
                 field="ledger.url",
                 hint="like postgresql://user@host:5432/database",
             ) from None
+        self.synchronous = False
+        self.lost_at: float | None = None  # by the event loop's clock
+        self._identity: Identity | None = None
+        self._connections: WeakSet[Connection] = WeakSet()
 
-    async def connect(self) -> AsyncConnection:
-        """One attempt; `psycopg.OperationalError` if it fails."""
+    # ---- connections ----
+
+    async def connect(self) -> Connection:
+        """One attempt; `psycopg.OperationalError` if it fails.
+
+        `LedgerFailed` where the server cannot have all that this process has seen stored.
+        """
         # psycopg leaves a connection that is cancelled half-made to the garbage collector, and
         # the server with it: such an attempt is let finish, then it is closed.
         attempt = asyncio.ensure_future(
-            AsyncConnection.connect(self.conninfo, autocommit=True, cursor_factory=AsyncRawCursor)
+            Connection.connect(self.conninfo, autocommit=True, cursor_factory=AsyncRawCursor)
         )
         try:
             connection = await asyncio.shield(attempt)
         except asyncio.CancelledError:
             attempt.add_done_callback(_discard)
             raise
+        connection.hung = self._leave
+        self._connections.add(connection)
         try:
             register(connection)
-            await check_server(connection)
+            self._recognise(connection, *await check_server(connection))
         except BaseException:
             await connection.close()
             raise
         return connection
+
+    def _recognise(self, connection: Connection, found: Identity, synchronous: bool) -> None:
+        known = self._identity or found
+        if found.system == known.system and found.timeline < known.timeline:
+            self._put_last(connection)
+            raise psycopg.OperationalError("this was the primary before another was promoted")
+        promoted = found.system == known.system and self.synchronous
+        if found != known and not promoted:
+            raise LedgerFailed(
+                "PostgreSQL is not the server that it was, and need not have all that was stored",
+                hint="it was restored, or a standby promoted that no commit had waited for;"
+                " start this origin again",
+            )
+        self._identity, self.synchronous = found, synchronous
+
+    def _leave(self, connection: Connection) -> None:
+        """Let nobody wait for this host any more, and try it last from now on."""
+        self._put_last(connection)
+        for other in list(self._connections):
+            other.cut()
+
+    def _put_last(self, connection: Connection) -> None:
+        pgconn = connection.pgconn
+        self._given = with_last(self._given, pgconn.host, pgconn.port)
+        self.conninfo = make_conninfo("", **self._given)
+
+    def silent_s(self) -> float:
+        """For how long it has been away, or has owed an answer."""
+        asked = [c.owed_since for c in list(self._connections) if not c.closed]
+        since = min((at for at in (*asked, self.lost_at) if at is not None), default=None)
+        return 0.0 if since is None else asyncio.get_running_loop().time() - since
+
+    # ---- the first one ----
 
     async def reach(self) -> None:
         """Try whether a connection can be made at all, for OPEN_PATIENCE_S.
@@ -151,8 +205,8 @@ class Link:
     """One connection that is made again when it is lost. One piece of work at a time."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server
-        self._connection: AsyncConnection | None = None
+        self.server = server
+        self._connection: Connection | None = None
         self._turn = asyncio.Lock()
         self._doubtful = False
 
@@ -163,18 +217,22 @@ class Link:
         """
         async with self._turn:
             deadline = asyncio.get_running_loop().time() + patience_s
-            pause, deadlocks = 0.0, 0  # a connection that went stale is made again at once
+            pause, undoings = 0.0, 0  # a connection that went stale is made again at once
             while True:
+                begun = asyncio.get_running_loop().time()
                 try:
-                    return await self._once(work)
+                    done = await self._once(work)
+                    self.server.lost_at = None
+                    return done
                 except (psycopg.Error, Doubt) as error:
-                    crossed = _sqlstate(error) in _CROSSED
-                    deadlocks += crossed
-                    if deadlocks > MAX_DEADLOCKS or not (crossed or self._is_lost(error)):
+                    undone = _sqlstate(error) in _UNDONE
+                    undoings += undone
+                    if undoings > MAX_UNDOINGS or not (undone or self._is_lost(error)):
                         raise failed(error) from error
                     if asyncio.get_running_loop().time() + pause > deadline:
-                        raise (failed if crossed else away)(error) from error
-                    if not crossed:
+                        raise (failed if undone else away)(error) from error
+                    if not undone:
+                        self.server.lost_at = self.server.lost_at or begun
                         await self.close()
                         await asyncio.sleep(pause)
                         pause = min(max(2 * pause, FIRST_RETRY_S), MAX_RETRY_S)
@@ -182,7 +240,7 @@ class Link:
     async def _once(self, work: Work[T]) -> T:
         connection = self._connection
         if connection is None or connection.closed:
-            connection = self._connection = await self._server.connect()
+            connection = self._connection = await self.server.connect()
             connection.add_notice_handler(self._notice)
         self._doubtful = False
         try:
@@ -267,11 +325,11 @@ def away(error: psycopg.Error | Doubt) -> LedgerAway:
 def _check_ports(ports: str) -> None:
     """libpq itself would only say so for each attempt to connect."""
     for port in ports.split(","):
-        if port and not (port.isdecimal() and 0 < int(port) <= 65_535):
+        if port and not (port.isdecimal() and 0 < int(port) <= MAX_PORT):
             raise psycopg.ProgrammingError(f"invalid port {port!r}")
 
 
-def _discard(attempt: asyncio.Future[AsyncConnection]) -> None:
+def _discard(attempt: asyncio.Future[Connection]) -> None:
     if not attempt.cancelled() and attempt.exception() is None:
         attempt.result().pgconn.finish()
 

@@ -60,7 +60,7 @@ class Listener:
         """Readers would wait for ever if this ended and nobody noticed."""
         try:
             await work
-        except ConfigError as error:
+        except (ConfigError, LedgerFailed) as error:
             self._failed(error)
         except Exception as error:
             self._failed(LedgerFailed(f"cannot follow other origins: {error!r}"))
@@ -113,11 +113,12 @@ class Listener:
                 continue
             try:
                 await self._pool.run(partial(self._read, watched))
-            except (LedgerAway, LedgerFailed):
+            except LedgerAway:
                 self.look_at(stale)  # the pool has waited already
 
     async def _read(self, tails: list[PostgresTail], connection: AsyncConnection) -> None:
-        starts = Ints(tail.released for tail in tails)
+        before = [tail.head.copy() for tail in tails]
+        starts = Ints(head.next_index for head in before)
         known = Ints(tail.head.sid for tail in tails)
         cursor = await connection.execute(
             NEWS, (known, starts, TAIL_FRAMES), prepare=True, binary=True
@@ -128,13 +129,15 @@ class Listener:
             heads[sid] = Head(sid, epoch, next_index, ended)
             if index is not None:
                 frames.setdefault(sid, []).append(bytes(frame))
-        for tail, start in zip(tails, starts, strict=True):
-            self._learn(tail, start, heads.get(tail.head.sid), frames.get(tail.head.sid, []))
+        for tail, seen in zip(tails, before, strict=True):
+            self._learn(tail, seen, heads.get(seen.sid), frames.get(seen.sid, []))
 
     def _learn(
-        self, tail: PostgresTail, start: int, head: Head | None, frames: list[bytes]
+        self, tail: PostgresTail, known: Head, head: Head | None, frames: list[bytes]
     ) -> None:
         if head is None:
             self._residents.lose(tail)
-        elif tail.advance(head, start, frames):
+            return
+        head.check_not_before(known)
+        if tail.advance(head, known.next_index, frames):
             tail.wake()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ledger.errors import CallerError
+from ledger.errors import CallerError, HeldElsewhere
 from ledger.interface import Alarm, ObjectKey, ObjectState, ObjectWrite, StreamKind
 from ledger.postgres.commit import Writer
 from ledger.postgres.link import Pool
@@ -19,10 +19,12 @@ from ledger.postgres.statements import (
     CLAIM,
     DUE,
     GET_VALUES,
+    HOLDER,
     LIST_VALUES,
     NEXT_ALARM,
     OBJECT_EPOCH,
     OBJECT_NAMES,
+    SEIZE,
 )
 
 MAX_LIST = 2**31 - 1
@@ -42,12 +44,25 @@ class PostgresObjects:
 
     async def claim(self, key: ObjectKey) -> ObjectState:
         self._writer.check()
-        rows = await self._pool.rows(CLAIM, *_address(key), self._lease, self._now_ms())
+        while not (
+            rows := await self._pool.rows(CLAIM, *_address(key), self._lease, self._now_ms())
+        ):
+            for name, link in await self._pool.rows(HOLDER, *_address(key)):
+                held = HeldElsewhere(
+                    f"{key.kind} {key.name!r} is held by origin {bytes(name).decode()}",
+                    hint="ask that origin, or again when its lease has lapsed",
+                )
+                held.address = None if link is None else bytes(link).decode()
+                raise held
         [(epoch, alarm_ms, retries)] = rows
         return ObjectState(epoch, None if alarm_ms is None else Alarm(alarm_ms, retries))
 
+    async def seize(self, key: ObjectKey) -> None:
+        self._writer.check()
+        await self._pool.rows(SEIZE, *_address(key), self._lease)
+
     async def owns(self, key: ObjectKey, epoch: int) -> bool:
-        return await self._pool.rows(OBJECT_EPOCH, *_address(key)) == [(epoch,)]
+        return await self._pool.rows(OBJECT_EPOCH, *_address(key), self._lease) == [(epoch,)]
 
     # ---- reading ----
 

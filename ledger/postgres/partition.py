@@ -76,14 +76,16 @@ async def drop_partitions(connection: AsyncConnection, now_ms: int) -> int:
 
 async def _drop_if_dead(connection: AsyncConnection, number: int) -> bool:
     bounds = (number << SID_BITS, (number + 1) << SID_BITS)
+    name = sql.Identifier(f"frame_{number}")
     async with connection.transaction():
+        # Before it is asked who lives: an origin whose clock is behind may create a stream in it.
+        await connection.execute(f"SET LOCAL lock_timeout = {DROP_LOCK_MS}".encode())
+        await connection.execute(sql.SQL("LOCK TABLE {}").format(name))
         lives = await connection.execute(LIVES, bounds)
         row = await lives.fetchone()
         if row is None or row[0]:
             return False
         await connection.execute(FORGET_EXPIRED, bounds)
-        await connection.execute(f"SET LOCAL lock_timeout = {DROP_LOCK_MS}".encode())
-        name = sql.Identifier(f"frame_{number}")
         await connection.execute(sql.SQL("DROP TABLE {}").format(name))
     return True
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ledger.errors import Conflict, StaleEpoch, TailraceError, unknown_stream
-from ledger.frame import Tag, tag_of
+from ledger.frame import StreamEnd, tag_of
 from ledger.interface import Alarm, Append, NewStream, ObjectKey, ObjectWrite
 from ledger.postgres.rows import pack_ids
 from ledger.postgres.tail import Head
@@ -98,7 +98,7 @@ class Plan:
         else:
             move.frames.append(frame)
         head.next_index = index + 1
-        head.ended = tag_of(frame) == Tag.STREAM_END
+        head.ended = tag_of(frame) == StreamEnd.tag
         self.rows.append((sid, index, pack_ids(ids), frame))
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ledger.errors import unknown_stream
-from ledger.frame import Durability, Tag, tag_of
+from ledger.frame import Durability, StreamEnd, tag_of
 from ledger.interface import StreamInfo, StreamKind
 from ledger.postgres.link import Pool
 from ledger.postgres.statements import STREAM
@@ -34,6 +34,8 @@ class Residents:
 
     async def look_up(self, stream: bytes) -> PostgresTail:
         """The stream as the tables have it now; `NotFound` if they do not."""
+        known = self._tails.get(stream)
+        before = known.head.copy() if known is not None else None
         rows = await self._pool.rows(STREAM, stream)
         known = self._tails.get(stream)
         if not rows:
@@ -42,6 +44,8 @@ class Residents:
             raise unknown_stream(stream)
         [(sid, kind, durability, recipe, created_ms, epoch, at, ended, ttl_ms, expires_ms)] = rows
         head = Head(sid, epoch, at, ended)
+        if before is not None:
+            head.check_not_before(before)
         if known is not None and known.head.sid == sid:
             known.unused = 0
             known.expires_ms = max(known.expires_ms, expires_ms)
@@ -65,7 +69,7 @@ class Residents:
     async def note_read(self, tail: PostgresTail, start: int, frames: Sequence[bytes]) -> None:
         """Keep `released` from being behind what was read; tell the tip from what is deleted."""
         if frames:
-            ended = tag_of(frames[-1]) == Tag.STREAM_END
+            ended = tag_of(frames[-1]) == StreamEnd.tag
             head = Head(tail.head.sid, tail.head.epoch, start + len(frames), ended)
             if tail.advance(head, start, frames):
                 tail.wake()

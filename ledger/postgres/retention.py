@@ -91,4 +91,9 @@ class Retention:
         now = self._now_ms()
         await drop_partitions(connection, now)
         await purge_leftovers(connection, now)
-        await connection.execute(FORGET_OBJECTS, (now - FORGET_OBJECTS_AFTER_MS, EXPIRE_STREAMS))
+        while await self._forget_objects(connection, now) == EXPIRE_STREAMS:
+            continue
+
+    async def _forget_objects(self, connection: AsyncConnection, now_ms: int) -> int:
+        last_ms = now_ms - FORGET_OBJECTS_AFTER_MS
+        return (await connection.execute(FORGET_OBJECTS, (last_ms, EXPIRE_STREAMS))).rowcount

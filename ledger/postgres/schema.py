@@ -10,6 +10,8 @@ retention and may live for years. When all streams of an hour are gone, so is it
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from psycopg import AsyncConnection
 
 from ledger.errors import ConfigError
@@ -28,7 +30,8 @@ CREATE TABLE owner (
     lease   bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     name    bytea  NOT NULL UNIQUE,
     expires timestamptz NOT NULL,              -- by the clock of this server
-    commits bigint NOT NULL DEFAULT 0          -- number of the last group commit
+    commits bigint NOT NULL DEFAULT 0,         -- number of the last group commit
+    link    bytea                              -- HOST:PORT at which other origins reach it
 ) WITH (fillfactor = 50);
 CREATE SEQUENCE stream_number;
 CREATE TABLE stream (                          -- what never changes of a stream
@@ -85,27 +88,57 @@ CREATE TABLE value (
 );
 """
 
+# A session that sets what it has already keeps it, whatever is reloaded. The timeline is that
+# of the WAL as it is written: right after a promotion no checkpoint tells of it yet.
+_LOOK = """
+SELECT set_config('synchronous_commit', current_setting('synchronous_commit'), false),
+    current_setting('fsync'), current_setting('synchronous_standby_names'),
+    (SELECT system_identifier FROM pg_control_system()),
+    ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
+"""
 
-async def check_server(connection: AsyncConnection) -> None:
-    """Raise `ConfigError` where this server would not keep what it acknowledges."""
+# Tables of before origins knew of each other. Those that still run may go on: they ask for none.
+_OWNERS_HAVE_LINKS = """
+SELECT FROM pg_attribute WHERE attrelid = 'owner'::regclass AND attname = 'link'
+"""
+
+
+class Identity(NamedTuple):
+    """Which server it is: its cluster's number, and how often one of it has been promoted."""
+
+    system: int
+    timeline: int
+
+
+async def check_server(connection: AsyncConnection) -> tuple[Identity, bool]:
+    """Which server this is, and whether its commits wait for a standby.
+
+    From then on no reload of the server's settings makes this session acknowledge earlier.
+    Raises `ConfigError` where the server would not keep what it acknowledges.
+    """
     if connection.info.server_version < MIN_SERVER_VERSION:
         raise ConfigError(
             f"PostgreSQL {connection.info.server_version // 10_000} is too old",
             field="ledger.url",
             hint=f"version {MIN_SERVER_VERSION // 10_000} or newer",
         )
-    cursor = await connection.execute(
-        "SELECT current_setting('synchronous_commit'), current_setting('fsync')"
-    )
+    cursor = await connection.execute(_LOOK)
     row = await cursor.fetchone()
     assert row is not None  # a SELECT without FROM has one row
-    if row[0] not in DURABLE:
+    commit, fsync, standbys, system, timeline = row
+    if commit not in DURABLE:
         raise ConfigError(
-            f"synchronous_commit is {row[0]!r}: acknowledged tokens could be lost",
+            f"synchronous_commit is {commit!r}: acknowledged tokens could be lost",
             field="ledger.url",
             hint="set synchronous_commit = on for this server, database and role",
         )
-    if row[1] != "on":
+    check_fsync(fsync)
+    return Identity(system, timeline), standbys != ""
+
+
+def check_fsync(value: str) -> None:
+    """The one setting of durability that a session cannot hold on to."""
+    if value != "on":
         raise ConfigError(
             "fsync is off: acknowledged tokens could be lost",
             field="ledger.url",
@@ -133,6 +166,9 @@ async def prepare(connection: AsyncConnection) -> None:
             field="ledger.url",
             hint="a newer Tailrace made it; use that one, or another database",
         )
+    cursor = await connection.execute(_OWNERS_HAVE_LINKS)
+    if await cursor.fetchone() is None:
+        await connection.execute("ALTER TABLE owner ADD COLUMN IF NOT EXISTS link bytea")
 
 
 async def _make(connection: AsyncConnection) -> None:

@@ -9,8 +9,9 @@ CHANNEL = "tailrace"
 
 # The usual commit: what memory believes of the streams is checked and changed by one
 # statement, its own transaction. If a single row is not as believed (another epoch, another
-# index, an owner that was replaced) the division fails and with it everything; the careful
-# way below then finds out what is wrong. 64 frames take one round trip instead of three.
+# index, an owner that was replaced, or that lacks its last commit) the division fails and with
+# it everything; the careful way below then finds out what is wrong. 64 frames take one round
+# trip instead of three.
 COMMIT = """
 WITH moved AS (
     UPDATE head SET next_index = m.after, ended = m.ends,
@@ -24,7 +25,7 @@ WITH moved AS (
     INSERT INTO frame
     SELECT * FROM unnest($7::bigint[], $8::bigint[], $9::bytea[], $10::bytea[])
 ), numbered AS (
-    UPDATE owner SET commits = $12 WHERE lease = $11 RETURNING 1
+    UPDATE owner SET commits = $12 WHERE lease = $11 AND commits = $12 - 1 RETURNING 1
 )
 SELECT 1 / ((SELECT count(*) FROM moved) = cardinality($1::bigint[])
         AND (SELECT count(*) FROM numbered) = 1)::int,
@@ -37,6 +38,7 @@ LOCK_OWNER = "SELECT commits FROM owner WHERE lease = $1 FOR NO KEY UPDATE"
 LOCK_OBJECTS = """
 SELECT o.kind, o.name, o.oid, o.epoch FROM object o
     JOIN unnest($1::bytea[], $2::bytea[]) AS k (kind, name) ON o.kind = k.kind AND o.name = k.name
+WHERE o.lease = $3
 ORDER BY o.oid FOR NO KEY UPDATE OF o
 """
 LOCK_HEADS = """
@@ -140,13 +142,15 @@ LEFT JOIN LATERAL (
 # ---- owners ----
 
 NEW_OWNER = """
-INSERT INTO owner (name, expires)
-VALUES ($1, clock_timestamp() + make_interval(secs => $2)) RETURNING lease
+INSERT INTO owner (name, expires, link)
+VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3) RETURNING lease
 """
+OWN_HOST = "SELECT coalesce(host(inet_client_addr()), '127.0.0.1')"
 END_OWNER = "DELETE FROM owner WHERE name = $1"
 RENEW = """
 UPDATE owner SET expires = clock_timestamp() + make_interval(secs => $2)
-WHERE lease = $1 RETURNING clock_timestamp()
+WHERE lease = $1
+RETURNING clock_timestamp(), current_setting('fsync'), current_setting('synchronous_standby_names')
 """
 FORGET_OWNERS = "DELETE FROM owner WHERE expires < clock_timestamp() - interval '1 hour'"
 
@@ -157,9 +161,19 @@ INSERT INTO object (kind, name, epoch, lease, used_ms)
 VALUES ($1, $2, nextval('object_epoch'), $3, $4)
 ON CONFLICT (kind, name) DO UPDATE
     SET epoch = nextval('object_epoch'), lease = excluded.lease, used_ms = excluded.used_ms
+    WHERE object.lease = excluded.lease OR NOT EXISTS (
+        SELECT FROM owner w WHERE w.lease = object.lease AND w.expires > clock_timestamp())
 RETURNING epoch, alarm_ms, alarm_retries
 """
-OBJECT_EPOCH = "SELECT epoch FROM object WHERE kind = $1 AND name = $2"
+HOLDER = """
+SELECT w.name, w.link FROM object o JOIN owner w ON w.lease = o.lease
+WHERE o.kind = $1 AND o.name = $2
+"""
+SEIZE = """
+UPDATE object SET lease = $3, epoch = nextval('object_epoch') WHERE kind = $1 AND name = $2
+RETURNING epoch
+"""
+OBJECT_EPOCH = "SELECT epoch FROM object WHERE kind = $1 AND name = $2 AND lease = $3"
 GET_VALUES = """
 SELECT v.name, v.value FROM object o JOIN value v ON v.oid = o.oid
 WHERE o.kind = $1 AND o.name = $2 AND v.name = ANY ($3)
@@ -197,8 +211,10 @@ UPDATE head SET expires_ms = greatest(head.expires_ms, t.expires_ms)
 FROM unnest($1::bigint[], $2::bigint[]) AS t (sid, expires_ms)
 WHERE head.sid = t.sid RETURNING head.sid
 """
+# Two clocks have to agree that a stream's time has come: no origin's may be ahead of the server's.
 EXPIRED = """
-SELECT sid FROM head WHERE ended AND kind = 0 AND expires_ms <= $1
+SELECT sid FROM head WHERE ended AND kind = 0
+    AND expires_ms <= least($1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 60000)
 ORDER BY expires_ms LIMIT $2 FOR UPDATE SKIP LOCKED
 """
 PARTITIONS = """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ledger.errors import Conflict
+from ledger.errors import Conflict, LedgerFailed
 from ledger.interface import Append, StreamInfo
 from ledger.refused import why_refused
 
@@ -18,6 +18,14 @@ TAIL_FRAMES = 256
 """Frames of a stream that stay in memory, as many as a subscriber is given at a time."""
 TAIL_BYTES = 64 * 1024
 """Bytes of frames of a stream that stay in memory."""
+
+
+def went_back(lost: str) -> LedgerFailed:
+    """For a server that has gone back in time; a process that starts anew believes the tables."""
+    return LedgerFailed(
+        f"PostgreSQL no longer has {lost}, which it had acknowledged",
+        hint="was it restored, or a standby promoted that was behind? start this origin again",
+    )
 
 
 @dataclass(slots=True)
@@ -31,6 +39,15 @@ class Head:
 
     def copy(self) -> Head:
         return Head(self.sid, self.epoch, self.next_index, self.ended)
+
+    def check_not_before(self, known: Head) -> None:
+        """Raise `LedgerFailed` where the tables have lost what this process saw in them."""
+        if self.sid == known.sid and (
+            self.next_index < known.next_index
+            or self.epoch < known.epoch
+            or self.ended < known.ended
+        ):
+            raise went_back(f"index {known.next_index - 1} of a stream")
 
     def refusal(self, append: Append) -> Conflict:
         """Why this append cannot be the next one."""

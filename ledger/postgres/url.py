@@ -36,7 +36,7 @@ class PostgresUrl:
     def __str__(self) -> str:
         return " ".join(f"{name}={self._given[name]}" for name in SHOWN if name in self._given)
 
-    def connect(self, application: str) -> psycopg.Connection:
+    async def connect(self, application: str) -> psycopg.AsyncConnection:
         """A connection whose search path is the ledger's; it may be to a standby.
 
         Raises `ConfigError` where a setting must be wrong, `LedgerFailed` where the server
@@ -49,7 +49,7 @@ class PostgresUrl:
         options = f"{self._given.get('options', '')} -c search_path=tailrace".strip()
         conninfo = make_conninfo("", **{**defaults, **self._given, "options": options})
         try:
-            return psycopg.connect(conninfo)
+            return await psycopg.AsyncConnection.connect(conninfo)
         except psycopg.Error as error:
             message = self.first_line(error)
             if PGconn.ping(conninfo.encode()) in (Ping.OK, Ping.NO_ATTEMPT):

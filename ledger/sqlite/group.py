@@ -62,8 +62,10 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._in_flight: asyncio.Future[None] | None = None
+        self._begun_at = 0.0  # when the one in flight was, by the event loop's clock
         self._failure: LedgerFailed | None = None
         self._room_waiters: list[asyncio.Future[None]] = []
+        self._quiet = False
         self.forming = Group()
 
     # ---- for who writes ----
@@ -101,6 +103,15 @@ class GroupCommit:
         nothing_forms = forming.commit.empty and not forming.tails
         return nothing_forms and self._in_flight is None
 
+    def is_quiet(self) -> bool:
+        """Whether nothing was appended since it was asked last."""
+        quiet, self._quiet = self._quiet, True
+        return quiet
+
+    def silent_s(self) -> float:
+        """For how long the commit in flight has waited for the disk."""
+        return 0.0 if self._in_flight is None else self._loop.time() - self._begun_at
+
     async def commit(self) -> None:
         """Schedule, and wait until what is forming now is as durable as it asks."""
         self.check()
@@ -124,9 +135,11 @@ class GroupCommit:
         group, self.forming = self.forming, Group()
         _resolve(self._room_waiters)
         self._room_waiters = []
+        if group.tails:
+            self._quiet = False
         try:
             self._prepare(group)
-            if group.commit.power:
+            if group.commit.power or self._storage.waits:
                 self._begin(group)
                 return
             self._tidy(group, group.commit)
@@ -143,6 +156,7 @@ class GroupCommit:
 
     def _begin(self, group: Group) -> None:
         durable = self._storage.commit_durably(group.commit, partial(self._behind, group))
+        self._begun_at = self._loop.time()
         self._in_flight = asyncio.ensure_future(durable)
         self._in_flight.add_done_callback(partial(self._end, group))
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ledger.errors import CallerError, NotFound, StaleEpoch, TailraceError, WrongIndex
 from ledger.frame import Durability
 from ledger.interface import (
     Alarm,
     Append,
-    NewStream,
     ObjectKey,
     ObjectState,
     ObjectWrite,
     StreamKind,
 )
 from ledger.sqlite.group import GroupCommit
+from ledger.sqlite.residents import Residents
+from ledger.sqlite.retention import Retention
+from ledger.sqlite.room import ROW_BYTES
 from ledger.sqlite.storage import ObjectRow, Storage, ValueChange
 from ledger.sqlite.tail import Tail
 
@@ -29,18 +30,6 @@ MAX_LIST = 2**31 - 1
 """Values that one `list` without a limit may give."""
 MAX_OWNED = 65_536
 """Owners that are remembered. One that is forgotten has to claim its object again."""
-
-
-class Streams(Protocol):
-    """What the ledger's objects need of its streams."""
-
-    async def resident(self, stream: bytes) -> Tail: ...
-
-    async def refuse_taken(self, stream: bytes) -> None: ...
-
-    def add_stream(self, new: NewStream) -> Tail: ...
-
-    def drop_stream(self, tail: Tail) -> None: ...
 
 
 @dataclass(slots=True)
@@ -56,10 +45,17 @@ class Owned:
 class SqliteObjects:
     """`ledger.interface.ObjectStore` over the storage and the group commit of a ledger."""
 
-    def __init__(self, streams: Streams, storage: Storage, commits: GroupCommit) -> None:
-        self._streams = streams
+    def __init__(
+        self,
+        residents: Residents,
+        storage: Storage,
+        commits: GroupCommit,
+        retention: Retention,
+    ) -> None:
+        self._residents = residents
         self._storage = storage
         self._commits = commits
+        self._retention = retention
         self._owned: dict[ObjectKey, Owned] = {}
         self._oid = 0
         self._epoch = 0  # the highest of this process: no two owners of it ever share one
@@ -80,6 +76,9 @@ class SqliteObjects:
         if not self._commits.settled:
             await self._commits.commit()  # what its former owner wrote must be readable
         return ObjectState(epoch, owned.alarm)
+
+    async def seize(self, key: ObjectKey) -> None:
+        """There is nobody to take it from."""
 
     def _adopt(self, key: ObjectKey, row: ObjectRow | None) -> Owned:
         if row is None:
@@ -146,19 +145,37 @@ class SqliteObjects:
 
     async def write(self, write: ObjectWrite) -> None:
         await self._commits.room()
-        self._owner(write)
+        await self._require_room(write, self._owner(write))
         tails = await self._tails_of(write)
         owned = self._owner(write)  # there may be another by now
         # From here to the end of the commit's forming nothing is awaited: all or nothing.
         self._owned[write.key] = self._owned.pop(write.key)  # the last to be forgotten
         self._put_streams(write, tails)
         self._put_values(write, owned)
+        self._retention.objects_grew(_size(write))
         if write.durability is Durability.RELAXED:
             self._commits.schedule()
             return
         if write.durability is Durability.POWER:
             self._commits.forming.commit.power = True
         await self._commits.commit()
+
+    async def _require_room(self, write: ObjectWrite, owned: Owned) -> None:
+        """`LedgerFull` where values would be added and objects may hold no more.
+
+        What removes something may add too, so that an object can always be deleted, and so may
+        what writes a value over, as reading a stream does that is kept for as long as it is read.
+        Creates and appends are refused where they are taken.
+        """
+        kind, room = StreamKind.OBJECT, self._retention
+        if room.has_room(kind):
+            return
+        await room.find_room(kind)
+        if not room.is_spent(kind) or write.clear or write.deletes or write.drops:
+            return
+        before = dict(await self._storage.values(owned.oid, list(write.puts)))
+        if any(len(value) > len(before.get(name, b"")) for name, value in write.puts.items()):
+            room.require_room(kind)
 
     def _owner(self, write: ObjectWrite) -> Owned:
         owned = self._owned.get(write.key)
@@ -178,17 +195,19 @@ class SqliteObjects:
                 field="creates",
             )
         wanted = {append.stream for append in write.appends} - created
-        appended = {stream: await self._streams.resident(stream) for stream in wanted}
+        appended = {stream: await self._residents.get(stream) for stream in wanted}
         for stream in write.drops:
             try:
-                appended[stream] = await self._streams.resident(stream)
+                appended[stream] = await self._residents.get(stream)
             except NotFound:
                 continue  # it is gone, which is what was wanted
         for stream in created:
-            await self._streams.refuse_taken(stream)
+            self._retention.require_room(StreamKind.OBJECT)
+            await self._residents.refuse_taken(stream)
         return appended
 
     def _put_streams(self, write: ObjectWrite, tails: dict[bytes, Tail]) -> None:
+        group = self._commits.forming
         before = {stream: tail.accepted for stream, tail in tails.items()}
         later = {new.stream for new in write.creates}
         _check_first_appends(write.appends, later)
@@ -200,9 +219,9 @@ class SqliteObjects:
                     tails[append.stream].accept(append)
                     accepted.append((tails[append.stream], append))
             for new in write.creates:
-                made.append(self._streams.add_stream(new))
+                made.append(self._residents.add(new, group.commit))
                 tails[new.stream] = made[-1]
-                self._commits.forming.commit.power |= new.durability is Durability.POWER
+                group.commit.power |= new.durability is Durability.POWER
             for append in write.appends:
                 if append.stream in later:
                     tails[append.stream].accept(append)
@@ -211,15 +230,14 @@ class SqliteObjects:
             for stream, index in before.items():
                 tails[stream].withdraw(index)
             for tail in made:
-                self._streams.drop_stream(tail)
+                self._residents.drop(tail, group.commit)
             raise
-        group = self._commits.forming
         for tail, append in accepted:
             group.add(tail, append)
             group.commit.power |= tail.info.durability is Durability.POWER
         for stream in write.drops:
             if stream in tails:
-                self._streams.drop_stream(tails[stream])
+                self._residents.drop(tails[stream], group.commit)
 
     def _put_values(self, write: ObjectWrite, owned: Owned) -> None:
         group = self._commits.forming
@@ -237,6 +255,13 @@ class SqliteObjects:
             at_ms, retries = owned.alarm or (None, 0)
             row = ObjectRow(oid, write.key.kind, write.key.name, owned.epoch, at_ms, retries)
             group.commit.objects.append(row)
+
+
+def _size(write: ObjectWrite) -> int:
+    """What it stores, about."""
+    values = sum(len(name) + len(value) + ROW_BYTES for name, value in write.puts.items())
+    frames = sum(len(append.record.frame) for append in write.appends)
+    return values + frames + len(write.creates) * ROW_BYTES
 
 
 def _check_first_appends(appends: Sequence[Append], created: set[bytes]) -> None:

@@ -4,9 +4,11 @@ Both begin with a CRC-32 of the rest and a count, then hold columns of integers 
 one after the other. A column is one byte that says its width (1, 2, 4 or 8 bytes, what its
 largest number needs), then its numbers, little-endian: packed and read in a few C calls. A
 frame measures itself, so that lengths are not needed, and the frames of a segment can be
-sliced out without looking at the ids.
+sliced out without looking at the ids. The head of a log row has a checksum of its own, so that
+of a row that has rotted it is known, most likely, which streams it has cost what.
 
-    log row   crc u32 · n u32 · sids · indexes · ids of each · ids · frames
+    log row   crc u32 · crc of the head u32 · head · ids of each · ids · frames
+    head      n u32 · sids · indexes
     segment   crc u32 · n u32 · bytes of frames u32 · frames · ids of each · ids
 """
 
@@ -20,19 +22,21 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from ledger.codec import HEADER_BYTES, LENGTH_MASK
 from ledger.errors import Damaged
 from ledger.interface import Record
+from ledger.wire.codec import HEADER_BYTES, LENGTH_MASK
 
 MAX_IDS = 2**16 - 1
 """Token ids of one record."""
 MAX_ID = 2**32 - 1
+CHECKSUM_HINT = "the file is damaged; restore it from a copy"
 
 _U32 = struct.Struct("<I")
 _SWAP = sys.byteorder == "big"
 _CODES = {array(code).itemsize: code for code in "BHIQ"}
 _WIDTHS = {code: bytes((width,)) for width, code in _CODES.items()}
 _unpack_u32 = _U32.unpack_from
+_HEAD_AT = 8
 
 
 class Entry(NamedTuple):
@@ -50,32 +54,44 @@ def pack_batch(
     ids: Sequence[tuple[int, ...]],
 ) -> bytes:
     """The blob of one log row."""
-    return _seal(
-        _U32.pack(len(frames)),
-        _column(sids),
-        _column(indexes),
-        _pack_ids(ids),
-        *frames,
-    )
+    head = _U32.pack(len(frames)) + column(sids) + column(indexes)
+    return _seal(_U32.pack(zlib.crc32(head)), head, pack_ids(ids), *frames)
 
 
 def unpack_batch(blob: bytes, *, where: str) -> Iterator[Entry]:
     """The entries of a log row; raises `Damaged` naming `where` if it is damaged."""
     _check(blob, where)
-    (count,) = _unpack_u32(blob, 4)
-    at = 8
-    sids, at = _take(blob, at, count)
-    indexes, at = _take(blob, at, count)
-    ids, at = _take_ids(blob, at, count)
+    sids, indexes, at = _take_head(blob, _HEAD_AT)
+    ids, at = take_ids(blob, at, len(sids))
     frames = split_frames(blob[at:])
     for sid, index, frame, some in zip(sids, indexes, frames, ids, strict=True):
         yield Entry(sid, index, Record(frame, some))
 
 
+def places_of(blob: bytes) -> list[tuple[int, int]] | None:
+    """(sid, index) of each record of a damaged log row; None where its head is damaged too."""
+    try:
+        sids, indexes, at = _take_head(blob, _HEAD_AT)
+        whole = _unpack_u32(blob, 4)[0] == zlib.crc32(memoryview(blob)[_HEAD_AT:at])
+    except (IndexError, KeyError, ValueError, struct.error):
+        return None
+    return list(zip(sids, indexes, strict=True)) if whole else None
+
+
+def with_head(blob: bytes) -> bytes:
+    """A log row of version 3, whose head had no checksum; what is damaged stays so."""
+    try:
+        _check(blob, "")
+    except Damaged:
+        return blob
+    _, _, at = _take_head(blob, 4)
+    return _seal(_U32.pack(zlib.crc32(blob[4:at])), blob[4:])
+
+
 def pack_segment(frames: Sequence[bytes], ids: Sequence[tuple[int, ...]]) -> bytes:
     """The blob of one segment."""
     joined = b"".join(frames)
-    return _seal(_U32.pack(len(frames)), _U32.pack(len(joined)), joined, _pack_ids(ids))
+    return _seal(_U32.pack(len(frames)), _U32.pack(len(joined)), joined, pack_ids(ids))
 
 
 def segment_frames(blob: bytes, *, where: str) -> list[bytes]:
@@ -89,7 +105,7 @@ def segment_ids(blob: bytes) -> list[tuple[int, ...]]:
     """The ids of a segment whose frames have been read, so that its checksum holds."""
     (count,) = _unpack_u32(blob, 4)
     (size,) = _unpack_u32(blob, 8)
-    return _take_ids(blob, 12 + size, count)[0]
+    return take_ids(blob, 12 + size, count)[0]
 
 
 def split_frames(data: bytes) -> list[bytes]:
@@ -102,13 +118,13 @@ def split_frames(data: bytes) -> list[bytes]:
     return frames
 
 
-def _pack_ids(ids: Sequence[tuple[int, ...]]) -> bytes:
-    return _column(list(map(len, ids))) + _column(list(chain.from_iterable(ids)))
+def pack_ids(ids: Sequence[tuple[int, ...]]) -> bytes:
+    return column(list(map(len, ids))) + column(list(chain.from_iterable(ids)))
 
 
-def _take_ids(blob: bytes, at: int, count: int) -> tuple[list[tuple[int, ...]], int]:
-    counts, at = _take(blob, at, count)
-    flat, at = _take(blob, at, sum(counts))
+def take_ids(blob: bytes, at: int, count: int) -> tuple[list[tuple[int, ...]], int]:
+    counts, at = take_column(blob, at, count)
+    flat, at = take_column(blob, at, sum(counts))
     ids, begin = [], 0
     for length in counts:
         ids.append(tuple(flat[begin : begin + length]))
@@ -116,22 +132,31 @@ def _take_ids(blob: bytes, at: int, count: int) -> tuple[list[tuple[int, ...]], 
     return ids, at
 
 
-def _column(values: Sequence[int]) -> bytes:
+def column(values: Sequence[int]) -> bytes:
     most = max(values, default=0)
     code = "B" if most < 1 << 8 else "H" if most < 1 << 16 else "I" if most < 1 << 32 else "Q"
-    column = array(code, values)
+    numbers = array(code, values)
     if _SWAP:
-        column.byteswap()
-    return _WIDTHS[code] + column.tobytes()
+        numbers.byteswap()
+    return _WIDTHS[code] + numbers.tobytes()
 
 
-def _take(blob: bytes, at: int, count: int) -> tuple[array[int], int]:
-    column = array(_CODES[blob[at]])
-    end = at + 1 + count * column.itemsize
-    column.frombytes(blob[at + 1 : end])
+def _take_head(blob: bytes, at: int) -> tuple[array[int], array[int], int]:
+    (count,) = _unpack_u32(blob, at)
+    sids, at = take_column(blob, at + 4, count)
+    indexes, at = take_column(blob, at, count)
+    if len(indexes) != count:
+        raise ValueError("the row ends in its head")
+    return sids, indexes, at
+
+
+def take_column(blob: bytes, at: int, count: int) -> tuple[array[int], int]:
+    numbers = array(_CODES[blob[at]])
+    end = at + 1 + count * numbers.itemsize
+    numbers.frombytes(blob[at + 1 : end])
     if _SWAP:
-        column.byteswap()
-    return column, end
+        numbers.byteswap()
+    return numbers, end
 
 
 def _seal(*parts: bytes) -> bytes:
@@ -145,5 +170,5 @@ def _check(blob: bytes, where: str) -> None:
     if not whole or _unpack_u32(blob)[0] != zlib.crc32(memoryview(blob)[4:]):
         raise Damaged(
             f"{where} does not match its checksum",
-            hint="the file is damaged; restore it from a copy",
+            hint=CHECKSUM_HINT,
         )

@@ -6,7 +6,8 @@ from typing import NoReturn
 
 from ledger.errors import Damaged, damaged_stream, unknown_stream
 from ledger.interface import Record
-from ledger.sqlite.cold_reader import SegmentReader
+from ledger.sqlite.cold import Unpacked, unpack_cold, unpack_segment
+from ledger.sqlite.record import segment_frames
 from ledger.sqlite.storage import SegmentRow, Storage
 from ledger.sqlite.tail import Tail
 
@@ -14,14 +15,16 @@ READ_SEGMENTS = 64
 """Segments fetched per storage read, at most;"""
 FRAMES_PER_SEGMENT = 64
 """fewer where less is asked for, at so many frames each (short ones have about 220)."""
+REMEMBERED = 8
+"""Unpacked cold segments that are kept for the next read: each about 120 KB."""
 
 
 class Replay:
     """Reads for the ledger that owns the tails. Raises `Damaged` where a stream is not whole."""
 
-    def __init__(self, storage: Storage, segments: SegmentReader) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._segments = segments
+        self._unpacked: dict[tuple[int, int], Unpacked] = {}  # cold ones, by sid and first
 
     async def frames(self, tail: Tail, start: int, limit: int) -> list[bytes]:
         """At most `limit` released frames from index `start` on."""
@@ -55,7 +58,6 @@ class Replay:
         most = min(READ_SEGMENTS, 2 + limit // FRAMES_PER_SEGMENT)
         try:
             found = await self._storage.segments(tail.sid, start, most)
-            await self._segments.load(row.coding for row in found)
         except Damaged as error:
             raise damaged_stream(tail.info.stream, f"index {start} on: {error.message}") from error
         rows, at = [], start
@@ -68,12 +70,26 @@ class Replay:
 
     def _frames_of(self, tail: Tail, row: SegmentRow, start: int) -> list[bytes]:
         """The frames of a segment from index `start` on."""
-        frames = self._segments.frames(row, where=_where(tail, row))
+        where = _where(tail, row)
+        if row.coding:
+            frames = self._cold(row, where).frames
+        else:
+            frames = segment_frames(row.records, where=where)
         return frames[max(0, start - row.first) :]
 
     def _records_of(self, tail: Tail, row: SegmentRow, start: int) -> list[Record]:
-        unpacked = self._segments.unpack(row, where=_where(tail, row))
+        where = _where(tail, row)
+        unpacked = self._cold(row, where) if row.coding else unpack_segment(row, where=where)
         return unpacked.records()[max(0, start - row.first) :]
+
+    def _cold(self, row: SegmentRow, where: str) -> Unpacked:
+        key = row.sid, row.first
+        found = self._unpacked.get(key)
+        if found is None:
+            found = self._unpacked[key] = unpack_cold(row, where=where)
+            if len(self._unpacked) > REMEMBERED:
+                del self._unpacked[next(iter(self._unpacked))]
+        return found
 
     async def _missing(self, tail: Tail, at: int) -> NoReturn:
         stream = tail.info.stream

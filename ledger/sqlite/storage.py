@@ -31,7 +31,7 @@ class StreamRow(NamedTuple):
 
 
 class SegmentRow(NamedTuple):
-    """A run of records of one stream. `coding` 0: plain; otherwise the id of the dictionary."""
+    """A run of records of one stream. `coding` 0: plain; otherwise cold (`cold.py`)."""
 
     sid: int
     first: int  # index of its first record
@@ -81,8 +81,6 @@ class Commit:
     values: list[ValueChange] = field(default_factory=list)  # in this order
     replaced: list[tuple[int, int, int]] = field(default_factory=list)  # (sid, first, beyond)
     cold: list[int] = field(default_factory=list)  # sids of which every segment is cold
-    dictionaries: list[tuple[int, bytes]] = field(default_factory=list)  # new: (id, bytes)
-    unused: list[int] = field(default_factory=list)  # ids of dictionaries that go
     reclaim: int = 0  # segments of removed streams that go with it, at most
     vacuum: int = 0  # free pages that the file gives back, at most
 
@@ -103,14 +101,7 @@ class Commit:
     @property
     def upkeep(self) -> bool:
         """Whether it changes how things are stored, and not only what."""
-        return bool(
-            self.replaced
-            or self.cold
-            or self.dictionaries
-            or self.unused
-            or self.reclaim
-            or self.vacuum
-        )
+        return bool(self.replaced or self.cold or self.reclaim or self.vacuum)
 
     def remove(self, sids: Sequence[int]) -> None:
         """Remove streams; what this commit has yet to create is not created."""
@@ -143,14 +134,25 @@ class Storage(Protocol):
         """
         ...
 
+    @property
+    def waits(self) -> bool:
+        """Whether the next commit waits for the disk whatever it asks for.
+
+        Then it is for `commit_durably`, which keeps nobody else waiting.
+        """
+        ...
+
     async def streams_by_sid(self, sids: Sequence[int]) -> list[StreamRow]: ...
 
     async def stream_by_id(self, stream: bytes) -> StreamRow | None: ...
 
     async def stream_by_key(self, idempotency_key: str) -> StreamRow | None: ...
 
-    async def unfinished(self, kind: int) -> list[StreamRow]:
-        """Streams not marked as ended, oldest first (their end may still be in the log)."""
+    async def unfinished(self, kind: int) -> list[tuple[int, bytes]]:
+        """(sid, id) of streams not marked as ended, oldest first.
+
+        Their end may still be in the log.
+        """
         ...
 
     async def covered(self, sid: int) -> int:
@@ -161,8 +163,12 @@ class Storage(Protocol):
         """Segments from the one that holds index `start` on, at most `limit`."""
         ...
 
-    async def log(self) -> list[tuple[int, bytes]]:
-        """The whole remaining log in order, for recovery."""
+    async def log_rows(self) -> list[int]:
+        """The numbers of all rows of the log in order, for recovery."""
+        ...
+
+    async def log(self, rows: Sequence[int]) -> list[bytes]:
+        """What is in these rows of the log; nothing for those that cannot be found."""
         ...
 
     async def last_numbers(self) -> tuple[int, int]:
@@ -200,7 +206,9 @@ class Sizes(NamedTuple):
     file_bytes: int
     free_bytes: int  # of the file, in pages that hold nothing
     wal_bytes: int
-    disk_free_bytes: int  # what else is free where the file lies
+    unmoved_bytes: int  # pages at the end of the file that only the WAL has yet
+    disk_bytes: int  # the whole disk where the file lies
+    disk_free_bytes: int  # what else is free there
     garbage: bool
 
     @property
@@ -214,10 +222,16 @@ class Upkeep(Protocol):
     The changes are made by `Commit`: `replaced` to `vacuum`.
     """
 
-    async def sizes(self) -> Sizes: ...
+    def check(self) -> None:
+        """`LedgerFailed` where what is written would be found by nobody."""
+        ...
 
-    def used_bytes(self) -> int:
-        """`Sizes.used_bytes` alone, a few microseconds."""
+    def sizes(self) -> Sizes:
+        """Some ten microseconds."""
+        ...
+
+    async def object_bytes(self) -> int:
+        """What the streams and values of objects take of the file: estimated, all of them read."""
         ...
 
     async def stored_bytes(self, sid: int) -> int:
@@ -226,18 +240,6 @@ class Upkeep(Protocol):
 
     async def to_pack(self, before_ms: int, limit: int) -> list[int]:
         """Ended streams that nobody has touched since then and that are not cold."""
-        ...
-
-    async def newest_ended(self, limit: int) -> list[int]:
-        """Sids of the ended streams that began last."""
-        ...
-
-    async def dictionary(self, coding: int) -> bytes:
-        """A row of the table; empty if it is not there."""
-        ...
-
-    async def dictionaries(self) -> list[tuple[int, bool]]:
-        """(id, whether a segment needs it), oldest first."""
         ...
 
     async def settle(self, *, cut: bool) -> None:

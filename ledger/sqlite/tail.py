@@ -8,18 +8,27 @@ before it) and `accepted` (the next index a producer may append). Between `store
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ledger.errors import LedgerFull, StreamFull, TooLarge
-from ledger.frame import HEADER_BYTES, Durability, Tag
+import structlog
+
+from ledger.errors import FrameError, LedgerFull, StreamFull, TooLarge
+from ledger.frame import HEADER_BYTES, LOGGED, Durability, StreamEnd
 from ledger.interface import Append, Record, StreamInfo
 from ledger.refused import why_refused
-from ledger.sqlite.record import MAX_ID, MAX_IDS
+from ledger.sqlite.record import MAX_ID, MAX_IDS, pack_segment
+from ledger.sqlite.storage import SegmentRow
+from ledger.wire.codec import LENGTH_MASK, PREFIX_BYTES
+
+log = structlog.get_logger("ledger")
 
 SEGMENT_BYTES = 4 * 1024
 """A tail of this many frame bytes becomes a segment."""
+MAX_SEGMENT_BYTES = 64 * 1024
+"""Frame bytes of one segment, unless a single frame has more: so that it goes quickly, too."""
 MAX_TAIL_BATCHES = 600
 """A tail whose oldest record is this many log rows old becomes a segment, so that one
 slow stream does not keep the log from being pruned."""
@@ -27,13 +36,13 @@ slow stream does not keep the log from being pruned."""
 
 @dataclass(slots=True)
 class Space:
-    """What the streams of a ledger may take. `spent`: the ledger has no more for any of them."""
+    """What the streams of a kind may take. `spent`: there is no more for any of them."""
 
     max_stream_bytes: int = sys.maxsize
     spent: bool = False
 
 
-_END = int(Tag.STREAM_END)  # an enum's own comparison costs ten times as much
+_header = struct.Struct("<I").unpack_from
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +85,7 @@ class Tail:
     def accept(self, append: Append) -> int:
         """Take the next record; gives the bytes of its frame.
 
-        Raises `StaleEpoch`, `WrongIndex`, `Conflict` or `TooLarge`.
+        Raises `StaleEpoch`, `WrongIndex`, `Conflict`, `FrameError` or `TooLarge`.
         """
         _, epoch, index, (frame, ids) = append
         if epoch != self.epoch or index != self.accepted or self.end_accepted:
@@ -86,8 +95,19 @@ class Tail:
         if ids and (len(ids) > 1 or not 0 <= ids[0] <= MAX_ID):
             _check_ids(ids)
         size = len(frame)
+        # Log rows and segments are cut into frames by the lengths that these say.
+        if size < PREFIX_BYTES or size - HEADER_BYTES != _header(frame)[0] & LENGTH_MASK:
+            raise FrameError(
+                f"a frame of {size} bytes says another length",
+                field="header.length",
+                offset=0,
+                hint="one whole frame for each record",
+            )
+        tag = frame[HEADER_BYTES]
+        if tag not in LOGGED:
+            raise FrameError(f"a frame of tag {tag} is never logged", field="tag", offset=4)
         unstored = self.unstored_bytes + size
-        if frame[HEADER_BYTES] == _END:
+        if tag == StreamEnd.tag:
             self.end_accepted = True
         elif unstored > self.room:
             self._refuse_for_room()
@@ -101,7 +121,7 @@ class Tail:
         if self.spent:
             raise LedgerFull(
                 "the ledger has no room left",
-                hint="a stream can only be ended now; raise ledger.max_ledger_bytes",
+                hint="a stream can only be ended now; see the origin's log for what is short",
             )
         raise StreamFull(
             "the stream is as large as it may be",
@@ -125,12 +145,11 @@ class Tail:
     # ---- reading ----
 
     def wake(self) -> None:
-        watchers = self.watchers
-        if len(watchers) == 1:
-            watchers[0]()
-            return
-        for watcher in tuple(watchers):
-            watcher()
+        for watcher in tuple(self.watchers):
+            try:
+                watcher()
+            except Exception:  # the others, and who waits for the commit, are told all the same
+                log.exception("stream.watcher_failed", stream=self.info.stream.hex())
 
     def take(self, start: int, limit: int) -> list[bytes] | None:
         """Released frames from `start` on, or None where they lie before the tail."""
@@ -178,6 +197,27 @@ class Tail:
         begin = self.stored - self.first
         return self.frames[begin:], self.ids[begin:]
 
+    def segments(self) -> list[SegmentRow]:
+        """What no segment holds yet, as one segment or, where it is much, as several."""
+        frames, ids = self.unstored()
+        if self.unstored_bytes <= MAX_SEGMENT_BYTES:
+            return [self._segment(frames, ids, 0, len(frames))]
+        rows: list[SegmentRow] = []
+        begin = size = 0
+        for at, frame in enumerate(frames):
+            if size and size + len(frame) > MAX_SEGMENT_BYTES:
+                rows.append(self._segment(frames, ids, begin, at))
+                begin, size = at, 0
+            size += len(frame)
+        rows.append(self._segment(frames, ids, begin, len(frames)))
+        return rows
+
+    def _segment(
+        self, frames: list[bytes], ids: list[tuple[int, ...]], begin: int, end: int
+    ) -> SegmentRow:
+        blob = pack_segment(frames[begin:end], ids[begin:end])
+        return SegmentRow(self.sid, self.stored + begin, end - begin, 0, blob)
+
     def was_stored(self, until: int) -> None:
         """A segment holds everything before `until` now.
 
@@ -192,6 +232,12 @@ class Tail:
         self.unstored_bytes = sum(len(frame) for frame in self.frames[until - keep_from :])
         self.stored_bytes += before - self.unstored_bytes
         self.room -= before - self.unstored_bytes
+
+    def skip(self, until: int) -> None:
+        """Go on at index `until` with nothing in memory: what lies before is stored, or lost."""
+        self.stored_bytes += self.unstored_bytes
+        self.frames, self.ids, self.unstored_bytes = [], [], 0
+        self.first = self.stored = self.released = self.accepted = until
 
     def was_used(self) -> bool:
         """Whether anything came, or anybody asked, since this was last called."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from dataclasses import fields
 from typing import Any
 
 from ledger.frame import FinishReason, Frame, decode
 from ledger.interface import Record
 from ledger.sqlite.storage import StreamRow
+from ledger.tools.pieces import Piece, pieces
 from ledger.tools.reader import LedgerReader, durability_word, kind_word
 
 Document = dict[str, Any]
@@ -33,24 +35,32 @@ def frame_document(record: Record) -> Document:
     return {"type": type(frame).__name__, **_fields(frame), "ids": list(record.ids)}
 
 
-def json_lines(reader: LedgerReader, rows: Iterable[StreamRow]) -> Iterator[str]:
+async def json_lines(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> AsyncIterator[str]:
     """For each stream a line of its own, then one for each record."""
-    for row in rows:
-        yield json.dumps(stream_document(row), ensure_ascii=False)
-        for _, record in reader.records(row):
-            line = {"stream": row.id.hex(), **frame_document(record)}
+    async for piece in pieces(reader, rows):
+        if piece.first:
+            yield json.dumps(stream_document(piece.row), ensure_ascii=False)
+        for record in _records(piece):
+            line = {"stream": piece.row.id.hex(), **frame_document(record)}
             yield json.dumps(line, ensure_ascii=False)
 
 
-def raw_frames(reader: LedgerReader, rows: Iterable[StreamRow]) -> Iterator[bytes]:
+async def raw_frames(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> AsyncIterator[bytes]:
     """The wire frames of the streams, one after the other; they measure themselves."""
-    for row in rows:
-        for _, record in reader.records(row):
+    async for piece in pieces(reader, rows):
+        for record in _records(piece):
             yield record.frame
 
 
+def _records(piece: Piece) -> Iterator[Record]:
+    for _, record in piece.records:
+        yield record
+    if piece.damage is not None:
+        raise piece.damage
+
+
 def _fields(frame: Frame) -> Document:
-    return {str(name): _plain(getattr(frame, name)) for name in frame.__match_args__}
+    return {field.name: _plain(getattr(frame, field.name)) for field in fields(frame)}
 
 
 def _plain(value: object) -> object:

@@ -7,8 +7,8 @@ rows of its own moment, but the tables of the present.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,13 @@ from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
 
 from ledger.errors import ConfigError, Damaged, LedgerFailed, TailraceError, unknown_stream
-from ledger.frame import Tag, tag_of
+from ledger.frame import StreamEnd, tag_of
 from ledger.interface import Record, StreamKind
 from ledger.postgres.rows import unpack_ids
 from ledger.postgres.schema import SCHEMA_VERSION
 from ledger.postgres.url import PostgresUrl
 from ledger.sqlite.storage import StreamRow
-from ledger.tools.reader import STREAMS_AT_ONCE
-from ledger.tools.status import Status, Stored, per_frame
+from ledger.tools.reader import STREAMS_AT_ONCE, Status, Stored, per_frame
 
 RECORDS_AT_ONCE = 512
 """Records that are in memory at a time: at most 32 MB of objects' 64 KiB chunks."""
@@ -94,18 +93,18 @@ class PostgresStatus(Status):
 class PostgresReader:
     """An open connection. Make it with `reading_database`."""
 
-    def __init__(self, url: PostgresUrl, connection: psycopg.Connection) -> None:
+    def __init__(self, url: PostgresUrl, connection: psycopg.AsyncConnection) -> None:
         self._url = url
         self._connection = connection
 
     # ---- the whole ----
 
-    def status(self) -> PostgresStatus:
-        [(streams, unfinished, ended, of_objects, next_expiry_ms, frames)] = self._rows(
+    async def status(self) -> PostgresStatus:
+        [(streams, unfinished, ended, of_objects, next_expiry_ms, frames)] = await self._rows(
             _STREAMS, {"generation": StreamKind.GENERATION, "object": StreamKind.OBJECT}
         )
-        [(objects, alarms, next_alarm_ms)] = self._rows(_OBJECTS)
-        [(partitions, frame_bytes)] = self._rows(_PARTITIONS)
+        [(objects, alarms, next_alarm_ms)] = await self._rows(_OBJECTS)
+        [(partitions, frame_bytes)] = await self._rows(_PARTITIONS)
         return PostgresStatus(
             ledger=str(self._url),
             streams=streams,
@@ -117,112 +116,120 @@ class PostgresReader:
             next_alarm_ms=next_alarm_ms,
             next_expiry_ms=next_expiry_ms,
             frames=frames,
-            table_bytes=self.ledger_bytes(),
+            table_bytes=await self.ledger_bytes(),
             frame_bytes=frame_bytes,
             bytes_per_frame=per_frame(frame_bytes, frames),
             partitions=partitions,
-            expired_streams=self._number("SELECT count(*) FROM expired"),
-            origins=self._number(_ORIGINS),
+            expired_streams=await self._number("SELECT count(*) FROM expired"),
+            origins=await self._number(_ORIGINS),
         )
 
-    def stream_count(self) -> int:
-        return self._number("SELECT count(*) FROM stream")
+    async def stream_count(self) -> int:
+        return await self._number("SELECT count(*) FROM stream")
 
-    def ledger_bytes(self) -> int:
-        return self._number(_TABLE_BYTES)
+    async def ledger_bytes(self) -> int:
+        return await self._number(_TABLE_BYTES)
 
-    def expired(self, now_ms: int) -> int:
-        return self._number(
+    async def expired(self, now_ms: int) -> int:
+        return await self._number(
             "SELECT count(*) FROM head WHERE ended AND kind = 0 AND expires_ms <= %s", (now_ms,)
         )
 
-    def damage(self) -> Iterator[str]:
+    async def damage(self) -> AsyncIterator[str]:
         for what, sql in _STRAYS.items():
             try:
-                strays = self._number(sql)
+                strays = await self._number(sql)
             except Damaged as error:
                 yield error.message
                 continue
             if strays:
                 yield f"{strays} {what}"
 
-    def release(self) -> None:
-        self._connection.rollback()
+    async def release(self) -> None:
+        await self._connection.rollback()
 
     # ---- streams ----
 
-    def streams(self) -> Iterator[StreamRow]:
+    async def streams(self) -> AsyncIterator[StreamRow]:
         sid = -1
-        while rows := self._rows(
+        while rows := await self._rows(
             f"{_STREAM} WHERE s.sid > %s ORDER BY s.sid LIMIT %s", (sid, STREAMS_AT_ONCE)
         ):
-            yield from map(_stream_row, rows)
+            for row in rows:
+                yield _stream_row(row)
             sid = rows[-1][0]
 
-    def stream(self, stream: bytes) -> StreamRow:
-        rows = self._rows(f"{_STREAM} WHERE s.id = %s", (stream,))
+    async def stream(self, stream: bytes) -> StreamRow:
+        rows = await self._rows(f"{_STREAM} WHERE s.id = %s", (stream,))
         if not rows:
             raise unknown_stream(stream)
         return _stream_row(rows[0])
 
-    def stored(self, row: StreamRow) -> Stored:
-        size = self._number(
+    async def stored(self, row: StreamRow) -> Stored:
+        size = await self._number(
             "SELECT sum(octet_length(frame) + coalesce(octet_length(ids), 0)) FROM frame"
             " WHERE sid = %s",
             (row.sid,),
         )
         return Stored(stored_bytes=size)
 
-    def records(self, row: StreamRow, start: int = 0) -> Iterator[tuple[int, Record]]:
+    async def records(
+        self, row: StreamRow, start: int = 0
+    ) -> AsyncGenerator[tuple[int, Record], None]:
         at, last = start, None
-        while rows := self._rows(_RECORDS, (row.sid, at, RECORDS_AT_ONCE)):
+        while rows := await self._rows(_RECORDS, (row.sid, at, RECORDS_AT_ONCE)):
             for index, frame, ids in rows:
                 if index != at:
                     raise _damaged(row, f"index {index} does not follow index {at - 1}")
                 yield at, Record(frame, unpack_ids(ids))
                 at, last = at + 1, frame
-        next_index = self._number("SELECT next_index FROM head WHERE sid = %s", (row.sid,))
+        next_index = await self._number("SELECT next_index FROM head WHERE sid = %s", (row.sid,))
         if at != max(start, next_index):
             raise _damaged(row, f"it holds {at} frames, and its head says {next_index}")
-        if last is not None and tag_of(last) == Tag.STREAM_END and not row.ended:
+        if last is not None and tag_of(last) == StreamEnd.tag and not row.ended:
             raise _damaged(row, "it has a StreamEnd, and is not marked as ended")
 
     # ---- the server ----
 
-    def _number(self, sql: str, values: Any = ()) -> int:
+    async def _number(self, sql: str, values: Any = ()) -> int:
         """One number that a query gives; 0 for NULL or no row."""
-        rows = self._rows(sql, values)
+        rows = await self._rows(sql, values)
         return int(rows[0][0] or 0) if rows else 0
 
-    def _rows(self, sql: str, values: Any = ()) -> list[Any]:
+    async def _rows(self, sql: str, values: Any = ()) -> list[Any]:
         connection = self._connection
         try:
             if connection.info.transaction_status == TransactionStatus.IDLE:
                 # The first statement, because the moment is that of the one after it.
-                connection.execute("LOCK TABLE frame IN ACCESS SHARE MODE")
-                connection.execute("SAVEPOINT moment")
-            return connection.execute(sql.encode(), values, binary=True).fetchall()
+                await connection.execute("LOCK TABLE frame IN ACCESS SHARE MODE")
+                await connection.execute("SAVEPOINT moment")
+            cursor = await connection.execute(sql.encode(), values, binary=True)
+            return await cursor.fetchall()
         except psycopg.Error as error:
             if connection.info.transaction_status == TransactionStatus.INERROR:
-                connection.execute("ROLLBACK TO moment")  # damage here is none elsewhere
+                await connection.execute("ROLLBACK TO moment")  # damage here is none elsewhere
             raise _explained(error, self._url) from error
 
 
-@contextmanager
-def reading_database(url: str) -> Iterator[PostgresReader]:
+@asynccontextmanager
+async def reading_database(url: str) -> AsyncIterator[PostgresReader]:
     """The ledger in a database, as it is at this moment; `ConfigError` if there is none."""
     address = PostgresUrl(url)
-    with closing(address.connect("tailrace ledger")) as connection:
-        connection.isolation_level = IsolationLevel.REPEATABLE_READ
-        connection.read_only = True
-        _check_version(connection, address)
-        yield PostgresReader(address, connection)
-
-
-def _check_version(connection: psycopg.Connection, address: PostgresUrl) -> None:
+    connection = await address.connect("tailrace ledger")
     try:
-        row = connection.execute("SELECT version FROM tailrace.version").fetchone()
-        connection.rollback()
+        await connection.set_isolation_level(IsolationLevel.REPEATABLE_READ)
+        await connection.set_read_only(True)
+        await _check_version(connection, address)
+        yield PostgresReader(address, connection)
+    finally:
+        await connection.close()
+
+
+async def _check_version(connection: psycopg.AsyncConnection, address: PostgresUrl) -> None:
+    try:
+        cursor = await connection.execute("SELECT version FROM tailrace.version")
+        row = await cursor.fetchone()
+        await connection.rollback()
     except psycopg.errors.UndefinedTable as error:
         raise ConfigError(
             f"there is no ledger in {address}",

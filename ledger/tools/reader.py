@@ -1,24 +1,50 @@
 """A ledger seen from outside, read-only, beside the origins that write it.
 
 What the tools of `tailrace ledger` are made of. Everything is read in one transaction, so
-that it is the state of one moment; the origins go on writing meanwhile.
+that it is the state of one moment, until that is released; the origins go on writing meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from pathlib import Path
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from ledger.errors import NotFound
 from ledger.frame import Durability
 from ledger.interface import Record, StreamKind
 from ledger.sqlite.storage import StreamRow
-from ledger.tools.status import Status, Stored
 
 STREAMS_AT_ONCE = 1_000
 """Rows of streams that are in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What every ledger can count. `ledger` says where it is, without secrets."""
+
+    ledger: str
+    streams: int
+    unfinished: int
+    ended: int
+    object_streams: int
+    objects: int
+    alarms: int
+    next_alarm_ms: int | None
+    next_expiry_ms: int | None
+    frames: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What one stream takes where it is stored, in bytes of frames and ids."""
+
+    stored_bytes: int
+
+
+def per_frame(size: int, frames: int) -> float | None:
+    """Bytes for each frame; None where there is no frame."""
+    return round(size / frames, 2) if frames else None
 
 
 class LedgerReader(Protocol):
@@ -28,56 +54,41 @@ class LedgerReader(Protocol):
     storage has gone away.
     """
 
-    def status(self) -> Status: ...
+    async def status(self) -> Status: ...
 
-    def stream_count(self) -> int: ...
+    async def stream_count(self) -> int: ...
 
-    def ledger_bytes(self) -> int:
+    async def ledger_bytes(self) -> int:
         """What the ledger takes where it is stored."""
         ...
 
-    def expired(self, now_ms: int) -> int:
+    async def expired(self, now_ms: int) -> int:
         """How many streams have outlived their retention at `now_ms` (Unix time)."""
         ...
 
-    def streams(self) -> Iterator[StreamRow]:
+    def streams(self) -> AsyncIterator[StreamRow]:
         """Every stream, those of an hour in the order of their creation."""
         ...
 
-    def stream(self, stream: bytes) -> StreamRow:
+    async def stream(self, stream: bytes) -> StreamRow:
         """One stream; `NotFound` if there is none."""
         ...
 
-    def stored(self, row: StreamRow) -> Stored:
+    async def stored(self, row: StreamRow) -> Stored:
         """What one stream takes where it is stored."""
         ...
 
-    def records(self, row: StreamRow, start: int = 0) -> Iterator[tuple[int, Record]]:
+    def records(self, row: StreamRow, start: int = 0) -> AsyncGenerator[tuple[int, Record], None]:
         """(index, record) from `start` on; `Damaged` where the stream is not whole."""
         ...
 
-    def damage(self) -> Iterator[str]:
+    def damage(self) -> AsyncIterator[str]:
         """What is not whole and belongs to no stream, in words. Looks at everything."""
         ...
 
-    def release(self) -> None:
+    async def release(self) -> None:
         """Let go of the moment: what is read next is of a later one."""
         ...
-
-
-def reading(place: Path | str) -> AbstractContextManager[LedgerReader]:
-    """The ledger in a file, or in the database that a URL names, as it is at this moment.
-
-    Raises `ConfigError` where there is none, `LedgerFailed` where the server is away.
-    """
-    # Imported here, because the driver for PostgreSQL is an extra.
-    if isinstance(place, Path):
-        from ledger.tools.sqlite_reader import reading_file
-
-        return reading_file(place)
-    from ledger.tools.postgres_reader import reading_database
-
-    return reading_database(place)
 
 
 def kind_word(row: StreamRow) -> str:

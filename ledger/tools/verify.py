@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ledger.errors import Damaged, FrameError
-from ledger.frame import Logged, Tag, decode, tag_of
-from ledger.sqlite.storage import StreamRow
+from ledger.frame import Logged, StreamEnd, decode, tag_of
+from ledger.tools.pieces import Piece, pieces
 from ledger.tools.reader import LedgerReader
 
 
@@ -34,37 +34,54 @@ class Verdict:
         return not self.findings
 
 
-def verify(reader: LedgerReader, progress: Callable[[int], None] | None = None) -> Verdict:
+async def verify(reader: LedgerReader, progress: Callable[[int], None] | None = None) -> Verdict:
     """Look at everything; `progress` is called with the number of streams done."""
-    verdict = Verdict(findings=[Finding(None, what) for what in reader.damage()])
+    verdict = Verdict(findings=[Finding(None, what) async for what in reader.damage()])
+    await reader.release()
+    stream = _Stream()
     try:
-        for row in reader.streams():
-            _check_stream(reader, row, verdict)
-            verdict.streams += 1
-            if progress is not None:
-                progress(verdict.streams)
+        async for piece in pieces(reader, reader.streams()):
+            if piece.first:
+                stream = _Stream()
+            _check_piece(piece, stream, verdict)
+            if piece.last:
+                verdict.streams += 1
+                verdict.ended += stream.ended_at is not None
+                if progress is not None:
+                    progress(verdict.streams)
     except Damaged as error:
         verdict.findings.append(Finding(None, error.message))
     return verdict
 
 
-def _check_stream(reader: LedgerReader, row: StreamRow, verdict: Verdict) -> None:
+@dataclass(slots=True)
+class _Stream:
+    """What was found so far in the one that is looked at."""
+
     ended_at: int | None = None
+    broken: bool = False
+
+
+def _check_piece(piece: Piece, stream: _Stream, verdict: Verdict) -> None:
+    if stream.broken:
+        return  # one finding for each
     try:
-        for index, record in reader.records(row):
-            if ended_at is not None:
-                raise Damaged(f"index {index} follows the end at index {ended_at}")
+        for index, record in piece.records:
+            if stream.ended_at is not None:
+                raise Damaged(f"index {index} follows the end at index {stream.ended_at}")
             _check_frame(record.frame, index)
-            if tag_of(record.frame) == Tag.STREAM_END:
-                ended_at = index
+            if tag_of(record.frame) == StreamEnd.tag:
+                stream.ended_at = index
             verdict.frames += 1
             verdict.tokens += len(record.ids)
-        if row.ended and ended_at is None:
+        if piece.damage is not None:
+            raise piece.damage
+        if piece.last and piece.row.ended and stream.ended_at is None:
             raise Damaged("it is marked as ended, and has no StreamEnd")
     except (Damaged, FrameError) as error:
-        what = error.message.removeprefix(f"stream {row.id.hex()}: ")
-        verdict.findings.append(Finding(row.id.hex(), what))
-    verdict.ended += ended_at is not None
+        stream.broken = True
+        name = piece.row.id.hex()
+        verdict.findings.append(Finding(name, error.message.removeprefix(f"stream {name}: ")))
 
 
 def _check_frame(raw: bytes, index: int) -> None:

@@ -1,0 +1,125 @@
+"""Checksums of single rows: what a row says of itself, so that what has rotted is not believed.
+
+The log and segments have theirs in their bytes. The rows of streams, objects and
+values have a column for it, `crc`. That of a stream is made of two parts, one over what never
+changes and one over what does, its state; a change takes the old state's part out and puts the
+new one's in (`restated`), so that the recipe is not read for it, and damage that was there
+before stays visible.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ledger.errors import Damaged, damaged_stream
+from ledger.sqlite.storage import ObjectRow, StreamRow
+
+if TYPE_CHECKING:
+    import apsw
+
+DAMAGED_HINT = "see to the disk; restore the file from a copy"
+_MISMATCH = "does not match its checksum"
+
+_STREAM_TEXTS = ("recipe", "idempotency_key")
+_OBJECT_TEXTS = ("kind", "name")
+
+
+def _columns(names: Sequence[str], texts: Sequence[str]) -> str:
+    """Texts as they lie there: what has rotted need not be UTF-8 any more."""
+    return ", ".join(f"CAST({name} AS BLOB)" if name in texts else name for name in names)
+
+
+STREAM_COLUMNS = _columns((*StreamRow._fields, "crc"), _STREAM_TEXTS)
+OBJECT_COLUMNS = _columns((*ObjectRow._fields, "crc"), _OBJECT_TEXTS)
+VALUE_COLUMNS = _columns(("name", "value", "crc"), ("name",))
+
+_STATE = ("epoch", "ended", "expires_ms")
+_AT = {name: at for at, name in enumerate(StreamRow._fields)}
+_STATE_AT = [_AT[name] for name in _STATE]
+_FIXED_AT = [at for name, at in _AT.items() if name not in _STATE]
+
+
+def restated(**changed: str) -> str:
+    """The SQL for a stream's new `crc` where columns of its state get these new values."""
+    new = ", ".join(changed.get(name, name) for name in _STATE)
+    return f"restated(crc, sid, {', '.join(_STATE)}, {new})"
+
+
+def stream_crc(row: Sequence[object]) -> int:
+    """Of the columns of a `StreamRow`; texts may be given as bytes."""
+    fixed = _crc([row[at] for at in _FIXED_AT])
+    return fixed ^ _crc([row[0], *(row[at] for at in _STATE_AT)])
+
+
+def object_crc(row: Sequence[object]) -> int:
+    return _crc(row)
+
+
+def value_crc(oid: int, name: str | bytes, value: bytes) -> int:
+    return _crc((oid, name, value))
+
+
+def add_functions(connection: apsw.Connection) -> None:
+    """Have a connection know the function that `restated` calls."""
+    connection.create_scalar_function("restated", _restated, deterministic=True)
+
+
+def _restated(*values: Any) -> int:
+    crc, sid, *states = values
+    if not isinstance(crc, int):
+        return 0  # the row has rotted, which is to be said when it is read
+    return crc ^ _crc((sid, *states[:3])) ^ _crc((sid, *states[3:]))
+
+
+def _crc(values: Sequence[object]) -> int:
+    crc = 0
+    for value in values:
+        data = value if isinstance(value, bytes) else str(value).encode()
+        # The length, so that what one value has lost cannot be the beginning of the next.
+        crc = zlib.crc32(data, zlib.crc32(b"%d " % len(data), crc))
+    return crc
+
+
+# ---- reading ----
+
+
+def checked_stream(row: Sequence[Any]) -> StreamRow:
+    """A stream's row of `STREAM_COLUMNS`; `Damaged` if it does not match its checksum."""
+    *columns, crc = row
+    if crc != stream_crc(columns):
+        sid, stream, *_ = columns
+        if not isinstance(stream, bytes):
+            raise Damaged(f"row {sid} of the streams {_MISMATCH}", hint=DAMAGED_HINT)
+        raise damaged_stream(stream, f"its row {_MISMATCH}")
+    return StreamRow(*_decoded(columns, StreamRow._fields, _STREAM_TEXTS))
+
+
+def unchecked_stream(row: Sequence[Any]) -> StreamRow:
+    """What can be seen of a stream's row that does not match its checksum."""
+    sid, stream, *rest, _ = row
+    known = stream if isinstance(stream, bytes) else b""
+    return StreamRow(*_decoded((sid, known, *rest), StreamRow._fields, _STREAM_TEXTS))
+
+
+def checked_object(row: Sequence[Any]) -> ObjectRow:
+    """An object's row of `OBJECT_COLUMNS`."""
+    *columns, crc = row
+    if crc != object_crc(columns):
+        raise Damaged(f"the row of object {columns[0]} {_MISMATCH}", hint=DAMAGED_HINT)
+    return ObjectRow(*_decoded(columns, ObjectRow._fields, _OBJECT_TEXTS))
+
+
+def checked_value(oid: int, row: Sequence[Any]) -> tuple[str, bytes]:
+    """A value of `VALUE_COLUMNS`, with its name."""
+    name, value, crc = row
+    if crc != value_crc(oid, name, value):
+        raise Damaged(f"value {name!r} of object {oid} {_MISMATCH}", hint=DAMAGED_HINT)
+    return name.decode(), value
+
+
+def _decoded(columns: Sequence[Any], names: Sequence[str], texts: Sequence[str]) -> Iterator[Any]:
+    for name, value in zip(names, columns, strict=True):
+        is_text = name in texts and isinstance(value, bytes)
+        yield value.decode(errors="replace") if is_text else value

@@ -1,0 +1,352 @@
+"""The SQLite file under a ledger: its connections and its statements.
+
+One connection writes, on the event loop or in a thread, never both at once: a log row is
+written on the loop and then synced, without a thread where the system can do that. Two read
+(`lookups`). One moves the WAL (`wal`) into the database in a thread of its own, beside the
+writer; that is safe since SQLite 3.51.3, which is why this is apsw, which brings a current
+SQLite with it, and not the system's. Locks keep a second process away, by whatever name it comes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from ledger.errors import ConfigError, Damaged
+from ledger.interface import ObjectKey
+from ledger.sqlite.disk.checksum import (
+    DAMAGED_HINT,
+    OBJECT_COLUMNS,
+    STREAM_COLUMNS,
+    VALUE_COLUMNS,
+    checked_object,
+    checked_stream,
+    checked_value,
+    object_crc,
+    restated,
+    stream_crc,
+    value_crc,
+)
+from ledger.sqlite.disk.high_water import (
+    HighWater,
+    lost_file,
+    lost_wal,
+    read_mark,
+    require_nothing_lost,
+)
+from ledger.sqlite.disk.lookups import Lookups
+from ledger.sqlite.disk.open_files import OpenFiles
+from ledger.sqlite.disk.opening import lock
+from ledger.sqlite.disk.schema import connect_reader, connect_writer
+from ledger.sqlite.disk.sync import SyncOf, sync_of
+from ledger.sqlite.disk.thread import WorkThread
+from ledger.sqlite.disk.upkeep import SqliteUpkeep
+from ledger.sqlite.disk.wal import Wal, leave
+from ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, StreamRow
+
+Rows = Sequence[Sequence[Any]]
+
+
+def _insert(table: str, columns: int, *, replace: bool = False) -> str:
+    verb = "REPLACE" if replace else "INSERT"
+    return f"{verb} INTO {table} VALUES ({', '.join('?' * columns)})"
+
+
+_INSERT_LOG = _insert("log", 2)
+_INSERT_STREAM = _insert(
+    f"stream ({', '.join(StreamRow._fields)}, crc)", len(StreamRow._fields) + 1
+)
+_SET_EPOCH = f"UPDATE stream SET epoch = ?1, crc = {restated(epoch='?1')} WHERE sid = ?2"
+_SET_ENDED = (
+    "UPDATE stream SET ended = 1, expires_ms = ?1,"
+    f" crc = {restated(ended='1', expires_ms='?1')} WHERE sid = ?2"
+)
+_SET_EXPIRY = (
+    f"UPDATE stream SET expires_ms = ?1, crc = {restated(expires_ms='?1')}"
+    " WHERE sid = ?2 AND expires_ms < ?1"
+)
+_INSERT_SEGMENT = _insert("segment", len(SegmentRow._fields), replace=True)
+_UPSERT_OBJECT = (
+    _insert("object", len(ObjectRow._fields) + 1) + " ON CONFLICT (oid) DO UPDATE SET"
+    " epoch = excluded.epoch, alarm_ms = excluded.alarm_ms,"
+    " alarm_retries = excluded.alarm_retries, crc = excluded.crc"
+)
+_PUT_VALUE = _insert("object_value", 4, replace=True)
+
+
+class SqliteFile:
+    """`ledger.sqlite.storage.Storage` on one file. Make it with `open`."""
+
+    def __init__(
+        self,
+        path: Path,
+        writer: apsw.Connection,
+        vfs: str | None,
+        locks: tuple[int, int],
+        wal_sync: SyncOf,
+        high_water: HighWater,
+    ) -> None:
+        self.path = path
+        self._writer = writer
+        self._lookups = Lookups(path, vfs)
+        self._checkpointer = connect_reader(path, vfs)
+        # Open as long as the connections are: closing it would drop their locks (POSIX).
+        self._synced, self._lock = locks
+        self._full = False
+        self._writing = WorkThread("ledger-writer")
+        self._files = OpenFiles(path, Path(writer.filename_wal))
+        self._wal = Wal(self._files, writer, self._checkpointer, vfs, self._synced, high_water)
+        self._wal_sync = wal_sync(self._wal.path, self._writing, self._files.failed)
+        self.upkeep = SqliteUpkeep(path, self._lookups, self._wal, self._files, self._synced)
+
+    @classmethod
+    async def open(
+        cls, path: Path, vfs: str | None = None, wal_sync: SyncOf = sync_of
+    ) -> SqliteFile:
+        """Open or make the file at `path`; `ConfigError` if it is another's or locked.
+
+        With another `vfs` than SQLite's own goes a `wal_sync` that syncs its files.
+        """
+        path = Path(os.path.realpath(path))  # as SQLite does, which puts its WAL beside that
+        locks: tuple[int, int] | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            locks = lock(path)
+            high_water = HighWater(path, locks[1] if vfs is None else None)
+            mark = read_mark(path) if vfs is None else None
+
+            def look(frames: int) -> None:
+                require_nothing_lost(path, lost_wal(path, mark, frames))
+                high_water.say_nothing()
+
+            require_nothing_lost(path, lost_file(path, mark))
+            return cls(path, connect_writer(path, vfs, look), vfs, locks, wal_sync, high_water)
+        except BaseException as error:
+            for descriptor in locks or ():
+                os.close(descriptor)
+            if not isinstance(error, apsw.Error | OSError):
+                raise
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ConfigError(
+                f"{path}: {why}",
+                field="ledger.path",
+                hint="give the ledger a folder that can be written",
+            ) from error
+
+    async def close(self) -> None:
+        await self._wal.rest()
+        await self._wal_sync.close()
+        await self._writing.close()
+        await self._lookups.close()
+        await self._wal.close()
+        # The writer last: who closes last moves the WAL into the database and removes it.
+        for connection in (*self._lookups.connections, self._checkpointer, self._writer):
+            try:
+                if self._files.failure is not None:
+                    leave(connection)
+                connection.close()
+            except apsw.Error as error:
+                self._files.failed(error)
+        os.close(self._synced)
+        os.close(self._lock)
+
+    # ---- writing ----
+
+    def commit(self, commit: Commit) -> None:
+        self._apply(commit, full=False)
+        self._wal.move_if_due()
+
+    def commit_durably(self, commit: Commit, behind: Callable[[], Commit]) -> Awaitable[None]:
+        if not commit.only_log or self._wal.asks_writer or not self._wal.filled:
+            return self._commit_in_thread(commit, behind())
+        # No reader looks at the log, so that it may be written before it is durable.
+        self._apply(commit, full=False)
+        durable = self._wal_sync.begin()
+        self._store_behind(behind())
+        return durable
+
+    @property
+    def waits(self) -> bool:
+        return self._wal.asks_writer  # which syncs twice
+
+    async def _commit_in_thread(self, commit: Commit, behind: Commit) -> None:
+        await self._writing.run(lambda: self._apply(commit, full=commit.power))
+        self._store_behind(behind)
+
+    def _store_behind(self, commit: Commit) -> None:
+        if not commit.empty:
+            self._apply(commit, full=False)
+        self._wal.move_if_due()
+
+    def _apply(self, commit: Commit, *, full: bool) -> None:
+        self._files.check()
+        writer = self._writer
+        try:
+            if full and not self._wal.filled:
+                self._wal.fill()
+            if full != self._full:
+                writer.execute(f"PRAGMA synchronous = {'FULL' if full else 'NORMAL'}")
+                self._full = full
+            if self._wal.asks_writer:
+                self._wal.end_checkpoint()
+            if commit.only_log:
+                if commit.log:
+                    writer.execute(_INSERT_LOG, (commit.seq, commit.log))
+                return
+            if steps := _statements(commit):
+                writer.execute("BEGIN IMMEDIATE")
+                for sql, rows in steps:
+                    writer.executemany(sql, rows)
+                writer.execute("COMMIT")
+            if commit.upkeep:
+                self.upkeep.keep_up(writer, commit)
+        except apsw.Error as error:
+            raise self._files.failed(error) from error
+
+    # ---- reading ----
+
+    async def streams_by_sid(self, sids: Sequence[int]) -> list[StreamRow]:
+        sql = f"SELECT {STREAM_COLUMNS} FROM stream WHERE sid = ?"
+        return [checked_stream(row) for sid in sids for row in self._lookups.look(sql, (sid,))]
+
+    async def stream_by_id(self, stream: bytes) -> StreamRow | None:
+        return self._stream("id = ?", stream)
+
+    async def stream_by_key(self, idempotency_key: str) -> StreamRow | None:
+        return self._stream("idempotency_key = ?", idempotency_key)
+
+    async def unfinished(self, kind: int) -> list[tuple[int, bytes]]:
+        return await self._lookups.read(
+            "SELECT sid, id FROM stream WHERE ended = 0 AND kind = ? ORDER BY created_ms, sid",
+            (kind,),
+        )
+
+    async def covered(self, sid: int) -> int:
+        rows = self._lookups.look(
+            "SELECT first + length FROM segment WHERE sid = ? ORDER BY first DESC LIMIT 1", (sid,)
+        )
+        if rows and rows[0][0] is None:  # no column may be NULL: the page has rotted
+            raise Damaged(f"{self.path}: a segment of stream {sid} is NULL", hint=DAMAGED_HINT)
+        return rows[0][0] if rows else 0
+
+    async def segments(self, sid: int, start: int, limit: int) -> list[SegmentRow]:
+        rows = await self._lookups.read(
+            "SELECT sid, first, length, coding, records FROM segment WHERE sid = ?1"
+            " AND first >= coalesce("
+            "(SELECT max(first) FROM segment WHERE sid = ?1 AND first <= ?2), ?2)"
+            " ORDER BY first LIMIT ?3",
+            (sid, start, limit),
+        )
+        return [SegmentRow(*row) for row in rows]
+
+    async def log_rows(self) -> list[int]:
+        return [row[0] for row in await self._lookups.read("SELECT seq FROM log ORDER BY seq", ())]
+
+    async def log(self, rows: Sequence[int]) -> list[bytes]:
+        numbers = ", ".join(map(str, rows))
+        found = await self._lookups.read(
+            f"SELECT batch FROM log WHERE seq IN ({numbers}) ORDER BY seq", ()
+        )
+        return [row[0] for row in found]
+
+    async def last_numbers(self) -> tuple[int, int]:
+        rows = self._lookups.look(
+            "SELECT max((SELECT coalesce(max(sid), 0) FROM stream),"
+            " (SELECT coalesce(max(sid), 0) FROM segment),"
+            " (SELECT coalesce(max(sid), 0) FROM removed)),"
+            " (SELECT coalesce(max(oid), 0) FROM object)",
+            (),
+        )
+        return int(rows[0][0]), int(rows[0][1])
+
+    async def expired(self, kind: int, now_ms: int, limit: int) -> list[int]:
+        rows = self._lookups.look(
+            "SELECT sid FROM stream WHERE ended = 1 AND kind = ? AND expires_ms <= ?"
+            " ORDER BY expires_ms LIMIT ?",
+            (kind, now_ms, limit),
+        )
+        return [row[0] for row in rows]
+
+    async def object_row(self, key: ObjectKey) -> ObjectRow | None:
+        rows = self._lookups.look(
+            f"SELECT {OBJECT_COLUMNS} FROM object WHERE kind = ? AND name = ?", key
+        )
+        return checked_object(rows[0]) if rows else None
+
+    async def values(self, oid: int, names: Sequence[str]) -> list[tuple[str, bytes]]:
+        sql = f"SELECT {VALUE_COLUMNS} FROM object_value WHERE oid = ? AND name = ?"
+        rows = [row for name in names for row in self._lookups.look(sql, (oid, name))]
+        return [checked_value(oid, row) for row in rows]
+
+    async def value_range(
+        self, oid: int, start: str, end: str | None, limit: int, *, reverse: bool
+    ) -> list[tuple[str, bytes]]:
+        below = "" if end is None else " AND name < ?3"
+        order = "DESC" if reverse else "ASC"
+        rows = await self._lookups.read(
+            f"SELECT {VALUE_COLUMNS} FROM object_value WHERE oid = ?1 AND name >= ?2"
+            f"{below} ORDER BY name {order} LIMIT ?4",
+            (oid, start, end, limit),
+        )
+        return [checked_value(oid, row) for row in rows]
+
+    async def alarms(self, now_ms: int, limit: int) -> list[ObjectRow]:
+        rows = self._lookups.look(
+            f"SELECT {', '.join(ObjectRow._fields)} FROM object WHERE alarm_ms <= ?"
+            " ORDER BY alarm_ms, oid LIMIT ?",
+            (now_ms, limit),
+        )
+        return [ObjectRow(*row) for row in rows]
+
+    async def next_alarm_ms(self) -> int | None:
+        rows = self._lookups.look("SELECT min(alarm_ms) FROM object WHERE alarm_ms IS NOT NULL", ())
+        return None if rows[0][0] is None else int(rows[0][0])
+
+    async def object_names(self, kind: str, after: str, limit: int) -> list[str]:
+        rows = await self._lookups.read(
+            "SELECT name FROM object WHERE kind = ? AND name > ? AND (alarm_ms IS NOT NULL"
+            " OR EXISTS (SELECT 1 FROM object_value WHERE object_value.oid = object.oid))"
+            " ORDER BY name LIMIT ?",
+            (kind, after, limit),
+        )
+        return [row[0] for row in rows]
+
+    def _stream(self, where: str, value: object) -> StreamRow | None:
+        rows = self._lookups.look(f"SELECT {STREAM_COLUMNS} FROM stream WHERE {where}", (value,))
+        return checked_stream(rows[0]) if rows else None
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+
+def _statements(commit: Commit) -> list[tuple[str, Rows]]:
+    """The statements of a commit, each with its rows, in their order."""
+    steps: list[tuple[str, Rows]] = [
+        # Removed first: the id of a stream may be given to another one in the same commit.
+        ("INSERT OR IGNORE INTO removed VALUES (?)", [(sid,) for sid in commit.removed]),
+        ("DELETE FROM stream WHERE sid = ?", [(sid,) for sid in commit.removed]),
+        (_INSERT_STREAM, [(*row, stream_crc(row)) for row in commit.streams]),
+        (_SET_EPOCH, commit.epochs),
+        (_INSERT_LOG, [(commit.seq, commit.log)] if commit.log else ()),
+        ("DELETE FROM segment WHERE sid = ? AND first >= ? AND first < ?", commit.replaced),
+        (_INSERT_SEGMENT, commit.segments),
+        (_SET_ENDED, commit.ended),
+        (_SET_EXPIRY, commit.touched),
+        ("UPDATE stream SET cold = 1 WHERE sid = ?", [(sid,) for sid in commit.cold]),
+        (_UPSERT_OBJECT, [(*row, object_crc(row)) for row in commit.objects]),
+    ]
+    for oid, name, value in commit.values:
+        if name is None:
+            steps.append(("DELETE FROM object_value WHERE oid = ?", [(oid,)]))
+        elif value is None:
+            steps.append(("DELETE FROM object_value WHERE oid = ? AND name = ?", [(oid, name)]))
+        else:
+            steps.append((_PUT_VALUE, [(oid, name, value, value_crc(oid, name, value))]))
+    if commit.keep_from is not None:
+        steps.append(("DELETE FROM log WHERE seq < ?", [(commit.keep_from,)]))
+    return [step for step in steps if step[1]]

@@ -1,0 +1,230 @@
+"""Waiting for the disk from an event loop: one file, one sync under way at a time.
+
+Linux is told by `io_submit` (IOCB_CMD_FDSYNC, since 4.18) and tells of the end by an eventfd
+that the loop watches anyway. So no thread of ours has to wake, get hold of the interpreter,
+and wake the loop again, which costs as much again as a quick disk takes; and the loop is
+free to work meanwhile. Elsewhere, and where the kernel or the file system refuses, a thread
+does it.
+
+Source: linux/aio_abi.h for the structures, io_submit(2) for the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+import platform
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from ledger.sqlite.disk.thread import WorkThread
+
+_CALLS = {  # io_setup, io_destroy, io_getevents, io_submit
+    "x86_64": (206, 207, 208, 209),
+    "aarch64": (0, 1, 4, 2),
+    "riscv64": (0, 1, 4, 2),
+}
+_FDSYNC = 3  # IOCB_CMD_FDSYNC
+_RESFD = 1  # IOCB_FLAG_RESFD
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+# data, key, rw_flags, opcode, priority, fd, buffer, bytes, offset, reserved, flags, resfd
+_IOCB = struct.Struct("<QIIHhIQQqQII")
+_EVENT = struct.Struct("<QQqq")  # data, iocb, result, result2
+
+Failed = Callable[[OSError], Exception]
+"""Makes of a failed sync the error that those who wait are to have."""
+
+
+FILL_BYTES = 64 * 1024
+"""Zeros written at once. Where a file system keeps as much of a file together in memory as was
+written at once (ext4's large folios), each small write later is accounted as so many bytes."""
+
+
+class DiskSync(Protocol):
+    """Makes what was written to a file so far survive the loss of power."""
+
+    def begin(self) -> asyncio.Future[None]:
+        """Done once it does; its error is what `Failed` made of an OSError."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+SyncOf = Callable[[Path, WorkThread, Failed], DiskSync]
+"""What `sync_of` is, and what stands for it where files are not written through the system."""
+
+
+def fill(path: Path, size: int) -> None:
+    """Lengthen a file to `size` bytes by zeros, and sync it.
+
+    To sync a file that grows takes a commit of the file system's journal too: about twice as
+    long.
+    """
+    with path.open("r+b") as file:
+        missing = size - file.seek(0, os.SEEK_END)
+        while missing > 0:
+            missing -= file.write(bytes(min(missing, FILL_BYTES)))
+        file.flush()
+        os.fdatasync(file.fileno())
+
+
+def reserve(path: Path, size: int) -> None:
+    """Have the disk keep room for a file of `size` bytes; the file stays as long as it is.
+
+    OSError where the disk has no such room, or the file system cannot do that.
+    """
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, "no fallocate here")
+    allocate = ctypes.CDLL(None, use_errno=True).fallocate
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        if allocate(descriptor, _KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size)) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(descriptor)
+
+
+def sync_of(path: Path, thread: WorkThread, failed: Failed) -> DiskSync:
+    """The quickest way to sync `path` here. Its file stays the same one; OSError without it."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        return KernelSync(descriptor, failed)
+    except OSError:
+        return ThreadSync(descriptor, thread, failed)
+
+
+class ThreadSync:
+    """`os.fdatasync` in a thread. It closes the descriptor in the end."""
+
+    def __init__(self, descriptor: int, thread: WorkThread, failed: Failed) -> None:
+        self._descriptor = descriptor
+        self._thread = thread
+        self._failed = failed
+
+    def begin(self) -> asyncio.Future[None]:
+        return self._thread.begin(self._sync)
+
+    async def close(self) -> None:
+        await self._thread.run(lambda: os.close(self._descriptor))
+
+    def _sync(self) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise self._failed(error) from error
+
+
+class KernelSync:
+    """`fdatasync` by the kernel's own threads. OSError where there is no such thing.
+
+    It closes the descriptor in the end.
+    """
+
+    def __init__(self, descriptor: int, failed: Failed) -> None:
+        self._descriptor = descriptor
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Future[None] | None = None
+        self._event = ctypes.create_string_buffer(_EVENT.size)
+        self._queue = _Queue()
+        try:
+            self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except BaseException:
+            self._queue.close()
+            raise
+        request = _IOCB.pack(0, 0, 0, _FDSYNC, 0, descriptor, 0, 0, 0, 0, _RESFD, self._ended)
+        self._request = ctypes.create_string_buffer(request, _IOCB.size)
+        self._requests = (ctypes.c_void_p * 1)(ctypes.addressof(self._request))
+        try:
+            self._probe()
+            self._loop.add_reader(self._ended, self._end)
+        except BaseException:
+            self._close_queue()
+            raise
+
+    def begin(self) -> asyncio.Future[None]:
+        assert self._waiting is None, "one sync at a time"
+        waiting = self._waiting = self._loop.create_future()
+        try:
+            self._queue.submit(self._requests)
+        except OSError as error:
+            self._waiting = None
+            waiting.set_exception(self._failed(error))
+        return waiting
+
+    async def close(self) -> None:
+        if self._waiting is not None:
+            await asyncio.wait([self._waiting])
+        self._loop.remove_reader(self._ended)
+        self._close_queue()
+        os.close(self._descriptor)
+
+    def _probe(self) -> None:
+        """One sync that is waited for: not every file system has it."""
+        self._queue.submit(self._requests)
+        self._result(at_least=1)
+        os.eventfd_read(self._ended)
+
+    def _end(self) -> None:
+        os.eventfd_read(self._ended)
+        waiting, self._waiting = self._waiting, None
+        try:
+            self._result(at_least=0)
+        except OSError as error:
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(self._failed(error))
+            return
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    def _result(self, at_least: int) -> None:
+        if self._queue.events(at_least, self._event) != 1:
+            raise OSError(errno.EIO, "a sync ended without a result")
+        *_, result, _ = _EVENT.unpack(self._event)
+        if result < 0:
+            raise OSError(-result, os.strerror(-result))
+
+    def _close_queue(self) -> None:
+        self._queue.close()
+        os.close(self._ended)
+
+
+class _Queue:
+    """The kernel's queue of requests, with room for one. glibc has no functions for it."""
+
+    def __init__(self) -> None:
+        numbers = _CALLS.get(platform.machine()) if sys.platform == "linux" else None
+        if numbers is None or sys.byteorder != "little":
+            raise OSError(errno.ENOSYS, "no io_submit here")
+        self._setup, self._destroy, self._getevents, self._submit = map(ctypes.c_long, numbers)
+        self._call = ctypes.CDLL(None, use_errno=True).syscall
+        self._call.restype = ctypes.c_long
+        context = ctypes.c_ulong(0)
+        self._checked(self._call(self._setup, ctypes.c_uint(1), ctypes.byref(context)))
+        self._context = context
+        self._one = ctypes.c_long(1)
+
+    def submit(self, requests: ctypes.Array[ctypes.c_void_p]) -> None:
+        self._checked(self._call(self._submit, self._context, self._one, requests))
+
+    def events(self, at_least: int, event: ctypes.Array[ctypes.c_char]) -> int:
+        """Wait for `at_least` (0 or 1) ends; how many there were, at most one."""
+        wanted = ctypes.c_long(at_least)
+        got = self._call(self._getevents, self._context, wanted, self._one, event, None)
+        return self._checked(got)
+
+    def close(self) -> None:
+        """Returns when nothing is under way any more."""
+        self._call(self._destroy, self._context)
+
+    def _checked(self, result: int) -> int:
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return result

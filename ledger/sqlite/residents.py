@@ -1,0 +1,196 @@
+"""The streams of a ledger on a file that are in memory at the moment, and their tails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ledger.errors import Conflict, unknown_stream
+from ledger.frame import Durability
+from ledger.interface import NewStream, StreamInfo, StreamKind
+from ledger.sqlite.storage import Commit, Storage, StreamRow, Upkeep
+from ledger.sqlite.tail import Space, Tail
+
+
+class Residents:
+    """Tails by stream id and by sid. What is in none of them can be had from storage again."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        upkeep: Upkeep | None,
+        spaces: Mapping[StreamKind, Space],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._storage = storage
+        self._upkeep = upkeep
+        self._spaces = spaces
+        self._now_ms = now_ms
+        self._loading = asyncio.Lock()
+        self._removing: set[int] = set()  # sids that go with a commit under way
+        self._touched: dict[int, int] = {}  # sid to expires_ms, not yet in the file
+        self.tails: dict[bytes, Tail] = {}
+        self.by_sid: dict[int, Tail] = {}
+        self.unstored: dict[int, Tail] = {}  # by sid; in the order of their oldest log row
+        self.ripe: dict[int, Tail] = {}  # by sid; what should become segments
+        self.last_sid = 0
+        self.packing: int | None = None  # the sid that is packed now; None once it is removed
+
+    # ---- coming and going ----
+
+    async def get(self, stream: bytes) -> Tail:
+        """The tail of a stream, loaded if need be; `NotFound` if there is no such stream."""
+        tail = self.tails.get(stream)
+        if tail is None:
+            async with self._loading:
+                tail = self.tails.get(stream)
+                if tail is None:
+                    row = await self._storage.stream_by_id(stream)
+                    if row is None or row.sid in self._removing:
+                        raise unknown_stream(stream)
+                    tail = await self.adopt(row)
+                    tail.fit(self._spaces[tail.info.kind])
+        tail.used = True
+        return tail
+
+    async def adopt(self, row: StreamRow) -> Tail:
+        """The tail of a stored stream, as far as segments reach."""
+        covered, size = await self._storage.covered(row.sid), 0
+        if not row.ended and self._upkeep is not None:  # it may still grow
+            size = await self._upkeep.stored_bytes(row.sid)
+        tail = self._keep(row, covered)
+        tail.stored_bytes = size
+        return tail
+
+    async def refuse_taken(self, stream: bytes) -> None:
+        """`Conflict` if there is a stream of this id."""
+        row = None if stream in self.tails else await self._storage.stream_by_id(stream)
+        if stream in self.tails or (row is not None and self.exists(row.sid)):
+            raise Conflict("the stream id is taken", field="stream")
+
+    def add(self, new: NewStream, commit: Commit) -> Tail:
+        """Put a new stream into a commit."""
+        self.last_sid += 1
+        now, ttl_ms = self._now_ms(), int(new.ttl_s * 1000)
+        row = StreamRow(
+            sid=self.last_sid,
+            id=new.stream,
+            kind=int(new.kind),
+            epoch=1,
+            ended=0,
+            durability=int(new.durability),
+            recipe=new.recipe,
+            created_ms=now,
+            ttl_ms=ttl_ms,
+            expires_ms=now + ttl_ms,
+            idempotency_key=new.idempotency_key,
+            request_hash=new.request_hash,
+        )
+        commit.streams.append(row)
+        tail = self._keep(row, covered=0)
+        tail.fit(self._spaces[new.kind])
+        return tail
+
+    def drop(self, tail: Tail, commit: Commit) -> None:
+        """Put the removal of a stream into a commit, and tell who watches it."""
+        self.remove([tail.sid], commit)
+        tail.wake()
+
+    def remove(self, sids: Sequence[int], commit: Commit) -> None:
+        """Forget streams now; their rows go with a commit."""
+        commit.remove(sids)
+        self._removing.update(sids)
+        if self.packing in sids:
+            self.packing = None
+        for sid in sids:
+            if sid in self.by_sid:
+                self.forget(self.by_sid[sid])
+
+    def were_removed(self, sids: Iterable[int]) -> None:
+        """The commit is stored with which they went."""
+        self._removing.difference_update(sids)
+
+    def exists(self, sid: int) -> bool:
+        """False for a stream that is being removed."""
+        return sid not in self._removing
+
+    def forget(self, tail: Tail) -> None:
+        if self.tails.get(tail.info.stream) is tail:
+            del self.tails[tail.info.stream]
+        for index in (self.by_sid, self.unstored, self.ripe):
+            index.pop(tail.sid, None)
+
+    def _keep(self, row: StreamRow, covered: int) -> Tail:
+        info = StreamInfo(
+            row.id,
+            row.epoch,
+            covered,
+            bool(row.ended),
+            Durability(row.durability),
+            row.recipe,
+            row.created_ms,
+            StreamKind(row.kind),
+        )
+        tail = Tail.at(row.sid, info, row.ttl_ms)
+        self.tails[row.id] = self.by_sid[row.sid] = tail
+        return tail
+
+    # ---- for how long, and for how much of them there is room ----
+
+    def touch(self, tail: Tail) -> None:
+        """It has been read: its retention begins anew."""
+        if not tail.ended or tail.info.kind is StreamKind.OBJECT:
+            return  # its retention begins with its end, or is its object's business
+        self._touched[tail.sid] = self._now_ms() + tail.ttl_ms
+
+    def take_touched(self) -> list[tuple[int, int]]:
+        """(expires_ms, sid) of those that were read since this was last asked."""
+        touched, self._touched = self._touched, {}
+        return [(ms, sid) for sid, ms in touched.items()]
+
+    def was_touched(self, sid: int) -> bool:
+        return sid in self._touched
+
+    def is_watched(self, sid: int) -> bool:
+        return sid in self.by_sid and bool(self.by_sid[sid].watchers)
+
+    def sweep(self) -> None:
+        """Store and forget what nobody has used since the last sweep; what is watched slides.
+
+        Of a watched stream that rests, its place is kept and no frame: its readers are at the
+        tip, most likely, and one that is not asks storage.
+        """
+        for tail in list(self.by_sid.values()):
+            if tail.watchers:
+                self.touch(tail)
+            if tail.was_used():
+                continue
+            if tail.idle:
+                self.forget(tail)
+            elif tail.accepted > tail.stored:
+                self.ripe[tail.sid] = tail
+            else:
+                tail.was_stored(tail.stored)
+
+    def fit(self) -> None:
+        """Tell all streams how much they may still take."""
+        for tail in self.by_sid.values():
+            tail.fit(self._spaces[tail.info.kind])
+
+    def long_running(self, frames: int) -> list[tuple[int, int]]:
+        """(sid, index that segments reach) of unended streams with so many frames."""
+        tails = self.by_sid.values()
+        return [(t.sid, t.stored) for t in tails if t.stored >= frames and not t.end_accepted]
+
+    def running_bytes(self) -> int:
+        """What generations that have not ended have in segments."""
+        return sum(
+            tail.stored_bytes
+            for tail in self.by_sid.values()
+            if tail.info.kind is StreamKind.GENERATION and not tail.end_accepted
+        )
+
+    def unstored_bytes(self, kind: StreamKind) -> int:
+        """What streams of a kind have in no segment yet."""
+        tails = self.by_sid.values()
+        return sum(tail.unstored_bytes for tail in tails if tail.info.kind is kind)

@@ -1,0 +1,133 @@
+"""What `tailrace ledger` does with a ledger or with one stream, one function for each command.
+
+`story` tells a stream from its beginning to its tip, and `follow` reads it as it grows, while
+its owner writes. `collect` is retention by hand: what a running origin does by itself, now and
+to its end. `accept` goes on with what is left where the file or its WAL was damaged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+from ledger.frame import FinishReason, StreamEnd, decode, tag_of
+from ledger.interface import Ledger, Record
+from ledger.sqlite.disk.opening import existing, lock
+from ledger.sqlite.storage import StreamRow
+from ledger.text import StreamText
+from ledger.tools.reader import LedgerReader
+from ledger.tools.reading import reading
+
+TEXT_CHARS = 2_000
+"""Characters of a stream's text that `show` gives."""
+
+POLL_S = 0.1
+"""Between two looks into the ledger; another process cannot be woken by its owner."""
+RECORDS_AT_ONCE = 4_096
+"""Records that are in memory at a time."""
+
+
+@dataclass(slots=True)
+class Story:
+    """What a stream's frames tell."""
+
+    frames: int = 0
+    tokens: int = 0
+    frame_bytes: int = 0
+    text: str = ""
+    end: StreamEnd | None = None
+
+    @property
+    def state(self) -> str:
+        if self.end is None:
+            return "unfinished"
+        return f"ended: {FinishReason(self.end.finish_reason).word}"
+
+
+async def story(reader: LedgerReader, row: StreamRow) -> Story:
+    """Read it all; `Damaged` where it is not whole."""
+    told, text = Story(), StreamText()
+    async for _, record in reader.records(row):
+        told.frames += 1
+        told.tokens += len(record.ids)
+        told.frame_bytes += len(record.frame)
+        _, frame = decode(record.frame)
+        text.add(frame)
+        if isinstance(frame, StreamEnd):
+            told.end = frame
+    told.text = text.text
+    return told
+
+
+async def follow(
+    place: Path | str, stream: bytes, start: int, *, live: bool = True
+) -> AsyncIterator[tuple[int, Record]]:
+    """(index, record) from `start` on; with `live` until the StreamEnd, however long."""
+    at = start
+    async with reading(place) as reader:
+        while True:
+            row = await reader.stream(stream)
+            new = []
+            async with aclosing(reader.records(row, at)) as records:
+                async for found in records:
+                    new.append(found)
+                    if len(new) == RECORDS_AT_ONCE:
+                        break
+            await reader.release()  # the moment must not outlive a slow reader
+            for found in new:
+                yield found
+            if new:
+                at = new[-1][0] + 1
+                if tag_of(new[-1][1].frame) == StreamEnd.tag:
+                    return
+            elif not live or row.ended:
+                return
+            else:
+                await asyncio.sleep(POLL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What went, and what the ledger took before and takes now."""
+
+    removed_streams: int
+    before_bytes: int
+    after_bytes: int
+
+
+async def collect(place: Path | str, open_ledger: Callable[[], Awaitable[Ledger]]) -> Collected:
+    """Remove what has expired from the ledger at `place`, which `open_ledger` opens.
+
+    Raises `ConfigError` where there is none, or while another process owns the file.
+    """
+    before = await _bytes(place)  # what is no ledger is refused, not made into one
+    ledger = await open_ledger()
+    try:
+        removed = await ledger.expire()
+    finally:
+        await ledger.close()
+    return Collected(removed, before, await _bytes(place))
+
+
+async def _bytes(place: Path | str) -> int:
+    if isinstance(place, Path):  # who writes a file does not open it as a reader too
+        return existing(place).stat().st_size
+    async with reading(place) as reader:
+        return await reader.ledger_bytes()
+
+
+def accept(path: Path) -> None:
+    """Let the file at `path` count for all that was ever acknowledged.
+
+    `ConfigError` where there is none, or while an origin owns it.
+    """
+    of_file, of_lock = lock(Path(os.path.realpath(existing(path))))
+    try:
+        os.ftruncate(of_lock, 0)
+    finally:
+        os.close(of_lock)
+        os.close(of_file)

@@ -1,0 +1,1 @@
+"""Bytes on the wire: BARE, the schema, the codec, splitting."""

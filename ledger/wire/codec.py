@@ -1,0 +1,211 @@
+"""Whole frames: the prefix, and a codec for one table of tags.
+
+A frame is a 4-byte little-endian header (bits 0-23 the length of what follows, 24-27 the
+version, 28-31 flags), a 1-byte tag, a 4-byte little-endian corr, and the BARE payload of
+the struct that the tag names. PROTOCOL.md is the specification.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Container, Mapping
+from dataclasses import Field, dataclass
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+from ledger.errors import FrameError
+from ledger.wire.bare import Type, struct_of
+
+VERSION = 1
+HEADER_BYTES = 4
+PREFIX_BYTES = 9  # header, tag, corr
+MIN_LENGTH_BYTES = PREFIX_BYTES - HEADER_BYTES
+MAX_FRAME_BYTES = 1 << 20  # default limit of the header's length field
+LENGTH_BITS = 24
+LENGTH_MASK = (1 << LENGTH_BITS) - 1
+VERSION_BITS = VERSION << LENGTH_BITS
+FLAG_ZSTD = 0x1
+
+_TAG_OFFSET = HEADER_BYTES
+_CORR_OFFSET = HEADER_BYTES + 1
+_PREFIX = struct.Struct("<IBI")
+_CORR = struct.Struct("<I")
+
+Raw = bytes | bytearray | memoryview
+F = TypeVar("F", bound="Tagged")
+
+
+def length_of(header: int, max_frame_bytes: int = MAX_FRAME_BYTES) -> int:
+    """The length that a header word declares, after checking all that it says."""
+    length = header & LENGTH_MASK
+    if header == VERSION_BITS | length and MIN_LENGTH_BYTES <= length <= max_frame_bytes:
+        return length  # the plain case, which relays see for every frame
+    version = header >> LENGTH_BITS & 0xF
+    if version != VERSION:
+        error = FrameError(
+            f"frame version {version} is not supported",
+            field="header.version",
+            offset=3,
+            hint=f"this side speaks version {VERSION}",
+        )
+        error.code, error.status = "bad_version", 426
+        raise error
+    flags = header >> 28
+    if flags & ~FLAG_ZSTD:
+        raise FrameError(f"unknown flags {flags:#x}", field="header.flags", offset=3)
+    if length < MIN_LENGTH_BYTES:
+        raise FrameError(
+            f"length {length} cannot hold a tag and a corr", field="header.length", offset=0
+        )
+    if length > max_frame_bytes:
+        raise FrameError(
+            f"length {length} exceeds the limit of {max_frame_bytes}",
+            field="header.length",
+            offset=0,
+        )
+    return length
+
+
+def check_tag(tag: int, tags: Container[int], known: Container[int] = ()) -> None:
+    """FrameError for a tag that is not in `tags`; some `known` ones are the other side's."""
+    if tag not in tags:
+        fault = f"tag {tag} is not this side's to send" if tag in known else f"unknown tag {tag}"
+        raise FrameError(fault, field="tag", offset=_TAG_OFFSET)
+
+
+def tag_of(raw: Raw) -> int:
+    """The tag of a raw frame, which a splitter has checked."""
+    if len(raw) < PREFIX_BYTES:
+        raise _truncated(len(raw))
+    return raw[_TAG_OFFSET]
+
+
+def corr_of(raw: Raw) -> int:
+    """The corr of a raw frame."""
+    if len(raw) < PREFIX_BYTES:
+        raise _truncated(len(raw))
+    corr: int = _CORR.unpack_from(raw, _CORR_OFFSET)[0]
+    return corr
+
+
+def with_corr(raw: Raw, corr: int) -> bytes:
+    """A copy of a raw frame under another corr."""
+    out = bytearray(raw)
+    patch_corr(out, 0, corr)
+    return bytes(out)
+
+
+def patch_corr(buf: bytearray, offset: int, corr: int) -> None:
+    """Give the frame that begins at `offset` of `buf` another corr, in place."""
+    try:
+        _CORR.pack_into(buf, offset + _CORR_OFFSET, corr)
+    except struct.error:
+        if offset < 0 or len(buf) - offset < PREFIX_BYTES:
+            raise _truncated(len(buf) - offset) from None
+        raise _bad_corr(corr) from None
+
+
+def _truncated(size: int) -> FrameError:
+    return FrameError(
+        f"frame ends after {size} bytes, before its payload", field="header", offset=0
+    )
+
+
+def _bad_corr(corr: object) -> FrameError:
+    return FrameError(f"{corr!r} is not a u32", field="corr", offset=_CORR_OFFSET)
+
+
+class Tagged:
+    """A struct that is a frame: it travels under its `tag`."""
+
+    __slots__ = ()
+    tag: ClassVar[int]
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+def framed(table: dict[int, type[Any]], tag: int) -> Callable[[type[F]], type[F]]:
+    """Makes a class a frozen slotted dataclass, and the frame that has `tag` in `table`."""
+
+    def register(cls: type[F]) -> type[F]:
+        assert tag not in table, f"{cls.__name__} and {table[tag].__name__} have one tag"
+        cls.tag = tag
+        made = table[tag] = dataclass(frozen=True, slots=True)(cls)
+        return made
+
+    return register
+
+
+class Codec(Generic[F]):
+    """Encodes and decodes whole frames of one table {tag: class}."""
+
+    def __init__(
+        self, frames: Mapping[int, type[F]], max_frame_bytes: int = MAX_FRAME_BYTES
+    ) -> None:
+        self.frames = dict(frames)
+        self.max_frame_bytes = max_frame_bytes
+        self._types: dict[int, Type] = {tag: struct_of(cls) for tag, cls in frames.items()}
+        self._tags: dict[type, int] = {cls: tag for tag, cls in frames.items()}
+
+    def encode(self, frame: F, corr: int = 0) -> bytes:
+        """One whole frame; FrameError if a value is outside its type."""
+        tag = self._tags.get(type(frame))
+        if tag is None:
+            name = type(frame).__name__
+            raise FrameError(f"{name} is not a frame of this schema", field=name, offset=0)
+        of = self._types[tag]
+        out = bytearray(PREFIX_BYTES)
+        try:
+            of.encode(out, frame)
+        except FrameError as error:
+            error.field = f"{of.name}{error.field}"
+            raise
+        header = VERSION_BITS | self._checked_length(len(out) - HEADER_BYTES)
+        try:
+            _PREFIX.pack_into(out, 0, header, tag, corr)
+        except struct.error:
+            raise _bad_corr(corr) from None
+        return bytes(out)
+
+    def _checked_length(self, length: int) -> int:
+        limit = min(self.max_frame_bytes, LENGTH_MASK)
+        if length > limit:
+            raise FrameError(
+                f"length {length} exceeds the limit of {limit}", field="header.length", offset=0
+            )
+        return length
+
+    def decode(self, raw: Raw) -> tuple[int, F]:
+        """(corr, frame) of exactly one whole frame.
+
+        Raises FrameError and nothing else, whatever the bytes.
+        """
+        raw = bytes(raw)
+        if len(raw) < HEADER_BYTES:
+            raise _truncated(len(raw))
+        header = int.from_bytes(raw[:HEADER_BYTES], "little")
+        length = length_of(header, self.max_frame_bytes)
+        have = len(raw) - HEADER_BYTES
+        if have != length:
+            kind = "truncated frame" if have < length else "bytes after the frame"
+            raise FrameError(
+                f"{kind}: length {length}, {have} bytes follow", field="header.length", offset=0
+            )
+        tag, corr = raw[_TAG_OFFSET], corr_of(raw)
+        check_tag(tag, self._types)
+        if header >> 28 & FLAG_ZSTD:
+            raise FrameError(
+                "compressed frame, and this side has no zstd",
+                field="header.flags",
+                offset=3,
+                hint="send frames without the zstd flag",
+            )
+        return corr, self._payload(self._types[tag], raw)
+
+    def _payload(self, of: Type, raw: bytes) -> F:
+        try:
+            frame, end = of.decode(raw, PREFIX_BYTES)
+        except FrameError as error:
+            error.field = f"{of.name}{error.field}"
+            raise
+        if end != len(raw):
+            raise FrameError(f"{len(raw) - end} bytes too many", field=of.name, offset=end)
+        return cast(F, frame)

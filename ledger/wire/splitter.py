@@ -1,0 +1,77 @@
+"""Cuts a byte stream into whole raw frames without decoding their payloads."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Container
+
+from ledger.errors import FrameError
+from ledger.wire.codec import HEADER_BYTES, MAX_FRAME_BYTES, Raw, check_tag, length_of
+
+_HEADER = struct.Struct("<I")
+_HEADER_AND_TAG_BYTES = HEADER_BYTES + 1
+
+
+class FrameSplitter:
+    """Fed bytes in any pieces, gives whole frames; holds at most one unfinished frame.
+
+    Version, flags, length and tag are checked as soon as they arrive, before the payload
+    is waited for. After a FrameError the stream has lost its place: every later feed
+    raises the same error, and the connection is to be closed.
+    """
+
+    def __init__(
+        self,
+        tags: Container[int],
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        known: Container[int] = (),
+    ) -> None:
+        self._tags = tags
+        self._known = known  # what a tag may be that is not in `tags`: the other side's
+        self._max_frame_bytes = max_frame_bytes
+        self._rest = bytearray()
+        self._needed = HEADER_BYTES  # bytes of `_rest` before there is anything to look at
+        self._error: FrameError | None = None
+
+    @property
+    def pending(self) -> int:
+        """Bytes of an unfinished frame held back."""
+        return len(self._rest)
+
+    def feed(self, data: Raw) -> list[bytes]:
+        """The frames that `data` completes; FrameError at the first bad header."""
+        if self._error is not None:
+            raise self._error
+        if self._rest:
+            # Collected in place, so that a large frame in small pieces is copied once.
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return []
+            data = self._rest
+        try:
+            frames, end = self._cut(bytes(data))
+        except FrameError as error:
+            self._error = error
+            self._rest.clear()
+            raise
+        self._rest = bytearray(data[end:])
+        return frames
+
+    def _cut(self, data: bytes) -> tuple[list[bytes], int]:
+        """The whole frames in `data`, and where the unfinished one begins."""
+        frames: list[bytes] = []
+        start, size = 0, len(data)
+        while size - start >= HEADER_BYTES:
+            header: int = _HEADER.unpack_from(data, start)[0]
+            frame_bytes = HEADER_BYTES + length_of(header, self._max_frame_bytes)
+            if size - start < _HEADER_AND_TAG_BYTES:
+                self._needed = _HEADER_AND_TAG_BYTES
+                return frames, start
+            check_tag(data[start + HEADER_BYTES], self._tags, self._known)
+            if size - start < frame_bytes:
+                self._needed = frame_bytes
+                return frames, start
+            frames.append(data[start : start + frame_bytes])
+            start += frame_bytes
+        self._needed = HEADER_BYTES
+        return frames, start
