@@ -16,16 +16,16 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.attention_triton import decode_attention
-from kernels.embedding_triton import embed
+from kernels.attention.attention_triton import decode_attention
+from kernels.attention.paged_kv import PagedKv
+from kernels.attention.prefill_triton import prefill_attention
+from kernels.attention.rope import Rope
+from kernels.attention.rope_triton import rope_write
+from kernels.attention.splits_triton import DecodeWorkspace
 from kernels.layers import Head, Layer
 from kernels.one_copy import one_copy
-from kernels.paged_kv import PagedKv
-from kernels.prefill_triton import prefill_attention
-from kernels.rope import Rope
-from kernels.rope_triton import rope_write
+from kernels.rows.embedding_triton import embed
 from kernels.shapes import DecoderShape
-from kernels.splits_triton import DecodeWorkspace
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,17 +19,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.activation_triton import relu2_gate_norm_int8
-from kernels.dense_triton import dense_linear
-from kernels.epilogue import Epilogue
-from kernels.int8_triton import GEMV_MAX_IN, int8_gemm, int8_gemv
-from kernels.int8_triton import GEMV_MAX_ROWS as INT8_GEMV_MAX_ROWS
-from kernels.linear_plan import NORM_MAX_ROWS, LinearWorkspace
-from kernels.norm_triton import rms_norm, rms_norm_int8
+from kernels.linear.dense_triton import dense_linear
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.int8_triton import GEMV_MAX_IN, int8_gemm, int8_gemv
+from kernels.linear.int8_triton import GEMV_MAX_ROWS as INT8_GEMV_MAX_ROWS
+from kernels.linear.linear_plan import NORM_MAX_INPUTS, NORM_MAX_ROWS, LinearWorkspace
+from kernels.linear.ternary_gemm_triton import ternary_gemm
+from kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
+from kernels.linear.ternary_weights import TernaryWeights
+from kernels.rows.activation_triton import relu2_gate_norm_int8
+from kernels.rows.norm_triton import rms_norm, rms_norm_int8
 from kernels.shapes import DecoderShape
-from kernels.ternary_gemm_triton import ternary_gemm
-from kernels.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
-from kernels.ternary_weights import TernaryWeights
 
 
 class Layer(Protocol):
@@ -235,7 +235,7 @@ def normed_linear(
     type. A linear that norms rounds the same numbers in the same way, so that a row has the same
     bits in both.
     """
-    if len(x) <= NORM_MAX_ROWS:
+    if len(x) <= NORM_MAX_ROWS and x.shape[1] <= NORM_MAX_INPUTS:
         dense_linear(
             x, weight, out, workspace=workspace, norm=norm, eps=eps, epilogue=epilogue,
             dependent=dependent,

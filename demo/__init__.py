@@ -1,0 +1,1 @@
+"""The demo model: its corpus, its training and the committed checkpoint in `model/`."""

@@ -1,0 +1,91 @@
+"""The demo model's tokenizer: byte-level BPE trained on the corpus, and its files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from demo.corpus import CHAT_TEMPLATE, END, SPECIAL_TOKENS, Document, documents, text
+
+IGNORED = -100
+
+# Digits stay apart, so that a number is read and written digit by digit; a word, digit or
+# mark takes the space before it.
+_PIECES = r" ?\d| ?\p{L}+| ?[^\s\p{L}\d]+|\s+"
+
+
+def train_tokenizer(vocab_size: int, seed: int, documents_read: int) -> Tokenizer:
+    """Byte-level BPE of `vocab_size` entries, the special tokens first (END has id 0)."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_ordinary_text(seed, documents_read), trainer)
+    return tokenizer
+
+
+def _ordinary_text(seed: int, documents_read: int) -> Iterator[str]:
+    """The corpus without special tokens, whose letters deserve no merges."""
+    special = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
+    for document in islice(documents(seed), documents_read):
+        yield from special.split(text(document))
+
+
+def encode(tokenizer: Tokenizer, document: Document) -> tuple[list[int], list[int]]:
+    """A document's token ids, and the same with what is not to be learnt set to IGNORED."""
+    ids: list[int] = []
+    labels: list[int] = []
+    for part in document:
+        piece = tokenizer.encode(part.text).ids
+        ids += piece
+        labels += piece if part.learned else [IGNORED] * len(piece)
+    return ids, labels
+
+
+def windows(
+    tokenizer: Tokenizer, corpus: Iterable[Document], length: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Ids and labels of `length` each: whole documents end to end, the last one cut.
+
+    A window begins where a document begins, so that position 0 means what it will mean to
+    a served prompt.
+    """
+    ids: list[int] = []
+    labels: list[int] = []
+    for document in corpus:
+        more_ids, more_labels = encode(tokenizer, document)
+        ids += more_ids
+        labels += more_labels
+        if len(ids) >= length:
+            yield ids[:length], labels[:length]
+            ids, labels = [], []
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path, context: int) -> None:
+    """Write tokenizer.json and tokenizer_config.json (with the chat template)."""
+    tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": END,
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

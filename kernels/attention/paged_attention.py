@@ -1,0 +1,86 @@
+"""Attention over a paged cache in plain torch: the oracle of decode and prefill, for any rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.attention.paged_kv import PAGE_TOKENS, PagedKv, check_tables
+from kernels.checks import check_tensor
+
+SPLIT_TOKENS = 256
+"""Positions that one program of decode attention reads; splits begin at multiples of it."""
+SPLIT_PAGES = SPLIT_TOKENS // PAGE_TOKENS
+MERGED_SPLITS = 16
+"""Splits that are merged to one group, in ascending order, before the groups are."""
+
+FAULT_SEQUENCE = 1
+"""A bit of a row's faults: its sequence is no row of the block tables."""
+FAULT_POSITION = 2
+"""Its position or length lies outside the block table, the rotary table or the launch."""
+FAULT_PAGE = 4
+"""A page that it needs lies outside the cache."""
+
+
+def paged_attention(
+    q: Tensor, lengths: Tensor, sequences: Tensor, cache: PagedKv, tables: Tensor
+) -> Tensor:
+    """Attend from every row to positions 0 .. length-1 of its sequence.
+
+    q: fp32 [rows, heads * D], roped. lengths, sequences: int32 [rows]; a row's sequence is a row
+    of `tables`, int32 [sequences, max_pages], and several rows may have the same. Returns fp32
+    [rows, heads * D]: zeros for length 0, and NaN for a row that `row_faults` finds fault with.
+    Raises TypeError or ValueError.
+
+    Source: Vaswani et al., Attention Is All You Need, 2017; pages after Kwon et al., Efficient
+    Memory Management for Large Language Model Serving with PagedAttention, 2023.
+    """
+    check_queries("q", q, cache)
+    check_tables(tables, sequences, len(q))
+    check_tensor("lengths", lengths, torch.int32, len(q))
+    faults = row_faults(lengths, sequences, cache, tables)
+    out = torch.zeros_like(q)
+    for row, (length, sequence) in enumerate(
+        zip(lengths.tolist(), sequences.tolist(), strict=True)
+    ):
+        if faults[row]:
+            out[row] = torch.nan
+        elif length:
+            out[row] = _attend(q[row], *cache.gather(tables[sequence], length))
+    return out
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """One row: fp32 q [heads * D], keys and values [length, kv_heads, D] -> [heads * D]."""
+    _, kv_heads, head_dim = keys.shape
+    grouped = q.view(kv_heads, -1, head_dim)
+    scores = torch.einsum("hgd,thd->hgt", grouped, keys) * head_dim**-0.5
+    return torch.einsum("hgt,thd->hgd", scores.softmax(-1), values).flatten()
+
+
+def row_faults(lengths: Tensor, sequences: Tensor, cache: PagedKv, tables: Tensor) -> Tensor:
+    """The bits that keep each row from being computed, int32 [rows]; 0 where there are none."""
+    known, max_pages = tables.shape
+    faults = torch.zeros_like(lengths)
+    for row, (length, sequence) in enumerate(
+        zip(lengths.tolist(), sequences.tolist(), strict=True)
+    ):
+        if not 0 <= sequence < known:
+            faults[row] |= FAULT_SEQUENCE
+        if not 0 <= length <= max_pages * PAGE_TOKENS:
+            faults[row] |= FAULT_POSITION
+        if faults[row] == 0:
+            needed = tables[sequence, : -(-length // PAGE_TOKENS)]
+            if bool(((needed < 0) | (needed >= cache.pages)).any()):
+                faults[row] |= FAULT_PAGE
+    return faults
+
+
+def check_queries(name: str, q: Tensor, cache: PagedKv) -> int:
+    """Refuse rows that are not fp32 [rows, heads * D] for the cache; returns the query heads."""
+    check_tensor(name, q, torch.float32, None, None)
+    heads, rest = divmod(q.shape[1], cache.head_dim)
+    if rest or heads == 0 or heads % cache.kv_heads:
+        unit = cache.kv_heads * cache.head_dim
+        raise ValueError(f"{name}: shape {tuple(q.shape)}, expected a multiple of {unit} columns")
+    return heads

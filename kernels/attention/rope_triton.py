@@ -1,0 +1,357 @@
+"""RoPE of queries and keys and the write of keys and values to their page, in one launch.
+
+Decode attention does the same work for a row's own token, with the device functions below, so
+that both ways store and attend with the same bits. All arithmetic is element by element, but
+for the norm of a head, whose sum has no order, and the largest value of a quantised head.
+"""
+
+# mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.attention.paged_attention import (
+    FAULT_PAGE,
+    FAULT_POSITION,
+    FAULT_SEQUENCE,
+    check_queries,
+)
+from kernels.attention.paged_kv import (
+    FP8,
+    FP8_MAX,
+    KV_DTYPES,
+    PAGE_TOKENS,
+    SCALED_DTYPES,
+    PagedKv,
+    check_tables,
+)
+from kernels.attention.rope import Rope
+from kernels.checks import check_same_device, check_tensor
+from kernels.dependent_triton import wait_for_launches_ahead
+from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
+from kernels.linear.ternary import INT8_MAX
+from kernels.rows.norm_triton import int8_factor, inverse_rms, normalise, quantise
+from kernels.rows.rounding_triton import rounded
+from kernels.shapes import (
+    ATTENTION_SHAPES,
+    DEMO,
+    FALCON3_7B,
+    LLAMA_8B,
+    QWEN3_8B,
+    REAL_SHAPES,
+    DecoderShape,
+    Family,
+)
+from kernels.variant import Variant
+
+_PAGE = tl.constexpr(PAGE_TOKENS)
+_FAULT_SEQUENCE = tl.constexpr(FAULT_SEQUENCE)
+_FAULT_POSITION = tl.constexpr(FAULT_POSITION)
+_FAULT_PAGE = tl.constexpr(FAULT_PAGE)
+_FP8_OF_INT8 = tl.constexpr(FP8_MAX / INT8_MAX)
+# Adding and subtracting 1.5 * 2**14 rounds to multiples of 2**-9, the step of e4m3 below 2**-6.
+_E4M3_ROUND = tl.constexpr(24_576.0)
+_E4M3_MIN_NORMAL = tl.constexpr(2.0**-6)
+
+
+@triton.jit
+def turned_heads(
+    x_ptr, heads, live, position, cos_ptr, sin_ptr, norm_ptr, eps, D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Load heads of D elements at x_ptr, norm them if norm_ptr is not None, turn to `position`.
+
+    heads: int32 [ROWS], of which `live` are there. Returns fp32 [ROWS, BLOCK_D], 0 elsewhere.
+    """
+    columns = tl.arange(0, BLOCK_D)
+    partners = tl.where(columns < D // 2, columns + D // 2, columns - D // 2)
+    inside = columns < D
+    mask = live[:, None] & inside[None, :]
+    x = tl.load(x_ptr + heads[:, None] * D + columns[None, :], mask=mask, other=0.0)
+    other = tl.load(x_ptr + heads[:, None] * D + partners[None, :], mask=mask, other=0.0)
+    if norm_ptr is not None:
+        weight = tl.load(norm_ptr + columns, mask=inside, other=0.0)
+        partner_weight = tl.load(norm_ptr + partners, mask=inside, other=0.0)
+        inverse = inverse_rms(x, D, eps)[:, None]
+        x = normalise(x, weight[None, :], inverse)
+        other = normalise(other, partner_weight[None, :], inverse)
+    angle = position.to(tl.int64) * D + columns
+    cos = tl.load(cos_ptr + angle, mask=inside, other=0.0)
+    sin = tl.load(sin_ptr + angle, mask=inside, other=0.0)
+    return x * cos[None, :] + other * sin[None, :]
+
+
+@triton.jit
+def store_head(x, cells_ptr, scales_ptr, cell, D: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Store fp32 [1, BLOCK_D] as row `cell`, int64, of a cache; quantised if that has scales."""
+    columns = tl.arange(0, x.shape[1])[None, :]
+    target = cells_ptr + cell * D + columns
+    KIND: tl.constexpr = cells_ptr.dtype.element_ty
+    if scales_ptr is not None:
+        factor = int8_factor(x)
+        if KIND == tl.int8:
+            tl.store(target, quantise(x, factor[:, None]).to(tl.int8), mask=columns < D)
+        else:
+            factor = factor * _FP8_OF_INT8
+            scaled = x * factor[:, None]
+            scaled = tl.where(scaled == scaled, scaled, 0.0)
+            if INTERPRETED:
+                scaled = _round_to_e4m3(scaled)
+            tl.store(target, scaled.to(KIND), mask=columns < D)
+        tl.store(scales_ptr + cell + tl.arange(0, 1), tl.div_rn(1.0, factor))
+    else:
+        tl.store(target, rounded(x, KIND, INTERPRETED).to(KIND), mask=columns < D)
+
+
+@triton.jit
+def _round_to_e4m3(x):
+    """Round |x| <= 448 to nearest, ties to even: the interpreter's own conversion does not."""
+    bits = x.to(tl.int32, bitcast=True)
+    normal = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+    small = (x + _E4M3_ROUND) - _E4M3_ROUND
+    return tl.where(tl.abs(x) < _E4M3_MIN_NORMAL, small, normal.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def row_fault(sequence, sequences, number, lowest, highest):
+    """Fault bits of a row whose position or length must lie in lowest .. highest."""
+    outside = (number < lowest) | (number > highest)
+    unknown = (sequence < 0) | (sequence >= sequences)
+    return tl.where(outside, _FAULT_POSITION, 0) | tl.where(unknown, _FAULT_SEQUENCE, 0)
+
+
+@triton.jit
+def page_at(tables_ptr, sequence, max_pages, index, pages, wanted):
+    """Entry `index` of a sequence's block table, if it is wanted: (page id, fault bits).
+
+    A foreign page is given as page 0, which can be read; its fault makes the result NaN.
+    """
+    entry = tables_ptr + sequence.to(tl.int64) * max_pages + index
+    page = tl.load(entry, mask=wanted, other=0)
+    foreign = (page < 0) | (page >= pages)
+    return tl.where(foreign, 0, page), tl.where(foreign, _FAULT_PAGE, 0)
+
+
+@triton.jit
+def write_token(
+    x_ptr, head, position, page, cos_ptr, sin_ptr, k_norm_ptr, eps, keys_ptr, values_ptr,
+    key_scales_ptr, value_scales_ptr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Turn and store the key of one head of the row at x_ptr, and store its value."""
+    one = tl.arange(0, 1)
+    cell = (page.to(tl.int64) * KV_HEADS + head) * _PAGE + position % _PAGE
+    key = turned_heads(
+        x_ptr, HEADS + head + one, one == 0, position, cos_ptr, sin_ptr, k_norm_ptr, eps, D, BLOCK_D
+    )
+    store_head(key, keys_ptr, key_scales_ptr, cell, D, INTERPRETED)
+    columns = tl.arange(0, BLOCK_D)[None, :]
+    value_ptr = x_ptr + (HEADS + KV_HEADS + head) * D
+    value = tl.load(value_ptr + columns, mask=columns < D, other=0.0)
+    store_head(value, values_ptr, value_scales_ptr, cell, D, INTERPRETED)
+
+
+@triton.jit(do_not_specialize=["sequences", "max_pages", "pages", "context"])
+def _rope_write(
+    qkv_ptr, positions_ptr, sequences_ptr, cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, eps, keys_ptr,
+    values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr, q_out_ptr, faults_ptr, sequences,
+    max_pages, pages, context, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    wait_for_launches_ahead(PDL)
+    row, head = tl.program_id(0), tl.program_id(1)
+    position = tl.load(positions_ptr + row)
+    sequence = tl.load(sequences_ptr + row)
+    last = tl.minimum(context, max_pages * _PAGE) - 1
+    fault = row_fault(sequence, sequences, position, 0, last)
+    index = position // _PAGE
+    page, foreign = page_at(tables_ptr, sequence, max_pages, index, pages, fault == 0)
+    fault = fault | foreign
+    if fault != 0:
+        tl.atomic_or(faults_ptr + row, fault)
+    else:
+        x_ptr = qkv_ptr + row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
+        write_token(
+            x_ptr, head, position, page, cos_ptr, sin_ptr, k_norm_ptr, eps, keys_ptr, values_ptr,
+            key_scales_ptr, value_scales_ptr, HEADS, KV_HEADS, D, BLOCK_D, INTERPRETED,
+        )  # fmt: skip
+        member = tl.arange(0, ROWS)
+        heads = head * GROUP + member
+        live = member < GROUP
+        q = turned_heads(
+            x_ptr, heads, live, position, cos_ptr, sin_ptr, q_norm_ptr, eps, D, BLOCK_D
+        )
+        columns = tl.arange(0, BLOCK_D)
+        target = q_out_ptr + row.to(tl.int64) * (HEADS * D) + heads[:, None] * D + columns[None, :]
+        tl.store(target, q, mask=live[:, None] & (columns < D)[None, :])
+
+
+def rope_write(
+    qkv: Tensor,
+    positions: Tensor,
+    sequences: Tensor,
+    rope: Rope,
+    cache: PagedKv,
+    tables: Tensor,
+    q_out: Tensor,
+    faults: Tensor,
+    *,
+    dependent: bool = False,
+) -> None:
+    """Turn the queries of every row, and turn, quantise and store its key and value.
+
+    qkv: fp32 [rows, (heads + 2 kv_heads) * D]. positions, sequences: int32 [rows], a row's place
+    in its sequence and its row of `tables`, int32 [sequences, max_pages]. q_out: fp32
+    [rows, heads * D]. faults: int32 [rows], cleared by the caller; a row whose sequence, position
+    or page is not there gets a bit (FAULT_*) and is written nowhere. No two rows may have the
+    same sequence and position. dependent: programmatic dependent launch. Raises TypeError or
+    ValueError.
+
+    Moves `qkv` and `q_out` once, and `cache.token_bytes()` per row.
+    Source: Su et al., RoFormer, 2021; rotate-half as in Llama.
+    """
+    rows = len(qkv)
+    heads = check_write(qkv, rope, cache)
+    check_tables(tables, sequences, rows)
+    check_tensor("positions", positions, torch.int32, rows)
+    check_tensor("q_out", q_out, torch.float32, rows, heads * cache.head_dim)
+    check_tensor("faults", faults, torch.int32, rows)
+    check_same_device(
+        qkv=qkv,
+        positions=positions,
+        sequences=sequences,
+        cos=rope.cos,
+        keys=cache.keys,
+        tables=tables,
+        q_out=q_out,
+        faults=faults,
+    )
+    if rows == 0:
+        return
+    dependent, options = dependent_launch(dependent)
+    _rope_write[(rows, cache.kv_heads)](
+        qkv, positions, sequences, rope.cos, rope.sin, rope.q_norm, rope.k_norm, rope.eps,
+        cache.keys, cache.values, cache.key_scales, cache.value_scales, tables, q_out, faults,
+        *tables.shape, cache.pages, len(rope.cos), **plan(heads, cache.kv_heads, cache.head_dim),
+        PDL=dependent, num_warps=_WARPS, **options,
+    )  # fmt: skip
+
+
+_WARPS = 2
+
+
+def plan(heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
+    """The constants of a launch, from the shape of the heads alone."""
+    group = heads // kv_heads
+    return {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "D": head_dim,
+        "BLOCK_D": next_power_of_2(head_dim),
+        "GROUP": group,
+        "ROWS": next_power_of_2(group),
+        "INTERPRETED": INTERPRETED,
+    }
+
+
+def check_write(qkv: Tensor, rope: Rope, cache: PagedKv) -> int:
+    """Refuse rows or a rotary table that do not fit the cache; returns the query heads."""
+    heads = check_queries("qkv", qkv, cache) - 2 * cache.kv_heads
+    if heads <= 0:
+        raise ValueError(f"qkv: shape {tuple(qkv.shape)} has no column for a query")
+    check_tensor("cos", rope.cos, torch.float32, None, cache.head_dim)
+    return heads
+
+
+_KV_TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int8: "*i8",
+    FP8: "*fp8e4nv",
+}
+_INTEGERS = {
+    *("counters", "faults", "first_rows", "lengths"),
+    *("positions", "sequences", "starts", "tables"),
+}
+"""Pointers to int32; all others but the cache's are to fp32."""
+
+
+SHAPES = ATTENTION_SHAPES
+"""What the variants are made for, here and in attention."""
+
+
+def dependent_too(shape: DecoderShape, dtype: torch.dtype) -> tuple[bool, ...]:
+    """Ordinary launches, and dependent ones where a decode step of few rows is planned for them."""
+    return (False, True) if shape in REAL_SHAPES and dtype == torch.bfloat16 else (False,)
+
+
+def served_caches(shape: DecoderShape) -> tuple[torch.dtype, ...]:
+    """The element types of a cache that a model is compiled for ahead of time.
+
+    bf16, and fp32 for what is small enough to be served in it; all of them for one model, and
+    the largest for the largest heads.
+    """
+    if shape == LLAMA_8B:
+        return (torch.bfloat16, *(dtype for dtype in KV_DTYPES if dtype != torch.bfloat16))
+    others = {DEMO: (torch.float32,), QWEN3_8B: (FP8,), FALCON3_7B: (torch.float32,)}
+    return (torch.bfloat16, *others.get(shape, ()))
+
+
+def signature_of(
+    kernel: Any, dtype: torch.dtype, absent: set[str]
+) -> tuple[dict[str, str], dict[str, None]]:
+    """Triton's types of a kernel's run-time arguments, and None for the pointers it goes without.
+
+    By name: pointers end in `_ptr`, `eps` is fp32 and all other numbers are int32.
+    """
+    signature: dict[str, str] = {}
+    for name in kernel.arg_names:
+        plain = name.removesuffix("_ptr")
+        if name.isupper() or plain in absent:
+            continue
+        if plain in ("keys", "values"):
+            signature[name] = _KV_TYPES[dtype]
+        elif name != plain:
+            signature[name] = "*i32" if plain in _INTEGERS else "*fp32"
+        else:
+            signature[name] = "fp32" if name == "eps" else "i32"
+    return signature, {
+        name: None for name in kernel.arg_names if name.removesuffix("_ptr") in absent
+    }
+
+
+def absent_pointers(shape: DecoderShape, dtype: torch.dtype) -> set[str]:
+    """What a launch with RoPE goes without: weights of norms, scales of the cache."""
+    norms = set() if shape.family is Family.QWEN3 else {"q_norm", "k_norm"}
+    return norms | (set() if dtype in SCALED_DTYPES else {"key_scales", "value_scales"})
+
+
+def variants(shape: DecoderShape) -> Iterator[Variant]:
+    """The launch before prefill, and before decode of several rows of one sequence."""
+    for dtype in served_caches(shape):
+        signature, none = signature_of(_rope_write, dtype, absent_pointers(shape, dtype))
+        row_bytes = 4 * (2 * shape.queries + 2 * shape.keys)
+        kind = str(dtype).removeprefix("torch.")
+        for dependent in dependent_too(shape, dtype):
+            yield Variant(
+                name=f"{shape.name}.rope_write {kind}" + " dependent" * dependent,
+                kernel=_rope_write,
+                signature=signature,
+                constants=none
+                | plan(shape.heads, shape.kv_heads, shape.head_dim)
+                | {"PDL": dependent},
+                divisible=frozenset(name for name in signature if name.endswith("_ptr")),
+                num_warps=_WARPS,
+                launch_pdl=dependent,
+                bytes_moved=row_bytes + 2 * shape.keys * dtype.itemsize,
+            )

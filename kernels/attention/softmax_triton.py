@@ -1,0 +1,91 @@
+"""The online softmax over tiles of a paged cache, which decode and prefill attention share."""
+
+# mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.launch import INTERPRETED, next_power_of_2
+from kernels.rows.rounding_triton import rounded
+
+DOT_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16}
+"""What products are computed in; bf16 for all other caches, whose numbers it holds exactly."""
+
+
+@triton.jit
+def attend_tile(
+    q, scale, cell, known, live, highest, total, mixed,
+    keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr,
+    D: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr, MASKED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """One step of the softmax, over TILE rows of the cache from row `cell`, int64, on.
+
+    q: DOT [ROWS, BLOCK_D]. known: the positions that are read, [TILE]; live: the scores that
+    count, of a shape that broadcasts to [ROWS, TILE]; both are all of them if not MASKED.
+    highest: fp32 [ROWS], the largest score so far, where a score is a power of two. total: fp32
+    [ROWS, TILE], the weights so far column by column, so that they are summed across threads but
+    once. mixed: fp32 [ROWS, BLOCK_D]. Returns the last three after the step.
+    Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
+    """
+    token = tl.arange(0, TILE)
+    columns = tl.arange(0, q.shape[1])
+    PADDED: tl.constexpr = q.shape[1] != D
+    place = (token * D)[:, None] + columns[None, :]
+    inside = (columns < D)[None, :] & known[:, None]
+    keys = _cells(keys_ptr + cell * D + place, inside, MASKED or PADDED)
+    keys = tl.trans(_operand(keys, DOT, INTERPRETED))
+    scores = tl.dot(q, keys, input_precision="ieee") * scale
+    if key_scales_ptr is not None:
+        scores *= _cells(key_scales_ptr + cell + token, known, MASKED)[None, :]
+    if MASKED:
+        scores = tl.where(live, scores, float("-inf"))
+    higher = tl.maximum(highest, tl.max(scores, 1))
+    weights = tl.math.exp2(scores - higher[:, None])
+    shrink = tl.math.exp2(highest - higher)
+    total = total * shrink[:, None] + weights
+    if value_scales_ptr is not None:
+        weights *= _cells(value_scales_ptr + cell + token, known, MASKED)[None, :]
+    values = _cells(values_ptr + cell * D + place, inside, MASKED or PADDED)
+    values = _operand(values, DOT, INTERPRETED)
+    weights = rounded(weights, DOT, INTERPRETED)
+    mixed = tl.dot(weights, values, mixed * shrink[:, None], input_precision="ieee")
+    return higher, total, mixed
+
+
+@triton.jit
+def _cells(pointers, mask, MASKED: tl.constexpr):
+    if MASKED:
+        return tl.load(pointers, mask=mask, other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def _operand(cells, DOT: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Cells of a cache as an operand of a product: exact, since DOT holds all that they can."""
+    if INTERPRETED:
+        return cells.to(tl.float32)
+    else:
+        return cells.to(DOT)
+
+
+def softmax_plan(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> dict[str, Any]:
+    """The constants of attention, from the shape of the heads and the cache's type alone."""
+    return {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "D": head_dim,
+        "BLOCK_D": next_power_of_2(head_dim),
+        "GROUP": heads // kv_heads,
+        "SCALE": head_dim**-0.5 * math.log2(math.e),
+        "DOT": DOT_TYPES.get(dtype, tl.bfloat16),
+        "INTERPRETED": INTERPRETED,
+    }

@@ -1,0 +1,199 @@
+"""A kernel's machine code for an H100 or H200 (sm_90), made and read without a GPU.
+
+Registers come from `cuobjdump -res-usage` and instructions from `nvdisasm`, both of which ship
+with Triton. A stack is no proof of a spill (the slow path of a cosine keeps an array there), so
+spills come from what `ptxas -v` says; it is only asked about kernels that have a stack.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import tempfile
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.cache import get_cache_manager
+
+from kernels.launch import INTERPRETED, OPTIONS
+from kernels.variant import Variant
+
+TARGET = GPUTarget("cuda", 90, 32)
+TOOL_SECONDS = 120
+"""How long cuobjdump or nvdisasm may take for one kernel."""
+
+_REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
+# Reductions and atomics to global (also through the memory accelerator) or shared memory.
+_ATOMIC = re.compile(r"(?:ATOM[GS]?|REDG?|UTMAREDG|UBLKRED)\..*(?:\bB?F(?:16|32|64)|BF16)")
+# Stores and atomics, but those to shared and local memory (STS, STL, ATOMS), and the end.
+_ENDS_OR_WRITES = re.compile(r"(?:EXIT|STG?|ATOMG?|REDG?|UTMASTG|UTMAREDG|UBLKRED|UBLKCP)\b")
+# In Triton's code: a value and the first operand of what makes it; the pointer of a load.
+_MADE = re.compile(r"%(\w+) = [\w.]+ %(\w+)")
+_READ = re.compile(r"\btt\.load %(\w+)")
+# Where the machine has no such instruction it loops over a compare-and-swap.
+_FLOAT_ADDITION = re.compile(r"\btt\.atomic_rmw fadd\b|\btt\.descriptor_reduce add\b.*\bb?f\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    """What one compilation gave; sizes in bytes."""
+
+    registers: int
+    """Per thread."""
+    shared_bytes: int
+    """Shared memory per program."""
+    spill_bytes: int
+    """Spilled to and filled from the stack, as ptxas counts them: once per instruction."""
+    float_atomics: int
+    """Atomic additions of floats, whose order the machine chooses."""
+    before_wait: tuple[str, ...]
+    """Of a dependent launch: what writes memory or ends a program before it waits, sorted.
+
+    In the order of the listing, which is that of the program as long as nothing branches back.
+    """
+    read_ahead: tuple[str, ...]
+    """Of a dependent launch: the arguments it reads memory at before it waits, sorted."""
+    opcodes: tuple[str, ...]
+    """Its distinct instructions, sorted."""
+
+
+def read_machine_code(variant: Variant) -> MachineCode:
+    """Compile a variant, from Triton's cache if it can, and read the result.
+
+    What was read is kept in the cache beside the kernel. Raises RuntimeError in a process that
+    interprets kernels, and whatever the compiler raises.
+    """
+    if INTERPRETED:
+        raise RuntimeError("TRITON_INTERPRET is set, and interpreted kernels cannot be compiled")
+    compiled = compile_variant(variant)
+    cache = get_cache_manager(compiled.hash)
+    name = f"machine_code-{sha256(Path(__file__).read_bytes()).hexdigest()[:16]}.json"
+    kept = cache.get_file(name)
+    if kept is None:
+        code = _read(variant, compiled)
+        kept = cache.put(json.dumps(asdict(code)), name, binary=False)
+    fields = json.loads(Path(kept).read_text("utf-8"))
+    lists = {name: tuple(fields[name]) for name in ("before_wait", "read_ahead", "opcodes")}
+    return MachineCode(**{**fields, **lists})
+
+
+def compile_variant(variant: Variant) -> Any:
+    """Triton's compiled kernel; raises what the compiler raises."""
+    names = variant.kernel.arg_names
+    given = {**variant.signature, **dict.fromkeys(variant.constants, "constexpr")}
+    if wrong := set(names) ^ set(given):
+        raise ValueError(f"{variant.name}: arguments missing or unknown: {sorted(wrong)}")
+    source = ASTSource(
+        variant.kernel,
+        {name: given[name] for name in names},
+        variant.constants,
+        {(names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible},
+    )
+    return triton.compile(source, target=TARGET, options=compile_options(variant))
+
+
+def compile_options(variant: Variant) -> dict[str, Any]:
+    """What a launch of the variant passes beside its arguments."""
+    return {
+        **OPTIONS,
+        "num_warps": variant.num_warps,
+        "num_stages": variant.num_stages,
+        "launch_pdl": variant.launch_pdl,
+        **variant.options,
+    }
+
+
+def _read(variant: Variant, compiled: Any) -> MachineCode:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        usage = _run(knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name)
+        opcodes = instructions(_run(knobs.nvidia.nvdisasm.path, "-c", cubin.name))
+    registers, stack = resources(usage)
+    return MachineCode(
+        registers=registers,
+        shared_bytes=compiled.metadata.shared,
+        spill_bytes=spills(_ptxas_log(variant)) if stack else 0,
+        float_atomics=float_atomics(opcodes, compiled.asm["ttir"]),
+        before_wait=before_wait(opcodes) if variant.launch_pdl else (),
+        read_ahead=read_ahead(compiled.asm["ttir"]) if variant.launch_pdl else (),
+        opcodes=tuple(sorted(set(opcodes))),
+    )
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=TOOL_SECONDS
+    ).stdout
+
+
+def _ptxas_log(variant: Variant) -> str:
+    """What ptxas said, under the very options that Triton gives it: it compiles once more."""
+    log = io.StringIO()
+    with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(log):
+        knobs.nvidia.dump_ptxas_log = True
+        knobs.compilation.always_compile = True
+        compile_variant(variant)
+    return log.getvalue()
+
+
+def resources(usage: str) -> tuple[int, int]:
+    """Registers per thread and bytes of stack, the most of any function, from cuobjdump."""
+    found = [(int(registers), int(stack)) for registers, stack in _REGISTERS.findall(usage)]
+    if not found:
+        raise ValueError(f"cuobjdump names no registers: {usage!r}")
+    return max(registers for registers, _ in found), max(stack for _, stack in found)
+
+
+def spills(log: str) -> int:
+    """Bytes of spill stores and loads of all functions, from ptxas."""
+    found = _SPILLS.findall(log)
+    if not found:
+        raise ValueError(f"ptxas names no spills: {log!r}")
+    return sum(int(stores) + int(loads) for stores, loads in found)
+
+
+def instructions(sass: str) -> list[str]:
+    """The instructions, without operands, in the order of nvdisasm's listing."""
+    found = _INSTRUCTION.findall(sass)
+    if not found:
+        raise ValueError(f"nvdisasm lists no instructions: {sass[:200]!r}")
+    return found
+
+
+def before_wait(opcodes: list[str]) -> tuple[str, ...]:
+    """Instructions ahead of the wait for earlier launches that must not be; all if it is absent."""
+    waits = [place for place, opcode in enumerate(opcodes) if opcode.startswith("ACQBULK")]
+    ahead = opcodes[: waits[0]] if waits else opcodes
+    return tuple(sorted({opcode for opcode in ahead if _ENDS_OR_WRITES.match(opcode)}))
+
+
+def read_ahead(ttir: str) -> tuple[str, ...]:
+    """Arguments whose memory is read ahead of `griddepcontrol.wait`, in Triton's own code.
+
+    A pointer is followed through the first operand of what makes it, to the argument. The
+    compiler moves no load across the wait: it is an instruction of unknown effects.
+    """
+    before, wait, _ = ttir.partition("griddepcontrol.wait")
+    made = dict(_MADE.findall(before))
+    pointers = set(_READ.findall(before)) if wait else set()
+    while on_the_way := pointers & made.keys():
+        pointers = (pointers - on_the_way) | {made[pointer] for pointer in on_the_way}
+    return tuple(sorted(pointers))
+
+
+def float_atomics(opcodes: list[str], ttir: str) -> int:
+    """Atomic additions of floats: as instructions, or as Triton's operations if those are more."""
+    additions = [op for op in opcodes if _ATOMIC.match(op) and ".ADD" in op]
+    return max(len(additions), len(_FLOAT_ADDITION.findall(ttir)))

@@ -1,0 +1,48 @@
+"""A linear layer of real weights: what every kernel of it must match, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.linear.epilogue import Epilogue
+from kernels.rows.norm import order_free_rms_norm
+
+
+def dense_linear(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 1e-5,
+    epilogue: Epilogue = Epilogue.STORE,
+) -> None:
+    """out = epilogue(W round(norm(x))).
+
+    x: fp32 [rows, in]. weight: bf16, fp16 or fp32 [out, in]; [2 F, in], gate rows before up
+    rows, for SWIGLU. out: fp32 [rows, out] or [rows, F]. norm: fp32 [in], of an RMSNorm before
+    the product. What is multiplied is rounded to the weight's type, half to even; products are
+    exact and sums are fp32. Raises ValueError for RELU2_GATE.
+    """
+    check_epilogue(epilogue)
+    normed = x.float() if norm is None else order_free_rms_norm(x, norm, eps)
+    rounded = normed.to(weight.dtype).float()
+    put(torch.nn.functional.linear(rounded, weight.float()), out, epilogue)
+
+
+def check_epilogue(epilogue: Epilogue) -> None:
+    """Refuse what linears of float activations have no arithmetic for."""
+    if epilogue is Epilogue.RELU2_GATE:
+        raise ValueError("epilogue: RELU2_GATE belongs to ternary linears")
+
+
+def put(y: Tensor, out: Tensor, epilogue: Epilogue) -> None:
+    """Bring products y, fp32 [rows, weight rows], to `out` the way `epilogue` says."""
+    if epilogue is Epilogue.SWIGLU:
+        gate, up = y.chunk(2, dim=-1)
+        y = torch.nn.functional.silu(gate) * up
+    if epilogue is Epilogue.ADD:
+        out += y
+    else:
+        out.copy_(y)

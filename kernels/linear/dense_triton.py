@@ -1,0 +1,198 @@
+"""Linear layers of bf16, fp16 or fp32 weights on the GPU, and what all float linears share."""
+
+# mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_same_device, check_tensor
+from kernels.launch import INTERPRETED, OPTIONS, dependent_launch, next_power_of_2
+from kernels.linear.dense import check_epilogue
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.linear_plan import (
+    NORM_MAX_INPUTS,
+    NORM_MAX_ROWS,
+    ROWS,
+    LinearPlan,
+    LinearWorkspace,
+    plan_linear,
+)
+from kernels.linear.linear_triton import linear_kernel
+from kernels.shapes import DecoderShape, Family
+from kernels.variant import Variant
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_EPILOGUES = {"o": Epilogue.ADD, "down": Epilogue.ADD, "gate_up": Epilogue.SWIGLU}
+_NORMED = ("qkv", "gate_up", "head")
+
+
+def dense_plan(weight: Tensor, epilogue: Epilogue = Epilogue.STORE) -> LinearPlan:
+    """How a linear of this weight is launched; for a workspace that has room for it."""
+    return plan_linear(*weight.shape, weight.element_size(), gated=epilogue.gated)
+
+
+def dense_linear(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    workspace: LinearWorkspace,
+    norm: Tensor | None = None,
+    eps: float = 1e-5,
+    epilogue: Epilogue = Epilogue.STORE,
+    dependent: bool = False,
+    plan: LinearPlan | None = None,
+) -> None:
+    """out = epilogue(W round(norm(x))) for any number of rows, none included, in one launch.
+
+    x: fp32, or already rounded to the weight's type, [rows, in]; above 16 rows the latter moves
+    half as much. weight: bf16, fp16 or fp32 [out, in]; [2 F, in], gate rows before up rows, for
+    SWIGLU. Any sizes; rows of 16-byte multiples are read fast. out: fp32 [rows, out] or
+    [rows, F], not overlapping x. norm: fp32 [in] with fp32 x of up to NORM_MAX_ROWS rows and
+    NORM_MAX_INPUTS inputs; the bits are those of a norm computed before. What is multiplied is
+    rounded to the weight's type, half to even (beyond fp16's range to infinity); sums are fp32.
+    dependent: programmatic dependent launch; tiles of the weight are asked for while the launch
+    before still runs, all else is touched after it has ended. plan: another than the committed
+    one, for a bench; bits differ between plans.
+
+    A row has the same bits in any batch; a row with NaN or infinite values spoils no other.
+    Moves the weight once per 64 rows, x and out. Raises TypeError and ValueError that name the
+    argument.
+    """
+    check_epilogue(epilogue)
+    check_tensor("weight", weight, DTYPES, None, None)
+    plan = plan or dense_plan(weight, epilogue)
+    check_linear(x, weight.dtype, out, norm, eps, plan)
+    check_same_device(x=x, weight=weight, out=out, norm=norm, workspace=workspace.partials)
+    launch_linear(plan, x, weight, None, None, out, workspace, norm, eps, epilogue, dependent)
+
+
+def check_linear(
+    x: Tensor, dtype: torch.dtype, out: Tensor, norm: Tensor | None, eps: float, plan: LinearPlan
+) -> None:
+    """Refuse activations, results and norms that do not fit the weight of `plan`."""
+    if plan.out < 1 or plan.inputs < 1:
+        raise ValueError(f"weight: shape [{plan.out}, {plan.inputs}], expected sizes above 0")
+    if plan.gated and plan.out % 2:
+        raise ValueError(f"weight: {plan.out} rows, expected gate and up of one size")
+    check_tensor("x", x, (torch.float32, dtype), None, plan.inputs)
+    width = plan.out // 2 if plan.gated else plan.out
+    check_tensor("out", out, torch.float32, x.shape[0], width)
+    if norm is None:
+        return
+    check_tensor("norm", norm, torch.float32, plan.inputs)
+    check_tensor("x", x, torch.float32, None, plan.inputs)
+    if len(x) > NORM_MAX_ROWS or plan.inputs > NORM_MAX_INPUTS:
+        raise ValueError(
+            f"norm: x is {tuple(x.shape)}, expected at most [{NORM_MAX_ROWS}, {NORM_MAX_INPUTS}]"
+        )
+    if not eps > 0:
+        raise ValueError(f"eps: {eps}, expected a number above 0")
+
+
+def launch_linear(
+    plan: LinearPlan,
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    zero: Tensor | None,
+    out: Tensor,
+    workspace: LinearWorkspace,
+    norm: Tensor | None,
+    eps: float,
+    epilogue: Epilogue,
+    dependent: bool,
+) -> None:
+    """Launch what has been checked; no rows, no launch."""
+    rows = len(x)
+    if rows == 0:
+        return
+    workspace.check(plan, rows)
+    groups = plan.groups(rows, x.element_size())
+    dependent, options = dependent_launch(dependent)
+    grid = (-(-rows // (ROWS * groups)), plan.tiles, plan.splits)
+    linear_kernel[grid](
+        x, weight, scale, zero, norm, out, workspace.partials, workspace.counters, rows, eps,
+        **constants(plan, groups, norm is not None, epilogue, zero is not None),
+        PDL=dependent, INTERPRETED=INTERPRETED,
+        num_warps=plan.tile.num_warps, num_stages=plan.tile.num_stages, **options,
+    )  # fmt: skip
+
+
+def constants(
+    plan: LinearPlan, groups: int, norm: bool, epilogue: Epilogue, zero: bool = False
+) -> dict[str, Any]:
+    """What the kernel is compiled with, but for where it runs."""
+    return {
+        "OUT": plan.out,
+        "IN": plan.inputs,
+        "BITS": plan.bits,
+        "ZERO": zero,
+        "BLOCK_OUT": plan.tile.block_out,
+        "BLOCK_WORDS": plan.tile.block_words,
+        "SPLITS": plan.splits,
+        "GROUPS": groups,
+        "NORM_BLOCK": next_power_of_2(plan.inputs) if norm else 0,
+        "EPILOGUE": int(epilogue),
+    }
+
+
+def variants(shape: DecoderShape) -> Iterator[Variant]:
+    """All compilations that serving `shape` in bf16 launches; of BitNet that is the head."""
+    linears = {"head": (shape.vocab, shape.hidden)}
+    if shape.family is not Family.BITNET:
+        linears |= shape.linears
+    for step, (out, inputs) in linears.items():
+        plan = plan_linear(out, inputs, 2, gated=step == "gate_up")
+        yield from linear_variants(f"{shape.name}.{step} dense bf16", step, plan, "*bf16")
+
+
+def linear_variants(
+    name: str, step: str, plan: LinearPlan, weight_type: str, zero: bool = False
+) -> Iterator[Variant]:
+    """What the linear `step` launches at batches of 1, 16 and 64 rows."""
+    normed = step in _NORMED
+    for rows, norm, dependent in (
+        (1, normed, False),
+        (1, normed, True),
+        (16, False, False),
+        (64, False, False),
+    ):
+        if rows == 16 and not normed:
+            continue  # It is what a batch of 1 launches.
+        # A norm that is a launch of its own leaves bf16.
+        x_bytes = 2 if normed and not norm else 4
+        groups = plan.groups(rows, x_bytes)
+        given = {
+            "x_ptr": "*bf16" if x_bytes == 2 else "*fp32",
+            "weight_ptr": weight_type,
+            "scale_ptr": "*fp32" if plan.bits else None,
+            "zero_ptr": "*u8" if zero else None,
+            "norm_ptr": "*fp32" if norm else None,
+            "out_ptr": "*fp32",
+            "partial_ptr": "*fp32",
+            "counter_ptr": "*i32",
+        }
+        signature = {argument: kind for argument, kind in given.items() if kind}
+        yield Variant(
+            name=f"{name} rows={rows}" + " dependent" * dependent,
+            kernel=linear_kernel,
+            signature=signature | {"rows": "i32", "eps": "fp32"},
+            constants=constants(plan, groups, norm, _EPILOGUES.get(step, Epilogue.STORE), zero)
+            | {argument: None for argument, kind in given.items() if not kind}
+            | {"PDL": dependent, "INTERPRETED": False},
+            divisible=frozenset(signature),
+            num_warps=plan.tile.num_warps,
+            num_stages=plan.tile.num_stages,
+            launch_pdl=dependent,
+            expects=("HGMMA", "LDGSTS.E.BYPASS.128"),
+            bytes_moved=plan.bytes_moved(rows, x_bytes),
+            step=step if rows == 1 and not dependent and step != "head" and not plan.bits else None,
+            options=OPTIONS,
+        )

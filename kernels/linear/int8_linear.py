@@ -1,0 +1,65 @@
+"""Linears of int8 weights and int8 activations (W8A8), such as the LM head: the oracle.
+
+A weight row has a scale of its own, an activation row a factor, and the products are summed
+as whole numbers: at most 2**16 of them, each at most 127 * 128, which stay below 2**31. So
+int32 never overflows, and no order, split or batch changes a bit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_same_device, check_tensor
+from kernels.linear.ternary import INT8_MAX, quantize_activations
+from kernels.rows.norm import order_free_rms_norm
+
+MAX_IN = 2**16
+"""Elements of a row: 2**16 * 127 * 128 < 2**31."""
+MIN_SCALE = 1e-12
+"""Of a weight row of zeros, or nearly: its scale must divide."""
+
+
+def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round each row of a weight to int8, with the scale that its largest value needs.
+
+    weight: bf16, fp16 or fp32 [out, in], finite, in up to MAX_IN. Returns (int8 [out, in] of
+    -127 .. 127, fp32 scale [out] = max |row| / 127) so that `int8 * scale` approximates the
+    weight. Raises TypeError or ValueError.
+    """
+    check_tensor("weight", weight, (torch.bfloat16, torch.float16, torch.float32), None, None)
+    if not 1 <= weight.shape[1] <= MAX_IN:
+        raise ValueError(f"weight: in = {weight.shape[1]}, expected 1 to {MAX_IN}")
+    real = weight.float()
+    if not bool(real.isfinite().all()):
+        raise ValueError("weight: holds NaN or infinite values")
+    scale = (real.abs().amax(1) / INT8_MAX).clamp(min=MIN_SCALE)
+    return (real / scale[:, None]).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scale
+
+
+def int8_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, norm: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """`x` through int8 weights after quantising each of its rows, and RMSNorm before that.
+
+    x: fp32 [rows, in]. weight: int8 [out, in], in up to MAX_IN. scale: fp32 [out]. norm: fp32
+    [in], the weight of an `order_free_rms_norm` of x. Returns fp32 [rows, out]: the whole sum,
+    divided by the factor of the activations, times the scale. A row with NaN or infinite values
+    gives NaN. Raises TypeError or ValueError.
+    """
+    check_int8_weight(weight, scale)
+    check_tensor("x", x, torch.float32, None, weight.shape[1])
+    check_same_device(x=x, weight=weight, scale=scale, norm=norm)
+    real = x if norm is None else order_free_rms_norm(x, norm, eps)
+    quantised, factor = quantize_activations(real)
+    # fp64 holds every sum exactly, and is the widest matrix product on all devices.
+    summed = torch.nn.functional.linear(quantised.double(), weight.double())
+    return summed.float() / factor * scale
+
+
+def check_int8_weight(weight: Tensor, scale: Tensor) -> None:
+    """Refuse a weight or scale that `int8_linear` does not take."""
+    check_tensor("weight", weight, torch.int8, None, None)
+    if not 1 <= weight.shape[1] <= MAX_IN:
+        raise ValueError(f"weight: in = {weight.shape[1]}, expected 1 to {MAX_IN}")
+    check_tensor("scale", scale, torch.float32, len(weight))

@@ -1,0 +1,341 @@
+"""Linears of int8 weights and activations (W8A8) on the GPU: the LM head, mostly.
+
+    int8_gemv   1 to 8 rows: norm and quantisation in the prologue, dp4a
+    int8_gemm   any number of rows that are int8 already, tensor cores
+
+Both give the bits of `int8_linear.int8_linear`, whatever the tile or the batch, since
+sums of whole numbers have no order.
+"""
+
+# Triton's language has no types: its functions are compiled, not called.
+# mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disable-error-code="assignment, var-annotated"
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda
+
+from kernels.checks import check_multiple, check_same_device, check_tensor
+from kernels.launch import INTERPRETED, OPTIONS, dependent_launch, next_power_of_2
+from kernels.linear.int8_linear import check_int8_weight
+from kernels.linear.int8_words_triton import (
+    WORD,
+    WORDS,
+    dp4a,
+    load_row,
+    load_weights,
+    normalise_row,
+    quantise_row,
+)
+from kernels.shapes import DecoderShape
+from kernels.variant import Variant
+
+GEMV_MAX_ROWS = 8
+"""Rows that int8_gemv takes: their words stay in registers while the weights pass by."""
+GEMV_MAX_IN = 4096
+"""Elements of such a row."""
+MULTIPROCESSORS = 132
+"""Of an H100 or H200."""
+GROUP_ROWS = 4
+"""Weight rows abreast in a warp: 8 lanes read 16 bytes each of one line of 128."""
+TILE_OUT = 2 * GROUP_ROWS
+"""Weight rows that a program of the GEMV multiplies at a time, while it loads as many more."""
+
+_WORDS = tl.constexpr(WORDS)
+_GROUP_ROWS = tl.constexpr(GROUP_ROWS)
+_TILE_OUT = tl.constexpr(TILE_OUT)
+
+
+@triton.jit
+def load_rows(
+    words_ptr, first, OUT: tl.constexpr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr
+):  # fmt: skip
+    """TILE_OUT weight rows as two groups of STEPS tiles int32 [LINES, GROUP_ROWS, 32]."""
+    tiles = ()
+    for group in tl.static_range(2):
+        row = first + group * _GROUP_ROWS + tl.arange(0, _GROUP_ROWS)
+        tiles = tiles + load_weights(words_ptr, row, OUT, IN, LINES, STEPS)
+    return tiles
+
+
+@triton.jit
+def int8_gemv_kernel(
+    x_ptr, norm_ptr, words_ptr, scale_ptr, out_ptr, rows, eps,
+    OUT: tl.constexpr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
+    BATCH: tl.constexpr, PROGRAMS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """One program: every PROGRAMS-th tile of TILE_OUT weight rows, the next one in flight."""
+    program = tl.program_id(0)
+    group = tl.arange(0, 2)[None, :]
+    local = tl.arange(0, _GROUP_ROWS)[:, None] + _GROUP_ROWS * group
+    tiles = load_rows(words_ptr, program * _TILE_OUT, OUT, IN, LINES, STEPS)
+    gains = ()
+    if NORM:
+        gains = load_row(norm_ptr, IN, LINES, STEPS)
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    words, factors = (), ()
+    for token in tl.static_range(BATCH):
+        # A row beyond the batch repeats the last one and is not stored.
+        real = load_row(x_ptr + min(token, rows - 1) * IN, IN, LINES, STEPS)
+        if NORM:
+            real = normalise_row(real, gains, eps, IN, LINES, STEPS)
+        row_words, factor = quantise_row(real, LINES, STEPS)
+        words = words + row_words
+        factors = factors + (factor,)
+    for tile in range(program, (OUT + _TILE_OUT - 1) // _TILE_OUT, PROGRAMS):
+        following = load_rows(words_ptr, (tile + PROGRAMS) * _TILE_OUT, OUT, IN, LINES, STEPS)
+        row = tile * _TILE_OUT + local
+        scale = tl.load(scale_ptr + row, mask=row < OUT, other=0.0)
+        for token in tl.static_range(BATCH):
+            first = tl.zeros((LINES, _GROUP_ROWS, _WORDS), tl.int32)
+            second = first
+            for step in tl.static_range(STEPS):
+                x = words[token * STEPS + step][:, None, :]
+                x = tl.broadcast_to(x, (LINES, _GROUP_ROWS, _WORDS))
+                first = dp4a(tiles[step], x, first, INTERPRETED)
+                second = dp4a(tiles[STEPS + step], x, second, INTERPRETED)
+            total = tl.sum(tl.join(tl.sum(first, 2), tl.sum(second, 2)), 0)
+            y = tl.div_rn(total.to(tl.float32), factors[token]) * scale
+            tl.store(out_ptr + token * OUT + row, y, mask=(row < OUT) & (token < rows))
+        tiles = following
+
+
+@triton.jit(do_not_specialize=["rows"])
+def int8_gemm_kernel(
+    q_ptr, factor_ptr, weight_ptr, scale_ptr, out_ptr, rows,
+    OUT: tl.constexpr, IN: tl.constexpr,
+    TILE_OUT: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_IN: tl.constexpr,
+):  # fmt: skip
+    """One program: TILE_OUT weight rows, the left operand, times TILE_ROWS rows."""
+    row = tl.program_id(0) * TILE_OUT + tl.arange(0, TILE_OUT)
+    token = tl.program_id(1).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    weight_ptr += row.to(tl.int64)[:, None] * IN
+    q_ptr += token[None, :] * IN
+    total = tl.zeros((TILE_OUT, TILE_ROWS), tl.int32)
+    for step in range((IN + TILE_IN - 1) // TILE_IN):
+        k = step * TILE_IN + tl.arange(0, TILE_IN)
+        mask = (row < OUT)[:, None] & (k < IN)[None, :]
+        weight = tl.load(weight_ptr + k[None, :], mask=mask, other=0)
+        mask = (token < rows)[None, :] & (k < IN)[:, None]
+        q = tl.load(q_ptr + k[:, None], mask=mask, other=0)
+        total = tl.dot(weight, q, total, out_dtype=tl.int32)
+    scale = tl.load(scale_ptr + row, mask=row < OUT, other=0.0)
+    factor = tl.load(factor_ptr + token, mask=token < rows, other=1.0)
+    y = tl.div_rn(total.to(tl.float32), factor[None, :]) * scale[:, None]
+    place = out_ptr + token[None, :] * OUT + row[:, None]
+    tl.store(place, y, mask=(row < OUT)[:, None] & (token < rows)[None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class GemvPlan:
+    """How a GEMV is divided; the batch may choose, since whole sums do not depend on it."""
+
+    lines: int
+    """Lines of a row that a step reads, one to a warp."""
+    steps: int
+    batch: int
+    """Rows in registers: a power of two."""
+    programs: int
+    registers: int
+    """Of a thread, so that the programs of a multiprocessor fit: 64 Ki in all."""
+
+    @classmethod
+    def of(cls, out_features: int, in_features: int, rows: int) -> GemvPlan:
+        """Few warps and many programs, while the words of the batch leave them registers."""
+        row_lines = triton.cdiv(in_features, WORDS * WORD)
+        batch = next_power_of_2(rows)
+        lines = 1 if row_lines <= 4 else 4 if row_lines <= 20 and batch <= 2 else 8
+        beside = 3 if lines == 4 else 2 if batch == 1 else 1
+        programs = min(MULTIPROCESSORS * beside, triton.cdiv(out_features, TILE_OUT))
+        registers = 168 if lines == 4 else 128 if batch == 1 else 255
+        return cls(lines, triton.cdiv(row_lines, lines), batch, programs, registers)
+
+    def constants(self) -> dict[str, Any]:
+        """What the kernel is compiled with."""
+        return {
+            "LINES": self.lines,
+            "STEPS": self.steps,
+            "BATCH": self.batch,
+            "PROGRAMS": self.programs,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GemmPlan:
+    """The tile of a GEMM."""
+
+    out: int
+    rows: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def of(cls, rows: int) -> GemmPlan:
+        """As many columns as the batch needs, up to 64."""
+        return cls(64, 16, 4, 4) if rows <= 16 else cls(128, 64, 8, 3)
+
+    def constants(self) -> dict[str, Any]:
+        """What the kernel is compiled with."""
+        return {"TILE_OUT": self.out, "TILE_ROWS": self.rows, "TILE_IN": 128}
+
+
+def int8_gemv(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    out: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 1e-5,
+    dependent: bool = False,
+) -> None:
+    """`int8_linear` of few rows in one launch.
+
+    x: fp32 [rows, in], rows up to GEMV_MAX_ROWS, in a multiple of 4 up to GEMV_MAX_IN. weight:
+    int8 [out, in]. scale: fp32 [out]. out: fp32 [rows, out]. norm: fp32 [in], the weight of an
+    RMSNorm (`order_free_rms_norm`) of x. dependent: programmatic dependent launch; the first
+    weights are read while the launch before it still runs.
+
+    Moves out * in bytes of weights once, whatever the rows. Raises TypeError or ValueError
+    naming the argument.
+    """
+    check_int8_weight(weight, scale)
+    out_features, in_features = weight.shape
+    check_tensor("x", x, torch.float32, None, in_features)
+    check_multiple("weight: in", in_features, WORD)
+    if len(x) > GEMV_MAX_ROWS:
+        raise ValueError(f"x: {len(x)} rows, expected at most {GEMV_MAX_ROWS}")
+    if in_features > GEMV_MAX_IN:
+        raise ValueError(f"weight: in = {in_features}, expected at most {GEMV_MAX_IN}")
+    if norm is not None:
+        check_tensor("norm", norm, torch.float32, in_features)
+    if not eps > 0:
+        raise ValueError(f"eps: {eps}, expected a number above 0")
+    check_tensor("out", out, torch.float32, len(x), out_features)
+    check_same_device(x=x, weight=weight, scale=scale, norm=norm, out=out)
+    if out.numel() == 0:
+        return
+    plan = GemvPlan.of(out_features, in_features, len(x))
+    dependent, options = dependent_launch(dependent)
+    int8_gemv_kernel[(plan.programs,)](
+        x,
+        x if norm is None else norm,
+        weight.view(torch.int32),
+        scale,
+        out,
+        len(x),
+        eps,
+        OUT=out_features,
+        IN=in_features,
+        **plan.constants(),
+        NORM=norm is not None,
+        PDL=dependent,
+        INTERPRETED=INTERPRETED,
+        num_warps=plan.lines,
+        maxnreg=plan.registers,
+        **options,
+    )
+
+
+def int8_gemm(q: Tensor, factor: Tensor, weight: Tensor, scale: Tensor, out: Tensor) -> None:
+    """`int8_linear` of rows that are int8 already, with the bits of `int8_gemv`.
+
+    q: int8 [rows, in], whole numbers of -127 .. 127. factor: fp32 [rows], by which a row was
+    multiplied. weight: int8 [out, in]. scale: fp32 [out]. out: fp32 [rows, out].
+
+    Moves out * in bytes of weights once for each 64 rows. Raises TypeError or ValueError naming
+    the argument.
+    """
+    check_int8_weight(weight, scale)
+    out_features, in_features = weight.shape
+    check_tensor("q", q, torch.int8, None, in_features)
+    check_tensor("factor", factor, torch.float32, len(q))
+    check_tensor("out", out, torch.float32, len(q), out_features)
+    check_same_device(q=q, factor=factor, weight=weight, scale=scale, out=out)
+    if out.numel() == 0:
+        return
+    plan = GemmPlan.of(len(q))
+    grid = (triton.cdiv(out_features, plan.out), triton.cdiv(len(q), plan.rows))
+    int8_gemm_kernel[grid](
+        q,
+        factor,
+        weight,
+        scale,
+        out,
+        len(q),
+        OUT=out_features,
+        IN=in_features,
+        **plan.constants(),
+        num_warps=plan.warps,
+        num_stages=plan.stages,
+        **OPTIONS,
+    )
+
+
+_GEMV_TYPES = {
+    "x_ptr": "*fp32",
+    "norm_ptr": "*fp32",
+    "words_ptr": "*i32",
+    "scale_ptr": "*fp32",
+    "out_ptr": "*fp32",
+    "rows": "i32",
+    "eps": "fp32",
+}
+_GEMM_TYPES = {
+    "q_ptr": "*i8",
+    "factor_ptr": "*fp32",
+    "weight_ptr": "*i8",
+    "scale_ptr": "*fp32",
+    "out_ptr": "*fp32",
+    "rows": "i32",
+}
+
+
+def variants(shape: DecoderShape) -> Iterator[Variant]:
+    """The LM head at every batch that is compiled by itself."""
+    sizes = {"OUT": shape.vocab, "IN": shape.hidden}
+    weights = shape.vocab * (shape.hidden + 4)
+    for rows, dependent in ((1, False), (1, True), (2, False), (4, False), (8, False)):
+        plan = GemvPlan.of(shape.vocab, shape.hidden, rows)
+        # Triton compiles an argument of 1 in.
+        compiled_in = {"rows": 1} if rows == 1 else {}
+        yield Variant(
+            name=f"{shape.name}.head int8 gemv rows={rows}" + " dependent" * dependent,
+            kernel=int8_gemv_kernel,
+            signature={name: t for name, t in _GEMV_TYPES.items() if name not in compiled_in},
+            constants=sizes
+            | plan.constants()
+            | {"NORM": True, "PDL": dependent, "INTERPRETED": False}
+            | compiled_in,
+            divisible=frozenset(_GEMV_TYPES) - {"rows", "eps"},
+            num_warps=plan.lines,
+            launch_pdl=dependent,
+            options={"maxnreg": plan.registers},
+            expects=("IDP.4A", "LDG.E.EF.128"),
+            bytes_moved=weights + 4 * shape.hidden + 4 * rows * (shape.hidden + shape.vocab),
+        )
+    for rows in (16, 64):
+        wide = GemmPlan.of(rows)
+        yield Variant(
+            name=f"{shape.name}.head int8 gemm rows={rows}",
+            kernel=int8_gemm_kernel,
+            signature=_GEMM_TYPES,
+            constants=sizes | wide.constants(),
+            divisible=frozenset(_GEMM_TYPES) - {"rows"},
+            num_warps=wide.warps,
+            num_stages=wide.stages,
+            expects=("IGMMA",),
+            bytes_moved=weights + rows * (shape.hidden + 4 + 4 * shape.vocab),
+        )

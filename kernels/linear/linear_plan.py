@@ -1,0 +1,190 @@
+"""How a linear with float activations is laid out over a GPU: tiles, splits, groups, workspace.
+
+What decides the order of a sum (tile, splits, warps, stages) follows from the weight's shape
+and format alone, never from the number of rows, so that a row has the same bits in any batch.
+
+Reasoning behind the tiles, for one H200 (132 SMs, 4.3 TB/s of copy bandwidth, 227 KiB of shared
+memory per program, about 0.8 us of loaded latency; computed, to be measured):
+
+- Little's law asks for 4.3 TB/s * 0.8 us = 3.4 MB in flight, 26 KB per SM. A tile of 128 x 64
+  bf16 is 16 KB; with four stages a program has 32 to 48 KB in flight, and two programs share an
+  SM: 64 to 96 KB, thrice what is needed, so that an SM with fewer programs than its neighbours
+  still takes its share and a tail of few programs keeps the memory busy. Hence no rounding of
+  programs to whole waves: 224 programs of a gate_up on 264 places are one wave.
+- A weight with fewer tiles than SMs is split along its inputs until `TARGET_PROGRAMS` programs
+  run and `MIN_IN_FLIGHT` is met. More splits would cost a merge: at 64 rows the partial sums are
+  splits * 64 * out * 4 bytes, written and read through the L2 cache, and the last program of a
+  tile reads splits * 32 KB alone. Where that leaves one program per SM it has six stages: 64 to
+  80 KB in flight.
+- 128 weight rows per tile, not 64: at 64 rows of batch the activations (bf16, 128 bytes per
+  input) come from L2 beside 256 bytes of weights per input, 1.5 times the weight's traffic,
+  where L2 gives about 5.5 TB/s. With 64 weight rows it would be twice; fp32 activations make it
+  twice too, so batches above 16 rows had better pass bf16.
+- 64 inputs per tile: 128 bytes per weight row are one line, and the activations' stages
+  (4 KB of fp32 at up to 16 rows, 8 KB of bf16 at 64) leave room for two programs per SM.
+- Tensor cores: 64 x 16 x 16 products read 2 KB of weights from shared memory in 16 cycles; four
+  groups take 64 of the 110 cycles in which an SM's share of the bandwidth brings them.
+- int8 unpacks in 1.75 instructions per weight (400 issue slots per warp and 16 KB tile, of 880
+  cycles), so is bound by memory; int4 in 1.4 (350 per 8 KB, of 440), close to both limits.
+
+A bench may try other tiles; a change of the committed one changes bits, so it is made in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+NORM_MAX_ROWS = 4
+"""Rows up to which a linear computes their norms itself: every program repeats it."""
+NORM_MAX_INPUTS = 8192
+"""Inputs up to which it can: a row is held in registers."""
+ROWS = 16
+"""Rows of activations in a group: the columns of one product on the tensor cores."""
+MAX_GROUPS = 4
+"""Groups that a program serves from one reading of the weight."""
+SMS = 132
+"""Streaming multiprocessors of an H200."""
+TARGET_PROGRAMS = 120
+"""Programs that busy them well enough: splitting stops there."""
+LONE_STAGES = 6
+"""Stages of a program that has an SM to itself."""
+MIN_IN_FLIGHT = 6 << 20
+"""Bytes that all programs together should have on their way: 1.4 us of memory traffic."""
+MIN_CHUNKS = 4
+"""Chunks of inputs that a split has at least."""
+MAX_SHARED = 227 << 10
+"""Bytes of shared memory that one program may have on sm_90."""
+SHARED_MARGIN = 8 << 10
+"""Bytes of shared memory beside the stages: converted activations, layout changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The part of a weight that a program holds in one stage; a gated tile is half gate, half up.
+
+    block_words counts words of a weight row: one input each if dense, 16 / bits if quantised.
+    """
+
+    block_out: int
+    block_words: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPlan:
+    """Everything about a launch but its rows. `inputs` and `out` are the weight's sizes."""
+
+    out: int
+    inputs: int
+    word_bytes: int
+    bits: int
+    """Of a quantised weight; 0 for a dense one."""
+    gated: bool
+    tile: Tile
+    splits: int
+
+    @property
+    def block_in(self) -> int:
+        """Inputs of a tile."""
+        return self.tile.block_words * (16 // self.bits if self.bits else 1)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles along the weight's rows."""
+        return _tiles(self.out, self.tile.block_out, self.gated)
+
+    def groups(self, rows: int, x_bytes: int) -> int:
+        """Groups of 16 rows that a program serves: 1, 2 or 4, as many as shared memory holds."""
+        groups = 1
+        while groups < MAX_GROUPS and groups * ROWS < rows:
+            if self.shared(2 * groups, x_bytes) > MAX_SHARED:
+                break
+            groups *= 2
+        return groups
+
+    def shared(self, groups: int, x_bytes: int) -> int:
+        """Bytes of shared memory that a program takes at most; x_bytes is an activation's size."""
+        words = self.tile.block_out * self.tile.block_words * self.word_bytes
+        activations = groups * ROWS * self.block_in * x_bytes
+        return self.tile.num_stages * (words + activations) + SHARED_MARGIN
+
+    def counters(self, rows: int) -> int:
+        """Counters of arrivals that a launch needs."""
+        return -(-rows // ROWS) * self.tiles if self.splits > 1 else 0
+
+    def partials(self, rows: int) -> int:
+        """fp32 partial sums that a launch needs at most."""
+        padded = (-(-rows // (ROWS * MAX_GROUPS))) * ROWS * MAX_GROUPS
+        return padded * self.tiles * self.tile.block_out * self.splits if self.splits > 1 else 0
+
+    def bytes_moved(self, rows: int, x_bytes: int = 4) -> int:
+        """What a launch must at least move: the weight, the activations, the result."""
+        weight = self.out * self.inputs * (self.bits or 8 * self.word_bytes) // 8
+        scales = {0: 0, 8: self.out * 4, 4: self.out * self.inputs // 128 * 4}[self.bits]
+        width = self.out // 2 if self.gated else self.out
+        return weight + scales + rows * (x_bytes * self.inputs + 4 * width)
+
+
+def _tiles(out: int, block_out: int, gated: bool) -> int:
+    return -(-out // block_out) if not gated else -(-(out // 2) // (block_out // 2))
+
+
+def default_tile(word_bytes: int, bits: int) -> Tile:
+    """The committed tile of a weight's format, before `plan_linear` looks at its programs."""
+    if word_bytes == 4:
+        return Tile(64, 32, num_warps=4, num_stages=4)
+    return Tile(128, 32, 4, num_stages=6) if bits == 4 else Tile(128, 64, 4, num_stages=4)
+
+
+@lru_cache(maxsize=256)
+def plan_linear(
+    out: int,
+    inputs: int,
+    word_bytes: int,
+    bits: int = 0,
+    gated: bool = False,
+    tile: Tile | None = None,
+) -> LinearPlan:
+    """The plan of a weight [out, inputs]; `tile` other than the committed one is for a bench."""
+    chosen = tile or default_tile(word_bytes, bits)
+    plan = LinearPlan(out, inputs, word_bytes, bits, gated, chosen, splits=1)
+    chunks = -(-inputs // plan.block_in)
+    stage = chosen.block_out * chosen.block_words * word_bytes
+    wanted = max(TARGET_PROGRAMS, MIN_IN_FLIGHT // (stage * (chosen.num_stages - 1)))
+    even = [s for s in range(1, chunks // MIN_CHUNKS + 1) if chunks % s == 0] or [1]
+    enough = [s for s in even if s * plan.tiles >= wanted]
+    splits = enough[0] if enough else even[-1]
+    if tile is None and splits * plan.tiles <= SMS:
+        chosen = replace(chosen, num_stages=LONE_STAGES)
+    return replace(plan, tile=chosen, splits=splits)
+
+
+class LinearWorkspace:
+    """Partial sums and arrival counters of linears that run one after another on one stream.
+
+    Linears on several streams at once need a workspace each. The counters are 0 between
+    launches; the last program to arrive at one resets it.
+    """
+
+    def __init__(self, plans: Iterable[LinearPlan], rows: int, device: torch.device) -> None:
+        """Room for each of `plans` at up to `rows` rows."""
+        needs = [(plan.partials(rows), plan.counters(rows)) for plan in plans] or [(0, 0)]
+        self.partials: Tensor = torch.empty(
+            max(1, *(need[0] for need in needs)), dtype=torch.float32, device=device
+        )
+        self.counters: Tensor = torch.zeros(
+            max(1, *(need[1] for need in needs)), dtype=torch.int32, device=device
+        )
+
+    def check(self, plan: LinearPlan, rows: int) -> None:
+        """Refuse a launch that has no room here."""
+        need = plan.partials(rows), plan.counters(rows)
+        have = self.partials.numel(), self.counters.numel()
+        if need[0] > have[0] or need[1] > have[1]:
+            raise ValueError(f"workspace: {have} partial sums and counters, {need} needed")

@@ -1,0 +1,360 @@
+"""The kernel of every linear with float activations: dense, int8 and int4 weights.
+
+The operands are swapped: a tile of the weight is the left operand of the tensor cores, which
+has 64 rows at least, and the activations of 16 rows are the right one, padded with zeros. A
+batch of 1 costs no more memory traffic than its weights, and a row has the same bits alone and
+among 64, because its products, their order and the instruction do not know how many columns
+beside it are in use. A program serves up to four such groups from one reading of the weight.
+
+Sums that a plan splits over programs go to a workspace; the last program to arrive adds them
+in ascending order. There are no float atomics.
+
+While a prologue computes norms, or under programmatic dependent launch the kernel before still
+runs, the first tiles of the weight are on their way to L2 already.
+"""
+
+# mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.dependent_triton import prefetch
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.linear_plan import ROWS
+from kernels.rows.norm_triton import inverse_rms, normalise
+from kernels.rows.rounding_triton import rounded
+
+PREFETCH = 4
+"""Tiles that a program asks for before it may read activations: 14.7 MB over 224 programs."""
+
+_ROWS = tl.constexpr(ROWS)
+_PREFETCH = tl.constexpr(PREFETCH)
+_ADD = tl.constexpr(int(Epilogue.ADD))
+_SWIGLU = tl.constexpr(int(Epilogue.SWIGLU))
+
+# 0x4300 is 128 in bf16, whose last place is then 1: the bits of a whole number below 128, put
+# into its fraction, give 128 + number. Two numbers to a register: 32-bit logic serves both.
+_INT8_ASM = """{
+.reg .b32 word, low, sign;
+shr.u32 word, $1, SHIFT;
+lop3.b32 low, word, 0x007f007f, 0x43004300, 0xea;
+lop3.b32 sign, word, 0x00800080, 0x43004300, 0xea;
+sub.rn.bf16x2 $0, low, sign;
+}"""
+_INT4_ASM = """{
+.reg .b32 word;
+shr.u32 word, $1, SHIFT;
+lop3.b32 word, word, 0x000f000f, 0x43004300, 0xea;
+sub.rn.bf16x2 $0, word, $2;
+}"""
+
+
+@triton.constexpr_function
+def unpack_asm(bits, part):
+    """The instructions that turn part `part` of two 16-bit words into two bf16 numbers."""
+    return (_INT8_ASM if bits == 8 else _INT4_ASM).replace("SHIFT", str(part * bits))
+
+
+@triton.jit
+def unpacked(words, offset, BITS: tl.constexpr, part: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Part `part` of each 16-bit word as a whole number in bf16.
+
+    offset: 128 + zero of each row, used by int4 alone, whose codes are 0 .. 15.
+    """
+    if INTERPRETED:
+        code = (words.to(tl.int32) >> (part * BITS)) & ((1 << BITS) - 1)
+        if BITS == 8:
+            return ((code ^ 0x80) - 0x80).to(tl.float32)
+        else:
+            return (code + 128).to(tl.float32) - offset
+    elif BITS == 8:
+        return tl.inline_asm_elementwise(
+            unpack_asm(BITS, part), "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            unpack_asm(BITS, part),
+            "=r,r,r",
+            [words, offset],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+
+
+@triton.jit
+def weight_place(
+    weight_ptr, out, chunk, OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
+):  # fmt: skip
+    """Where row `out` of a weight holds the words of a chunk of its inputs."""
+    if BITS == 0:
+        return weight_ptr + out.to(tl.int64) * IN + chunk * BLOCK_WORDS
+    else:
+        return weight_ptr + (out.to(tl.int64) + chunk * OUT) * BLOCK_WORDS
+
+
+@triton.jit
+def group_constants(
+    scale_ptr, zero_ptr, out, real, chunk, OUT: tl.constexpr, ZERO: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Scale, and 128 + zero, of each row in one group of inputs: fp32, and bf16, [BLOCK_OUT]."""
+    scale = tl.load(scale_ptr + chunk * OUT + out, mask=real, other=0.0)
+    if ZERO:
+        zero = tl.load(zero_ptr + chunk * OUT + out, mask=real, other=0)
+        offset = zero.to(tl.float32) + 128.0
+    else:
+        offset = tl.full(scale.shape, 136.0, tl.float32)
+    return scale, rounded(offset, tl.bfloat16, INTERPRETED)
+
+
+@triton.jit
+def activations(
+    x_ptr, norm_ptr, inverse, row, rows, column, IN: tl.constexpr, FULL: tl.constexpr,
+    NORM: tl.constexpr, dtype: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Rows `row` at `column` as the tensor cores take them: [16, columns], 0 beyond the batch."""
+    mask = (row < rows)[:, None]
+    if not FULL:
+        mask = mask & (column < IN)[None, :]
+    x = tl.load(x_ptr + row.to(tl.int64)[:, None] * IN + column[None, :], mask=mask, other=0.0)
+    if NORM:
+        weight = tl.load(norm_ptr + column, mask=column < IN, other=0.0)
+        x = normalise(x, weight[None, :], inverse[:, None])
+    if x_ptr.dtype.element_ty == tl.float32:
+        return rounded(x, dtype, INTERPRETED)
+    elif INTERPRETED:
+        return x.to(tl.float32)
+    else:
+        return x
+
+
+@triton.jit
+def inverse_of_rows(x_ptr, rows, eps, IN: tl.constexpr, NORM_BLOCK: tl.constexpr):
+    """1 / rms of each row of a group, 1 beyond the batch: fp32 [16]."""
+    inverse = tl.full((_ROWS,), 1.0, tl.float32)
+    column = tl.arange(0, NORM_BLOCK)
+    for row in range(rows):
+        x = tl.load(x_ptr + row * IN + column, mask=column < IN, other=0.0)
+        inverse = tl.where(tl.arange(0, _ROWS) == row, inverse_rms(x[None, :], IN, eps), inverse)
+    return inverse
+
+
+@triton.jit
+def zeros(BLOCK_OUT: tl.constexpr, GROUPS: tl.constexpr):
+    """Sums to begin with: a tuple of fp32 [BLOCK_OUT, 16]."""
+    return (tl.zeros((BLOCK_OUT, _ROWS), tl.float32),) * GROUPS
+
+
+@triton.jit
+def add_product(total, w, x):
+    """total + w x, as a tuple of one."""
+    return (tl.dot(w, tl.trans(x), total, input_precision="ieee"),)
+
+
+@triton.jit
+def add_products(
+    sums, w, x_ptr, norm_ptr, inverse, first_row, rows, column,
+    IN: tl.constexpr, FULL: tl.constexpr, NORM: tl.constexpr, dtype: tl.constexpr,
+    GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """The sums of each group of rows and the products of one weight tile."""
+    longer = ()
+    for group in tl.static_range(GROUPS):
+        row = first_row + group * _ROWS + tl.arange(0, _ROWS)
+        x = activations(
+            x_ptr, norm_ptr, inverse, row, rows, column, IN, FULL, NORM, dtype, INTERPRETED
+        )
+        longer = longer + add_product(sums[group], w, x)
+    return longer
+
+
+@triton.jit
+def add_scaled_product(total, product, scale):
+    """total + product * scale of each weight row, as a tuple of one."""
+    return (total + product * scale[:, None],)
+
+
+@triton.jit
+def add_scaled(sums, products, scale, GROUPS: tl.constexpr):
+    """`add_scaled_product` of each group of rows."""
+    longer = ()
+    for group in tl.static_range(GROUPS):
+        longer = longer + add_scaled_product(sums[group], products[group], scale)
+    return longer
+
+
+@triton.jit
+def add_chunk(
+    sums, words, scale_ptr, zero_ptr, out, real, x_ptr, norm_ptr, inverse, first_row, rows,
+    chunk, word, OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, GROUPS: tl.constexpr, NORM: tl.constexpr,
+    FULL: tl.constexpr, dtype: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """The sums and all products of one chunk of inputs, whose words are in registers or staged."""
+    PARTS: tl.constexpr = 1 if BITS == 0 else 16 // BITS
+    products, offset = sums, 0.0
+    if BITS == 4:
+        scale, offset = group_constants(
+            scale_ptr, zero_ptr, out, real, chunk, OUT, ZERO, INTERPRETED
+        )
+        offset = tl.broadcast_to(offset[:, None], (BLOCK_OUT, BLOCK_WORDS))
+        products = zeros(BLOCK_OUT, GROUPS)
+    for part in tl.static_range(PARTS):
+        w = words
+        if BITS != 0:
+            w = unpacked(words, offset, BITS, part, INTERPRETED)
+        elif INTERPRETED:
+            w = words.to(tl.float32)
+        products = add_products(
+            products, w, x_ptr, norm_ptr, inverse, first_row, rows,
+            (chunk * PARTS + part) * BLOCK_WORDS + word,
+            IN, FULL, NORM, dtype, GROUPS, INTERPRETED,
+        )  # fmt: skip
+    if BITS == 4:
+        return add_scaled(sums, products, scale, GROUPS)
+    else:
+        return products
+
+
+@triton.jit
+def finish(
+    total, scale, out_ptr, row, rows, tile,
+    OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, EPILOGUE: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Scale, gate or add, and store the sums of a group: fp32 [BLOCK_OUT, 16]."""
+    if SCALED:
+        total = total * scale[:, None]
+    width: tl.constexpr = OUT // 2 if EPILOGUE == _SWIGLU else OUT
+    columns: tl.constexpr = BLOCK_OUT // 2 if EPILOGUE == _SWIGLU else BLOCK_OUT
+    if EPILOGUE == _SWIGLU:
+        gate, up = tl.split(tl.permute(tl.reshape(total, (2, columns, _ROWS)), (1, 2, 0)))
+        # exp of what is never above 0 does not overflow.
+        small = tl.exp(-tl.abs(gate))
+        total = tl.div_rn(gate * tl.where(gate >= 0, 1.0, small), 1.0 + small) * up
+    column = tile * columns + tl.arange(0, columns)
+    place = out_ptr + row.to(tl.int64)[None, :] * width + column[:, None]
+    mask = (row < rows)[None, :] & (column < width)[:, None]
+    if EPILOGUE == _ADD:
+        total = tl.load(place, mask=mask, other=0.0) + total
+    tl.store(place, total, mask=mask)
+
+
+@triton.jit
+def partial_place(
+    partial_ptr, place, split, group,
+    BLOCK_OUT: tl.constexpr, SPLITS: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Where a split keeps its sums of a group: [BLOCK_OUT, 16], a row's own lie together."""
+    first = ((place * SPLITS + split) * GROUPS + group) * (_ROWS * BLOCK_OUT)
+    row, out = tl.arange(0, _ROWS), tl.arange(0, BLOCK_OUT)
+    return partial_ptr + first + row[None, :] * BLOCK_OUT + out[:, None]
+
+
+@triton.jit
+def finish_splits(
+    sums, scale, out_ptr, partial_ptr, counter_ptr, first_row, rows, tile, split, place,
+    OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, SPLITS: tl.constexpr, GROUPS: tl.constexpr,
+    EPILOGUE: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Keep this split's sums; the last program of the tile to arrive adds all, in order."""
+    for group in tl.static_range(GROUPS):
+        kept = partial_place(partial_ptr, place, split, group, BLOCK_OUT, SPLITS, GROUPS)
+        row = first_row + group * _ROWS + tl.arange(0, _ROWS)
+        tl.store(kept, sums[group], mask=(row < rows)[None, :])
+    tl.debug_barrier()
+    if tl.atomic_add(counter_ptr + place, 1, sem="acq_rel") == SPLITS - 1:
+        for group in tl.static_range(GROUPS):
+            row = first_row + group * _ROWS + tl.arange(0, _ROWS)
+            total = tl.zeros((BLOCK_OUT, _ROWS), tl.float32)
+            for other in tl.static_range(SPLITS):
+                kept = partial_place(partial_ptr, place, other, group, BLOCK_OUT, SPLITS, GROUPS)
+                mask = (row < rows)[None, :]
+                total += tl.load(kept, mask=mask, other=0.0, cache_modifier=".cg")
+            finish(total, scale, out_ptr, row, rows, tile, OUT, BLOCK_OUT, EPILOGUE, SCALED)
+        tl.store(counter_ptr + place, 0)
+
+
+@triton.jit
+def tile_rows(tile, OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, GATED: tl.constexpr):
+    """The weight rows of a tile, and which of them exist; half gate, half up if gated."""
+    local = tl.arange(0, BLOCK_OUT)
+    if GATED:
+        half: tl.constexpr = BLOCK_OUT // 2
+        within = tile * half + local % half
+        return within + local // half * (OUT // 2), within < OUT // 2
+    else:
+        return tile * BLOCK_OUT + local, tile * BLOCK_OUT + local < OUT
+
+
+@triton.jit(do_not_specialize=["rows", "eps"])
+def linear_kernel(
+    x_ptr, weight_ptr, scale_ptr, zero_ptr, norm_ptr, out_ptr, partial_ptr, counter_ptr, rows, eps,
+    OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLITS: tl.constexpr,
+    GROUPS: tl.constexpr, NORM_BLOCK: tl.constexpr, EPILOGUE: tl.constexpr,
+    PDL: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """One tile of weight rows, one split of the inputs, up to four groups of 16 rows.
+
+    x: fp32 or the weight's type [rows, IN]. weight: bf16, fp16 or fp32 [OUT, IN] (BITS 0), or
+    int16 words [IN / 128, OUT, BLOCK_WORDS]. scale: fp32 [OUT] (8 bits) or [IN / 128, OUT].
+    zero: uint8 [IN / 128, OUT]. norm: fp32 [IN], applied if NORM_BLOCK, a power of two >= IN,
+    is above 0. out: fp32 [rows, OUT], or [rows, OUT / 2] if gated.
+    """
+    block, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    BLOCK_IN: tl.constexpr = BLOCK_WORDS if BITS == 0 else BLOCK_WORDS * (16 // BITS)
+    CHUNKS: tl.constexpr = (IN + BLOCK_IN - 1) // BLOCK_IN // SPLITS
+    FULL: tl.constexpr = IN % BLOCK_IN == 0
+    GATED: tl.constexpr = EPILOGUE == _SWIGLU
+    EVEN: tl.constexpr = FULL and OUT % BLOCK_OUT == 0
+    SCALED: tl.constexpr = BITS == 8
+    dtype: tl.constexpr = weight_ptr.dtype.element_ty if BITS == 0 else tl.bfloat16
+    out, real = tile_rows(tile, OUT, BLOCK_OUT, GATED)
+    word = tl.arange(0, BLOCK_WORDS)
+    first = split * CHUNKS
+    if (NORM_BLOCK > 0 or PDL) and not INTERPRETED:
+        inside = tl.minimum(out, OUT - 1)
+        for ahead in tl.static_range(min(_PREFETCH, CHUNKS)):
+            prefetch(weight_place(weight_ptr, inside, first + ahead, OUT, IN, BITS, BLOCK_WORDS))
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    inverse = tl.full((_ROWS,), 1.0, tl.float32)
+    if NORM_BLOCK > 0:
+        inverse = inverse_of_rows(x_ptr, rows, eps, IN, NORM_BLOCK)
+
+    first_row = block * GROUPS * _ROWS
+    sums = zeros(BLOCK_OUT, GROUPS)
+    for chunk in range(first, first + CHUNKS):
+        place = weight_place(weight_ptr, out, chunk, OUT, IN, BITS, BLOCK_WORDS)
+        place = place[:, None] + word[None, :]
+        if EVEN:
+            words = tl.load(place)
+        else:
+            inputs = (chunk * BLOCK_WORDS + word < IN) | (BITS != 0)
+            words = tl.load(place, mask=real[:, None] & inputs[None, :], other=0)
+        sums = add_chunk(
+            sums, words, scale_ptr, zero_ptr, out, real, x_ptr, norm_ptr, inverse, first_row, rows,
+            chunk, word, OUT, IN, BITS, ZERO, BLOCK_OUT, BLOCK_WORDS, GROUPS, NORM_BLOCK > 0, FULL,
+            dtype, INTERPRETED,
+        )  # fmt: skip
+
+    if SCALED:
+        scale = tl.load(scale_ptr + out, mask=real, other=0.0)
+    else:
+        scale = 1.0
+    if SPLITS == 1:
+        for group in tl.static_range(GROUPS):
+            row = first_row + group * _ROWS + tl.arange(0, _ROWS)
+            finish(sums[group], scale, out_ptr, row, rows, tile, OUT, BLOCK_OUT, EPILOGUE, SCALED)
+    else:
+        finish_splits(
+            sums, scale, out_ptr, partial_ptr, counter_ptr, first_row, rows, tile, split,
+            block * tl.num_programs(1) + tile,
+            OUT, BLOCK_OUT, SPLITS, GROUPS, EPILOGUE, SCALED,
+        )  # fmt: skip

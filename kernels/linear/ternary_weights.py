@@ -1,0 +1,90 @@
+"""The packed ternary weights of one launch: one linear, or several that share their input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_multiple, check_same_device, check_tensor
+from kernels.linear.ternary import WEIGHTS_PER_BYTE
+
+MAX_PARTS = 3
+"""Query, key and value."""
+MAX_IN = 2**16
+"""Elements along `in`: three times 64 times 127 times this stays below 2**31, and the sums of
+a row below 2**24, which fp32 holds exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class TernaryWeights:
+    """Parts that lie one after the other, each packed by itself as `kernels.linear.ternary` says.
+
+    packed: uint8 [sum of outs / 4, in]. outs: output rows of each part, each a multiple of 4;
+    `in` is a multiple of 4, so that a row is whole words. scale: fp32 [parts]. All on one
+    device. Raises TypeError or ValueError; the code 3, which stands for no weight, is refused.
+    """
+
+    packed: Tensor
+    outs: tuple[int, ...]
+    scale: Tensor
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.outs) <= MAX_PARTS:
+            raise ValueError(f"outs: {len(self.outs)} parts, expected 1 to {MAX_PARTS}")
+        for out in self.outs:
+            check_multiple("outs", out, WEIGHTS_PER_BYTE)
+        check_tensor("packed", self.packed, torch.uint8, self.packed_rows, None)
+        check_multiple("packed: in", self.packed.shape[1], 4)
+        if self.packed.shape[1] > MAX_IN:
+            raise ValueError(f"packed: in = {self.packed.shape[1]}, expected at most {MAX_IN}")
+        check_tensor("scale", self.scale, torch.float32, len(self.outs))
+        check_same_device(packed=self.packed, scale=self.scale)
+        if bool((self.packed & (self.packed >> 1) & 0x55).any()):
+            raise ValueError("packed: holds the code 3, which stands for no ternary value")
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[tuple[Tensor, Tensor]]) -> TernaryWeights:
+        """Join (packed uint8 [out / 4, in], scale of one element and any floating type) pairs."""
+        if not parts:
+            raise ValueError("parts: none, expected at least one")
+        width = None
+        for packed, scale in parts:
+            check_tensor("packed", packed, torch.uint8, None, width)
+            width = packed.shape[1]
+            if scale.numel() != 1 or not scale.is_floating_point():
+                raise ValueError(
+                    f"scale: {scale.dtype} {tuple(scale.shape)}, expected one floating element"
+                )
+        return cls(
+            packed=torch.cat([packed for packed, _ in parts]),
+            outs=tuple(len(packed) * WEIGHTS_PER_BYTE for packed, _ in parts),
+            scale=torch.cat([scale.reshape(1).float() for _, scale in parts]),
+        )
+
+    @property
+    def packed_rows(self) -> int:
+        """Rows of `packed`: a quarter of the output rows."""
+        return self.out_features // WEIGHTS_PER_BYTE
+
+    @property
+    def out_features(self) -> int:
+        """Output rows of all parts."""
+        return sum(self.outs)
+
+    @property
+    def in_features(self) -> int:
+        """Elements of an input row."""
+        return self.packed.shape[1]
+
+    @property
+    def words(self) -> Tensor:
+        """`packed` as int32 [packed rows, in / 4]; shares its memory."""
+        return self.packed.view(torch.int32)
+
+    def part_rows(self) -> tuple[int, int, int]:
+        """Packed rows of three parts, 0 for those that are not there."""
+        first, second, third = (*self.outs, 0, 0)[:3]
+        return tuple(out // WEIGHTS_PER_BYTE for out in (first, second, third))  # type: ignore[return-value]

@@ -1,0 +1,133 @@
+"""Linear layers of int8 or int4 weights and float activations: formats, quantising, the oracle.
+
+Both formats cut a weight row into groups of GROUP inputs, and a group into 16-bit words, so
+that one word, wherever a kernel loads it to, becomes 16 / bits elements of as many tiles by
+shifts and masks, with no exchange between threads:
+
+    words: int16 [in / 128, out, W], W = 128 * bits / 16. Bits `p * bits` and up of word
+    [g, o, j] hold the weight of row o and input `g * 128 + p * W + j`.
+
+The words of a group lie together for all rows, so that a tile of rows is one run of memory.
+int8 is two's complement with one scale per row, as in Dettmers et al., "LLM.int8()" (2022);
+int4 is a code 0 .. 15 with a scale per row and group, symmetric (zero at code 8) or with a
+zero of its own, as in Frantar et al., "GPTQ" (2022). A weight is (code - zero) * scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.linear.dense import check_epilogue, put
+from kernels.linear.epilogue import Epilogue
+from kernels.rows.norm import order_free_rms_norm
+
+GROUP = 128
+"""Inputs that share a scale in int4, and lie together in both formats."""
+WORD_BITS = 16
+SYMMETRIC_ZERO = 8
+"""Code of the weight 0 in int4 without zeros."""
+MIN_SCALE = 1e-10
+"""Of a row or group that is all zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightOnly:
+    """A quantised weight [out, in]; `in` is a multiple of GROUP."""
+
+    bits: int
+    """4 or 8."""
+    words: Tensor
+    """int16 [in / 128, out, 8 bits]."""
+    scale: Tensor
+    """fp32 [out] for 8 bits, [in / 128, out] for 4."""
+    zero: Tensor | None = None
+    """uint8 [in / 128, out] of 0 .. 15; of 4 bits alone."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+        return self.words.shape[1], self.words.shape[0] * GROUP
+
+
+def pack_words(codes: Tensor, bits: int) -> Tensor:
+    """Whole numbers [out, in], of which the low `bits` count, as words [in / 128, out, W]."""
+    if codes.dim() != 2 or codes.shape[1] % GROUP or codes.numel() == 0:
+        raise ValueError(f"codes: shape {tuple(codes.shape)}, expected [out, in], in % 128 == 0")
+    parts = WORD_BITS // bits
+    fields = codes.to(torch.int32).reshape(len(codes), -1, parts, GROUP // parts)
+    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=codes.device)
+    words = ((fields & ((1 << bits) - 1)) << shifts[:, None]).sum(2, dtype=torch.int32)
+    signed = (words ^ (1 << 15)) - (1 << 15)
+    return signed.to(torch.int16).transpose(0, 1).contiguous()
+
+
+def unpack_words(words: Tensor, bits: int) -> Tensor:
+    """The codes, int32 [out, in] of 0 .. 2**bits - 1, of int16 words [in / 128, out, W]."""
+    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=words.device)
+    fields = (words.to(torch.int32)[:, :, None, :] >> shifts[:, None]) & ((1 << bits) - 1)
+    return fields.transpose(0, 1).reshape(words.shape[1], -1)
+
+
+def quantise_int8(w: Tensor) -> WeightOnly:
+    """Real weights [out, in] in 8 bits, scaled so that a row's largest is 127."""
+    real = _real(w)
+    scale = (real.abs().amax(1) / 127).clamp(min=MIN_SCALE)
+    codes = (real / scale[:, None]).round().clamp(-127, 127)
+    return WeightOnly(8, pack_words(codes, 8), scale)
+
+
+def quantise_int4(w: Tensor, *, symmetric: bool = True) -> WeightOnly:
+    """Real weights [out, in] in 4 bits; asymmetric uses all 16 codes of a one-sided group."""
+    real = _real(w).reshape(len(w), -1, GROUP)
+    if symmetric:
+        scale = (real.abs().amax(2) / 7).clamp(min=MIN_SCALE)
+        zero = torch.full_like(scale, SYMMETRIC_ZERO)
+    else:
+        low, high = real.amin(2).clamp(max=0), real.amax(2).clamp(min=0)
+        scale = ((high - low) / 15).clamp(min=MIN_SCALE)
+        zero = (-low / scale).round()
+    codes = ((real / scale[:, :, None]).round() + zero[:, :, None]).clamp(0, 15)
+    words = pack_words(codes.reshape(w.shape), 4)
+    zeros = None if symmetric else zero.to(torch.uint8).t().contiguous()
+    return WeightOnly(4, words, scale.t().contiguous(), zeros)
+
+
+def dequantise(weights: WeightOnly) -> Tensor:
+    """The weights that the codes stand for: fp32 [out, in]."""
+    codes = unpack_words(weights.words, weights.bits)
+    if weights.bits == 8:
+        return ((codes ^ 0x80) - 0x80).float() * weights.scale[:, None]
+    groups = codes.reshape(len(codes), -1, GROUP)
+    zero = SYMMETRIC_ZERO if weights.zero is None else weights.zero.t()[:, :, None].int()
+    return ((groups - zero).float() * weights.scale.t()[:, :, None]).reshape(codes.shape)
+
+
+def weight_only_linear(
+    x: Tensor,
+    weights: WeightOnly,
+    out: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 1e-5,
+    epilogue: Epilogue = Epilogue.STORE,
+) -> None:
+    """out = epilogue(dequantised W round(norm(x))), as `dense_linear` of bf16 activations.
+
+    x: fp32 [rows, in]. out: fp32 [rows, out], or [rows, out / 2] for SWIGLU, whose weight holds
+    gate rows, then up rows. norm: fp32 [in]. Raises ValueError for RELU2_GATE.
+    """
+    check_epilogue(epilogue)
+    normed = x.float() if norm is None else order_free_rms_norm(x, norm, eps)
+    rounded = normed.to(torch.bfloat16).float()
+    put(torch.nn.functional.linear(rounded, dequantise(weights)), out, epilogue)
+
+
+def _real(w: Tensor) -> Tensor:
+    if not w.is_floating_point():
+        raise TypeError(f"w: dtype {w.dtype} is not a floating type")
+    if w.dim() != 2 or w.shape[1] % GROUP or w.numel() == 0:
+        raise ValueError(f"w: shape {tuple(w.shape)}, expected [out, in] with in % {GROUP} == 0")
+    return w.float()

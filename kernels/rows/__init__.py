@@ -1,0 +1,1 @@
+"""What is done row by row: norms, activations, embedding, rounding."""

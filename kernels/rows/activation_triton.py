@@ -1,0 +1,111 @@
+"""SwiGLU and squared ReLU: the device functions that every kernel shares, and a kernel of its own.
+
+Where a linear computes gate and up of a column in one program, its epilogue applies them; the
+kernel here serves the linears that do not.
+"""
+
+# mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.checks import check_same_device, check_tensor
+from kernels.launch import OPTIONS
+from kernels.rows.norm_triton import (
+    check_norm,
+    check_quantised,
+    inverse_rms,
+    normalise,
+    plan,
+    store_int8,
+)
+from kernels.shapes import DecoderShape, Family
+from kernels.variant import Variant
+
+
+@triton.jit
+def silu(x):
+    """x / (1 + exp(-x)) without overflow: fp32, any shape. NaN for NaN and for -infinity."""
+    small = tl.exp(-tl.abs(x))
+    kept = tl.where(x > -float("inf"), x, float("nan"))
+    return tl.div_rn(kept * tl.where(x >= 0.0, 1.0, small), 1.0 + small)
+
+
+@triton.jit
+def relu2(x):
+    """max(x, 0) ** 2: fp32, any shape. NaN for NaN."""
+    positive = tl.where(x < 0.0, 0.0, x)
+    return positive * positive
+
+
+@triton.jit
+def relu2_gate_norm_int8_kernel(
+    gate_up_ptr, weight_ptr, q_ptr, factor_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One program: a row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = column < SIZE
+    gate = tl.load(gate_up_ptr + row * (2 * SIZE) + column, mask=mask, other=0.0)
+    up = tl.load(gate_up_ptr + row * (2 * SIZE) + SIZE + column, mask=mask, other=0.0)
+    weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
+    inner = relu2(gate) * up
+    normed = normalise(inner, weight, inverse_rms(inner, SIZE, eps)[:, None])
+    store_int8(normed, q_ptr, factor_ptr, row, column, SIZE)
+
+
+def relu2_gate_norm_int8(
+    gate_up: Tensor, weight: Tensor, eps: float, q: Tensor, factor: Tensor
+) -> None:
+    """q, factor = norm(max(gate, 0) ** 2 * up), quantised as by `rms_norm_int8`.
+
+    gate_up: fp32 [rows, 2 F], gate before up, F up to 16,384. weight: fp32 [F]. eps: above 0.
+    q: int8 [rows, F]. factor: fp32 [rows]. A row whose products are NaN or infinite gets zeros
+    and the factor NaN. Moves 9 F + 4 bytes per row and 4 F once. Raises TypeError or ValueError.
+
+    Source: So et al., Primer, 2021; the `bitnet` model of transformers for the sub-norm.
+    """
+    rows, size = _check_gate_up(gate_up)
+    check_norm("gate_up", weight, eps, size)
+    check_quantised(q, factor, rows, size)
+    check_same_device(gate_up=gate_up, weight=weight, q=q, factor=factor)
+    if rows > 0:
+        relu2_gate_norm_int8_kernel[(rows,)](
+            gate_up, weight, q, factor, eps, **plan(size), **OPTIONS
+        )
+
+
+def _check_gate_up(gate_up: Tensor) -> tuple[int, int]:
+    """Rows and F."""
+    check_tensor("gate_up", gate_up, torch.float32, None, None)
+    rows, columns = gate_up.shape
+    if columns == 0 or columns % 2:
+        raise ValueError(f"gate_up: {columns} columns, expected gate and up of one size")
+    return rows, columns // 2
+
+
+def variants(shape: DecoderShape) -> Iterator[Variant]:
+    """BitNet's activation between two linears, at batches where it is a launch."""
+    size, rows = shape.ffn, 16
+    if shape.family is not Family.BITNET:
+        return
+    pointers = dict.fromkeys(("gate_up_ptr", "weight_ptr", "factor_ptr"), "*fp32")
+    pointers["q_ptr"] = "*i8"
+    launch = plan(size)
+    warps = launch.pop("num_warps")
+    yield Variant(
+        name=f"{shape.name}.relu2_gate_norm_int8 rows={rows}",
+        kernel=relu2_gate_norm_int8_kernel,
+        signature={**pointers, "eps": "fp32"},
+        constants=launch,
+        divisible=frozenset(pointers),
+        num_warps=warps,
+        bytes_moved=rows * (9 * size + 4) + 4 * size,
+    )

@@ -1,0 +1,82 @@
+"""The embedding of tokens, which starts a decoder's residual stream."""
+
+# mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda
+
+from kernels.checks import check_same_device, check_tensor
+from kernels.launch import OPTIONS, dependent_launch
+from kernels.rows.embedding import FAULT_TOKEN, TABLE_DTYPES
+from kernels.shapes import DecoderShape
+from kernels.variant import Variant
+
+_BLOCK = 1024
+_FAULT_TOKEN = tl.constexpr(FAULT_TOKEN)
+
+
+@triton.jit(do_not_specialize=["vocab"])
+def embed_kernel(
+    ids_ptr, table_ptr, out_ptr, faults_ptr, vocab, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    HEAD: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK columns of a row. HEAD: dependent launches may follow."""
+    if HEAD:
+        cuda.gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(ids_ptr + row)
+    known = (token >= 0) & (token < vocab)
+    place = table_ptr + token.to(tl.int64) * SIZE + column
+    x = tl.load(place, mask=(column < SIZE) & known, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * SIZE + column, x, mask=column < SIZE)
+    if tl.program_id(1) == 0:
+        fault = tl.load(faults_ptr + row) | tl.where(known, 0, _FAULT_TOKEN)
+        tl.store(faults_ptr + row, fault)
+
+
+def embed(ids: Tensor, table: Tensor, out: Tensor, faults: Tensor, *, chain: bool = False) -> None:
+    """out = the rows of `table` that `ids` name.
+
+    ids: int32 [rows]. table: bf16, fp16 or fp32 [vocab, H]. out: fp32 [rows, H]. faults: int32
+    [rows], cleared by the caller; an id outside the vocabulary sets the bit FAULT_TOKEN, and its
+    row is zeros. chain: it is the head of a chain of dependent launches, itself an ordinary one.
+    Moves one row of the table and 4 H bytes per row. Raises TypeError or ValueError.
+    """
+    check_tensor("ids", ids, torch.int32, None)
+    check_tensor("table", table, TABLE_DTYPES, None, None)
+    rows, (vocab, size) = len(ids), table.shape
+    if vocab == 0 or size == 0:
+        raise ValueError(f"table: shape {(vocab, size)}, expected sizes above 0")
+    check_tensor("out", out, torch.float32, rows, size)
+    check_tensor("faults", faults, torch.int32, rows)
+    check_same_device(ids=ids, table=table, out=out, faults=faults)
+    if rows > 0:
+        grid = (rows, triton.cdiv(size, _BLOCK))
+        head, _ = dependent_launch(chain)
+        embed_kernel[grid](
+            ids, table, out, faults, vocab, SIZE=size, BLOCK=_BLOCK, HEAD=head, **OPTIONS
+        )
+
+
+def variants(shape: DecoderShape) -> Iterator[Variant]:
+    """The start of a step; a checkpoint's table is bf16."""
+    pointers = {"ids_ptr": "*i32", "table_ptr": "*bf16", "out_ptr": "*fp32", "faults_ptr": "*i32"}
+    for head in (False, True):
+        yield Variant(
+            name=f"{shape.name}.embed rows=1" + " head of a chain" * head,
+            kernel=embed_kernel,
+            signature={**pointers, "vocab": "i32"},
+            constants={"SIZE": shape.hidden, "BLOCK": _BLOCK, "HEAD": head},
+            divisible=frozenset(pointers),
+            expects=("PREEXIT",) if head else (),
+            bytes_moved=6 * shape.hidden,
+        )

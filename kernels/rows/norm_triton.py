@@ -1,0 +1,236 @@
+"""RMSNorm and int8 quantisation of a row, as the device functions that every kernel shares.
+
+A float sum depends on its order, and the order on tile, warps and batch. Here a row's squares
+are summed as whole numbers: scaled by a power of two so that the largest lies in [1/4, 1),
+cut to 46 binary places and added as int64. Addition of integers has no order, so a row has
+the same norm in every kernel, at every batch, and in the torch oracle, bit for bit.
+Kernels that use these functions are compiled with `enable_fp_fusion=False`: a product that is
+fused with an addition is not rounded, and would differ from the oracle's.
+
+Below them, the norms that are a launch of their own: where a batch is so large that it costs
+more to repeat them in every program of the linear that reads them. A program holds a row in its
+registers; a float is read once and written once.
+"""
+
+# mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda
+
+from kernels.checks import check_same_device, check_tensor
+from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
+from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
+from kernels.rows.norm import EXPONENT_BIAS, MAX_EXPONENT, MIN_EXPONENT, SQUARE_BITS
+from kernels.rows.rounding_triton import rounded
+from kernels.shapes import DecoderShape, Family
+from kernels.variant import Variant
+
+MAX_COLUMNS = 16_384
+"""Elements of a row that the registers of one program hold."""
+
+_SQUARE_SCALE = tl.constexpr(2.0**SQUARE_BITS)
+_INT8_MAX = tl.constexpr(float(INT8_MAX))
+_MIN_ABSMAX = tl.constexpr(MIN_ABSMAX)
+# Adding and subtracting 1.5 * 2**23 rounds |v| < 2**22 to a whole number, half to even.
+_ROUND = tl.constexpr(12_582_912.0)
+# Biased exponents of the largest value between which a row is scaled.
+_LOWEST = tl.constexpr(EXPONENT_BIAS + MIN_EXPONENT)
+_HIGHEST = tl.constexpr(EXPONENT_BIAS + MAX_EXPONENT)
+
+
+@triton.jit
+def inverse_rms(x, size, eps):
+    """1 / sqrt(mean(x ** 2) + eps) of each row: fp32 [rows, BLOCK] -> fp32 [rows].
+
+    x holds 0 beyond `size` columns. NaN for a row with NaN or infinite values.
+    """
+    largest = tl.max(tl.where(x == x, tl.abs(x), float("inf")), 1)
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 0xFF
+    exponent = tl.minimum(tl.maximum(exponent, _LOWEST), _HIGHEST)
+    down = ((253 - exponent) << 23).to(tl.float32, bitcast=True)
+    finite = largest < float("inf")
+    scaled = tl.where(finite[:, None], x * down[:, None], 0.0)
+    fixed = (scaled * scaled * _SQUARE_SCALE).to(tl.int64)
+    total = tl.sum(fixed, 1).to(tl.float32)
+    mean = tl.div_rn(total, size * _SQUARE_SCALE) + eps * down * down
+    inverse = tl.div_rn(down, tl.sqrt_rn(tl.where(finite, mean, 1.0)))
+    return tl.where(finite, inverse, float("nan"))
+
+
+@triton.jit
+def normalise(x, weight, inverse):
+    """weight * (x * inverse): the order of the products is part of the definition."""
+    return weight * (x * inverse)
+
+
+@triton.jit
+def int8_factor(normed):
+    """127 / max(|row|, 1e-5): what a row is multiplied by before rounding; NaN where it has NaN.
+
+    It is the product of 127 and the reciprocal, since that is what torch makes of the quotient.
+    normed: fp32 [rows, BLOCK], 0 beyond its size. Returns fp32 [rows].
+    """
+    largest = tl.max(tl.where(normed == normed, tl.abs(normed), float("inf")), 1)
+    factor = tl.div_rn(1.0, tl.maximum(largest, _MIN_ABSMAX)) * _INT8_MAX
+    return tl.where(largest < float("inf"), factor, float("nan"))
+
+
+@triton.jit
+def quantise(x, factor):
+    """Whole numbers of -127 .. 127 as int32, rounded half to even; 0 for NaN.
+
+    x, factor: fp32, of shapes that broadcast; |x * factor| <= 127 but for rounding.
+    """
+    rounded = (x * factor + _ROUND) - _ROUND
+    bounded = tl.minimum(tl.maximum(rounded, -_INT8_MAX), _INT8_MAX)
+    return tl.where(bounded == bounded, bounded, 0.0).to(tl.int32)
+
+
+@triton.jit
+def store_int8(normed, q_ptr, factor_ptr, row, column, SIZE: tl.constexpr):
+    """Quantise a row, fp32 [1, BLOCK], and store it as int8 with the factor that it took."""
+    factor = int8_factor(normed)
+    q = quantise(normed, factor[:, None]).to(tl.int8)
+    tl.store(q_ptr + row * SIZE + column, q, mask=column < SIZE)
+    tl.store(factor_ptr + row + tl.arange(0, 1), factor)
+
+
+@triton.jit
+def norm_kernel(
+    x_ptr, weight_ptr, out_ptr, factor_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """One program: a row. factor_ptr is None without quantisation."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = column < SIZE
+    weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    x = tl.load(x_ptr + row * SIZE + column, mask=mask, other=0.0)
+    normed = normalise(x, weight, inverse_rms(x, SIZE, eps)[:, None])
+    if factor_ptr is None:
+        KIND: tl.constexpr = out_ptr.dtype.element_ty
+        normed = rounded(normed, KIND, INTERPRETED).to(KIND)
+        tl.store(out_ptr + row * SIZE + column, normed, mask=mask)
+    else:
+        store_int8(normed, out_ptr, factor_ptr, row, column, SIZE)
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, out: Tensor, *, dependent: bool = False
+) -> None:
+    """out = norm(x): `kernels.rows.norm.order_free_rms_norm`, bit for bit.
+
+    x: fp32 [rows, H], H up to 16,384. weight: fp32 [H]. eps: above 0. out: [rows, H], fp32, which
+    may be x itself, or bf16 or fp16, rounded half to even, as a linear of such weights rounds what
+    it reads. A row with NaN or infinite values becomes NaN. dependent: programmatic dependent
+    launch. Moves 8 H bytes per row, or 6 H, and 4 H once. Raises TypeError or ValueError, as all
+    functions here.
+
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
+    """
+    _launch(x, weight, eps, out, None, dependent)
+
+
+def rms_norm_int8(x: Tensor, weight: Tensor, eps: float, q: Tensor, factor: Tensor) -> None:
+    """q, factor = norm(x) quantised: `kernels.linear.ternary.quantize_activations`, bit for bit.
+
+    q: int8 [rows, H], whole numbers of -127 .. 127. factor: fp32 [rows], by which a row was
+    multiplied before it was rounded; NaN, with zeros in q, for a row with NaN or infinite
+    values. The rest as in `rms_norm`. Moves 5 H + 4 bytes per row and 4 H once.
+    """
+    _launch(x, weight, eps, q, factor)
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    factor: Tensor | None,
+    dependent: bool = False,
+) -> None:
+    check_tensor("x", x, torch.float32, None, None)
+    rows, size = x.shape
+    check_norm("x", weight, eps, size)
+    if factor is None:
+        check_tensor("out", out, (torch.float32, torch.bfloat16, torch.float16), rows, size)
+    else:
+        check_quantised(out, factor, rows, size)
+    check_same_device(x=x, weight=weight, out=out, factor=factor)
+    if rows > 0:
+        dependent, options = dependent_launch(dependent)
+        norm_kernel[(rows,)](
+            x, weight, out, factor, eps, **plan(size), PDL=dependent, INTERPRETED=INTERPRETED,
+            **options,
+        )  # fmt: skip
+
+
+def check_norm(name: str, weight: Tensor, eps: float, size: int) -> None:
+    """Refuse a norm of rows of `size` from `name` that no kernel here takes."""
+    if not 0 < size <= MAX_COLUMNS:
+        raise ValueError(f"{name}: rows of {size}, expected 1 to {MAX_COLUMNS} elements")
+    check_tensor("weight", weight, torch.float32, size)
+    if not eps > 0.0:
+        raise ValueError(f"eps: {eps}, expected a number above 0")
+
+
+def check_quantised(q: Tensor, factor: Tensor, rows: int, size: int) -> None:
+    """Refuse tensors that `rows` quantised rows do not fit."""
+    check_tensor("q", q, torch.int8, rows, size)
+    check_tensor("factor", factor, torch.float32, rows)
+
+
+def plan(size: int) -> dict[str, Any]:
+    """Constants and options of a launch of rows in registers, at most 32 elements to a thread."""
+    block = next_power_of_2(size)
+    return {"SIZE": size, "BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
+
+
+def variants(shape: DecoderShape) -> Iterator[Variant]:
+    """Norms before linears and before the head, at batches that have them as launches."""
+    yield _variant(shape, "hidden", shape.hidden)
+    yield _variant(shape, "hidden", shape.hidden, out="bf16")
+    yield _variant(shape, "hidden", shape.hidden, out="bf16", dependent=True)
+    yield _variant(shape, "hidden", shape.hidden, out="i8")
+    if shape.family is Family.BITNET:
+        yield _variant(shape, "queries", shape.queries, out="i8")
+
+
+def _variant(
+    shape: DecoderShape,
+    what: str,
+    size: int,
+    *,
+    out: str = "fp32",
+    dependent: bool = False,
+) -> Variant:
+    rows, int8 = 16, out == "i8"
+    per_row = (4 + {"fp32": 4, "bf16": 2, "i8": 1}[out]) * size + 4 * int8
+    pointers = {"x_ptr": "*fp32", "weight_ptr": "*fp32", "out_ptr": f"*{out}"}
+    pointers |= {"factor_ptr": "*fp32"} if int8 else {}
+    kind = {"fp32": "", "bf16": " bf16", "i8": " int8"}[out]
+    launch = plan(size) | {"PDL": dependent, "INTERPRETED": False}
+    warps = launch.pop("num_warps")
+    absent = {} if int8 else {"factor_ptr": None}
+    return Variant(
+        name=f"{shape.name}.norm {what}{kind} rows={rows}" + " dependent" * dependent,
+        kernel=norm_kernel,
+        signature={**pointers, "eps": "fp32"},
+        constants={**launch, **absent},
+        divisible=frozenset(pointers),
+        num_warps=warps,
+        launch_pdl=dependent,
+        bytes_moved=rows * per_row + 4 * size,
+    )

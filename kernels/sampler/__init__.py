@@ -1,0 +1,1 @@
+"""Sampling: one oracle, and the kernels that draw the same token."""

@@ -1,0 +1,124 @@
+"""The settings of every row of a batch, and the memory in which the sampler's kernels work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_same_device, check_tensor
+from kernels.one_copy import one_copy
+from kernels.sampler.sampler import MASK_BITS, Sampling
+from kernels.sampler.sampler_plan import SCORE_BINS, SMALLEST_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerRows:
+    """What `kernels.sampler.sampler.Sampling` holds, for each row, where the logits are.
+
+    A setting that Sampling would refuse is no error here, and reads nothing out of bounds: a
+    temperature that is not above 0 is greedy, top_k below 1 is off, as are top_p of 1 or more
+    and min_p of 0 or less; top_p of 0 or less keeps the best id, min_p above 1 counts as 1,
+    NaN is off.
+    """
+
+    temperature: Tensor
+    """fp32 [rows]."""
+    top_k: Tensor
+    """int32 [rows]."""
+    top_p: Tensor
+    """fp32 [rows]."""
+    min_p: Tensor
+    """fp32 [rows]."""
+    seed: Tensor
+    """int64 [rows], the bits of a u64."""
+    position: Tensor
+    """int32 [rows]: index of the token among those generated, from 0."""
+    mask: Tensor | None = None
+    """int32 [rows, ceil(V / 32)]: bit i of word w allows id 32 w + i."""
+    counts: Tensor | None = None
+    """int32 [rows, V], how often each id was generated; with `penalties`, or both None."""
+    penalties: Tensor | None = None
+    """fp32 [rows, 3]: repetition, presence, frequency; 1, 0, 0 change nothing."""
+
+    @classmethod
+    def of(
+        cls,
+        samplings: Sequence[Sampling],
+        positions: Sequence[int],
+        device: torch.device,
+        mask: Tensor | None = None,
+        counts: Tensor | None = None,
+    ) -> SamplerRows:
+        """The rows of these requests; mask and counts as above. Penalties need counts."""
+        if counts is None and any(sampling.penalises for sampling in samplings):
+            raise ValueError("counts: missing, but a sampling penalises what was generated")
+        # A large top_k is off, whatever its number.
+        temperature, top_k, top_p, min_p, seed, position, penalties = one_copy(
+            [
+                torch.tensor([s.temperature for s in samplings], dtype=torch.float32),
+                torch.tensor([min(s.top_k, 2**31 - 1) for s in samplings], dtype=torch.int32),
+                torch.tensor([s.top_p for s in samplings], dtype=torch.float32),
+                torch.tensor([s.min_p for s in samplings], dtype=torch.float32),
+                torch.tensor([s.seed - (s.seed >> 63 << 64) for s in samplings], dtype=torch.int64),
+                torch.tensor(positions, dtype=torch.int32),
+                torch.tensor(
+                    [(s.repetition, s.presence, s.frequency) for s in samplings],
+                    dtype=torch.float32,
+                ).view(-1, 3),
+            ],
+            device,
+        )
+        return cls(
+            temperature, top_k, top_p, min_p, seed, position, mask, counts,
+            None if counts is None else penalties,
+        )  # fmt: skip
+
+    def check(self, rows: int, vocab: int) -> None:
+        """Raise TypeError or ValueError that names what does not fit logits [rows, vocab]."""
+        for name in ("temperature", "top_p", "min_p"):
+            check_tensor(name, getattr(self, name), torch.float32, rows)
+        for name in ("top_k", "position"):
+            check_tensor(name, getattr(self, name), torch.int32, rows)
+        check_tensor("seed", self.seed, torch.int64, rows)
+        if self.mask is not None:
+            check_tensor("mask", self.mask, torch.int32, rows, -(-vocab // MASK_BITS))
+        if (self.counts is None) != (self.penalties is None):
+            raise ValueError("counts and penalties: expected both or neither")
+        if self.counts is not None:
+            check_tensor("counts", self.counts, torch.int32, rows, vocab)
+        if self.penalties is not None:
+            check_tensor("penalties", self.penalties, torch.float32, rows, 3)
+        check_same_device(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+
+class SamplerWorkspace:
+    """What the kernels of one call hand to one another; nothing in it outlives the call.
+
+    Allocated once for `max_rows` rows of `vocab` logits, about 8 * vocab bytes a row; the
+    kernels need nothing in it to be zero.
+    """
+
+    def __init__(self, max_rows: int, vocab: int, device: torch.device) -> None:
+        def room(dtype: torch.dtype, *columns: int) -> Tensor:
+            return torch.empty((max_rows, *columns), dtype=dtype, device=device)
+
+        blocks = -(-vocab // SMALLEST_BLOCK)
+        self.max_rows = max_rows
+        self.vocab = vocab
+        self.highs = room(torch.float32, blocks)
+        """Best logit of each block; infinite for a block with a logit that is not finite."""
+        self.high_ids = room(torch.int32, blocks)
+        self.winners = room(torch.float32, blocks)
+        """Best noisy score of each block."""
+        self.winner_ids = room(torch.int32, blocks)
+        self.bin_counts = room(torch.int32, SCORE_BINS)
+        self.bin_weights = room(torch.int64, SCORE_BINS)
+        self.targets = room(torch.int64, 3)
+        """What number and weight of the surviving candidates must reach; their last bin."""
+        self.sizes = room(torch.int32)
+        """Number of candidates."""
+        self.keys = room(torch.int32, vocab)
+        self.ids = room(torch.int32, vocab)
