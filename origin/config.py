@@ -9,22 +9,21 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from ledger.settings import Settings
+from ledger.settings import Address, Settings, parse_address, split_at_commas
 
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
+MAX_RETENTION_S = 100 * 365 * 86_400
+"""Longest time that a stream can be kept, or wait to be packed."""
 URL_SCHEMES = ("postgresql://", "postgres://")
+LEAST_PATIENCE_S = 2.0
+"""An origin whose event loop is busy for a second is not dead, however short its lease."""
+HEARTBEATS_IN_PATIENCE = 4
+MOST_HEARTBEAT_S = 5.0
+"""PROTOCOL.md promises a heartbeat so often."""
 
 
-def _split_at_commas(value: object) -> object:
-    """The environment writes several values as `a,b`."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
+ANY_HOST = ("0.0.0.0", "::", "*")
+"""What a socket listens on that listens on every address."""
 
 
 def _is_open_url(value: str) -> bool:
@@ -60,12 +59,18 @@ class LedgerConfig(Settings):
         ge=0.5,
         le=60,
         description="an origin that a shared ledger has not heard of for so long is taken for"
-        " dead, and its streams go to the others",
+        " dead, and its streams go to the others; edges leave a link that is silent for so long,"
+        " but for 2 s at least",
     )
     retention_s: float = Field(
-        86_400, gt=0, description="a stream is kept this long after its last read or write"
+        86_400,
+        gt=0,
+        le=MAX_RETENTION_S,
+        description="a stream is kept this long after its last read or write",
     )
-    sweep_s: float = Field(60, gt=0, description="time between removals of expired streams")
+    sweep_s: float = Field(
+        60, gt=0, le=86_400, description="time between removals of expired streams"
+    )
     max_stream_bytes: int = Field(
         64 * 1024 * 1024,
         ge=64 * 1024,
@@ -78,11 +83,29 @@ class LedgerConfig(Settings):
         description="most that the file may hold; beyond it ended streams go before their time,"
         " then new ones are refused; default 80 % of the disk",
     )
+    object_share: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="of that, what Durable Streams and their subscriptions may hold; generations"
+        " have the rest, and neither pushes the other out",
+    )
     cold_after_s: float = Field(
         600,
         ge=0,
+        le=MAX_RETENTION_S,
         description="an ended stream that nobody has read for so long is compressed in the file",
     )
+
+    @property
+    def patience_s(self) -> float:
+        """The silence after which an edge takes its origin for dead: so does the ledger then."""
+        return max(self.lease_s, LEAST_PATIENCE_S)
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Between heartbeats of an origin; one may be late, or two."""
+        return min(self.patience_s / HEARTBEATS_IN_PATIENCE, MOST_HEARTBEAT_S)
 
     @model_validator(mode="after")
     def _is_one_place(self) -> Self:
@@ -100,7 +123,12 @@ class OriginConfig(Settings):
     table: ClassVar[str] = "origin"
     model_config = SettingsConfigDict(env_prefix="TAILRACE_ORIGIN_")
 
-    link: str = Field("127.0.0.1:8470", description="HOST:PORT that edges connect to")
+    link: Address = Field("127.0.0.1:8470", description="HOST:PORT that edges connect to")
+    address: Address | None = Field(
+        None,
+        description="HOST:PORT at which origins that share the ledger reach this one's link;"
+        " default link, or where that names no single host the address that the database sees",
+    )
     data: Path = Field(Path(".tailrace"), description="folder of ledger and signing keys")
     keys: Path | None = Field(
         None,
@@ -114,9 +142,22 @@ class OriginConfig(Settings):
         description="name in requests; default demo for the demo model, else the folder's name",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="where the model runs; auto: the GPU if there is one"
+        "auto", description="where the model runs; auto: a GPU that the kernels run on"
     )
     workers: int = Field(1, ge=1, le=64, description="worker processes, one loaded model each")
+    worker_silence_s: float = Field(
+        30.0,
+        ge=2,
+        le=3600,
+        description="a worker that says nothing for so long is taken for hung and killed, and its"
+        " streams go on on the next; more for models whose steps take longer",
+    )
+    worker_start_s: float = Field(
+        600.0,
+        ge=10,
+        le=86_400,
+        description="the same for a worker that loads or compiles, whose stages take longer",
+    )
     step_ms: float = Field(
         50.0,
         gt=0,
@@ -152,7 +193,7 @@ class OriginConfig(Settings):
     require_token: bool = Field(
         False, description="refuse resume, cancel and steer without a token"
     )
-    metrics: str | None = Field(
+    metrics: Address | None = Field(
         None, description="HOST:PORT that serves Prometheus metrics under /metrics; default none"
     )
     producer: str | None = Field(
@@ -210,16 +251,6 @@ class OriginConfig(Settings):
             raise ValueError("give producer or upstream, not both")
         return self
 
-    @field_validator("link", "metrics")
-    @classmethod
-    def _is_address(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        host, _, port = value.rpartition(":")
-        if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-            raise ValueError("write HOST:PORT, such as 127.0.0.1:8470")
-        return value
-
     @property
     def served_name(self) -> str:
         """What requests call a checkpoint folder's model."""
@@ -229,11 +260,17 @@ class OriginConfig(Settings):
 
     @property
     def link_address(self) -> tuple[str, int]:
-        return _address(self.link)
+        return parse_address(self.link)
+
+    @property
+    def reached_at(self) -> tuple[str | None, int] | None:
+        """Where other origins reach the link; no host for that which the database sees."""
+        host, port = parse_address(self.address or self.link)
+        return (None if host in ANY_HOST else host, port) if port else None
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        return None if self.metrics is None else _address(self.metrics)
+        return None if self.metrics is None else parse_address(self.metrics)
 
     @property
     def keys_path(self) -> Path:
@@ -251,7 +288,12 @@ class StreamsConfig(Settings):
     durability: Literal["process", "power"] = Field(
         "process", description="of what is appended: process survives kill -9, power a power cut"
     )
-    webhook_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_at_commas)] = Field(
+    subscriptions: bool = Field(
+        False,
+        description="whether clients may have webhooks called, or workers woken, when streams"
+        " change",
+    )
+    webhook_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_at_commas)] = Field(
         (),
         description="hosts that webhooks may call although they are private, or without TLS;"
         " any public host may be called over https",

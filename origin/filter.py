@@ -6,13 +6,13 @@ object with `check(text, last) -> Verdict` (`Filter`).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 from ledger.errors import ConfigError, ModelError
 from ledger.frame import FinishReason
+from origin.plugin import import_plugin
 
 MAX_HELD_CHARS = 4096
 """Text that a filter may hold back while it is undecided."""
@@ -65,7 +65,7 @@ def load_filter(spec: str, field: str = "origin.filter") -> FilterFactory:
     if not (module_name and colon and name):
         raise ConfigError(f"not {spec!r}", field=field, hint=SHAPE)
     try:
-        module = importlib.import_module(module_name)
+        module = import_plugin(module_name)
     except Exception as error:  # a module may raise anything while it is imported
         raise ConfigError(
             f"cannot import {module_name}: {_told(error)}", field=field, hint=SHAPE

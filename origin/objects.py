@@ -6,18 +6,23 @@ import asyncio
 import secrets
 from collections.abc import Callable
 
+from ledger.errors import NotFound
 from ledger.frame import Durability
 from ledger.interface import Ledger, ObjectKey
-from ledger.objects.object import ObjectRequest, ObjectResponse
-from ledger.objects.runtime import ObjectRuntime
-from ledger.streams.object import stream_class
-from ledger.streams.settings import StreamSettings
-from ledger.subscriptions.index import index_class
-from ledger.subscriptions.news import News
-from ledger.subscriptions.object import subscription_class
-from ledger.subscriptions.route import INDEX_KEY, SUBSCRIPTION
-from ledger.subscriptions.webhook import Webhooks
+from ledger.objects.object import DurableObject, ObjectFactory, ObjectRequest, ObjectResponse
+from ledger.objects.runtime import ObjectLimits, ObjectRuntime
 from origin.config import StreamsConfig
+from origin.edges.peers import Peers
+from origin.streams.config import StreamSettings
+from origin.streams.object import stream_class
+from origin.subscriptions.index import MAX_SUBSCRIPTIONS, index_class
+from origin.subscriptions.object import subscription_class
+from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
+from origin.subscriptions.updates import HEAR, Updates
+from origin.subscriptions.webhook import Webhooks
+
+HERE = frozenset((HEAR,))
+"""What this process has to tell lies in its memory: the subscription comes here for it."""
 
 
 class OriginObjects:
@@ -30,30 +35,51 @@ class OriginObjects:
         now_ms: Callable[[], int],
         random: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        self._news = News(ledger.objects)
-        self._webhooks = Webhooks(config.webhook_hosts)
+        self._on = config.subscriptions
+        self._updates = Updates(ledger.objects)
+        self._webhooks = Webhooks(config.webhook_hosts, now_ms=now_ms)
         settings = StreamSettings(
             long_poll_s=config.long_poll_s,
             sse_s=config.sse_s,
             durability=Durability.from_word(config.durability),
-            on_event=self._news.on_event,
+            on_event=self._updates.on_event if self._on else None,
         )
-        classes = {
+        classes: dict[str, ObjectFactory] = {
             "stream": stream_class(settings),
-            SUBSCRIPTION: subscription_class(self._news, self._webhooks),
-            INDEX_KEY.kind: index_class(self._news),
+            # Switched off they do nothing, also when an alarm rings that they had set before.
+            SUBSCRIPTION: DurableObject,
+            INDEX_KEY.kind: DurableObject,
         }
-        self.runtime = ObjectRuntime(ledger, classes, now_ms, random)
+        if self._on:
+            classes[SUBSCRIPTION] = subscription_class(self._updates, self._webhooks)
+            classes[INDEX_KEY.kind] = index_class(self._updates)
+        # A wake waits for a webhook as long as that takes.
+        limits = ObjectLimits(alarms_at_once={SUBSCRIPTION: MAX_SUBSCRIPTIONS} if self._on else {})
+        self._peers = Peers(ledger.objects.seize, HERE)
+        self.runtime = ObjectRuntime(
+            ledger, classes, now_ms, random, limits=limits, forward=self._peers.ask
+        )
 
     async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
+        if not self._on and key.kind in (SUBSCRIPTION, INDEX_KEY.kind):
+            raise NotFound(
+                "this origin has no subscriptions",
+                code="subscriptions_off",
+                hint="its operator can set streams.subscriptions = true",
+            )
         return await self.runtime.fetch(key, request)
 
+    async def fetch_here(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
+        return await self.runtime.fetch_here(key, request)
+
     async def run(self) -> None:
-        """Alarms, eviction and news, until cancelled."""
+        """Alarms, eviction and updates, until cancelled."""
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self.runtime.run())
-            parts.create_task(self._news.run(self.runtime))
+            if self._on:
+                parts.create_task(self._updates.run(self.runtime))
 
     async def close(self) -> None:
         await self.runtime.close()
+        await self._peers.close()
         await self._webhooks.aclose()

@@ -19,8 +19,15 @@ from origin.config import LedgerConfig
 log = structlog.get_logger("origin")
 
 
-async def open_ledger(config: LedgerConfig, data: Path, now_ms: Callable[[], int]) -> Ledger:
+async def open_ledger(
+    config: LedgerConfig,
+    data: Path,
+    now_ms: Callable[[], int],
+    reached: tuple[str | None, int] | None = None,
+) -> Ledger:
     """The ledger of an origin whose folder is `data`; `now_ms` gives Unix time in ms.
+
+    `reached` is host and port at which other origins reach it, as `PostgresLedger.open` takes it.
 
     Raises `ConfigError` where the driver for PostgreSQL is not installed, `LedgerFailed` where
     the storage cannot be opened.
@@ -29,6 +36,7 @@ async def open_ledger(config: LedgerConfig, data: Path, now_ms: Callable[[], int
         retention = RetentionSettings(
             max_stream_bytes=config.max_stream_bytes,
             max_ledger_bytes=config.max_ledger_bytes,
+            object_share=config.object_share,
             cold_after_s=config.cold_after_s,
         )
         path = config.path or data / "ledger.db"
@@ -46,7 +54,9 @@ async def open_ledger(config: LedgerConfig, data: Path, now_ms: Callable[[], int
     owner = owner_name(config.owner)
     log.info("ledger.shared", owner=owner, lease_s=config.lease_s)
     url = config.url.get_secret_value()
-    return await PostgresLedger.open(url, now_ms, owner=owner, lease_s=config.lease_s)
+    return await PostgresLedger.open(
+        url, now_ms, owner=owner, lease_s=config.lease_s, reached=reached
+    )
 
 
 def owner_name(name: str | None, random: Callable[[int], bytes] = secrets.token_bytes) -> str:

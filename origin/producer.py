@@ -20,7 +20,6 @@ computes for long belongs in a thread (`asyncio.to_thread`), or a cancel cannot 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -29,7 +28,8 @@ from typing import Protocol, cast
 
 from ledger.errors import ConfigError
 from ledger.frame import FinishReason
-from origin.recipe import Recipe
+from origin.generations.recipe import Recipe
+from origin.plugin import import_plugin
 
 # ---- what a producer is given ----
 
@@ -51,6 +51,13 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Text:
     """Text that follows the text before it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What a model thinks apart from its text; not shown where a filter judges what is."""
 
     text: str
 
@@ -111,7 +118,7 @@ class End:
     retryable: bool = False
 
 
-Output = Text | Revision | Data | Vector | Label | Remark | End
+Output = Text | Reasoning | Revision | Data | Vector | Label | Remark | End
 
 
 # ---- the producer ----
@@ -162,12 +169,12 @@ async def load_producer(place: str) -> Producer:
     """What the factory at `module:factory` makes; ConfigError says what is wrong with it."""
     module, _, attribute = place.partition(":")
     try:
-        factory = getattr(importlib.import_module(module), attribute)
+        factory = getattr(import_plugin(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"{place!r}: {error}",
             field="origin.producer",
-            hint="write module:factory; install the module, or put its folder in PYTHONPATH",
+            hint="write module:factory; install the module, or start the origin in its folder",
         ) from error
     if not callable(factory):
         raise _is_no_producer(place, "names nothing that can be called")

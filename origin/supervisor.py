@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import structlog
 
@@ -17,19 +17,19 @@ from ledger.frame import encode
 from ledger.interface import Ledger
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
-from origin.link import EdgeLink
+from origin.edges.link import EdgeLink
+from origin.generations.resume_token import TokenKeys
+from origin.generations.runs import Runs
+from origin.generations.service import Service
 from origin.metrics import Metrics, exposed
 from origin.objects import OriginObjects
 from origin.open_ledger import open_ledger
-from origin.program import makes_tokens
-from origin.resume_token import TokenKeys
-from origin.runs import Runs
-from origin.service import Service
-from origin.worker_process import WorkerSlot
+from origin.steady_clock import KeptClock, now_ms
+from origin.workers.program import makes_tokens
+from origin.workers.worker_process import WorkerSlot
 
-HEARTBEAT_S = 5.0
 ADOPT_S = 0.5
-"""How often streams of origins that are gone are looked for."""
+"""How often streams of origins that are gone are looked for, and who reads which."""
 
 log = structlog.get_logger("origin")
 
@@ -39,14 +39,16 @@ async def serve(
     retention: LedgerConfig,
     streams: StreamsConfig,
     slots: Sequence[WorkerSlot],
-    running: Sequence[asyncio.Task[None]],
+    running: Sequence[asyncio.Task[Any]],
 ) -> None:
     """Serve until one of the parts ends that are `running` already, or one of our own."""
     reader = PromptReader(config.model) if makes_tokens(config) else None
-    ledger = await open_ledger(retention, config.data, now_ms)
-    objects = OriginObjects(ledger, streams, now_ms)
+    clock = KeptClock(config.data)
+    ledger = await open_ledger(retention, config.data, clock, config.reached_at)
+    clock.keep()
+    objects = OriginObjects(ledger, streams, clock)
     try:
-        supervisor = Supervisor(config, retention, ledger, objects, reader)
+        supervisor = Supervisor(config, retention, ledger, objects, reader, clock)
         await supervisor.serve(slots, running)
     finally:
         await objects.close()
@@ -63,15 +65,23 @@ class Supervisor:
         ledger: Ledger,
         objects: OriginObjects,
         reader: PromptReader | None,
+        clock: KeptClock,
     ) -> None:
         self._config = config
+        self._clock = clock
         self._retention = retention
         self._ledger = ledger
         self._objects = objects
         self._links: set[EdgeLink] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._metrics = Metrics()
-        self._runs = Runs(ledger, config.max_streams, self._say_heartbeat, self._metrics)
+        self._runs = Runs(
+            ledger,
+            config.max_streams,
+            self._say_heartbeat,
+            self._metrics,
+            paused_s=retention.retention_s,
+        )
         self._service = Service(
             ledger=ledger,
             objects=objects,
@@ -84,7 +94,7 @@ class Supervisor:
         )
 
     async def serve(
-        self, slots: Sequence[WorkerSlot], running: Sequence[asyncio.Task[None]]
+        self, slots: Sequence[WorkerSlot], running: Sequence[asyncio.Task[Any]]
     ) -> None:
         """Run until a part ends; the first error of a part stops it with that error."""
         host, port = self._config.link_address
@@ -111,7 +121,7 @@ class Supervisor:
                 link.close()
             await server.wait_closed()
 
-    async def _run_parts(self, running: Sequence[asyncio.Task[None]]) -> None:
+    async def _run_parts(self, running: Sequence[asyncio.Task[Any]]) -> None:
         own = (self._beat, self._adopt, self._sweep, self._objects.run)
         parts = [*running, *(asyncio.create_task(part()) for part in own)]
         try:
@@ -138,7 +148,7 @@ class Supervisor:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._retention.heartbeat_s)
             self._say_heartbeat()
 
     async def _adopt(self) -> None:
@@ -146,12 +156,14 @@ class Supervisor:
         while True:
             with _unless_away():
                 await self._runs.restore(await self._ledger.unfinished())
+                await self._runs.attend()
             await asyncio.sleep(ADOPT_S)
 
     async def _sweep(self) -> None:
         """Remove expired streams, a few at a time."""
         while True:
             await asyncio.sleep(self._retention.sweep_s)
+            self._clock.keep()
             with _unless_away():
                 await self._ledger.expire()
 
@@ -165,8 +177,3 @@ def _unless_away() -> Iterator[None]:
         raise
     except Unavailable as error:
         log.warning("ledger.away", error=str(error))
-
-
-def now_ms() -> int:
-    """Unix time in milliseconds."""
-    return time.time_ns() // 1_000_000

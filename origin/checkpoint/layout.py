@@ -11,7 +11,7 @@ from pathlib import Path
 from kernels.shapes import Family
 from origin.checkpoint.finding import Findings
 from origin.checkpoint.model_config import ModelConfig
-from origin.checkpoint.weights_file import StoredTensor, main_file, stored_tensors
+from origin.checkpoint.weights_file import StoredTensor, main_file, same_bytes, stored_tensors
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -103,9 +103,29 @@ def _check_others(
 ) -> None:
     for name in sorted(stored.keys() - expected.keys()):
         if name == HEAD and config.tied_head:
-            _check_tensor(name, stored[name], *expected[EMBEDDING], findings)
+            _check_tied(stored, expected[EMBEDDING][1], findings)
         elif not is_ignored(name, config):
             findings.fault(stored[name].file, name, "belongs to no part of the model")
+
+
+def _check_tied(
+    stored: dict[str, StoredTensor], shape: tuple[int, ...], findings: Findings
+) -> None:
+    """A head that is there all the same is the embedding, byte for byte."""
+    head, embedding = stored[HEAD], stored.get(EMBEDDING)
+    if embedding is None or embedding.shape != shape:
+        return  # which is a fault already
+    _check_tensor(HEAD, head, (embedding.dtype,), shape, findings)
+    if (head.dtype, head.shape) != (embedding.dtype, shape):
+        return
+    try:
+        is_same = same_bytes(head, embedding)
+    except OSError as exc:
+        findings.fault(head.file, HEAD, f"cannot be read: {exc}")
+        return
+    if not is_same:
+        right = "tie_word_embeddings false, or no head"
+        findings.fault(head.file, HEAD, f"differs from {EMBEDDING}", right)
 
 
 def _check_tensor(

@@ -1,7 +1,7 @@
 """Whether a checkpoint can be served, and what it will take: every finding, not the first alone.
 
-Only the headers of the weights are read, so that this needs no torch and a moment for a model of
-any size.
+Of the weights only the headers are read, and what should be the same tensor twice, so that this
+needs no torch and a moment for a model of any size.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.rope_scaling import RopeScaling
+from kernels.attention.rope_scaling import RopeScaling
 from kernels.shapes import Family
+from origin.checkpoint.config_keys import AUTO_CLASSES, CLASS_NAMES, IRRELEVANT, NEUTRAL, READ
 from origin.checkpoint.finding import Findings
 from origin.checkpoint.model_json import JsonObject, read_object, read_object_if_there, shown
 from origin.checkpoint.rope_config import read_rope
@@ -24,18 +25,8 @@ MAX_CONTEXT = 1 << 24
 """Tokens; the rotary tables have a row for each."""
 
 FULL_ATTENTION = "full_attention"
-# Each changes what is computed; the value with which it does not.
-NEUTRAL = {
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-    "query_pre_attn_scalar": None,
-    "attention_multiplier": None,
-    "logit_scale": 1.0,
-    "logits_scaling": 1.0,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "rope_interleaved": False,
-}
+QWEN3_FULL_LAYERS = 28
+"""Layers before the first with a sliding window, where the file does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +172,8 @@ def _check_same_computation(keys: JsonObject, config: ModelConfig) -> None:
         keys.only(key, False, default=False)
     for key, neutral in NEUTRAL.items():
         keys.only(key, neutral, default=neutral)
-    kinds = keys.raw.get("architectures")
-    if isinstance(kinds, list) and kinds and not any(str(k).endswith("ForCausalLM") for k in kinds):
-        keys.fault("architectures", shown(kinds), "a model that ends in ForCausalLM")
+    keys.nothing_but(READ | NEUTRAL.keys() | IRRELEVANT)
+    _check_classes(keys, config.family)
     _check_attention(keys, config)
     if config.family is Family.BITNET:
         sizes = {"hidden_size": config.hidden, "intermediate_size": config.ffn}
@@ -191,6 +181,19 @@ def _check_same_computation(keys: JsonObject, config: ModelConfig) -> None:
         for key, size in sizes.items():
             if size % 4:
                 keys.fault(key, f"{size} rows", "a multiple of 4, as four weights are one byte")
+
+
+def _check_classes(keys: JsonObject, family: Family) -> None:
+    """The code that computes it is that of its family, not one of its own."""
+    right = f"{CLASS_NAMES[family]}ForCausalLM"
+    kinds = keys.raw.get("architectures")
+    if kinds and not (isinstance(kinds, list) and right in kinds):
+        keys.fault("architectures", shown(kinds), shown([right]))
+    own = keys.child("auto_map")
+    for kind, name in ({} if own is None else own.raw).items():
+        # `module.Class`, after the repository and two dashes where it is another one.
+        if str(name).rpartition(".")[2] not in AUTO_CLASSES.get(family, ()):
+            keys.fault(f"auto_map.{kind}", shown(name), "none: code of its own is not run")
 
 
 def _check_attention(keys: JsonObject, config: ModelConfig) -> None:
@@ -202,7 +205,9 @@ def _check_attention(keys: JsonObject, config: ModelConfig) -> None:
         return
     window = keys.count("sliding_window")
     used = keys.flag("use_sliding_window", default=config.family is not Family.QWEN3)
-    full_layers = keys.raw.get("max_window_layers", 28) if config.family is Family.QWEN3 else 0
+    full_layers = 0
+    if config.family is Family.QWEN3:
+        full_layers = keys.count("max_window_layers", QWEN3_FULL_LAYERS, least=0)
     if used and window < config.context and config.layers > full_layers:
         keys.fault("sliding_window", f"{window}", f"null, or the context of {config.context}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,9 @@ class JsonObject:
             return least
         return value
 
-    def number(self, key: str, default: float | None = None, above: float = 0.0) -> float:
+    def number(
+        self, key: str, default: float | None = None, above: float = 0.0, most: float = math.inf
+    ) -> float:
         """A finite number above a bound; a missing one is a fault unless there is a default."""
         value = self.raw.get(key)
         if value is None and default is not None:
@@ -85,14 +88,15 @@ class JsonObject:
             value = math.nan
         elif abs(value) > sys.float_info.max:
             value = math.inf
-        if not (math.isfinite(value) and value > above):
-            self.fault(key, self._shown(key), f"a number above {above:g}")
+        if not (math.isfinite(value) and above < value <= most):
+            bound = "" if most == math.inf else f", at most {most:g}"
+            self.fault(key, self._shown(key), f"a number above {above:g}{bound}")
             return above + 1.0
         return float(value)
 
-    def not_negative(self, key: str, default: float) -> float:
+    def not_negative(self, key: str, default: float, most: float = math.inf) -> float:
         """A finite number, 0 or above."""
-        return 0.0 if self.raw.get(key) == 0 else self.number(key, default)
+        return 0.0 if self.raw.get(key) == 0 else self.number(key, default, most=most)
 
     def optional_number(self, key: str) -> float | None:
         """A number above 0, or None where there is none."""
@@ -111,6 +115,12 @@ class JsonObject:
         value = self.raw.get(key)
         if (default if value is None else value) != right:
             self.fault(key, self._shown(key), repr(right))
+
+    def nothing_but(self, known: Set[str]) -> None:
+        """A fault for each key that is not known."""
+        for key, value in self.raw.items():
+            if key not in known and value is not None:
+                self.fault(key, shown(value), "no such key: what it changes is not known")
 
     def child(self, key: str) -> JsonObject | None:
         """The object at `key`; None where there is none, or none that is an object."""

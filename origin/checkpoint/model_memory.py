@@ -53,7 +53,10 @@ def parameters(config: ModelConfig) -> int:
 
 
 def cpu_footprint(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> Footprint:
-    """fp32 throughout, but ternary weights as int8, and an untied embedding as it is stored."""
+    """fp32 throughout, but ternary weights as int8, and an untied embedding as it is stored.
+
+    A processor without an instruction for int8 products holds ternary weights as fp32, too.
+    """
     ternary = config.family is Family.BITNET
     linear = _linear_weights(config) * (1 if ternary else FP32_BYTES)
     if ternary:  # a scale for every row

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import TemplateError
-from tokenizers import Tokenizer
 
-from ledger.errors import CallerError, ModelError, TooLarge
-from ledger.frame import Message
+from ledger.errors import CallerError, TooLarge
+from ledger.frame import Message, Sampling
 from origin.checkpoint.chat_template import Now, load_template, utc_now
 from origin.checkpoint.finding import Findings
 from origin.checkpoint.model_config import CONFIG_FILE, GENERATION_FILE
 from origin.checkpoint.model_json import JsonObject, read_object, read_object_if_there
 from origin.checkpoint.quoted_tokens import QuotedTokens
-from origin.checkpoint.tokenizer_file import TOKENIZER_FILE
+from origin.checkpoint.tokenizer_file import load_tokenizer
 
 ROLES = ("system", "user", "assistant")
 
@@ -39,15 +38,17 @@ class PromptReader:
         given = read_object_if_there(defaults_path, findings)
         defaults = JsonObject(defaults_path, given, findings)
         self.context = config.count("max_position_embeddings")
-        self.temperature = defaults.not_negative("temperature", 1.0)
-        self.top_k = defaults.count("top_k", 0, least=0)
-        self.top_p = defaults.number("top_p", 1.0)
+        # What a request leaves open; transformers takes the likeliest token where it may not draw.
+        temperature = defaults.not_negative("temperature", 1.0)
+        self.defaults = Sampling(
+            temperature=temperature if defaults.flag("do_sample", default=True) else 0.0,
+            top_k=defaults.count("top_k", 0, least=0),
+            top_p=defaults.number("top_p", 1.0, most=1.0),
+            min_p=defaults.not_negative("min_p", 0.0, most=1.0),
+            repetition_penalty=defaults.number("repetition_penalty", 1.0),
+        )
         findings.refuse()
-        path = directory / TOKENIZER_FILE
-        try:
-            self._tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises no narrower one
-            raise ModelError(f"cannot be read: {error}", field=str(path)) from error
+        self._tokenizer = load_tokenizer(directory)
         self._template = load_template(directory, now)
         self._quoted = QuotedTokens(self._tokenizer)
         longest = max(len(word) for word in self._tokenizer.get_vocab())

@@ -7,13 +7,14 @@ ones have all of it in `rope_parameters`. Where both are there, transformers goe
 
 from __future__ import annotations
 
-from kernels.rope_scaling import (
+from kernels.attention.rope_scaling import (
     LinearScaling,
     Llama3Scaling,
     RopeScaling,
     YarnScaling,
     yarn_attention_factor,
 )
+from origin.checkpoint.config_keys import ROPE
 from origin.checkpoint.model_json import JsonObject, shown
 
 KINDS = "default, linear, dynamic, llama3 or yarn"
@@ -27,6 +28,7 @@ def read_rope(
     rope = old if old is not None and old.raw else new
     if rope is None:
         rope = JsonObject(config.file, {}, config.findings)
+    rope.nothing_but(ROPE)
     theta = config.number("rope_theta", default_theta, above=1.0)
     theta = rope.number("rope_theta", theta, above=1.0)
     for part in (config, rope):

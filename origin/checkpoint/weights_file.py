@@ -12,7 +12,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from origin.checkpoint.finding import Findings
 from origin.checkpoint.model_json import JsonObject, read_object, shown
@@ -24,6 +24,7 @@ SUFFIX = ".safetensors"
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
+READ_BYTES = 1 << 20
 BYTES_OF = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -97,6 +98,26 @@ def read_header(path: Path, findings: Findings) -> dict[str, StoredTensor]:
     if len(tensors) == len(header):
         _check_cover(path, tensors, size - LENGTH_BYTES - length, findings)
     return tensors
+
+
+def same_bytes(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two tensors of one dtype and shape are equal; OSError where they cannot be read."""
+    with _opened(one) as ours, _opened(other) as theirs:
+        left = one.end - one.start
+        while left > 0:
+            piece = ours.read(min(left, READ_BYTES))
+            if not piece or piece != theirs.read(len(piece)):
+                return False
+            left -= len(piece)
+    return True
+
+
+def _opened(tensor: StoredTensor) -> BinaryIO:
+    """The tensor's file, at its first byte."""
+    file = tensor.file.open("rb")
+    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    file.seek(LENGTH_BYTES + length + tensor.start)
+    return file
 
 
 def _parsed(path: Path, name: str, entry: Any, findings: Findings) -> StoredTensor | None:

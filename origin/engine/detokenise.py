@@ -16,10 +16,11 @@ class Detokeniser:
     the same pieces again.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, goes_on: bool = False) -> None:
+        """goes_on: there is text before the first token, of which its space parts it."""
         self._vocabulary = vocabulary
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strips_space = vocabulary.strips_space
+        self._strips_space = vocabulary.strips_space and not goes_on
 
     def step(self, token: int) -> str:
         """The text that `token` completes; empty while a character is unfinished."""

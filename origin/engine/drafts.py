@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from kernels.sampler import Sampling
+from kernels.sampler.sampler import Sampling
 from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Model, Piece
 from origin.scheduler.pages import PagePool
 

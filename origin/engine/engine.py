@@ -8,7 +8,7 @@ batch for the model, and all that it produced is one Step for the ledger.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 from tokenizers import Tokenizer
@@ -17,17 +17,20 @@ from torch import Tensor
 from ledger.errors import CallerError, Conflict, Overloaded, TailraceError, TooLarge
 from ledger.frame import FinishReason, Priority
 from origin.engine.generation import NOT_A_NUMBER, Generation, Surroundings, refuse
-from origin.logged_ids import plain_ids
+from origin.generations.logged_ids import plain_ids
 from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Model, Piece
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PagePool
 from origin.scheduler.plan import Plan, Work
 from origin.scheduler.scheduler import Scheduler
-from origin.worker_frame import Emission, Load, Run
+from origin.workers.worker_frame import Emission, Load, Run
 
 
 class Engine:
-    """One model's runs. `clock_s` only measures how long a step took, for the scheduler."""
+    """One model's runs. `clock_s` only measures how long a step took, for the scheduler.
+
+    `begin` is told the runs of each step before the model is.
+    """
 
     def __init__(
         self,
@@ -35,10 +38,12 @@ class Engine:
         around: Surroundings,
         limits: Limits | None = None,
         clock_s: Callable[[], float] = time.monotonic,
+        begin: Callable[[Iterable[int]], None] = lambda runs: None,
     ) -> None:
         self._model = model
         self._around = around
         self._clock_s = clock_s
+        self._begin = begin
         self._scheduler = Scheduler(PagePool(model.pages), limits)
         self._generations: dict[int, Generation] = {}
         self._outbox: list[Emission] = []
@@ -90,6 +95,10 @@ class Engine:
             self._outbox += generation.end(FinishReason.CANCELLED)
             self._forget_ended(run_id)
 
+    def attend(self, run_id: int, *, unread: bool) -> None:
+        """Whether nobody reads the run's stream; nothing happens if it has ended."""
+        self._scheduler.attend(run_id, unread=unread)
+
     def step(self) -> list[Emission]:
         """Do one plan; returns what it and the calls since the last step produced."""
         emissions, self._outbox = self._outbox, []
@@ -98,6 +107,7 @@ class Engine:
         for run_id in plan.preempted:
             self._generations[run_id].release()
         if plan.work:
+            self._begin(work.run for work in plan.work)
             emissions += self._carry_out(plan)
         self._scheduler.done(plan, self._clock_s() - began)
         return emissions

@@ -9,18 +9,18 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from kernels.sampler import Sampling
+from kernels.sampler.sampler import Sampling
 from ledger.errors import CallerError
-from ledger.frame import FinishReason, FormatKind, TokenScores
+from ledger.frame import SAMPLING, FinishReason, FormatKind, TokenScores
 from origin.engine.drafts import Asked, Drafter, accepted
 from origin.engine.grammar import GrammarCompiler, OutputGrammar
 from origin.engine.scores import Scorer
 from origin.engine.transcript import Transcript
 from origin.engine.vocabulary import Vocabulary
 from origin.filter import FilterFactory
-from origin.logged_ids import plain_ids
+from origin.generations.logged_ids import plain_ids
 from origin.models.model import Draw, Drawn
-from origin.worker_frame import Emission, Run
+from origin.workers.worker_frame import Emission, Run
 
 NOT_A_NUMBER = "the logits hold NaN or infinite values"
 
@@ -63,10 +63,7 @@ class Generation:
         self._run_id = run_id
         self._run = run
         self._around = around
-        self._sampling = Sampling(
-            run.temperature, run.top_k, run.top_p, run.seed,
-            run.min_p, run.repetition, run.presence, run.frequency,
-        )  # fmt: skip
+        self._sampling = _sampling(run)
         self.generated = plain_ids(run.generated_ids)
         self._known = [*run.prompt_ids, *self.generated]
         self._transcript = Transcript(
@@ -180,6 +177,12 @@ class Generation:
             return None
         generated = torch.tensor(self.generated, dtype=torch.int64)
         return torch.bincount(generated, minlength=self._around.vocab).to(torch.int32)
+
+
+def _sampling(run: Run) -> Sampling:
+    """In the words of the sampler, which says repetition where a request says a penalty of it."""
+    said = {name.removesuffix("_penalty"): getattr(run.sampling, name) for name in SAMPLING}
+    return Sampling(**{name: value for name, value in said.items() if value is not None})
 
 
 def refuse(run_id: int, run: Run, around: Surroundings, message: str) -> list[Emission]:

@@ -10,8 +10,8 @@ from origin.engine.scores import PendingScores
 from origin.engine.stops import StopMatcher
 from origin.engine.vocabulary import Vocabulary
 from origin.filter import FilterFactory, FilterGate
-from origin.logged_ids import ID_BITS, STEER_BEGINS, STEERED
-from origin.worker_frame import Emission, Run
+from origin.generations.logged_ids import ID_BITS, STEER_BEGINS, STEERED
+from origin.workers.worker_frame import Emission, Run
 
 MAX_FRAME_TEXT_CHARS = 16 * 1024
 """A text frame has at most 64 KiB of UTF-8; what a token gives beyond it is more frames."""
@@ -53,7 +53,8 @@ class Transcript:
         self._run = run
         self._eos_ids = eos_ids
         self._limit = min(run.max_tokens, context - len(run.prompt_ids))
-        self._detokeniser = Detokeniser(vocabulary)
+        goes_on = run.completes and any(map(vocabulary.text_of, run.prompt_ids))
+        self._detokeniser = Detokeniser(vocabulary, goes_on)
         self._stops = StopMatcher(run.stop)
         self._gate = FilterGate(filter_factory)
         self._next_index = run.next_index

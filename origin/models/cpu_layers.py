@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.attention import causal_attention, row_attention
-from kernels.kv_cache import KvCache, Place
-from kernels.norm import rms_norm
-from kernels.paged_kv import PAGE_TOKENS
+from kernels.attention.attention import causal_attention, row_attention
+from kernels.attention.kv_cache import KvCache, Place
+from kernels.attention.paged_kv import PAGE_TOKENS
+from kernels.rows.norm import rms_norm
 from kernels.shapes import Family
 from origin.checkpoint.model_config import ModelConfig
 from origin.models.cpu_linear import DenseLinear, TernaryLinear
@@ -42,7 +42,7 @@ class Batch:
     """What the layers need of the pieces besides their hidden rows."""
 
     cos: Tensor
-    """fp32 [T, 1, head_dim], as is sin; see `kernels.rope.rope_table`."""
+    """fp32 [T, 1, head_dim], as is sin; see `kernels.attention.rope.rope_table`."""
     sin: Tensor
     slots: Tensor
     """int64 [T]: where the keys and values of each row go."""

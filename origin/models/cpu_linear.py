@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from timeit import Timer
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.ternary import INT8_MAX, MIN_ABSMAX, unpack_ternary
+from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX, unpack_ternary
 from origin.models.layer_tensors import Part
 
 TILE_ROWS = 8
@@ -21,19 +23,45 @@ CACHE_LINE_BYTES = 64
 """The BLAS may sum in another order where an array begins elsewhere."""
 
 
-class TernaryLinear:
-    """One or more ternary layers of the same input, fused into one int8 product.
+MOST_EXACT_INPUTS = ((1 << 24) - 1) // INT8_MAX
+"""Of a ternary layer: the sums of so many products are below 2**24, whole numbers in fp32."""
+TRIED_ROWS = (1, 16)
+"""Of the products whose times decide: one stream, and many."""
+MOST_TRIED_OUTPUTS = 256
+"""A trial takes a millisecond then, and tens of them where it is slow."""
+TRIALS = 8
+"""The quickest counts: the first prepares something, others may have been interrupted."""
+FP32_SPEEDUP = 2.0
+"""How much quicker fp32 has to be: it takes four times the memory. Where int8 is multiplied one by
+one it is ten times and more."""
 
-    Equals `kernels.ternary.ternary_linear` of each part bit for bit, hence in any batch. Weights
-    stay int8, a quarter of fp32: a decoded token reads all of them, and reading is what takes
-    the time.
+
+class TernaryLinear:
+    """One or more ternary layers of the same input, fused into one product of whole numbers.
+
+    Equals `ternary_linear` of each part bit for bit, hence in any batch. Where a processor
+    multiplies int8 by itself (VNNI), weights stay int8, a quarter of fp32: a decoded token reads
+    all of them, and reading is what takes the time. Elsewhere torch does so one by one, and fp32
+    is quicker. Its sums are the same, as fp32 holds all whole numbers on the way.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        """parts: (packed uint8 [out / 4, in], scale [1]) of each fused layer, in output order."""
+    def __init__(self, parts: Sequence[Part], in_fp32: bool | None = None) -> None:
+        """parts: (packed uint8 [out / 4, in], scale [1]) of each fused layer, in output order.
+
+        in_fp32: what to multiply in; by default what suits this processor.
+        """
         unpacked = [unpack_ternary(packed) for packed, _ in parts]
         rows = torch.tensor([len(part) for part in unpacked])
-        self._weight = torch.cat(unpacked).t()
+        weight = torch.cat(unpacked)
+        outputs, inputs = weight.shape
+        is_exact = inputs <= MOST_EXACT_INPUTS
+        if in_fp32 is None:
+            in_fp32 = is_exact and is_fp32_quicker(min(outputs, MOST_TRIED_OUTPUTS), inputs)
+        if in_fp32 and not is_exact:
+            raise ValueError(f"fp32 does not hold every sum of {inputs} products")
+        self._weight = weight.float() if in_fp32 else weight.t()
+        # A sum that begins with +0 is never -0, as none of whole numbers is.
+        self._nothing = torch.zeros(outputs) if in_fp32 else None
         scales = [scale.float() for _, scale in parts if scale is not None]
         self._scale = torch.cat(scales).repeat_interleave(rows)
         self._int8_max = torch.tensor(float(INT8_MAX))
@@ -46,9 +74,32 @@ class TernaryLinear:
         absmax = x.abs().amax(-1, keepdim=True)
         # The oracle's 127 / absmax is this product in torch, and rounds as it does.
         factor = absmax.clamp_min_(MIN_ABSMAX).reciprocal_().mul_(self._int8_max)
-        quantized = (x * factor).round_().to(torch.int8)
+        return self._sums((x * factor).round_()).div(factor).mul_(self._scale)
+
+    def _sums(self, quantized: Tensor) -> Tensor:
+        """fp32 [T, in] of whole numbers -> int32 or fp32 [T, out]."""
+        if self._nothing is not None:
+            return F.linear(quantized, self._weight, self._nothing)
         # The only int8 product with int32 sums that torch has on CPUs; torchao rests on it too.
-        return torch._int_mm(quantized, self._weight).div(factor).mul_(self._scale)
+        return torch._int_mm(quantized.to(torch.int8), self._weight)
+
+
+@cache
+def is_fp32_quicker(outputs: int, inputs: int) -> bool:
+    """Whether the product of whole numbers should be one of fp32 here, found by trying.
+
+    What instructions a processor has does not say which of them torch and its libraries use.
+    """
+    int8 = torch.zeros(outputs, inputs, dtype=torch.int8)
+    fp32 = int8.float()
+    tried = [torch.zeros(rows, inputs, dtype=torch.int8) for rows in TRIED_ROWS]
+    in_int8 = sum(_seconds(partial(torch._int_mm, x, int8.t())) for x in tried)
+    in_fp32 = sum(_seconds(partial(F.linear, x.float(), fp32)) for x in tried)
+    return in_fp32 * FP32_SPEEDUP < in_int8
+
+
+def _seconds(product: Callable[[], Tensor]) -> float:
+    return min(Timer(product).repeat(TRIALS, number=1))
 
 
 class Products:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels.kv_cache import KvCache
-from kernels.norm import rms_norm
-from kernels.paged_kv import PAGE_TOKENS
-from kernels.rope import rope_table
-from kernels.sampler_batch import NO_TOKEN, sample_batch
+from kernels.attention.kv_cache import KvCache
+from kernels.attention.paged_kv import PAGE_TOKENS
+from kernels.attention.rope import rope_table
+from kernels.rows.norm import rms_norm
+from kernels.sampler.sampler_batch import NO_TOKEN, sample_batch
 from kernels.shapes import Family
 from ledger.errors import ModelError
 from origin.checkpoint.layout import EMBEDDING, HEAD
@@ -182,7 +182,7 @@ def _cache(config: ModelConfig, pages: int) -> KvCache:
 def load(
     directory: Path, progress: Progress = lambda *_: None, kv_bytes: int = DEFAULT_KV_BYTES
 ) -> CpuModel:
-    """Read, check and unpack a checkpoint; see `model.load_model`."""
+    """Read, check and unpack a checkpoint; see `load.load_model`."""
     config = read_config(directory)
     progress("read", 0, 1)
     tensors = read_tensors(directory, config)
@@ -195,8 +195,7 @@ def load(
 
 def _numeric_code() -> list[Path]:
     """The files that decide the bits of a result: this model's, and the oracles."""
-    oracles = Path(kernels.__path__[0]).glob("*.py")
     return [
         *Path(__file__).parent.glob("cpu_*.py"),
-        *(path for path in oracles if not path.stem.endswith("_triton")),
+        *(path for path in kernels.sources() if not path.stem.endswith("_triton")),
     ]

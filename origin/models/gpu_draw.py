@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check_tensor
-from kernels.sampler import MASK_BITS
-from kernels.sampler_batch import NO_TOKEN
-from kernels.sampler_rows import SamplerRows, SamplerWorkspace
-from kernels.sampler_triton import FAULT_EMPTY_MASK, sample_rows
+from kernels.sampler.sampler import MASK_BITS
+from kernels.sampler.sampler_batch import NO_TOKEN
+from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
+from kernels.sampler.sampler_triton import FAULT_EMPTY_MASK, sample_rows
 from origin.models.logprobs import scores_of
 from origin.models.model import Draw, Drawn
 

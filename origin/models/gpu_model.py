@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 import kernels
-from kernels.paged_kv import HEAD_DIMS
+from kernels.attention.paged_kv import HEAD_DIMS
 from ledger.errors import ModelError
 from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, read_config
 from origin.models.gpu_draw import GpuDraw
@@ -48,7 +48,7 @@ class GpuModel:
         parts = DecoderParts(config, tensors, device, progress, int8_head=int8_head)
         self.pages = parts.pages_that_fit() if pages is None else pages
         self._decoder = parts.decoder(self.pages)
-        self._forward = GpuForward(self._decoder)
+        self._forward = GpuForward(self._decoder, progress)
         self._draw = GpuDraw(MAX_STEP_ROWS, config.vocab, device)
 
     @torch.inference_mode()
@@ -82,7 +82,7 @@ def load(
     pages: int | None = None,
     int8_head: bool = False,
 ) -> GpuModel:
-    """Read, check and move a checkpoint; see `model.load_model` and `GpuModel`."""
+    """Read, check and move a checkpoint; see `load.load_model` and `GpuModel`."""
     place = device or torch.device("cuda")
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(
@@ -105,7 +105,7 @@ def load(
 
 def _numeric_code() -> list[Path]:
     """The files that decide the bits of a result."""
-    return [*Path(__file__).parent.glob("gpu_*.py"), *Path(kernels.__path__[0]).glob("*.py")]
+    return [*Path(__file__).parent.glob("gpu_*.py"), *kernels.sources()]
 
 
 def _machine(device: torch.device) -> tuple[str, ...]:

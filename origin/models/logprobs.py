@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.sampler_batch import NO_TOKEN
+from kernels.sampler.sampler_batch import NO_TOKEN
 from origin.models.model import Draw, Scores
 
 

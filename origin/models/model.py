@@ -21,13 +21,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.paged_kv import PAGE_TOKENS
-from kernels.sampler import Sampling
+from kernels.attention.paged_kv import PAGE_TOKENS
+from kernels.sampler.sampler import Sampling
 from ledger.errors import ModelError
 from origin.models.tensors import ModelConfig, checkpoint_files
 
 PREFILL_CHUNK_TOKENS = PAGE_TOKENS
 """A chunk of a prompt fills a page."""
+LEAST_CAPABILITY = (8, 0)
+"""Of a GPU: bf16 on tensor cores and copies beside the computation came with sm_80."""
 DEFAULT_KV_BYTES = 512 * 1024 * 1024
 """What a CPU model's pages take at most, unless one whole context needs more."""
 
@@ -41,7 +43,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Device(StrEnum):
-    """Where a model runs; `auto` is the GPU if there is one that the kernels run on."""
+    """Where a model runs; `auto` is the GPU where the kernels run on it and take the model."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -131,26 +133,6 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
         ...
-
-
-def load_model(
-    directory: Path | str,
-    progress: Progress = lambda *_: None,
-    device: Device = Device.AUTO,
-    kv_bytes: int = DEFAULT_KV_BYTES,
-) -> Model:
-    """Read, check and load the checkpoint in `directory`.
-
-    progress(stage, done, total) is called as loading goes on. kv_bytes limits the pages of a
-    CPU model. Raises ModelError, also for a device that is not there.
-    """
-    if device == Device.CUDA or (device == Device.AUTO and torch.cuda.is_available()):
-        from origin.models import gpu_model  # triton is not there without a GPU
-
-        return gpu_model.load(Path(directory), progress)
-    from origin.models import cpu_model
-
-    return cpu_model.load(Path(directory), progress, kv_bytes)
 
 
 def prefill_chunks(ids: Sequence[int]) -> list[Sequence[int]]:

@@ -18,11 +18,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kernels.linear.ternary import MIN_ABSMAX, pack_ternary
 from kernels.shapes import Family
-from kernels.ternary import MIN_ABSMAX, pack_ternary
 from ledger.errors import ModelError
 from origin.checkpoint.finding import Finding, Findings, refusal
-from origin.checkpoint.layout import EMBEDDING, HEAD, IGNORED_SUFFIX, examine_weights, linears
+from origin.checkpoint.layout import examine_weights, is_ignored, linears
 from origin.checkpoint.model_config import CONFIG_FILE, GENERATION_FILE, ModelConfig, read_config
 from origin.checkpoint.tokenizer_file import TOKENIZER_FILE
 from origin.checkpoint.weights_file import INDEX_FILE, WEIGHTS_FILE, weight_files
@@ -52,11 +52,10 @@ def read_tensors(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
     stored = examine_weights(directory, config, findings)
     findings.refuse()
     tensors: dict[str, Tensor] = {}
-    places = sorted((tensor.file, name) for name, tensor in stored.items())
+    wanted = (name for name in stored if not is_ignored(name, config))
+    places = sorted((stored[name].file, name) for name in wanted)
     for file, group in groupby(places, key=lambda place: place[0]):
         tensors.update(_read(file, [name for _, name in group]))
-    if config.tied_head and HEAD in tensors:
-        _check_tied(stored[HEAD].file, tensors.pop(HEAD), tensors[EMBEDDING])
     if config.family is Family.BITNET and not config.packed:
         _make_ternary(tensors, config)
     return tensors
@@ -87,10 +86,9 @@ def _read(file: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(file, "pt") as opened:
             for name in names:
-                if not name.endswith(IGNORED_SUFFIX):
-                    tensor = opened.get_tensor(name)
-                    _check_values(file, name, tensor)
-                    yield name, tensor
+                tensor = opened.get_tensor(name)
+                _check_values(file, name, tensor)
+                yield name, tensor
     except (OSError, SafetensorError) as exc:
         _refuse(file, "", f"cannot be read: {exc}", cause=exc)
 
@@ -105,11 +103,6 @@ def _check_values(file: Path, name: str, tensor: Tensor) -> None:
     low, high = torch.aminmax(tensor)
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
         _refuse(file, name, "holds NaN or infinite values")
-
-
-def _check_tied(file: Path, head: Tensor, embedding: Tensor) -> None:
-    if not torch.equal(head, embedding):
-        _refuse(file, HEAD, f"differs from {EMBEDDING}", "tie_word_embeddings false, or no head")
 
 
 def _make_ternary(tensors: dict[str, Tensor], config: ModelConfig) -> None:

@@ -23,7 +23,17 @@ from ledger.frame import (
     Token,
     encode,
 )
-from origin.producer import Data, End, Label, Output, Remark, Revision, Text, Vector
+from origin.producer import (
+    Data,
+    End,
+    Label,
+    Output,
+    Reasoning,
+    Remark,
+    Revision,
+    Text,
+    Vector,
+)
 
 MAX_CHUNK_BYTES = 256 * 1024
 """Of a Chunk's data: a view that writes base64 stays under the frame limit too."""
@@ -55,6 +65,9 @@ class Framing:
                 self._interim = None
                 for text in _pieces(output.text):
                     yield Token(text, self.next_index)
+            case Reasoning():
+                for text in _pieces(output.text):
+                    yield frame.Reasoning(text, self.next_index)
             case Revision():
                 yield from self._revisions(output)
             case Data():

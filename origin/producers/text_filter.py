@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ledger.frame import FinishReason
 from origin.filter import FilterFactory, FilterGate
-from origin.producer import End, Output, Revision, Text
+from origin.producer import End, Output, Reasoning, Revision, Text
 
 OVERRULED = (FinishReason.STOP, FinishReason.LENGTH)
 """Ends that the filter's word on the last text replaces; of the others it changes nothing."""
@@ -17,8 +17,9 @@ class TextFilter:
     """Outputs in, those that may be seen out.
 
     Nobody can judge text that may still change: of revisions only the final text is checked, and
-    goes out. What is no text passes. `delivered` is the text that readers have already, in so
-    many `pieces`; it is judged once more, as the filter's state follows from it.
+    goes out. Reasoning, which nobody judges, does not; what is no text passes. `delivered` is the
+    text that readers have already, in so many `pieces`; it is judged once more, as the filter's
+    state follows from it.
     """
 
     def __init__(self, factory: FilterFactory, delivered: str = "", pieces: int = 0) -> None:
@@ -36,7 +37,7 @@ class TextFilter:
     def passed(self, output: Output) -> Iterator[Output]:
         """What comes out for one output; nothing follows an End."""
         match output:
-            case Revision(final=False):
+            case Revision(final=False) | Reasoning():
                 return
             case Text(text=str(text)) | Revision(text=str(text)):
                 self._pieces += 1

@@ -6,8 +6,9 @@ inexact: no such server can be asked for the tokens that the uninterrupted run w
 `lost = end` ends the stream as `origin_lost`. A worker that dies is no different: its successor
 is given what the ledger has.
 
-Tokens are counted by the pieces of text that they come in, until the server's own count of the
-whole is known; a continuation may therefore come out a little longer or shorter than asked for.
+Tokens are counted by the pieces of text and of reasoning that they come in, until the server's own
+count of the whole is known; a continuation may therefore come out a little longer or shorter than
+asked for. A server that goes on beyond `max_tokens` is told to stop, and the stream ends there.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Literal
 
 import httpx
 import structlog
@@ -26,27 +26,23 @@ import structlog
 from ledger.backoff import Backoff
 from ledger.errors import TailraceError, Unavailable
 from ledger.frame import FinishReason
-from origin.producer import About, End, Output, Request, Resumption, Text
+from origin.config import OriginConfig
+from origin.producer import About, End, Output, Reasoning, Request, Resumption, Text
 from origin.producers.production import INEXACT
-from origin.producers.upstream_call import Patience, UpstreamCall
+from origin.producers.upstream_call import UpstreamCall
 from origin.producers.upstream_request import body_of, path_of
 
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 5.0
 """Wait before a request is tried again; its ceiling doubles with each failure."""
+SETTLED_PIECES = 16
+"""A try that made so much text was sound: the failures before it do not count any more."""
+BROKEN = frozenset(("upstream_failed", "upstream_rubbish"))
+BROKEN_TRIES = 5
+"""A server that answers so often in a row, and each time as none should, is not waited for: it is
+no longer one that starts, and is not there or says 503."""
 
 log = structlog.get_logger("upstream")
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamSettings:
-    """`url` ends in /v1 as a rule; `key` is sent as a bearer token."""
-
-    url: str
-    model: str | None = None
-    key: str | None = None
-    lost: Literal["continue", "end"] = "continue"
-    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +62,55 @@ class Retry:
 
 @dataclass(slots=True)
 class _Said:
-    """One stream's text so far, in parts, and how many `pieces` came of it.
+    """One stream so far: its text in parts, and how many pieces of text and of reasoning came.
 
-    `told` is the parts that there were at the last Notice. `failures` were there since the last
-    piece, the first of them at `lost_s` of the clock.
+    `untold` says that some came since the last Notice. `failures` were there since a try that made
+    enough text, the first of them at `lost_s` of the clock; the last `broken` of them were of a
+    server that answers, and not as one should. `tried` is the pieces of text of this try.
     """
 
     parts: list[str]
-    pieces: int
-    told: int
+    texts: int
+    thoughts: int = 0
+    untold: bool = False
     failures: int = 0
+    broken: int = 0
     lost_s: float = 0.0
+    tried: int = 0
+
+    @property
+    def made(self) -> int:
+        """Tokens, as far as anybody can tell."""
+        return self.texts + self.thoughts
+
+    def add(self, piece: Text | Reasoning) -> None:
+        self.untold = True
+        if isinstance(piece, Reasoning):
+            self.thoughts += 1
+            return
+        self.parts.append(piece.text)
+        self.texts += 1
+        self.tried += 1
+        if self.tried == SETTLED_PIECES:
+            self.failures = self.broken = 0
+
+    def begin_try(self) -> None:
+        self.tried = 0
+        if not self.parts:
+            self.thoughts = 0  # with no text to go on from, all of it is thought again
 
 
 class Upstream:
     """The producer. `client` has the server's URL as its base."""
 
     def __init__(
-        self, settings: UpstreamSettings, model: str, client: httpx.AsyncClient, retry: Retry
+        self, config: OriginConfig, model: str, client: httpx.AsyncClient, retry: Retry
     ) -> None:
-        self._settings = settings
+        self._config = config
         self._model = model
         self._client = client
         self._retry = retry
-        goes_on = settings.lost == "continue"
+        goes_on = config.upstream_lost == "continue"
         # Not the address: a stream goes on with whatever serves this model now, as well as it may.
         self.about = About(
             name=model,
@@ -101,18 +122,20 @@ class Upstream:
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
         recipe, delivered = request.recipe, request.delivered
         parts = [delivered] if delivered else []
-        said = _Said(parts, request.next_index if parts else 0, len(parts))
-        while said.pieces < recipe.max_tokens:
-            body = body_of(recipe, self._model, "".join(said.parts), said.pieces)
-            before = said.pieces
-            call = UpstreamCall(self._client, path_of(recipe), body, self._settings.patience)
+        said = _Said(parts, request.next_index if parts else 0)
+        while said.made < recipe.max_tokens:
+            said.begin_try()
+            body = body_of(recipe, self._model, "".join(said.parts), said.made)
+            call = UpstreamCall(self._client, path_of(recipe), body, self._config)
+            before = replace(said)
             try:
-                async with aclosing(call.texts()) as texts:
-                    async for text in texts:
-                        said.parts.append(text)
-                        said.pieces += 1
-                        said.failures = 0
-                        yield Text(text)
+                async with aclosing(call.pieces()) as pieces:
+                    async for piece in pieces:
+                        if _is_over(call, said, before, recipe.max_tokens):
+                            call.finish = FinishReason.LENGTH
+                            break
+                        said.add(piece)
+                        yield piece
                 yield _end(call, said, before)
                 return
             except TailraceError as error:
@@ -120,11 +143,11 @@ class Upstream:
                     yield end
                     return
                 failure = error
-            if said.told < len(said.parts):
-                said.told = len(said.parts)
+            if said.untold:
+                said.untold = False
                 yield INEXACT
             await self._retry.wait(said.failures, failure)
-        yield End(FinishReason.LENGTH, total_tokens=said.pieces)
+        yield End(FinishReason.LENGTH, total_tokens=said.made)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -135,27 +158,35 @@ class Upstream:
         A refused continuation is a loss: nothing was wrong with the request when it began.
         """
         cause = repr(error.__cause__) if error.__cause__ is not None else None
-        log.warning("upstream.failed", error=str(error), cause=cause, pieces=said.pieces)
+        log.warning("upstream.failed", error=str(error), cause=cause, pieces=said.made)
         if not isinstance(error, Unavailable) and not said.parts:
             raise error
         now = self._retry.clock()
         said.lost_s = said.lost_s if said.failures else now
         said.failures += 1
-        may_go_on = self._settings.lost == "continue" or not said.parts
-        has_time = now - said.lost_s < self._settings.patience.retry_s
-        if isinstance(error, Unavailable) and may_go_on and has_time:
+        said.broken = said.broken + 1 if error.code in BROKEN else 0
+        may_go_on = self._config.upstream_lost == "continue" or not said.parts
+        has_time = now - said.lost_s < self._config.upstream_retry_s
+        is_broken = said.broken == BROKEN_TRIES
+        if isinstance(error, Unavailable) and may_go_on and has_time and not is_broken:
             return None
-        return End(FinishReason.ORIGIN_LOST, said.pieces, message=error.message, retryable=True)
+        return End(FinishReason.ORIGIN_LOST, said.made, message=error.message, retryable=True)
 
 
-def _end(call: UpstreamCall, said: _Said, before: int) -> End:
-    """As the server tells it; `before` pieces came from elsewhere and were its prompt."""
-    assert call.finish is not None  # or texts() would have raised
+def _is_over(call: UpstreamCall, said: _Said, before: _Said, max_tokens: int) -> bool:
+    """Whether one more piece is more than was asked for, by the pieces or by the server's count."""
+    counted = call.usage.completion_tokens if call.usage is not None else 0
+    return max(said.made + 1, before.made + counted) > max_tokens
+
+
+def _end(call: UpstreamCall, said: _Said, before: _Said) -> End:
+    """As the server tells it; what came `before` came from elsewhere, its text in the prompt."""
+    assert call.finish is not None  # or pieces() would have raised
     usage = call.usage
     if usage is None:
-        return End(call.finish, total_tokens=said.pieces)
+        return End(call.finish, total_tokens=said.made)
     return End(
         call.finish,
-        total_tokens=before + usage.completion_tokens,
-        prompt_tokens=max(0, usage.prompt_tokens - before),
+        total_tokens=before.made + usage.completion_tokens,
+        prompt_tokens=max(0, usage.prompt_tokens - before.texts),
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
 
 from ledger.errors import Unavailable
 from ledger.frame import FinishReason
+from origin.config import OriginConfig
+from origin.producer import Reasoning, Text
 from origin.producers.upstream_reply import Reply, Usage, read_reply, refusal
 from origin.producers.upstream_request import Body
 from origin.producers.upstream_sse import EventReader, rubbish
@@ -24,43 +25,38 @@ AFTER_FINISH_S = 2.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds; what a server says to show that it is alive does not count as a token."""
-
-    connect_s: float = 5.0
-    first_token_s: float = 120.0
-    between_tokens_s: float = 30.0
-    retry_s: float = 60.0
-    """A server that is lost is asked again for so long, without a token between."""
-
-
 class UpstreamCall:
-    """What is known of the answer: `finish` when its text is complete, `usage` if told."""
+    """What is known of the answer: `finish` when its text is complete, `usage` if told.
 
-    def __init__(self, client: httpx.AsyncClient, url: str, body: Body, patience: Patience) -> None:
+    What a server says to show that it is alive does not count as a token.
+    """
+
+    def __init__(
+        self, client: httpx.AsyncClient, url: str, body: Body, config: OriginConfig
+    ) -> None:
         self.finish: FinishReason | None = None
         self.usage: Usage | None = None
         self._client = client
         self._url = url
         self._body = body
-        self._patience = patience
+        self._config = config
         self._deadline = 0.0
 
-    async def texts(self) -> AsyncGenerator[str, None]:
-        """The pieces of text, to the end.
+    async def pieces(self) -> AsyncGenerator[Text | Reasoning, None]:
+        """The pieces of text and of what is thought, to the end.
 
         Raises Unavailable where the server was lost, and another TailraceError where it says no.
         Closing the generator closes the connection, which is how these servers are told to stop.
         """
-        self._wait(self._patience.first_token_s)
+        self._wait(self._config.upstream_first_token_s)
         try:
             async with aclosing(self._replies()) as replies:
                 async for reply in replies:
                     self.usage = reply.usage or self.usage
-                    if reply.text and self.finish is None:
-                        self._wait(self._patience.between_tokens_s)
-                        yield reply.text
+                    for piece in _pieces(reply) if self.finish is None else ():
+                        yield piece
+                        # Only now: how long a reader takes is not the server's to answer for.
+                        self._wait(self._config.upstream_between_tokens_s)
                     if reply.finish is not None and self.finish is None:
                         self.finish = reply.finish
                         self._wait(AFTER_FINISH_S)
@@ -119,11 +115,27 @@ class UpstreamCall:
             raise lost(error) from error
 
 
+def _pieces(reply: Reply) -> list[Text | Reasoning]:
+    pieces: list[Text | Reasoning] = []
+    if reply.reasoning:
+        pieces.append(Reasoning(reply.reasoning))
+    if reply.text:
+        pieces.append(Text(reply.text))
+    return pieces
+
+
 def lost(error: httpx.TransportError) -> Unavailable:
     """What a reader may know of it; the cause, with its address, is for the log."""
+    if isinstance(error, httpx.RemoteProtocolError) and not _is_cut_off(error):
+        return rubbish("what is no HTTP")
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return Unavailable("the upstream server cannot be reached", code="upstream_lost")
     return Unavailable("the connection to the upstream server broke", code="upstream_lost")
+
+
+def _is_cut_off(error: httpx.RemoteProtocolError) -> bool:
+    """Whether nothing was wrong but the end, as with a server that is killed: no type says so."""
+    return any(words in str(error) for words in ("disconnected", "closed connection"))
 
 
 async def _next(pieces: AsyncIterator[bytes]) -> bytes | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 
 import httpx
 import structlog
 
 from ledger.errors import ConfigError, TailraceError, Unavailable
-from origin.producers.upstream import Retry, Upstream, UpstreamSettings
+from origin.config import OriginConfig
+from origin.producers.upstream import Retry, Upstream
 from origin.producers.upstream_call import lost
 from origin.producers.upstream_reply import refusal
 
@@ -23,26 +25,27 @@ MAX_NAMED = 10
 log = structlog.get_logger("upstream")
 
 Progress = Callable[[str, int, int], None]
+"""Told the stage, and how many units of how many are done; 0 where nobody knows."""
 
 
 async def open_upstream(
-    settings: UpstreamSettings, progress: Progress, streams: int, retry: Retry | None = None
+    config: OriginConfig, progress: Progress, retry: Retry | None = None
 ) -> Upstream:
     """The producer, once the server answers; tries until it does, and `progress` says why.
 
     Raises ConfigError where it does answer and no patience will help.
     """
     retry = retry or Retry()
-    client = client_of(settings, streams)
+    client = client_of(config)
     try:
         failures = 0
         while True:
             try:
                 models = await _models(client)
-                return Upstream(settings, choose_model(models, settings.model), client, retry)
+                return Upstream(config, choose_model(models, config.upstream_model), client, retry)
             except Unavailable as error:
                 failures += 1
-                log.warning("upstream.away", url=settings.url, error=str(error), tries=failures)
+                log.warning("upstream.away", url=config.upstream, error=str(error), tries=failures)
                 progress(f"after {failures} tries {error.message}", 0, 0)
                 failure = error
             await retry.wait(failures, failure)
@@ -51,18 +54,30 @@ async def open_upstream(
         raise
 
 
-def client_of(settings: UpstreamSettings, streams: int) -> httpx.AsyncClient:
+def client_of(config: OriginConfig) -> httpx.AsyncClient:
     """A connection for each stream; timeouts other than that of connecting are the call's."""
+    streams = config.text_streams
     # Compressed event streams gather several tokens before they come out.
     headers = {"Accept-Encoding": "identity"}
-    if settings.key is not None:
-        headers["Authorization"] = f"Bearer {settings.key}"
+    if config.upstream_key_env is not None:
+        headers["Authorization"] = f"Bearer {_key(config.upstream_key_env)}"
     return httpx.AsyncClient(
-        base_url=settings.url,
+        base_url=config.upstream or "",
         headers=headers,
-        timeout=httpx.Timeout(None, connect=settings.patience.connect_s),
+        timeout=httpx.Timeout(None, connect=config.upstream_connect_s),
         limits=httpx.Limits(max_connections=streams, max_keepalive_connections=streams),
     )
+
+
+def _key(variable: str) -> str:
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigError(
+            f"the variable {variable} is not set",
+            field="origin.upstream_key_env",
+            hint="export the server's key in it",
+        )
+    return key
 
 
 async def _models(client: httpx.AsyncClient) -> list[str] | None:

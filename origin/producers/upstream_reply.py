@@ -20,6 +20,8 @@ MAX_DIGITS = 9
 MAX_COUNT = 2**53
 """Of tokens: what JSON numbers hold exactly."""
 
+REASONING = ("reasoning", "reasoning_content")
+"""What servers call a model's thoughts; some say the same under both names."""
 FINISH = {
     "content_filter": FinishReason.FILTERED,
     "length": FinishReason.LENGTH,
@@ -30,6 +32,8 @@ BROKEN = frozenset(("abort", "aborted", "cancelled", "error"))
 """Finish reasons of servers that gave up in the middle."""
 WORTH_ANOTHER_TRY = frozenset((408, 425, 429))
 """Statuses below 500 that are about the moment, not about the request."""
+STARTING = frozenset((502, 503, 504))
+"""What is said of a server that starts, by itself or by a proxy before it; others are broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Reply:
     finish: FinishReason | None = None
     usage: Usage | None = None
     done: bool = False
+    reasoning: str = ""
 
 
 def read_reply(event: ServerEvent) -> Reply:
@@ -58,14 +63,15 @@ def read_reply(event: ServerEvent) -> Reply:
     choices = said.get("choices")
     if not isinstance(choices, list):
         raise rubbish("an event without choices")
-    text, finish = "", None
+    text, reasoning, finish = "", "", None
     for choice in choices:
         if not isinstance(choice, dict):
             raise rubbish("a choice that is no object")
         if choice.get("index", 0) == 0:
             text += _text(choice)
+            reasoning += _reasoning(choice)
             finish = finish or _finish(choice.get("finish_reason"))
-    return Reply(text, finish, _usage(said.get("usage")))
+    return Reply(text, finish, _usage(said.get("usage")), reasoning=reasoning)
 
 
 def refusal(status: int, body: bytes, retry_after: str = "") -> TailraceError:
@@ -76,7 +82,7 @@ def refusal(status: int, body: bytes, retry_after: str = "") -> TailraceError:
     if status in WORTH_ANOTHER_TRY or status >= 500:
         return Unavailable(
             f"the upstream server answered {status}{said}",
-            code="upstream_busy",
+            code="upstream_busy" if status in WORTH_ANOTHER_TRY | STARTING else "upstream_failed",
             retry_after_ms=_milliseconds(retry_after),
         )
     if 400 <= status < 500:
@@ -113,7 +119,7 @@ def _object(data: str) -> dict[str, Any]:
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    """Of a chat's delta or of a completion. What a model thinks apart from that is not text."""
+    """Of a chat's delta or of a completion."""
     delta = choice.get("delta")
     text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
     if text is None:
@@ -121,6 +127,13 @@ def _text(choice: Mapping[str, Any]) -> str:
     if not isinstance(text, str) or not _is_unicode(text):
         raise rubbish("text that is none")
     return text
+
+
+def _reasoning(choice: Mapping[str, Any]) -> str:
+    """Of a chat's delta; what is no text is some server's own, and shows no thoughts."""
+    delta = choice.get("delta")
+    said = (delta.get(name) for name in REASONING) if isinstance(delta, dict) else ()
+    return next((text for text in said if text and isinstance(text, str) and _is_unicode(text)), "")
 
 
 def _is_unicode(text: str) -> bool:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from origin.recipe import Recipe
+from ledger.frame import SAMPLING
+from origin.generations.recipe import Recipe
 
 MAX_SEED = 2**31 - 1
 """Of the 64 bits of our seeds, servers take so much: some keep them in 32 bits with a sign."""
@@ -36,8 +37,8 @@ def body_of(recipe: Recipe, model: str, delivered: str, made: int) -> Body:
         "stream": True,
         "stream_options": {"include_usage": True},
         "max_tokens": recipe.max_tokens - made,
-        "temperature": recipe.temperature,
-        "seed": recipe.seed & MAX_SEED,
+        "temperature": recipe.sampling.temperature,
+        "seed": (recipe.sampling.seed or 0) & MAX_SEED,
         **_source(recipe, delivered),
         **_extras(recipe),
     }
@@ -60,12 +61,11 @@ def _source(recipe: Recipe, delivered: str) -> Body:
 def _extras(recipe: Recipe) -> Body:
     """What differs from doing nothing."""
     asked: dict[str, tuple[object, object]] = {
-        "top_p": (recipe.top_p, 1.0),
-        "top_k": (recipe.top_k, 0),
-        "min_p": (recipe.min_p, 0.0),
-        "repetition_penalty": (recipe.repetition, 1.0),
-        "presence_penalty": (recipe.presence, 0.0),
-        "frequency_penalty": (recipe.frequency, 0.0),
+        **{
+            name: (getattr(recipe.sampling, name), setting.neutral)
+            for name, setting in SAMPLING.items()
+            if name not in ("temperature", "seed")  # which are always said
+        },
         "stop": (list(recipe.stop), []),
         "ignore_eos": (recipe.ignore_eos, False),
     }

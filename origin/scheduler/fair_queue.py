@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from ledger.schema import Priority
+from ledger.wire.schema import Priority
 from origin.scheduler.scheduled_run import ScheduledRun
 
 # Tokens that a class gets beside each other's when all want more than there is.

@@ -7,21 +7,28 @@ Two rules make room, and both let the class furthest ahead of its share lose its
   (`reach`); if there is none, it stands still for a step and keeps what it has.
 - A class that runs less than its share of the running runs, and is behind, may start a run in
   the place of one of a less urgent class that runs more than its share (`start`): interactive
-  runs do not wait for the end of batch runs that came when nobody else was there.
+  runs do not wait for the end of batch runs that came when nobody else was there. Where that is
+  not enough, those of its runs that have a prefix in common may have to go too, all together.
 
-The senior, the running run that arrived first, never has to make room, and has it made before
-anybody else in a step. So whatever the load, the senior ends, then the next one: no two runs can
-preempt each other for ever.
+Either way nobody loses its place for less than what is needed: a page counts as free only once
+all who hold it are to go.
+
+In a class what somebody reads comes before what nobody reads, and starts in its place where the
+slots or pages are taken; else who came first is first.
+
+The senior, the running run that is first in that order, has room made before anybody else in a
+step, and makes it at most once, for the start of a more urgent run. So whatever the load, the
+senior ends, then the next one: no two runs can preempt each other for ever.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable, Iterator
 from math import inf
 
-from ledger.schema import Priority
+from ledger.wire.schema import Priority
 from origin.scheduler.fair_queue import FairQueue
 from origin.scheduler.pages import PAGE_TOKENS, PagePool
 from origin.scheduler.scheduled_run import ScheduledRun, pages_for
@@ -36,7 +43,7 @@ EXPECTATION_GAIN = 1 / 8
 
 
 class RunTable:
-    """Waiting runs by class, in order of arrival, and at most `most` running ones.
+    """Waiting runs by class, in their order there, and at most `most` running ones.
 
     `enough`, at most that, may change. A run starts while fewer than that run that are as urgent
     as it, or more: the less urgent ones take turns and hold up nobody. So does a run of a class
@@ -58,11 +65,20 @@ class RunTable:
 
     @property
     def senior(self) -> ScheduledRun | None:
-        """The running run that arrived first."""
-        return min(self.running.values(), key=_sequence, default=None)
+        """The running run that arrived first, of those that are read if there are any."""
+        return min(self.running.values(), key=_order, default=None)
 
     def wait(self, run: ScheduledRun) -> None:
-        insort(self.waiting[run.priority], run, key=_sequence)
+        insort(self.waiting[run.priority], run, key=_order)
+
+    def attend(self, run: ScheduledRun, *, unread: bool) -> None:
+        """Whether nobody reads it, which may change wherever it is."""
+        waits = run.run not in self.running
+        if waits:
+            self.waiting[run.priority].remove(run)
+        run.unread = unread
+        if waits:
+            self.wait(run)
 
     def remove(self, run: ScheduledRun) -> None:
         """It has ended, wherever it is."""
@@ -121,11 +137,12 @@ class RunTable:
             return False
         counts = Counter(other.priority for other in self.running.values())
         behind = counts[run.priority] < self.share(run.priority)
+        unread = self._unread(run)
         before = sum(count for priority, count in counts.items() if priority <= run.priority)
-        if before >= self.enough and not behind:
+        if before - len(unread) >= self.enough and not behind:
             return False
-        losers = self._losers(run, tags, counts) if behind else []
-        if not losers and not self._has_room(1, []):
+        losers = unread + (list(self._losers(run, tags, counts)) if behind else [])
+        if not losers and not self._has_room(1):
             return False
         found = self._pool.find(run.reusable_keys())
         pages = self._make_room(pages_for(len(run.ids)) - len(found), losers)
@@ -139,44 +156,78 @@ class RunTable:
         self.reused_tokens += run.cached
         return True
 
-    def _make_room(self, count: int, losers: list[ScheduledRun]) -> list[int] | None:
+    def _unread(self, run: ScheduledRun) -> list[ScheduledRun]:
+        """The runs of its own class that a run which is read is started before, or instead of."""
+        senior = self.senior
+        others = (o for o in self.running.values() if o.priority is run.priority)
+        unread = [o for o in others if o.unread and not run.unread and o is not senior]
+        return sorted(unread, key=_order, reverse=True)
+
+    def _make_room(self, count: int, losers: Iterable[ScheduledRun]) -> list[int] | None:
         """So many pages for a run that starts, in the place of as few losers as that takes."""
-        chosen: list[ScheduledRun] = []
-        for loser in losers:
-            if self._has_room(count, chosen):
-                break
-            chosen.append(loser)
-        if not self._has_room(count, chosen):
+        chosen = self._choose(losers, lambda *without: self._has_room(count, *without))
+        if chosen is None:
             return None
+        senior = self.senior
         for loser in chosen:
+            loser.yielded = loser.yielded or loser is senior
             self._preempt(loser)
-        return self._pool.take(count)  # None where the losers' pages were shared with others
+        return self._pool.take(count)
 
-    def _has_room(self, count: int, without: list[ScheduledRun]) -> bool:
-        slots = len(self.running) - len(without) < self._most
-        return slots and self._fits(count, without)
+    def _choose(
+        self, losers: Iterable[ScheduledRun], enough: Callable[[int, int], bool]
+    ) -> list[ScheduledRun] | None:
+        """The first of these with whom gone there is enough; None where all are too few.
 
-    def _fits(self, count: int, without: list[ScheduledRun]) -> bool:
+        `enough` is told how many pages come free by that, and how many runs go.
+        """
+        chosen: list[ScheduledRun] = []
+        held: Counter[int] = Counter()
+        gained = 0
+        remaining = iter(losers)
+        while not enough(gained, len(chosen)):
+            loser = next(remaining, None)
+            if loser is None:
+                return None
+            chosen.append(loser)
+            for page in loser.pages:
+                held[page] += 1
+                gained += held[page] == self._pool.holders(page)
+        return chosen
+
+    def _has_room(self, count: int, gained: int = 0, without: int = 0) -> bool:
+        slots = len(self.running) - without < self._most
+        return slots and self._fits(count, gained, without)
+
+    def _fits(self, count: int, gained: int = 0, without: int = 0) -> bool:
         """`count` pages leave each running run one more page, to go on for a while."""
-        gained = sum(len(run.pages) for run in without)
-        left = len(self.running) - len(without)
-        return self._pool.free + gained >= count + left
+        return self._pool.free + gained >= count + len(self.running) - without
 
     def _losers(
         self, run: ScheduledRun, tags: dict[Priority, float], counts: Counter[Priority]
-    ) -> list[ScheduledRun]:
-        """Whom this run may be started in the place of, the class furthest ahead first."""
+    ) -> Iterator[ScheduledRun]:
+        """Whom this run may be started in the place of, the class furthest ahead first.
+
+        First what classes run beyond their share, then the rest of what has a prefix in common,
+        whose pages come free with the last of them only.
+        """
         senior = self.senior
-        losers = []
+        rest: list[ScheduledRun] = []
         for priority in sorted(tags, key=lambda p: (-tags[p], -p)):
             if priority <= run.priority or tags[priority] <= tags[run.priority]:
                 continue
+            others = [o for o in self.running.values() if o.priority is priority]
+            others.sort(key=_order, reverse=True)
             spare = max(counts[priority] - self.share(priority), 0)
-            others = [
-                o for o in self.running.values() if o.priority is priority and o is not senior
-            ]
-            losers += sorted(others, key=_sequence, reverse=True)[:spare]
-        return losers
+            juniors = [other for other in others if other is not senior]
+            yield from juniors[:spare]
+            rest += [o for o in juniors[spare:] if self._shares(o)]
+            rest += [o for o in others if o is senior and self._shares(o) and not o.yielded]
+        yield from rest
+
+    def _shares(self, run: ScheduledRun) -> bool:
+        """Whether another run holds its first page, and so begins as it does."""
+        return self._pool.holders(run.pages[0]) > 1
 
     def share(self, priority: Priority) -> int:
         """Of the running runs, and of a step's rows, when all classes want more."""
@@ -193,12 +244,13 @@ class RunTable:
         count = pages_for(tokens) - len(run.pages)
         if count <= 0:
             return True
-        while (pages := self._pool.take(count)) is None:
-            victim = self._victim(run, safe)
-            if victim is None:
-                return False
+        pool = self._pool
+        victims = self._choose(self._victims(run, safe), lambda new, _: pool.free + new >= count)
+        if victims is None:
+            return False
+        for victim in victims:
             self._preempt(victim)
-        run.pages += pages
+        run.pages += pool.take(count) or []
         return True
 
     def reach_spare(self, run: ScheduledRun, tokens: int) -> bool:
@@ -206,7 +258,7 @@ class RunTable:
         count = pages_for(tokens) - len(run.pages)
         if count <= 0:
             return True
-        pages = self._pool.take(count) if self._fits(count, []) else None
+        pages = self._pool.take(count) if self._fits(count) else None
         run.pages += pages or []
         return pages is not None
 
@@ -222,16 +274,16 @@ class RunTable:
             run.cached += PAGE_TOKENS
             self.reused_tokens += PAGE_TOKENS
 
-    def _victim(self, run: ScheduledRun, safe: Container[int]) -> ScheduledRun | None:
+    def _victims(self, run: ScheduledRun, safe: Container[int]) -> Iterator[ScheduledRun]:
+        """Who has to make room for a running run, the first of all first."""
         senior = self.senior
         others = [o for o in self.running.values() if o is not run and o is not senior]
-        victim = max((o for o in others if o.run not in safe), key=self._rank, default=None)
-        if victim is None or run is senior or self._rank(victim) > self._rank(run):
-            return victim
-        return None
+        for other in sorted(others, key=self._rank, reverse=True):
+            if other.run not in safe and (run is senior or self._rank(other) > self._rank(run)):
+                yield other
 
-    def _rank(self, run: ScheduledRun) -> tuple[float, Priority, int]:
-        return self._queue.time(run.priority), run.priority, run.sequence
+    def _rank(self, run: ScheduledRun) -> tuple[float, Priority, tuple[bool, int]]:
+        return self._queue.time(run.priority), run.priority, run.order
 
     def _preempt(self, run: ScheduledRun) -> None:
         """Back to where it was in its class's queue, with all its known tokens and no pages."""
@@ -241,5 +293,5 @@ class RunTable:
         self.preempted.append(run.run)
 
 
-def _sequence(run: ScheduledRun) -> int:
-    return run.sequence
+def _order(run: ScheduledRun) -> tuple[bool, int]:
+    return run.order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ledger.schema import Priority
+from ledger.wire.schema import Priority
 from origin.scheduler.pages import PAGE_TOKENS, page_key
 from origin.scheduler.plan import Work
 
@@ -30,7 +30,9 @@ class ScheduledRun:
         "run",
         "sequence",
         "turn",
+        "unread",
         "work",
+        "yielded",
     )
 
     def __init__(
@@ -51,13 +53,22 @@ class ScheduledRun:
         self.most = len(prompt) + max(max_tokens, len(generated))
         self.cached = 0
         self.pages: list[int] = []
+        self.unread = False
+        """Nobody reads its stream: it comes after those of its class that somebody reads."""
         self.turn = 0
         """When it decoded last: the smallest is next of its class."""
         self.work: Work | None = None
         """What the step that is under way does for it."""
         self.accepted = 0
         """How many guesses of `work` are known to be right."""
+        self.yielded = False
+        """It has made room although it was the senior, which it does not do twice."""
         self._keys: list[bytes] = []
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Its place in its class: the least is first to start and last to make room."""
+        return self.unread, self.sequence
 
     @property
     def missing(self) -> int:

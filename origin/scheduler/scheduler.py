@@ -14,7 +14,8 @@ A step is filled in this order, up to its limits of tokens and of rows (`step_li
 3. Guesses of speculative decoding, with what is left: they never displace work.
 
 Within 1 and 2 weighted fair queueing (`fair_queue.py`) decides between the classes. In a class
-decoding runs take turns, and all else is first come, first served.
+decoding runs take turns, and all else is first come, first served; but what nobody reads comes
+after what somebody does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count, islice
 
 from ledger.errors import Conflict, Overloaded, TooLarge
-from ledger.schema import Priority
+from ledger.wire.schema import Priority
 from origin.scheduler.fair_queue import FairQueue
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PAGE_TOKENS, PagePool
@@ -31,7 +32,7 @@ from origin.scheduler.plan import Drafts, Plan, Work, rows_of
 from origin.scheduler.run_table import RunTable
 from origin.scheduler.scheduled_run import ScheduledRun, pages_for
 from origin.scheduler.step_limits import StepLimits
-from origin.worker_frame import Load
+from origin.workers.worker_frame import Load
 
 
 class Scheduler:
@@ -101,6 +102,12 @@ class Scheduler:
         self._accepted += accepted
         self._queue.charge(known.priority, accepted)
         self._tokens += len(ids)
+
+    def attend(self, run: int, *, unread: bool) -> None:
+        """Whether nobody reads the run's stream; it may have ended."""
+        known = self._runs.get(run)
+        if known is not None:
+            self._table.attend(known, unread=unread)
 
     def remove(self, run: int) -> None:
         """The run has ended; at any time, also for one that waits or is unknown."""
@@ -188,12 +195,13 @@ class Scheduler:
     ) -> tuple[Iterable[ScheduledRun], bool]:
         """Whose rows are among the `most` that are in time, and whether that is not all of these.
 
-        Rows of the most urgent class are never left out; the others take turns for what that
-        leaves, but for no fewer than their shares of all running runs.
+        Rows of the most urgent class are never left out, but for those that nobody reads while
+        some are read; the others take turns for what that leaves, but for no fewer than their
+        shares of all running runs.
         """
-        first = min((run.priority for run in runs), default=None)
-        urgent = [run for run in runs if run.priority is first]
-        others = [run for run in runs if run.priority is not first]
+        first = min(((run.priority, run.unread) for run in runs), default=None)
+        urgent = [run for run in runs if (run.priority, run.unread) == first]
+        others = [run for run in runs if (run.priority, run.unread) != first]
         shares = sum(max(self._table.share(p), 1) for p in {other.priority for other in others})
         spare = max(most - len(urgent), shares)
         if len(others) <= spare:
@@ -201,8 +209,8 @@ class Scheduler:
         return chain(urgent, islice(self._turns_of(others), spare)), True
 
     def _turns_of(self, runs: Iterable[ScheduledRun]) -> Iterator[ScheduledRun]:
-        """By weight between classes; in a class who has waited longest goes first."""
-        return self._queue.turns(sorted(runs, key=lambda run: run.turn))
+        """By weight between classes; in a class who is read and has waited longest goes first."""
+        return self._queue.turns(sorted(runs, key=lambda run: (run.unread, run.turn)))
 
     def _catch_up(
         self, runs: Iterable[ScheduledRun], works: dict[int, Work], held: set[int], room: int
@@ -214,7 +222,7 @@ class Scheduler:
         computing: set[bytes] = set()
         rows = max(self._step.rows - len(works), self._limits.step_rows_least)
         cut = False
-        turn = sorted(runs, key=lambda run: run.sequence)
+        turn = sorted(runs, key=lambda run: run.order)
         while turn:
             longer: list[ScheduledRun] = []
             for run in self._queue.turns(turn):

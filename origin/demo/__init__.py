@@ -1,1 +1,0 @@
-"""The demo model: its corpus, its training and the committed checkpoint in `model/`."""

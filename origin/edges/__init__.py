@@ -1,0 +1,1 @@
+"""The origin's end of the links that edges hold."""

@@ -1,0 +1,122 @@
+"""One Call on its way: the request to its object, the answer back within its credit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from ledger.frame import SAFE_METHODS, Answer, Body, BodyEnd, Call, Header, encode
+from ledger.objects.object import ObjectResponse
+from ledger.window import Window
+
+MAX_PIECE_BYTES = 64 << 10
+"""Of one Body frame."""
+MAX_CREDIT_BODIES = 1024
+"""Body frames that an edge may ask to have in flight."""
+NO_CONTENT = (204, 304)
+"""Answers without content, so without its length (RFC 9110, 8.6)."""
+
+Handler = Callable[[Call], Awaitable[ObjectResponse]]
+"""Carries a Call out; raises TailraceError."""
+
+
+class Outlet(Protocol):
+    """The link's side that an answer is written to."""
+
+    @property
+    def congested(self) -> bool: ...
+
+    def send(self, data: bytes) -> None: ...
+
+    def release(self, size: int) -> None:
+        """A Call with a body of `size` bytes is no longer held; said once for each."""
+        ...
+
+    def closed(self, corr: int) -> None:
+        """The answer has been sent whole; its corr is free."""
+        ...
+
+
+class CallRun:
+    """One Call under way. It holds no more of a body than the piece it waits to send."""
+
+    def __init__(self, outlet: Outlet, corr: int, call: Call) -> None:
+        self._outlet = outlet
+        self._corr = corr
+        self._call: Call | None = call  # until it is answered
+        self._safe = call.method in SAFE_METHODS
+        self._head = call.method == "HEAD"
+        self._window = Window.starting(0, call.credit, MAX_CREDIT_BODIES)  # of Body frames
+        self._may_send = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._detached = False
+
+    async def run(self, handle: Handler) -> None:
+        """Carry the Call out and send its answer; raises what `handle` or the body raises."""
+        self._task = asyncio.current_task()
+        call = self._call
+        assert call is not None, "a Call runs once"
+        try:
+            if self._detached and self._safe:
+                return  # before it has begun
+            response = await handle(call)
+        finally:
+            self._call = None
+            self._outlet.release(len(call.body))
+        async with AsyncExitStack() as at_the_end:
+            close = getattr(response.body, "aclose", None)
+            if close is not None:
+                at_the_end.push_async_callback(close)
+            if not self._detached:
+                await self._answer(response)
+
+    def detach(self) -> None:
+        """Nobody waits for the answer: send nothing more, and stop what may be stopped.
+
+        A request that may change something is carried out: half of it would help nobody.
+        """
+        self._detached = True
+        may_stop = self._safe or self._call is None
+        if may_stop and self._task not in (None, asyncio.current_task()):
+            self._task.cancel()
+
+    def grant(self, limit: int) -> None:
+        """Take a Credit frame."""
+        self._window.grant(limit)
+        self._may_send.set()
+
+    def pump(self) -> None:
+        """The link has drained."""
+        self._may_send.set()
+
+    async def _answer(self, response: ObjectResponse) -> None:
+        headers = tuple(Header(name, value) for name, value in response.headers)
+        if isinstance(response.body, bytes):
+            headers += self._length(response, len(response.body))
+        self._outlet.send(encode(Answer(response.status, headers), self._corr))
+        if isinstance(response.body, bytes):
+            await self._send(response.body)
+        else:
+            async for part in response.body:
+                await self._send(part)
+        self._outlet.send(encode(BodyEnd(), self._corr))
+        self._outlet.closed(self._corr)
+
+    def _length(self, response: ObjectResponse, length: int) -> tuple[Header, ...]:
+        """The length of a body that is known, unless the object has said it or there is none."""
+        if response.header("content-length") is not None:
+            return ()
+        if response.status in NO_CONTENT or (self._head and not length):
+            return ()
+        return (Header("content-length", str(length)),)
+
+    async def _send(self, part: bytes) -> None:
+        for start in range(0, len(part), MAX_PIECE_BYTES):
+            while not self._window.open or self._outlet.congested:
+                self._may_send.clear()
+                await self._may_send.wait()
+            self._window.next += 1
+            piece = part[start : start + MAX_PIECE_BYTES]
+            self._outlet.send(encode(Body(piece), self._corr))

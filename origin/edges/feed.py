@@ -1,0 +1,160 @@
+"""One reader's frames on their way from the ledger to a corr of a link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Protocol
+
+from ledger.errors import NotFound, TailraceError
+from ledger.frame import Status, StreamEnd, StreamState, encode, error_frame, tag_of, with_corr
+from ledger.interface import Ledger
+from ledger.window import Window
+from origin.generations.readers import Readers
+from origin.generations.service import status
+
+
+class Outlet(Protocol):
+    """The link's side that a feed writes to."""
+
+    congested: bool
+
+    def send(self, data: bytes) -> None: ...
+
+    def closed(self, corr: int) -> None:
+        """The feed has sent a closing frame; its corr is free."""
+        ...
+
+
+class Feed:
+    """Sends what its reader has credit for, from memory or storage, never both at once.
+
+    `attach` begins it; `pump` is called whenever something may have changed: a release, a
+    credit, a link that drains. It holds no frames: one that cannot send forgets nothing.
+    """
+
+    def __init__(
+        self,
+        outlet: Outlet,
+        corr: int,
+        window: Window,
+        ledger: Ledger,
+        readers: Readers | None = None,
+        *,
+        follow: bool = True,
+    ) -> None:
+        self._window = window
+        self._follow = follow
+        self._readers = readers or Readers()
+        self._reads = False  # as `readers` know
+        self._outlet = outlet
+        self._corr = corr
+        self._ledger = ledger
+        self._stream: bytes | None = None
+        self._stop_at: int | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    def attach(self, stream: bytes, released: int) -> None:
+        """Begin to read `stream`, whose next index is `released` now."""
+        self._stream = stream
+        self._stop_at = None if self._follow else released
+        self._attend(stream)
+        self._ledger.watch(stream, self.pump)
+        if self._window.next >= released:
+            self._wait_for(partial(self._begin_at_tip, stream))
+        else:
+            self.pump()
+
+    def detach(self) -> None:
+        """Stop at once; nothing more is sent."""
+        if self._stream is not None:
+            self._ledger.unwatch(self._stream, self.pump)
+            if self._reads:
+                self._readers.end(self._stream)
+            self._stream = None
+        if self._reading not in (None, asyncio.current_task()):
+            self._reading.cancel()
+
+    def grant(self, limit: int) -> None:
+        self._window.grant(limit)
+        if self._stream is not None:
+            self._attend(self._stream)
+        self.pump()
+
+    def _attend(self, stream: bytes) -> None:
+        """Who has no credit for the next frame does not read, however long the link stands."""
+        if self._reads != self._window.open:
+            self._reads = not self._reads
+            (self._readers.begin if self._reads else self._readers.end)(stream)
+
+    def pump(self) -> None:
+        """Send what may be sent now."""
+        while self._stream is not None and self._reading is None and not self._outlet.congested:
+            try:
+                wanted = self._window.wanted(self._released())
+            except NotFound as error:  # it was deleted
+                self._close(encode(error_frame(error), self._corr))
+                return
+            if wanted == 0:
+                self._finish_snapshot()
+                return
+            frames = self._ledger.tip(self._stream, self._window.next, wanted)
+            if frames is None:
+                self._wait_for(partial(self._read, self._stream, wanted))
+                return
+            self._send(frames)
+
+    def _released(self) -> int:
+        assert self._stream is not None
+        released = self._ledger.released(self._stream)
+        return released if self._stop_at is None else min(released, self._stop_at)
+
+    def _wait_for(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        self._reading = asyncio.create_task(self._guard(work))
+
+    async def _guard(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        try:
+            await work()
+        except TailraceError as error:
+            self._close(encode(error_frame(error), self._corr))
+
+    async def _read(self, stream: bytes, wanted: int) -> None:
+        frames = await self._ledger.frames(stream, self._window.next, wanted)
+        self._reading = None
+        self._send(frames)
+        self.pump()
+
+    def _send(self, frames: Sequence[bytes]) -> None:
+        corr = self._corr
+        self._outlet.send(b"".join([with_corr(frame, corr) for frame in frames]))
+        self._window.next += len(frames)
+        if self._stream is not None:
+            self._attend(self._stream)
+        if tag_of(frames[-1]) == StreamEnd.tag:
+            self._close(b"")
+
+    async def _begin_at_tip(self, stream: bytes) -> None:
+        """A reader that has all of an ended stream is told so; nothing else would come."""
+        info = await self._ledger.info(stream)
+        if info.ended and self._window.next >= info.next_index:
+            self._close(encode(status(info), self._corr))
+        else:
+            self._reading = None
+            self.pump()
+
+    def _finish_snapshot(self) -> None:
+        """A reader that does not follow is done when it has all that there was.
+
+        The status is of that moment too, so that its `next_index` is where to go on.
+        """
+        if self._stop_at is not None and self._window.next >= self._stop_at:
+            assert self._stream is not None  # pump has looked
+            was = Status(self._stream, StreamState.RUNNING, self._stop_at)
+            self._close(encode(was, self._corr))
+
+    def _close(self, last: bytes) -> None:
+        self.detach()
+        if last:
+            self._outlet.send(last)
+        self._outlet.closed(self._corr)

@@ -1,0 +1,240 @@
+"""Objects that other origins hold: a request to one is sent over to it, as an edge would.
+
+Each object on a shared ledger has one origin that runs it, which whoever writes to it asks.
+An origin that cannot be reached is asked again until its lease has lapsed, and then the object
+is claimed here. Where it lives all the same (an address that is wrong, a network in two parts)
+its objects are taken from it one by one: it is fenced, so that costs a request, and no data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import structlog
+
+from ledger.errors import HeldElsewhere, OriginUnreachable, SchemaMismatch, TailraceError
+from ledger.frame import (
+    LINK_CODEC,
+    SCHEMA_HASH,
+    Answer,
+    Body,
+    BodyEnd,
+    Call,
+    Frame,
+    Header,
+    Heartbeat,
+    Hello,
+    Splitter,
+    StreamError,
+    decode,
+    encode,
+    to_error,
+)
+from ledger.interface import ObjectKey
+from ledger.objects.object import ObjectRequest, ObjectResponse
+from ledger.settings import parse_address
+from origin.edges.calls import MAX_CREDIT_BODIES
+
+SOFTWARE = "tailrace-origin"
+"""What an origin calls itself, and knows others by."""
+PEER_CONNECT_S = 2.0
+PEER_SILENCE_S = 16.0
+"""An origin that was silent for so long is taken for lost, until its heartbeats say how long."""
+PEER_RETRY_S = 0.1
+PEER_PATIENCE_S = 6.0
+"""How long one that cannot be reached may keep its objects: longer than its lease as a rule."""
+
+log = structlog.get_logger("origin")
+
+
+class Peers:
+    """The other origins of a ledger. `seize` takes an object from its owner."""
+
+    def __init__(
+        self, seize: Callable[[ObjectKey], Awaitable[None]], here: frozenset[str] = frozenset()
+    ) -> None:
+        """Requests with a method of `here` are for this process: their object is taken over."""
+        self._seize = seize
+        self._here = here
+        self._links: dict[str, PeerLink] = {}
+        self._lost_at: dict[str, float] = {}  # by the event loop's clock
+        self._attempts: dict[str, asyncio.Task[PeerLink | None]] = {}  # to connect, by address
+
+    async def ask(
+        self, held: HeldElsewhere, key: ObjectKey, request: ObjectRequest
+    ) -> ObjectResponse | None:
+        """What the holder of an object answers; None where it is to be asked for here again."""
+        if request.method in self._here:
+            await self._seize(key)
+            return None
+        address = held.address or ""
+        link = await self._link(address)
+        if link is not None:
+            try:
+                response = await link.call(key, request)
+            except TailraceError as error:
+                if error.code != HeldElsewhere.code:
+                    raise
+            else:
+                self._lost_at.pop(address, None)
+                return response
+        # Not there, or it says that it has no such object: is it the one that was meant?
+        await self._wait_for(address, key)
+        return None
+
+    async def close(self) -> None:
+        for attempt in self._attempts.values():
+            attempt.cancel()
+        for link in self._links.values():
+            link.close()
+
+    async def _link(self, address: str) -> PeerLink | None:
+        """The link to an origin; None if there is none to be had."""
+        link = self._links.get(address)
+        if link is not None and not link.closed:
+            return link
+        attempt = self._attempts.get(address)
+        if attempt is None:
+            attempt = self._attempts[address] = asyncio.create_task(connect(address))
+            attempt.add_done_callback(lambda _: self._attempts.pop(address))
+        link = await asyncio.shield(attempt)
+        if link is not None:
+            self._links[address] = link
+        return link
+
+    async def _wait_for(self, address: str, key: ObjectKey) -> None:
+        """Give an origin that cannot be reached time to lose its lease."""
+        now = asyncio.get_running_loop().time()
+        if now - self._lost_at.setdefault(address, now) < PEER_PATIENCE_S:
+            await asyncio.sleep(PEER_RETRY_S)
+            return
+        log.warning("object.seized", kind=key.kind, name=key.name, unreachable=address)
+        await self._seize(key)
+
+
+async def connect(address: str) -> PeerLink | None:
+    """A link to the origin at HOST:PORT; None if nobody greets there."""
+    link = PeerLink()
+    try:
+        async with asyncio.timeout(PEER_CONNECT_S):
+            place = parse_address(address)
+            await asyncio.get_running_loop().create_connection(lambda: link, *place)
+            await link.greeted.wait()
+    except (OSError, ValueError):  # TimeoutError is an OSError; there may be no port
+        link.close()
+        return None
+    return None if link.closed else link
+
+
+class PeerLink(asyncio.Protocol):
+    """One connection to another origin, with many Calls on it."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.greeted = asyncio.Event()
+        self._transport: asyncio.Transport | None = None
+        self._splitter = Splitter()
+        self._heard_at = 0.0  # by the event loop's clock
+        self._patience_s = PEER_SILENCE_S
+        self._corrs = itertools.count(1)
+        self._calls: dict[int, PeerCall] = {}
+
+    async def call(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
+        """Send a request and wait for the whole answer; raises what a StreamError says."""
+        corr = next(self._corrs)
+        call = self._calls[corr] = PeerCall()
+        headers = tuple(Header(name, value) for name, value in request.headers)
+        sent = Call(*key, request.method, request.url, headers, request.body, MAX_CREDIT_BODIES)
+        try:
+            if self._transport is None:
+                raise outcome_unknown()
+            self._transport.write(LINK_CODEC.encode(sent, corr))
+            return await self._answer(call)
+        finally:
+            del self._calls[corr]
+
+    async def _answer(self, call: PeerCall) -> ObjectResponse:
+        now = asyncio.get_running_loop().time
+        while not call.done.done():
+            left_s = self._heard_at + self._patience_s - now()
+            if left_s <= 0:
+                self.close()
+                raise outcome_unknown()
+            await asyncio.wait((call.done,), timeout=left_s)
+        return call.done.result()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- the transport ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not isinstance: uvloop's transports are no subclass of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(encode(Hello(SCHEMA_HASH, SOFTWARE)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed, self._transport = True, None
+        self.greeted.set()
+        for call in self._calls.values():
+            call.fail(outcome_unknown())
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        try:
+            for raw in self._splitter.feed(data):
+                self._take(*decode(raw))
+        except TailraceError as error:
+            log.warning("peer.refused", error=str(error))
+            self.close()
+
+    def _take(self, corr: int, frame: Frame) -> None:
+        if isinstance(frame, Hello):
+            if frame.schema != SCHEMA_HASH:
+                raise SchemaMismatch(f"another origin speaks schema {frame.schema.hex()}")
+            self.greeted.set()
+        elif isinstance(frame, Heartbeat):
+            self._patience_s = frame.patience_ms / 1000 or PEER_SILENCE_S
+        elif corr == 0 and isinstance(frame, StreamError):
+            raise to_error(frame)
+        elif corr in self._calls:
+            self._calls[corr].take(frame)
+
+
+class PeerCall:
+    """A Call that waits for its answer. What writers are answered is small: it is kept whole."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[ObjectResponse] = asyncio.get_running_loop().create_future()
+        self._answer: Answer | None = None
+        self._body: list[bytes] = []
+
+    def take(self, frame: Frame) -> None:
+        match frame:
+            case Answer():
+                self._answer = frame
+            case Body():
+                self._body.append(frame.data)
+            case BodyEnd() if self._answer is not None and not self.done.done():
+                headers = tuple((header.name, header.value) for header in self._answer.headers)
+                body = b"".join(self._body)
+                self.done.set_result(ObjectResponse(self._answer.status, headers, body))
+            case StreamError():
+                self.fail(to_error(frame))
+
+    def fail(self, error: TailraceError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+def outcome_unknown() -> OriginUnreachable:
+    return OriginUnreachable(
+        "the origin that holds the object was lost: whether the request was carried out is not"
+        " known",
+        code="outcome_unknown",
+        hint="look first, or send it again as it is if it carries a Producer-Seq",
+    )

@@ -1,0 +1,198 @@
+"""What a request may ask for: every range is checked here, for every dialect.
+
+Plain functions over values: an `Open` goes in, a `Recipe` comes out, or an error that
+names the field and says what would be right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ledger.errors import CallerError, Conflict, NotFound
+from ledger.frame import SAMPLING, Open, Overflow, Sampling, encode
+from origin.checkpoint.prompt import PromptReader
+from origin.generations.recipe import Recipe, prompt_hash
+
+MAX_STOPS = 8
+MAX_STOP_CHARS = 128
+MAX_KEY_CHARS = 255
+MAX_LOGPROBS = 20
+MAX_CHOICES = 16
+DEFAULT_MAX_TOKENS = 256
+MAX_TEXT_TOKENS = 1 << 20
+"""The most that a worker of kind `text` is asked for: it tells of no context."""
+DEFAULT_UNREAD_S = 30
+MAX_UNREAD_S = 86_400
+"""How long a stream may be unread before what its request asks for then."""
+
+Value = TypeVar("Value", int, float)
+
+
+def admit(
+    request: Open,
+    *,
+    model: str,
+    fingerprint: str,
+    reader: PromptReader | None,
+    draw_seed: Callable[[], int],
+) -> Recipe:
+    """Check `request` for `model` and settle everything that it left open.
+
+    Without a `reader` it is for a worker of kind `text`, which knows of no tokens.
+    """
+    if request.model != model:
+        raise NotFound(
+            f"no model {request.model!r}",
+            code="unknown_model",
+            field="model",
+            hint=f"this origin serves {model!r}",
+        )
+    if (request.prompt is None) == (not request.messages):
+        raise CallerError("give either prompt or messages", field="prompt")
+    _check_ranges(request)
+    defaults = Sampling() if reader is None else reader.defaults
+    drawn = Sampling(seed=draw_seed() if request.sampling.seed is None else None)
+    sampling = _settled(request.sampling, defaults, drawn)
+    if reader is None:
+        return _text_recipe(request, fingerprint, sampling)
+    return _token_recipe(request, fingerprint, sampling, reader)
+
+
+def _token_recipe(
+    request: Open, fingerprint: str, sampling: Sampling, reader: PromptReader
+) -> Recipe:
+    asked = request.max_tokens if request.max_tokens is not None else DEFAULT_MAX_TOKENS
+    is_dropping = request.overflow is Overflow.DROP_OLDEST
+    room = request.max_tokens or 1
+    read = reader.read(request.prompt, request.messages, room if is_dropping else None)
+    form = request.format
+    if form is not None:
+        # Imported late: numpy and llguidance are a fifth of a second, in every start of an origin.
+        from origin.engine.grammar import check_format
+
+        check_format(form.kind, form.source)
+    return Recipe(
+        **_any_kind(request),
+        fingerprint=fingerprint,
+        sampling=sampling,
+        prompt_ids=read.ids,
+        prompt_sha256=prompt_hash(read.ids),
+        max_tokens=min(asked, reader.context - len(read.ids)),
+        completes=request.prompt is not None,
+        logprobs=request.logprobs,
+        format=None if form is None else (form.kind.word, form.source),
+        notices=(("truncated", _dropped(read.dropped)),) if read.dropped else (),
+    )
+
+
+def _text_recipe(request: Open, fingerprint: str, sampling: Sampling) -> Recipe:
+    """For a worker that answers in text; what only an engine can do is refused by name."""
+    for name in _ENGINE_ONLY:
+        if getattr(request, name) is not None:
+            raise _unsupported(name)
+    if request.overflow is not Overflow.REFUSE:
+        raise _unsupported("overflow")
+    asked = request.max_tokens if request.max_tokens is not None else DEFAULT_MAX_TOKENS
+    return Recipe(
+        **_any_kind(request),
+        fingerprint=fingerprint,
+        sampling=sampling,
+        prompt_ids=(),
+        prompt_sha256=prompt_hash(()),
+        prompt=request.prompt,
+        messages=tuple((message.role, message.content) for message in request.messages),
+        max_tokens=min(asked, MAX_TEXT_TOKENS),
+    )
+
+
+def _settled(*said: Sampling) -> Sampling:
+    """Of each setting what is said first; where nobody says anything, what changes nothing."""
+    settled: dict[str, Any] = {name: setting.neutral for name, setting in SAMPLING.items()}
+    for each in reversed(said):
+        values = {name: getattr(each, name) for name in SAMPLING}
+        settled |= {name: value for name, value in values.items() if value is not None}
+    return Sampling(**settled)
+
+
+def _any_kind(request: Open) -> dict[str, Any]:
+    """What is the same for an engine and for a worker that answers in text."""
+    return {
+        "model": request.model,
+        "stop": request.stop,
+        "ignore_eos": request.ignore_eos,
+        "priority": request.priority.word,
+        "unread": request.unread.word,
+        "unread_after_s": _or(request.unread_after_s, DEFAULT_UNREAD_S),
+    }
+
+
+_ENGINE_ONLY = ("logprobs", "format")
+
+
+def check_count(request: Open) -> None:
+    """What bounds the work that all else takes."""
+    if not 1 <= request.n <= MAX_CHOICES:
+        raise CallerError(f"is {request.n}", field="n", hint=f"from 1 to {MAX_CHOICES}")
+
+
+def request_hash(request: Open) -> bytes:
+    """What must be equal for an idempotency key to mean the same request: all but the credit."""
+    same = {name: getattr(request, name) for name in Open.__match_args__ if name != "credit"}
+    return hashlib.sha256(encode(Open(**same, credit=0))).digest()
+
+
+def _check_ranges(request: Open) -> None:
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise CallerError("is 0", field="max_tokens", hint="at least 1")
+    for name, setting in SAMPLING.items():
+        value = getattr(request.sampling, name)
+        if value is not None and not setting.allows(value):
+            raise CallerError(f"is {value}", field=name, hint=setting.hint)
+    for name, (is_right, hint) in _RANGES.items():
+        value = getattr(request, name)
+        if value is not None and not is_right(value):
+            raise CallerError(f"is {value}", field=name, hint=hint)
+    _check_stops(request.stop)
+    key = request.idempotency_key
+    if key is not None and not 0 < len(key) <= MAX_KEY_CHARS:
+        raise CallerError(
+            f"has {len(key)} characters", field="idempotency_key", hint=f"1 to {MAX_KEY_CHARS}"
+        )
+
+
+def _check_stops(stops: tuple[str, ...]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise CallerError(f"{len(stops)} sequences", field="stop", hint=f"at most {MAX_STOPS}")
+    for at, stop in enumerate(stops):
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            raise CallerError(
+                f"has {len(stop)} characters",
+                field=f"stop[{at}]",
+                hint=f"1 to {MAX_STOP_CHARS} characters",
+            )
+
+
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "logprobs": (lambda value: value <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}"),
+    "unread_after_s": (lambda value: 1 <= value <= MAX_UNREAD_S, f"from 1 to {MAX_UNREAD_S}"),
+}
+
+
+def _unsupported(field: str) -> Conflict:
+    return Conflict(
+        "this model's worker answers in text and cannot do that",
+        code="unsupported",
+        field=field,
+        hint="leave it out",
+    )
+
+
+def _dropped(messages: int) -> str:
+    turns = "message was" if messages == 1 else "messages were"
+    return f"{messages} older {turns} dropped to fit the context"
+
+
+def _or(value: Value | None, default: Value) -> Value:
+    return default if value is None else value

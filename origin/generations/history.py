@@ -1,0 +1,49 @@
+"""What the log of a stream says to whoever goes on with it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from ledger.frame import Notice, ScoredToken, StreamEnd, Token, decode
+from ledger.interface import Ledger, Record
+from ledger.text import StreamText
+
+SLICE_RECORDS = 512
+"""Records that are read and decoded between two turns of the event loop: a few milliseconds."""
+
+
+@dataclass(slots=True)
+class History:
+    """Fed the records of a stream in order. `sent_bytes` counts the UTF-8 bytes of its text."""
+
+    next_index: int = 0
+    ids: list[int] = field(default_factory=list)
+    sent_bytes: int = 0
+    text: StreamText = field(default_factory=StreamText)
+    notices: list[Notice] = field(default_factory=list)
+    has_end: bool = False
+
+    def add(self, record: Record) -> None:
+        _, frame = decode(record.frame)
+        self.next_index += 1
+        self.ids += record.ids
+        self.text.add(frame)
+        match frame:
+            case Token() | ScoredToken():
+                self.sent_bytes += len(frame.text.encode())
+            case Notice():
+                self.notices.append(frame)
+            case StreamEnd():
+                self.has_end = True
+
+
+async def read_history(ledger: Ledger, stream: bytes, turn: asyncio.Lock) -> History:
+    """All of a stream's log. Whoever reads holds `turn`, so that many together block no loop."""
+    history = History()
+    async with turn:
+        while records := await ledger.read(stream, history.next_index, SLICE_RECORDS):
+            for record in records:
+                history.add(record)
+            await asyncio.sleep(0)
+    return history

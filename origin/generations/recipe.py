@@ -1,0 +1,109 @@
+"""What continuing a generation needs, besides the token ids that the ledger holds."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ledger.frame import SAMPLING, FormatKind, Notice, Priority, Sampling, Unread
+from ledger.wire.schema import Word
+from origin.generations.history import History
+from origin.workers.worker_frame import Ask, Format, Run
+
+
+def _one_of(words: Iterable[Word]) -> str:
+    return f"^({'|'.join(member.word for member in words)})$"
+
+
+FormatWord = Annotated[str, Field(pattern=_one_of(FormatKind))]
+PriorityWord = Annotated[str, Field(pattern=_one_of(Priority))]
+UnreadWord = Annotated[str, Field(pattern=_one_of(Unread))]
+
+
+_OLD_NAMES = {name: f"{name}_penalty" for name in ("repetition", "presence", "frequency")}
+
+
+class Recipe(BaseModel):
+    """Stored as JSON with the stream, never sent to clients.
+
+    `fingerprint` names the weights, kernels and versions that make the tokens: another
+    engine would continue with other tokens than the uninterrupted run.
+
+    For a worker of kind `tokens` the prompt is `prompt_ids`; one of kind `text` knows of no
+    tokens, and gets `prompt`, or `messages` as pairs of role and content. `completes` is true
+    where the text goes on from a `prompt`. `format` is a word of
+    `FormatKind` and the source. `notices`, pairs of code and message, are to be logged before
+    anything else. `siblings` are the other streams of the same request, in hex.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    fingerprint: str
+    prompt_ids: tuple[int, ...]
+    prompt_sha256: str
+    prompt: str | None = None
+    messages: tuple[tuple[str, str], ...] = ()
+    max_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    completes: bool = False
+    logprobs: int | None = None
+    format: tuple[FormatWord, str] | None = None
+    priority: PriorityWord
+    unread: UnreadWord = Unread.RUN.word
+    unread_after_s: int = 0
+    notices: tuple[tuple[str, str], ...] = ()
+    siblings: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nest(cls, given: Any) -> Any:
+        """A stream of an older version, whose settings lie beside the others, goes on as well."""
+        if not isinstance(given, dict) or "sampling" in given:
+            return given
+        flat = {_OLD_NAMES.get(name, name): value for name, value in given.items()}
+        sampling = {name: flat.pop(name) for name in SAMPLING if name in flat}
+        return {**flat, "sampling": sampling}
+
+    def run(self, history: History) -> Run:
+        """The order for a worker of kind `tokens` to start, or to go on from there."""
+        return Run(
+            prompt_ids=self.prompt_ids,
+            generated_ids=tuple(history.ids),
+            sent_bytes=history.sent_bytes,
+            next_index=history.next_index,
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            stop=self.stop,
+            ignore_eos=self.ignore_eos,
+            completes=self.completes,
+            priority=Priority.from_word(self.priority),
+            logprobs=self.logprobs,
+            format=self._worker_format(),
+        )
+
+    def ask(self, history: History) -> Ask:
+        """The same for a worker of kind `text`."""
+        return Ask(self.model_dump_json(), history.text.text, history.next_index)
+
+    def first_notices(self, logged: int) -> list[Notice]:
+        """Those that are not among so many logged frames, numbered: they are a log's first."""
+        missing = list(enumerate(self.notices))[logged:]
+        return [Notice(code, message, index) for index, (code, message) in missing]
+
+    def _worker_format(self) -> Format | None:
+        if self.format is None:
+            return None
+        word, source = self.format
+        return Format(FormatKind.from_word(word), source)
+
+
+def prompt_hash(prompt_ids: tuple[int, ...]) -> str:
+    """SHA-256 over the ids as little-endian u32, hex."""
+    return hashlib.sha256(struct.pack(f"<{len(prompt_ids)}I", *prompt_ids)).hexdigest()

@@ -1,0 +1,135 @@
+"""Resume tokens: who may read, cancel or steer one stream, until when.
+
+`v1.kid.payload.mac`, the payload and mac in unpadded base64url. The payload is the
+16-byte stream id, one byte of rights and the expiry (u64, Unix ms); the mac is
+HMAC-SHA256 over `v1.kid.payload`. There is no algorithm field to be talked into another.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import struct
+from collections.abc import Callable
+from enum import IntFlag
+from pathlib import Path
+
+from ledger.errors import ConfigError, Forbidden, NotFound, Unauthorized
+
+MAX_TOKEN_CHARS = 256
+KEY_BYTES = 32
+_PAYLOAD = struct.Struct("<16sBQ")
+
+
+class Right(IntFlag):
+    """What a token allows."""
+
+    READ = 1
+    CANCEL = 2
+    STEER = 4
+
+
+class TokenKeys:
+    """Signing keys by id. The first one signs; all of them verify, so keys can rotate."""
+
+    def __init__(self, keys: dict[str, bytes]) -> None:
+        self._keys = keys
+        self._signing = next(iter(keys))
+
+    @classmethod
+    def load(cls, path: Path, random: Callable[[int], bytes] = secrets.token_bytes) -> TokenKeys:
+        """Read the keys at `path` (`{"kid": "hex", …}`, newest first), made on first use."""
+        try:
+            if not path.exists():
+                _make_keys(path, random)
+            stored = json.loads(path.read_text())
+            keys = {str(kid): bytes.fromhex(key) for kid, key in stored.items()}
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{path} holds no keys: {error}", hint="remove it") from error
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: {error.strerror or error}",
+                field="origin.keys",
+                hint="name a file that can be read, or made",
+            ) from error
+        if not keys or any(len(key) < KEY_BYTES for key in keys.values()):
+            raise ConfigError(f"{path}: a key of {KEY_BYTES} bytes is needed", hint="remove it")
+        return cls(keys)
+
+    def issue(self, stream: bytes, rights: Right, expires_ms: int) -> str:
+        """A token for `stream` that is good until `expires_ms` (Unix time)."""
+        payload = _b64(_PAYLOAD.pack(stream, rights, expires_ms))
+        signed = f"v1.{self._signing}.{payload}"
+        return f"{signed}.{self._mac(self._signing, signed)}"
+
+    def check(self, token: str, stream: bytes, right: Right, now_ms: int) -> None:
+        """Raise unless `token` gives `right` on `stream` now.
+
+        `Unauthorized` for a token that is not ours or has expired (one text for all
+        causes), `NotFound` for another stream's, `Forbidden` where the right is missing.
+        """
+        payload = self._verified(token)
+        if payload is None:
+            raise _refused()
+        named, rights, expires_ms = payload
+        if expires_ms <= now_ms:
+            raise _refused()
+        if named != stream:
+            raise NotFound(f"no stream {stream.hex()}", code="unknown_stream")
+        if right not in Right(rights):
+            raise Forbidden(
+                f"this token does not allow to {right.name.lower() if right.name else right}",
+                field="token",
+            )
+
+    def _verified(self, token: str) -> tuple[bytes, int, int] | None:
+        parts = token.split(".")
+        if len(token) > MAX_TOKEN_CHARS or len(parts) != 4 or not token.isascii():
+            return None
+        version, kid, payload, mac = parts
+        known = version == "v1" and kid in self._keys
+        # An unknown key costs the same work as a known one: timing tells nothing.
+        expected = self._mac(kid if known else self._signing, f"{version}.{kid}.{payload}")
+        if not hmac.compare_digest(mac, expected) or not known:
+            return None
+        try:
+            raw = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
+            stream, rights, expires_ms = _PAYLOAD.unpack(raw)
+        except (binascii.Error, struct.error):
+            return None
+        return stream, rights, expires_ms
+
+    def _mac(self, kid: str, signed: str) -> str:
+        return _b64(hmac.digest(self._keys[kid], signed.encode(), "sha256"))
+
+
+def _make_keys(path: Path, random: Callable[[int], bytes]) -> None:
+    """Write a new key to `path`, whole or not at all: another origin may do so at this moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = {random(4).hex(): random(KEY_BYTES).hex()}
+    new = path.with_name(f"{path.name}.{random(4).hex()}")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(made, file)
+        with contextlib.suppress(FileExistsError):  # the other one's key is as good
+            os.link(new, path)
+    finally:
+        new.unlink()
+
+
+def _b64(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def _refused() -> Unauthorized:
+    return Unauthorized(
+        "the resume token is not valid",
+        field="token",
+        hint="send the Tailrace-Token of the response that opened the stream, before it expires",
+    )

@@ -1,0 +1,350 @@
+"""What an origin does for an edge: open, resume, steer and cancel streams, and call objects.
+
+Each method takes a decoded frame and gives a value or raises a `TailraceError`; the link
+turns both into frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from ledger.errors import (
+    BeyondEnd,
+    CallerError,
+    Conflict,
+    NotFound,
+    TailraceError,
+    TooLarge,
+    Unauthorized,
+)
+from ledger.frame import (
+    STREAM_ID_BYTES,
+    Call,
+    Cancel,
+    Heartbeat,
+    Open,
+    Opened,
+    Resume,
+    Sibling,
+    Status,
+    Steer,
+    StreamState,
+)
+from ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo, StreamKind
+from ledger.objects.object import ObjectRequest, ObjectResponse
+from origin.checkpoint.prompt import PromptReader
+from origin.config import LedgerConfig, OriginConfig
+from origin.generations.admission import admit, check_count, request_hash
+from origin.generations.recipe import Recipe
+from origin.generations.resume_token import Right, TokenKeys
+from origin.generations.runs import Runs
+from origin.generations.stream import TEXT
+from origin.streams.protocol import generation_id
+from origin.subscriptions.request import SUBSCRIPTION, object_of
+from origin.workers.worker_frame import Ready
+
+CANCEL_PATIENCE_S = 5.0
+"""How long a cancel waits for the stream's end before it answers `running`."""
+LEDGER_SILENCE_S = 5.0
+"""An origin whose ledger has owed an answer for so long says that it is not ready."""
+LONG_CHARS = 8 * 1024
+"""A prompt with more of them is admitted in a thread, and so is all that takes long otherwise."""
+MAX_STEER_TOKENS = 8 * 1024
+MAX_STEER_CHARS = 64 * 1024
+"""A text for a running generation that has more is not even tokenised."""
+SEEDS = 1 << 64
+METHODS = frozenset(("GET", "HEAD", "PUT", "POST", "DELETE"))
+"""Of Calls. Objects have other methods for each other."""
+
+log = structlog.get_logger("origin")
+
+
+class Objects(Protocol):
+    """What the object runtime offers."""
+
+    async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse: ...
+
+    async def fetch_here(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One origin's streams. `now_ms` is Unix time; `random` draws ids and seeds.
+
+    There is no `reader` where the workers are of kind `text`.
+    """
+
+    ledger: Ledger
+    objects: Objects
+    runs: Runs
+    keys: TokenKeys
+    reader: PromptReader | None
+    config: OriginConfig
+    retention: LedgerConfig
+    now_ms: Callable[[], int]
+    random: Callable[[int], bytes] = secrets.token_bytes
+
+    async def open(self, request: Open) -> Opened:
+        """Create and start a stream, or find the one that its idempotency key made.
+
+        Where it is one of `n`, all of them: the others first, so that what the key names, and
+        what the client is told, is whole.
+        """
+        check_count(request)
+        # A request that is sent again asks for no room: its stream has some.
+        if (key := request.idempotency_key) is not None:
+            earlier = await self.ledger.made_by(key, request_hash(request))
+            if earlier is not None:
+                return self._opened(earlier)
+        with self.runs.room(request.n, request.priority) as ready:
+            recipe = await self._admit(request, ready)
+            ids = [self.random(STREAM_ID_BYTES) for _ in range(request.n)]
+            others = [(id_, _choice(recipe, nth)) for nth, id_ in enumerate(ids) if nth]
+            first = recipe.model_copy(update={"siblings": tuple(id_.hex() for id_ in ids[1:])})
+            made: list[bytes] = []
+            try:
+                for id_, other in others:
+                    await self.ledger.create(self._new(id_, other, request))
+                    made.append(id_)
+                new = self._new(ids[0], first, request, request.idempotency_key)
+                info, created = await self.ledger.create(new)
+            except TailraceError:
+                await self._remove(made)
+                raise
+            if created:
+                await self.runs.start((info.stream, first), *others, read=request.credit > 0)
+            else:
+                await self._remove(made)
+        return self._opened(await self.ledger.info(info.stream))
+
+    async def _admit(self, request: Open, ready: Ready) -> Recipe:
+        checked = partial(
+            admit,
+            request,
+            model=ready.model,
+            fingerprint=ready.fingerprint,
+            reader=None if ready.kind == TEXT else self.reader,
+            draw_seed=lambda: int.from_bytes(self.random(8), "little"),
+        )
+        # Tokenising a megabyte takes a second, compiling a schema 50 ms, and a chat template runs
+        # in another process, perhaps until that is ended: not on the event loop.
+        return await asyncio.to_thread(checked) if _is_long(request) else checked()
+
+    def _new(
+        self, stream: bytes, recipe: Recipe, request: Open, key: str | None = None
+    ) -> NewStream:
+        return NewStream(
+            stream=stream,
+            recipe=recipe.model_dump_json(),
+            durability=request.durability,
+            ttl_s=self.retention.retention_s,
+            idempotency_key=key,
+            request_hash=request_hash(request),
+        )
+
+    async def _remove(self, streams: Sequence[bytes]) -> None:
+        """Streams that nobody was told of. Where that fails they run, and retention takes them."""
+        with suppress(TailraceError):
+            for stream in streams:
+                await self.ledger.delete(stream)
+
+    async def resume(self, request: Resume) -> Opened:
+        """Check that the reader may go on after `request.after`."""
+        self._check(request.token, request.stream, Right.READ)
+        info = await self._generation(request.stream)
+        if request.after is not None and request.after >= info.next_index:
+            last = info.next_index - 1
+            raise BeyondEnd(
+                f"index {request.after} is beyond the stream's last, {last}"
+                if last >= 0
+                else f"index {request.after} of a stream that has no frame yet",
+                field="after",
+                hint=f"at most {last}" if last >= 0 else "leave it out",
+            )
+        return self._opened(info)
+
+    async def cancel(self, request: Cancel) -> Status:
+        """End a stream as cancelled; one that has ended stays as it is."""
+        self._check(request.token, request.stream, Right.CANCEL)
+        info = await self._generation(request.stream)
+        if not info.ended:
+            changed = asyncio.Event()
+            self.ledger.watch(info.stream, changed.set)
+            try:
+                await self.runs.cancel(info.stream)
+                info = await self._ended(info, changed)
+            finally:
+                self.ledger.unwatch(request.stream, changed.set)
+        return status(info)
+
+    async def steer(self, request: Steer) -> Status:
+        """Have a stream go on with a text; answered when that is durable in its log."""
+        self._check(request.token, request.stream, Right.STEER)
+        info = await self._generation(request.stream)
+        ids = await self._steer_ids(info, request.text)
+        await self.runs.steer(info.stream, ids)
+        return status(await self.ledger.info(info.stream))
+
+    async def _steer_ids(self, info: StreamInfo, text: str) -> tuple[int, ...]:
+        recipe = Recipe.model_validate_json(info.recipe)
+        if info.ended:
+            raise Conflict("the stream has ended", hint="open a new stream with the text")
+        if self.reader is None or not recipe.prompt_ids:
+            raise _cannot_steer("the worker of this stream answers in text")
+        if recipe.format is not None:
+            raise _cannot_steer("the stream has an output format, which the text could break")
+        if len(text) > MAX_STEER_CHARS:
+            raise TooLarge(
+                f"{len(text)} characters",
+                status=400,
+                field="text",
+                hint=f"at most {MAX_STEER_CHARS}",
+            )
+        steer_ids = self.reader.steer_ids
+        is_long = len(text) > LONG_CHARS
+        ids = await asyncio.to_thread(steer_ids, text) if is_long else steer_ids(text)
+        if not ids:
+            raise CallerError("is empty", field="text", hint="give at least one character")
+        if len(ids) > min(MAX_STEER_TOKENS, recipe.max_tokens - 1):
+            raise TooLarge(
+                f"{len(ids)} tokens",
+                status=400,
+                field="text",
+                hint=f"fewer than the stream's max_tokens, and at most {MAX_STEER_TOKENS}",
+            )
+        return ids
+
+    async def _generation(self, stream: bytes) -> StreamInfo:
+        """The stream; an object's is as if absent, because only its object may show or end it."""
+        info = await self.ledger.info(stream)
+        if info.kind is not StreamKind.GENERATION:
+            raise NotFound(f"no stream {stream.hex()}", code="unknown_stream")
+        return info
+
+    async def _ended(self, info: StreamInfo, changed: asyncio.Event) -> StreamInfo:
+        try:
+            async with asyncio.timeout(CANCEL_PATIENCE_S):
+                while not (info := await self.ledger.info(info.stream)).ended:
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            pass  # the answer says that it is still running
+        return info
+
+    async def call(self, call: Call) -> ObjectResponse:
+        """Hand a request to its object, if the caller may read what that shows."""
+        if call.method not in METHODS:
+            raise CallerError("no such method", code="method_not_allowed", status=405)
+        request = _request(call)
+        if call.object == "stream":
+            await self._check_generation(call.name, request.header("tailrace-token"))
+            if (stream := generation_id(call.name)) is not None:
+                return await self._read(stream, object_key(call), request)
+        return await self.objects.fetch(object_key(call), request)
+
+    async def _read(self, stream: bytes, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
+        """Who asks for a generation by that way reads it too."""
+        readers = self.runs.readers
+        with readers.reading(stream):
+            response = await self.objects.fetch(key, request)
+        if isinstance(response.body, bytes):
+            return response
+        return replace(response, body=readers.counted(stream, response.body))
+
+    async def peer_call(self, call: Call) -> ObjectResponse:
+        """Hand a request of another origin, which has checked it, to an object that is here."""
+        return await self.objects.fetch_here(ObjectKey(call.object, call.name), _request(call))
+
+    async def _check_generation(self, name: str, token: str | None) -> None:
+        """A generation is as protected here as it is from a Resume."""
+        stream = generation_id(name)
+        if stream is None:
+            return
+        try:
+            info = await self.ledger.info(stream)
+        except NotFound:
+            return  # whatever has this name, it is no generation
+        if info.kind is StreamKind.GENERATION:
+            self._check(token, stream, Right.READ)
+
+    def heartbeat(self) -> Heartbeat:
+        reasons, model = (*self.runs.reasons, *self._silence()), self.runs.model
+        models = (model.model,) if model is not None else ()
+        devices = (model.device,) if model is not None else ()
+        patience_ms = round(self.retention.patience_s * 1000)
+        return Heartbeat(self.now_ms(), not reasons, reasons, models, devices, patience_ms)
+
+    def _silence(self) -> tuple[str, ...]:
+        silent_s = self.ledger.silent_s()
+        if silent_s < LEDGER_SILENCE_S:
+            return ()
+        log.warning("ledger.silent", seconds=round(silent_s, 1))
+        return ("the ledger does not answer",)
+
+    def _check(self, token: str | None, stream: bytes, right: Right) -> None:
+        if token is not None:
+            self.keys.check(token, stream, right, self.now_ms())
+        elif self.config.require_token:
+            raise Unauthorized(
+                "this origin needs a resume token",
+                field="token",
+                hint="send the Tailrace-Token of the response that opened the stream",
+            )
+
+    def _opened(self, info: StreamInfo) -> Opened:
+        recipe = Recipe.model_validate_json(info.recipe)
+        siblings = [bytes.fromhex(stream) for stream in recipe.siblings]
+        return Opened(
+            stream=info.stream,
+            next_index=info.next_index,
+            token=self._token(info.stream),
+            model=recipe.model,
+            prompt_tokens=len(recipe.prompt_ids),
+            siblings=tuple(Sibling(stream, self._token(stream)) for stream in siblings),
+        )
+
+    def _token(self, stream: bytes) -> str:
+        expires_ms = self.now_ms() + int(self.retention.retention_s * 1000)
+        return self.keys.issue(stream, Right.READ | Right.CANCEL | Right.STEER, expires_ms)
+
+
+def status(info: StreamInfo) -> Status:
+    state = StreamState.ENDED if info.ended else StreamState.RUNNING
+    return Status(info.stream, state, info.next_index)
+
+
+def _request(call: Call) -> ObjectRequest:
+    headers = tuple((header.name, header.value) for header in call.headers)
+    return ObjectRequest(call.method, call.url, headers, call.body)
+
+
+def object_key(call: Call) -> ObjectKey:
+    """The object that a Call is for; NotFound for a class that edges have no business with."""
+    if call.object == "stream":
+        return ObjectKey("stream", call.name)
+    if call.object == SUBSCRIPTION:
+        return object_of(call.name)
+    raise NotFound(f"no objects of class {call.object!r}")
+
+
+def _choice(recipe: Recipe, nth: int) -> Recipe:
+    """The recipe of the nth stream of a request: all alike but for the seed."""
+    seed = ((recipe.sampling.seed or 0) + nth) % SEEDS
+    return recipe.model_copy(update={"sampling": replace(recipe.sampling, seed=seed)})
+
+
+def _is_long(request: Open) -> bool:
+    chars = len(request.prompt or "")
+    return bool(request.messages) or request.format is not None or chars > LONG_CHARS
+
+
+def _cannot_steer(why: str) -> Conflict:
+    return Conflict(why, code="unsupported", hint="open a new stream instead")

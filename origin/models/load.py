@@ -1,0 +1,38 @@
+"""A checkpoint onto the device that it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from kernels.attention.paged_kv import HEAD_DIMS
+from origin.models.model import DEFAULT_KV_BYTES, LEAST_CAPABILITY, Device, Model, Progress
+from origin.models.tensors import read_config
+
+
+def load_model(
+    directory: Path | str,
+    progress: Progress = lambda *_: None,
+    device: Device = Device.AUTO,
+    kv_bytes: int = DEFAULT_KV_BYTES,
+) -> Model:
+    """Read, check and load the checkpoint in `directory`.
+
+    progress(stage, done, total) is called as loading goes on. kv_bytes limits the pages of a
+    CPU model. Raises ModelError, also for a device that is not there.
+    """
+    if device == Device.CUDA or (device == Device.AUTO and _runs_on_gpu(Path(directory))):
+        from origin.models import gpu_model  # triton is not there without a GPU
+
+        return gpu_model.load(Path(directory), progress)
+    from origin.models import cpu_model
+
+    return cpu_model.load(Path(directory), progress, kv_bytes)
+
+
+def _runs_on_gpu(directory: Path) -> bool:
+    """Whether there is a GPU that the kernels are for, and they take the model's heads."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < LEAST_CAPABILITY:
+        return False
+    return read_config(directory).head_dim in HEAD_DIMS

@@ -1,0 +1,146 @@
+"""Whether an append is taken: every rule that a POST has to pass, in the protocol's order.
+
+A repeated request of a producer comes before everything: it was taken already, whatever has
+happened since. Then a closed stream takes nothing; then the content type must match; then
+comes the producer's order, then the writer's own, `Stream-Seq`. What is in the body is looked
+at last, as that takes longest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ledger.errors import CallerError, Conflict, Forbidden, TailraceError
+from ledger.objects.object import Headers
+from origin.streams.answer import tip_headers
+from origin.streams.json import Steps, split_json
+from origin.streams.page import Tip
+from origin.streams.producer import Place, Verdict, decide, due_seq
+from origin.streams.protocol import (
+    CONTENT_TYPE,
+    PRODUCER_EPOCH,
+    PRODUCER_EXPECTED_SEQ,
+    PRODUCER_RECEIVED_SEQ,
+    PRODUCER_SEQ,
+    SEQ,
+    essence,
+    is_json,
+)
+from origin.streams.request import Append
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What an append is judged by: the stream, and what was taken of its producer before."""
+
+    content_type: str
+    tip: Tip
+    seq: str | None
+    last: Place | None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """To be appended, if its body can be; `status` is what the answer says."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """It has been done before; nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    error: TailraceError
+    headers: Headers = ()
+
+
+def judge(append: Append, standing: Standing) -> Taken | Repeated | Refused:
+    """What becomes of an append."""
+    verdict = decide(standing.last, append.producer.place) if append.producer else Verdict.TAKE
+    if verdict is Verdict.DUPLICATE:
+        return Repeated()
+    if verdict is Verdict.STALE:
+        return _stale(standing)
+    if standing.tip.closed:
+        closes_only = append.closes and not append.body and append.producer is None
+        return Repeated() if closes_only else _closed(standing)
+    if append.body and not _same_type(append, standing):
+        return _other_type(standing)
+    if verdict is not Verdict.TAKE:
+        return _out_of_order(append, standing, verdict)
+    if append.seq is not None and standing.seq is not None and append.seq <= standing.seq:
+        return _behind(append.seq, standing.seq)
+    return Taken(200 if append.producer and append.body else 204)
+
+
+def messages_of(content_type: str, body: bytes) -> Steps[list[bytes]]:
+    """The messages in a body; CallerError if JSON is due and it is none."""
+    if not body or not is_json(content_type):
+        return [body] if body else []
+    return (yield from split_json(body))
+
+
+def _same_type(append: Append, standing: Standing) -> bool:
+    return essence(append.content_type or "") == essence(standing.content_type)
+
+
+def _stale(standing: Standing) -> Refused:
+    assert standing.last is not None
+    error = Forbidden(
+        "the producer has begun a higher epoch",
+        code="stale_epoch",
+        field=PRODUCER_EPOCH,
+        hint=f"its epoch is {standing.last.epoch} now",
+    )
+    return Refused(error, ((PRODUCER_EPOCH, str(standing.last.epoch)),))
+
+
+def _closed(standing: Standing) -> Refused:
+    error = Conflict("the stream is closed", code="stream_closed", hint="nothing follows its end")
+    return Refused(error, tip_headers(standing.tip))
+
+
+def _other_type(standing: Standing) -> Refused:
+    return Refused(
+        Conflict(
+            "not the stream's content type",
+            code="content_type_mismatch",
+            field=CONTENT_TYPE,
+            hint=f"it is {standing.content_type}",
+        )
+    )
+
+
+def _out_of_order(append: Append, standing: Standing, verdict: Verdict) -> Refused:
+    assert append.producer is not None
+    place = append.producer.place
+    if verdict is Verdict.NOT_FROM_ZERO:
+        error = CallerError(
+            f"epoch {place.epoch} cannot begin with {place.seq}",
+            code="bad_producer_seq",
+            field=PRODUCER_SEQ,
+            hint="a new epoch begins with 0",
+        )
+        return Refused(error)
+    due = due_seq(standing.last, place.epoch)
+    gap = Conflict(
+        "a request of this producer is missing",
+        code="producer_gap",
+        field=PRODUCER_SEQ,
+        hint=f"send {due} first",
+    )
+    expected = (PRODUCER_EXPECTED_SEQ, str(due))
+    return Refused(gap, (expected, (PRODUCER_RECEIVED_SEQ, str(place.seq))))
+
+
+def _behind(seq: str, last: str) -> Refused:
+    error = Conflict(
+        f"{seq!r} is not above {last!r}",
+        code="stream_seq_behind",
+        field=SEQ,
+        hint="sequences rise, compared byte by byte",
+    )
+    return Refused(error)

@@ -1,0 +1,335 @@
+"""A stream that speaks the Durable Streams protocol, as an object on top of the ledger.
+
+Every rule is in a file beside this one; here they meet the object's storage. Reads go past
+the object (`read.py`). See https://github.com/durable-streams/durable-streams for the
+protocol. A generation of an engine can be read like any other stream under the name of its
+id, and written by nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+from ledger.errors import CallerError, Conflict, NotFound, TailraceError
+from ledger.frame import STREAM_ID_BYTES
+from ledger.objects.object import (
+    DurableObject,
+    ObjectContext,
+    ObjectRequest,
+    ObjectResponse,
+    ReadableClass,
+)
+from origin.streams.answer import (
+    METHODS,
+    READ_METHODS,
+    answer,
+    described,
+    not_allowed,
+    place_headers,
+    problem,
+    tip_headers,
+)
+from origin.streams.append import Refused, Repeated, Standing, judge, messages_of
+from origin.streams.config import Change, Create, StreamEvent, StreamSettings
+from origin.streams.fork import (
+    GIVE_BACK,
+    TAKE,
+    Claim,
+    Grant,
+    References,
+    confirms,
+    created,
+    inherited,
+    wake_by,
+)
+from origin.streams.offset import BEGINNING
+from origin.streams.page import Tip
+from origin.streams.producer import Place
+from origin.streams.protocol import CONTENT_TYPE, LOCATION, check_name, essence
+from origin.streams.read import READS, USE, Source, generation, gone, read_stream
+from origin.streams.reader import in_slices
+from origin.streams.request import Append, parse_append, parse_create
+from origin.streams.state import PRODUCER, StreamState
+
+
+class StreamObject(DurableObject):
+    """The object of one name: a stream, the place where one may be created, or a generation.
+
+    `fetch` answers every request, also one in error; it raises only what is nobody's fault
+    but the storage's.
+    """
+
+    def __init__(self, context: ObjectContext, settings: StreamSettings) -> None:
+        super().__init__(context)
+        self._settings = settings
+        self._references = References(context)
+        self._state: StreamState | None = None
+        self._loaded = False
+        self._methods: dict[str, Callable[[ObjectRequest], Awaitable[ObjectResponse]]] = {
+            "PUT": self._put,
+            "POST": self._post,
+            "HEAD": self._head,
+            "DELETE": self._delete,
+            USE: self._use,
+            TAKE: self._take,
+            GIVE_BACK: self._give_back,
+        }
+
+    async def fetch(self, request: ObjectRequest) -> ObjectResponse:
+        method = self._methods.get(request.method)
+        if method is None or (request.method in (TAKE, GIVE_BACK, USE) and request.url):
+            return not_allowed(METHODS)  # objects ask each other without a URL, clients never
+        try:
+            check_name(self.context.key.name)
+            await self._load()
+            return await method(request)
+        except CallerError as error:
+            return problem(error)
+
+    async def alarm(self, retries: int) -> None:
+        """Ends a stream whose time has come, and gives back references that are owed."""
+        await self._load()
+        state = await self._living()
+        await self._references.give_back()
+        if state is not None and (deadline_ms := state.deadline_ms()) is not None:
+            wake_by(self.context, deadline_ms)
+
+    # ---- the stream's life ----
+
+    async def _load(self) -> None:
+        if not self._loaded:
+            await self.context.block_concurrency_while(self._read_state)
+
+    async def _read_state(self) -> None:
+        if not self._loaded:
+            self._state = await StreamState.load(self.context)
+            self._loaded = True
+
+    async def _living(self) -> StreamState | None:
+        """The stream, unless it is not there or its time has come."""
+        if self._state is not None and self._state.is_over(self.context.now_ms()):
+            await self._end(self._state)
+        return self._state
+
+    async def _existing(self) -> StreamState:
+        """The stream; NotFound, or CallerError (410) if only its forks may still see it."""
+        state = await self._living()
+        if state is None:
+            raise NotFound("no such stream")
+        if state.config.deleted:
+            raise gone()
+        return state
+
+    async def _end(self, state: StreamState) -> None:
+        """Delete the stream, or hide it as long as forks need what it holds."""
+        if await self._references.held():
+            state.hide()
+        else:
+            await self._remove(state)
+        await self._tell(Change.DELETED, state.tip)
+
+    async def _remove(self, state: StreamState) -> None:
+        owed = await self._references.owed()
+        storage, config = self.context.storage, state.config
+        async with storage.transaction():
+            storage.delete_all()
+            storage.drop_stream(config.stream)
+            for name, source in owed.items():
+                storage.put(name, source)
+            if config.asked.fork is not None:
+                now_ms = self.context.now_ms()
+                self._references.owe(config.stream.hex(), config.asked.fork.source, now_ms)
+            elif not owed:
+                storage.delete_alarm()
+        self._state = None
+
+    async def _tell(self, kind: Change, tip: Tip, since: Tip | None = None) -> None:
+        """Tell of a change once it is durable."""
+        if self._settings.on_event is not None:
+            await self.context.outside(_nothing())
+            before = BEGINNING if since is None else str(since.offset)
+            event = StreamEvent(kind, self.context.key.name, str(tip.offset), before)
+            self._settings.on_event(event)
+
+    # ---- PUT ----
+
+    async def _put(self, request: ObjectRequest) -> ObjectResponse:
+        if await self._generation() is not None:
+            return not_allowed(READ_METHODS)
+        asked = parse_create(request, self._settings.max_body_bytes)
+        if (there := await self._confirmed(asked)) is not None:
+            return there
+        if asked.fork is None:
+            return await self._create(request, asked, self._new_id(), None)
+        return await self._fork(request, asked, asked.fork.source)
+
+    async def _confirmed(self, asked: Create) -> ObjectResponse | None:
+        """The answer for a name that is taken: 200 to an equal request, 409 to another."""
+        state = await self._living()
+        if state is None:
+            return None
+        if state.config.deleted:
+            raise Conflict("deleted, and forks of it live", code="gone", hint="delete them first")
+        if not confirms(asked, state.config, closed=state.tip.closed):
+            raise Conflict("the stream exists, and is another one", code="stream_exists")
+        state.touch(self.context.now_ms())
+        return answer(200, *_described(state))
+
+    async def _fork(self, request: ObjectRequest, asked: Create, source: str) -> ObjectResponse:
+        assert asked.fork is not None
+        if source == self.context.key.name:
+            raise NotFound("no such stream to fork")
+        stream = self._new_id()
+        claim = Claim(stream.hex(), self.context.key.name, asked.content_type, asked.fork)
+        response = await self._references.take(claim)
+        if response.status != 200:
+            return response
+        assert isinstance(response.body, bytes)
+        try:
+            # Somebody else may have created it while the source was asked.
+            if (there := await self._confirmed(asked)) is None:
+                return await self._create(request, asked, stream, Grant.unpack(response.body))
+        except TailraceError:
+            wake_by(self.context, self.context.now_ms())
+            raise
+        wake_by(self.context, self.context.now_ms())
+        return there
+
+    async def _create(
+        self, request: ObjectRequest, asked: Create, stream: bytes, grant: Grant | None
+    ) -> ObjectResponse:
+        config = created(stream, asked, grant)
+        head = (grant.head,) if grant is not None and grant.head else ()
+        messages = await in_slices(messages_of(config.content_type, request.body))
+        now_ms, storage = self.context.now_ms(), self.context.storage
+        async with storage.transaction():
+            state = StreamState.create(storage, config, now_ms, self._settings.durability)
+            state.append((*head, *messages), closes=asked.closed)
+            if grant is not None:
+                self._references.settle(stream.hex())
+            if (deadline_ms := state.deadline_ms()) is not None:
+                wake_by(self.context, deadline_ms)
+        self._state = state
+        headers = _described(state)
+        await self._tell(Change.CREATED, state.tip)
+        location = urlsplit(request.url)._replace(query="", fragment="").geturl()
+        return answer(201, (LOCATION, location), *headers)
+
+    def _new_id(self) -> bytes:
+        return self.context.random(STREAM_ID_BYTES)
+
+    # ---- POST and DELETE ----
+
+    async def _post(self, request: ObjectRequest) -> ObjectResponse:
+        if await self._generation() is not None:
+            return not_allowed(READ_METHODS)
+        append = parse_append(request, self._settings.max_body_bytes)
+        state = await self._existing()
+        last = await self._last_of(append)
+        standing = Standing(state.config.content_type, state.tip, state.seq, last)
+        verdict = judge(append, standing)
+        if isinstance(verdict, Refused):
+            return problem(verdict.error, *verdict.headers)
+        if isinstance(verdict, Repeated):
+            state.touch(self.context.now_ms())
+            return answer(204, *tip_headers(state.tip), *place_headers(last))
+        messages = await in_slices(messages_of(state.config.content_type, append.body))
+        if append.body and not messages:
+            raise CallerError("nothing to append", field="body", hint="not an empty array")
+        since = state.tip
+        async with state.change():
+            if append.producer is not None and last is None:
+                await state.room_for_producer()
+            state.append(messages, closes=append.closes)
+            state.remember(append.producer, append.seq)
+            state.write_use(self.context.now_ms())
+        tip = state.tip
+        place = None if append.producer is None else append.producer.place
+        await self._tell(Change.APPENDED, tip, since)
+        return answer(verdict.status, *tip_headers(tip), *place_headers(place))
+
+    async def _last_of(self, append: Append) -> Place | None:
+        """The last request that was taken of the producer that sends this one."""
+        if append.producer is None:
+            return None
+        value = await self.context.storage.get(PRODUCER + append.producer.name)
+        return None if value is None else Place.unpack(value)
+
+    async def _delete(self, request: ObjectRequest) -> ObjectResponse:
+        if await self._generation() is not None:
+            return not_allowed(READ_METHODS)
+        await self._end(await self._existing())
+        return answer(204)
+
+    # ---- asked by reads ----
+
+    async def _use(self, request: ObjectRequest) -> ObjectResponse:
+        (await self._existing()).touch(self.context.now_ms())
+        return answer(204)
+
+    async def _head(self, request: ObjectRequest) -> ObjectResponse:
+        state = await self._existing()
+        return described(state.config, state.tip)
+
+    async def _generation(self) -> Source | None:
+        """The generation that the name is the id of, if no stream has been put there."""
+        if self._state is not None:
+            return None
+        return await self.context.outside(generation(self.context.ledger, self.context.key.name))
+
+    # ---- asked by forks ----
+
+    async def _take(self, request: ObjectRequest) -> ObjectResponse:
+        claim = Claim.unpack(request.body)
+        if await self._generation() is not None:
+            raise Conflict("a generation cannot be forked", code="not_forkable")
+        state = self._forkable(await self._living(), claim)
+        config = state.config
+        reader = Source.of(config).reader(self.context)
+        cut = await self.context.outside(reader.cut(claim.order))
+        parts = inherited(config, cut.end)
+        # It may have been deleted, or deleted and created anew, since.
+        if self._forkable(await self._living(), claim).config.stream != config.stream:
+            raise NotFound("no such stream")
+        self._references.add(claim.reference, claim.fork)
+        return answer(200, body=Grant(config.content_type, config.expiry, parts, cut.head).pack())
+
+    def _forkable(self, state: StreamState | None, claim: Claim) -> StreamState:
+        if state is None:
+            raise NotFound("no such stream to fork")
+        if state.config.deleted:
+            raise Conflict("a deleted stream cannot be forked", code="gone")
+        wanted = claim.content_type
+        if wanted is not None and essence(wanted) != essence(state.config.content_type):
+            raise Conflict(
+                "a fork has the content type of its source",
+                code="content_type_mismatch",
+                field=CONTENT_TYPE,
+                hint=f"it is {state.config.content_type}",
+            )
+        return state
+
+    async def _give_back(self, request: ObjectRequest) -> ObjectResponse:
+        self._references.remove(request.body.decode())
+        state = self._state
+        if state is not None and state.config.deleted and not await self._references.held():
+            await self._remove(state)
+        return answer(204)
+
+
+def stream_class(settings: StreamSettings) -> ReadableClass:
+    """The class of objects that are streams, for an ObjectRuntime."""
+    return ReadableClass(
+        make=lambda context: StreamObject(context, settings),
+        read=lambda context, request: read_stream(context, request, settings),
+        reads=READS,
+    )
+
+
+def _described(state: StreamState) -> tuple[tuple[str, str], ...]:
+    return ((CONTENT_TYPE, state.config.content_type), *tip_headers(state.tip))
+
+
+async def _nothing() -> None:
+    """Awaited outside it says: go on when what was written is durable."""

@@ -1,0 +1,183 @@
+"""A stream's frames as messages, and as pages: one answer's worth, from an offset on.
+
+A message is a run of Chunks, the last of which says so. A page ends at a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ledger.errors import CallerError
+from ledger.frame import Chunk, FinishReason, ScoredToken, StreamEnd, Token, decode, encode
+from ledger.interface import Record
+from origin.streams.offset import Offset
+
+CHUNK_BYTES = 64 * 1024
+"""Most data in one Chunk: a frame that is small enough to share a connection."""
+
+MAX_PAGE_BYTES = 1024 * 1024
+"""An answer is full when it holds so much; the frame, or the JSON value, is finished."""
+MAX_PAGE_FRAMES = 1024
+"""Decoding them is some ms of work, in which nobody else is served."""
+FIRST_FRAMES = 64
+"""So many frames are asked for before it is known how large they are: 4 MiB at most."""
+
+
+class Piece(NamedTuple):
+    """What a frame adds to the bytes of its stream; `last` if a message ends with it."""
+
+    data: bytes
+    last: bool
+
+
+def chunks(messages: Iterable[bytes], index: int) -> list[Record]:
+    """The records of these messages, none of them empty, from `index` on."""
+    records: list[Record] = []
+    for message in messages:
+        for at in range(0, len(message), CHUNK_BYTES):
+            data = message[at : at + CHUNK_BYTES]
+            chunk = Chunk(data, at + CHUNK_BYTES >= len(message), index + len(records))
+            records.append(Record(encode(chunk), ()))
+    return records
+
+
+def end(index: int) -> Record:
+    """The record that closes a stream."""
+    return Record(encode(StreamEnd(0, FinishReason.STOP, index, 0)), ())
+
+
+def piece(raw: bytes) -> Piece:
+    """What a logged frame adds: a Chunk its data, a Token its text, any other nothing."""
+    _, frame = decode(raw)
+    if isinstance(frame, Chunk):
+        return Piece(frame.data, frame.last)
+    return Piece(frame.text.encode() if isinstance(frame, Token | ScoredToken) else b"", True)
+
+
+def renumbered(raw: bytes, index: int) -> bytes:
+    """The same Chunk or StreamEnd at another index, for the readers of a fork."""
+    _, frame = decode(raw)
+    if isinstance(frame, Chunk):
+        return encode(Chunk(frame.data, frame.last, index))
+    assert isinstance(frame, StreamEnd)  # the streams of objects hold no other frame
+    return encode(StreamEnd(frame.total_tokens, frame.finish_reason, index, frame.prompt_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """Where a stream ends now: `index` is that of its next frame with data."""
+
+    index: int
+    closed: bool
+
+    @property
+    def offset(self) -> Offset:
+        return Offset(self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Data between two offsets: of JSON one element a message, else one a frame.
+
+    `up_to_date` if nothing more was there, `closed` if nothing more will be.
+    """
+
+    start: Offset
+    next: Offset
+    data: tuple[bytes, ...]
+    up_to_date: bool
+    closed: bool
+
+    def __bool__(self) -> bool:
+        return any(self.data)
+
+    def back(self, size: int) -> Offset | None:
+        """The offset `size` bytes, at least 1, before the page's end; None before its start."""
+        index = self.next.index
+        for data in reversed(self.data):
+            index -= 1
+            if size <= len(data):
+                skipped = self.start.byte if index == self.start.index else 0
+                return Offset(index, skipped + len(data) - size)
+            size -= len(data)
+        return None
+
+
+def no_such_offset(offset: Offset, why: str) -> CallerError:
+    return CallerError(
+        f"no position {offset}: {why}",
+        code="bad_offset",
+        field="offset",
+        hint="what Stream-Next-Offset said",
+    )
+
+
+class PageBuilder:
+    """Takes raw frames in order, from `first_index` on, until it is `full`.
+
+    Raises CallerError when the frames show that `start` is no position of the stream.
+    """
+
+    def __init__(self, start: Offset, tip: Tip, *, json: bool) -> None:
+        if start.index > tip.index or (start.index == tip.index and start.byte):
+            raise no_such_offset(start, "the stream has not come so far")
+        if json and start.byte:
+            raise no_such_offset(start, "a JSON value has no parts")
+        self._start, self._tip, self._json = start, tip, json
+        # A JSON value may be many frames: that one ended before `start` has to be seen.
+        looks_back = json and 0 < start.index < tip.index
+        self.first_index = self._at = start.index - 1 if looks_back else start.index
+        self._data: list[bytes] = []
+        self._open: list[bytes] = []  # the pieces of a JSON value that has not ended yet
+        self._bytes = 0
+
+    @property
+    def full(self) -> bool:
+        if self._at == self._tip.index:
+            return True
+        enough = self._bytes >= MAX_PAGE_BYTES or len(self._data) >= MAX_PAGE_FRAMES
+        return enough and not self._open
+
+    @property
+    def wants(self) -> int:
+        """How many frames to feed it next, going by the size of those it has."""
+        there, taken = self._tip.index - self._at, self._at - self.first_index
+        room = (MAX_PAGE_BYTES - self._bytes) * taken // max(1, self._bytes)
+        return min(there, max(FIRST_FRAMES, min(room, MAX_PAGE_FRAMES)))
+
+    def feed(self, frames: Sequence[bytes]) -> None:
+        """Take frames; those beyond a full page are left for the next one."""
+        for raw in frames:
+            if self.full:
+                return
+            self._take(raw)
+            self._at += 1
+
+    def _take(self, raw: bytes) -> None:
+        data, last = piece(raw)
+        if self._at < self._start.index:
+            if not last:
+                raise no_such_offset(self._start, "it is within a JSON value")
+            return
+        if self._at == self._start.index and self._start.byte:
+            if self._start.byte >= len(data):
+                raise no_such_offset(self._start, "its frame is shorter")
+            data = data[self._start.byte :]
+        self._bytes += len(data)
+        if not self._json:
+            self._data.append(data)
+            return
+        self._open.append(data)
+        if last:
+            self._data.append(b"".join(self._open))
+            self._open.clear()
+
+    def page(self) -> Page:
+        """What was taken; call it when `full`."""
+        # An offset within a frame moves on only once there is something behind it.
+        end = Offset(self._at) if self._at > self._start.index else self._start
+        up_to_date = self._at == self._tip.index
+        closed = up_to_date and self._tip.closed
+        return Page(self._start, end, tuple(self._data), up_to_date, closed)

@@ -1,0 +1,110 @@
+"""The words of the Durable Streams protocol: header fields, names of streams, content types.
+
+Header fields are in lower case, as objects get them. Names are what may follow `/v1/stream/`;
+some of them are generations.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote, urlsplit
+
+from ledger.errors import CallerError, NotFound
+from ledger.objects.object import MAX_KEY_CHARS
+from origin.streams.json import JSON_TYPE
+
+CONTENT_TYPE = "content-type"
+CACHE_CONTROL = "cache-control"
+ETAG = "etag"
+IF_NONE_MATCH = "if-none-match"
+LOCATION = "location"
+ALLOW = "allow"
+
+NEXT_OFFSET = "stream-next-offset"
+UP_TO_DATE = "stream-up-to-date"
+CLOSED = "stream-closed"
+CURSOR = "stream-cursor"
+SEQ = "stream-seq"
+TTL = "stream-ttl"
+EXPIRES_AT = "stream-expires-at"
+DATA_ENCODING = "stream-sse-data-encoding"
+
+FORKED_FROM = "stream-forked-from"
+FORK_OFFSET = "stream-fork-offset"
+FORK_SUB_OFFSET = "stream-fork-sub-offset"
+
+PRODUCER_ID = "producer-id"
+PRODUCER_EPOCH = "producer-epoch"
+PRODUCER_SEQ = "producer-seq"
+PRODUCER_EXPECTED_SEQ = "producer-expected-seq"
+PRODUCER_RECEIVED_SEQ = "producer-received-seq"
+
+TRUE = "true"
+"""The only value that means yes, in any case."""
+
+ROOT = "/v1/stream/"
+RESERVED = "__ds"
+"""The first segment of names that are no streams: the protocol's own resources."""
+
+_GENERATION = re.compile("[0-9a-f]{32}")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
+
+DEFAULT_TYPE = "application/octet-stream"
+GENERATION_TYPE = "text/plain; charset=utf-8"
+SSE_TYPE = "text/event-stream"
+MAX_TYPE_CHARS = 256
+
+_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}\s*(;[\x20-\x7e]*)?")
+
+
+def check_name(name: str) -> str:
+    """`name`, if a stream can have it: segments of a path, none of which leads elsewhere.
+
+    Raises NotFound otherwise, as for any stream that is not there.
+    """
+    segments = name.split("/")
+    fits = 0 < len(name) <= MAX_KEY_CHARS and not _UNSAFE.search(name)
+    if not fits or segments[0] == RESERVED or any(part in ("", ".", "..") for part in segments):
+        raise NotFound("no stream can have this name")
+    return name
+
+
+def named_by(link: str) -> str:
+    """The name in a stream's path or URL; NotFound if `link` is neither."""
+    try:
+        path = urlsplit(link).path
+    except ValueError:
+        path = ""
+    if not path.startswith(ROOT):
+        raise NotFound(f"no stream is at {link!r}", hint=f"its path begins with {ROOT}")
+    return check_name(unquote(path[len(ROOT) :]))
+
+
+def generation_id(name: str) -> bytes | None:
+    """The id in the name of a generation; None if it can be none."""
+    return bytes.fromhex(name) if _GENERATION.fullmatch(name) else None
+
+
+def parse_type(text: str | None) -> str | None:
+    """A media type as the client wrote it (RFC 9110, 8.3.1); CallerError if it is none."""
+    if text is None or not text.strip():
+        return None
+    text = text.strip()
+    if len(text) > MAX_TYPE_CHARS or not _TYPE.fullmatch(text):
+        raise CallerError("not a media type", field=CONTENT_TYPE, hint=f"say {DEFAULT_TYPE}")
+    return text
+
+
+def essence(content_type: str) -> str:
+    """The type without its parameters, in lower case: what must match on an append."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def is_json(content_type: str) -> bool:
+    return essence(content_type) == JSON_TYPE
+
+
+def is_text(content_type: str) -> bool:
+    """Whether server-sent events can carry it as it is; base64 carries the rest."""
+    return essence(content_type).startswith("text/") or is_json(content_type)

@@ -1,0 +1,155 @@
+"""What clients ask of a stream: headers and query, checked, as values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import parse_qsl, urlsplit
+
+from ledger.errors import CallerError, TooLarge
+from ledger.objects.object import ObjectRequest
+from origin.streams.config import Create, ForkOrder, parse_expiry
+from origin.streams.offset import START, Offset, parse_cursor, parse_offset
+from origin.streams.producer import Producer, parse_producer
+from origin.streams.protocol import (
+    CLOSED,
+    CONTENT_TYPE,
+    EXPIRES_AT,
+    FORK_OFFSET,
+    FORK_SUB_OFFSET,
+    FORKED_FROM,
+    IF_NONE_MATCH,
+    SEQ,
+    TRUE,
+    TTL,
+    named_by,
+    parse_type,
+)
+
+MAX_SEQ_CHARS = 1024
+MAX_QUERY_FIELDS = 32
+
+_SUB_OFFSET = re.compile("0|[1-9][0-9]{0,15}")
+
+
+class Live(Enum):
+    """How a reader waits for what is yet to come; the value is that of `live`."""
+
+    LONG_POLL = "long-poll"
+    SSE = "sse"
+    FRAMES = "frames"
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """POST: bytes to append, the stream's end, or both."""
+
+    body: bytes
+    content_type: str | None
+    closes: bool
+    seq: str | None
+    producer: Producer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """GET: from `offset` on, None being the end as it is now."""
+
+    offset: Offset | None
+    live: Live | None = None
+    cursor: int | None = None
+    if_none_match: str | None = None
+
+
+def parse_create(request: ObjectRequest, max_body_bytes: int) -> Create:
+    """A PUT; its body is the stream's first bytes."""
+    _check_body(request.body, max_body_bytes)
+    return Create(
+        parse_type(request.header(CONTENT_TYPE)),
+        parse_expiry(request.header(TTL), request.header(EXPIRES_AT)),
+        _closes(request),
+        _parse_fork(request),
+    )
+
+
+def parse_append(request: ObjectRequest, max_body_bytes: int) -> Append:
+    """A POST. Without a body it can only close, and then its content type says nothing."""
+    _check_body(request.body, max_body_bytes)
+    closes, content_type = _closes(request), None
+    if request.body:
+        content_type = parse_type(request.header(CONTENT_TYPE))
+        if content_type is None:
+            raise CallerError("what is appended has a content type", field=CONTENT_TYPE)
+    elif not closes:
+        raise CallerError("nothing to append", field="body", hint=f"or send {CLOSED}: {TRUE}")
+    seq = request.header(SEQ)
+    if seq is not None and not 0 < len(seq) <= MAX_SEQ_CHARS:
+        raise CallerError("not a sequence", field=SEQ, hint=f"1 to {MAX_SEQ_CHARS} characters")
+    return Append(request.body, content_type, closes, seq, parse_producer(request))
+
+
+def parse_read(request: ObjectRequest) -> Read:
+    """A GET. A reader that waits has to say from where."""
+    query = _query(request.url)
+    live = _parse_live(_one(query, "live"))
+    offset = _one(query, "offset")
+    if offset is None and live is not None:
+        raise CallerError("a live read begins at an offset", field="offset", hint="say offset=-1")
+    return Read(
+        START if offset is None else parse_offset(offset),
+        live,
+        parse_cursor(_one(query, "cursor")),
+        request.header(IF_NONE_MATCH),
+    )
+
+
+def _check_body(body: bytes, max_body_bytes: int) -> None:
+    if len(body) > max_body_bytes:
+        raise TooLarge("too much at once", field="body", hint=f"at most {max_body_bytes} bytes")
+
+
+def _closes(request: ObjectRequest) -> bool:
+    return (request.header(CLOSED) or "").lower() == TRUE
+
+
+def _parse_fork(request: ObjectRequest) -> ForkOrder | None:
+    source = request.header(FORKED_FROM)
+    offset, sub_offset = request.header(FORK_OFFSET), request.header(FORK_SUB_OFFSET)
+    if source is None:
+        if offset is not None or sub_offset is not None:
+            raise CallerError("a fork without a source", field=FORKED_FROM, hint="name its path")
+        return None
+    if sub_offset is not None and not _SUB_OFFSET.fullmatch(sub_offset):
+        raise CallerError("not a count", field=FORK_SUB_OFFSET, hint="digits without a leading 0")
+    return ForkOrder(
+        named_by(source),
+        None if offset is None else parse_offset(offset, FORK_OFFSET),
+        int(sub_offset or 0),
+    )
+
+
+def _query(url: str) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(
+            urlsplit(url).query, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS
+        )
+    except ValueError as error:
+        raise CallerError(
+            f"a query of too many fields: {error}", field="query", hint=f"{MAX_QUERY_FIELDS} fit"
+        ) from error
+
+
+def _one(query: list[tuple[str, str]], name: str) -> str | None:
+    values = [value for key, value in query if key == name]
+    if len(values) > 1:
+        raise CallerError("given more than once", field=name)
+    return values[0] if values else None
+
+
+def _parse_live(text: str | None) -> Live | None:
+    try:
+        return None if text is None else Live(text)
+    except ValueError:
+        words = ", ".join(live.value for live in Live)
+        raise CallerError("no way to wait", field="live", hint=f"one of {words}") from None

@@ -1,0 +1,140 @@
+"""One stream in its object's memory, and how it is changed in the object's storage.
+
+Three values hold it: its configuration, when it was used last (only if it has a TTL) and
+the last `Stream-Seq`; besides, one value a producer and one a fork. How far it has come is
+what its ledger stream says, so an append of plain bytes writes its frames and no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from ledger.interface import NewStream, StreamKind
+from ledger.objects.object import ObjectContext, ObjectStorage
+from ledger.wire.schema import Durability
+from origin.streams.config import Config, LastUse
+from origin.streams.page import Tip, chunks, end
+from origin.streams.producer import MAX_PRODUCERS, Producer, stalest
+
+CONFIG = "config"
+USED = "used"
+SEQ = "seq"
+PRODUCER = "producer:"
+
+FIRST_EPOCH = 1
+
+
+@dataclass(slots=True)
+class StreamState:
+    """`tip` counts what was accepted, `epoch` is that of the ledger stream."""
+
+    storage: ObjectStorage
+    config: Config
+    tip: Tip
+    use: LastUse
+    seq: str | None = None
+    epoch: int = FIRST_EPOCH
+    producers: int | None = None
+    """How many have a place, once that was asked for."""
+
+    @classmethod
+    async def load(cls, context: ObjectContext) -> StreamState | None:
+        """The stream as it is stored, if it is there."""
+        values = await context.storage.get_many((CONFIG, USED, SEQ))
+        if CONFIG not in values:
+            return None
+        config = Config.unpack(values[CONFIG])
+        info = await context.outside(context.ledger.info(config.stream))
+        tip = Tip(config.base + info.next_index - info.ended, info.ended)
+        used_ms = int(values.get(USED, b"0"))
+        use = LastUse.restored(used_ms, config.expiry, context.now_ms())
+        seq = values[SEQ].decode() if SEQ in values else None
+        return cls(context.storage, config, tip, use, seq, info.epoch)
+
+    @classmethod
+    def create(
+        cls, storage: ObjectStorage, config: Config, now_ms: int, durability: Durability
+    ) -> StreamState:
+        """A new stream, empty but for what it has inherited."""
+        storage.put(CONFIG, config.pack())
+        storage.create_stream(
+            NewStream(config.stream, "", durability, ttl_s=0.0, kind=StreamKind.OBJECT)
+        )
+        state = cls(storage, config, Tip(config.base, False), LastUse(now_ms, now_ms))
+        state.write_use(now_ms)
+        return state
+
+    @asynccontextmanager
+    async def change(self) -> AsyncIterator[None]:
+        """What the block changes is one write, or nothing of it: an exception undoes all."""
+        before = self.tip, self.seq, replace(self.use), self.producers
+        done = False
+        try:
+            async with self.storage.transaction():
+                yield
+            done = True
+        finally:
+            if not done:
+                self.tip, self.seq, self.use, self.producers = before
+
+    def append(self, messages: Sequence[bytes], *, closes: bool) -> None:
+        """Append whole messages and, if it closes, the stream's end."""
+        own = self.tip.index - self.config.base
+        records = chunks(messages, own)
+        count = len(records)
+        if closes:
+            records.append(end(own + count))
+        for index, record in enumerate(records, own):
+            self.storage.append(self.config.stream, self.epoch, index, record)
+        self.tip = Tip(self.tip.index + count, closes)
+
+    def remember(self, producer: Producer | None, seq: str | None) -> None:
+        """What later appends are judged by."""
+        if producer is not None:
+            place = producer.place.pack(self.tip.index)
+            self.storage.put(PRODUCER + producer.name, place)
+        if seq is not None:
+            self.seq = seq
+            self.storage.put(SEQ, seq.encode())
+
+    async def room_for_producer(self) -> None:
+        """Forget some producers, if those of the stream are as many as may be; one more comes."""
+        if self.producers is None:
+            self.producers = len(await self.storage.list(prefix=PRODUCER))
+        if self.producers >= MAX_PRODUCERS:
+            places = await self.storage.list(prefix=PRODUCER)
+            forgotten = stalest(places)
+            for name in forgotten:
+                self.storage.delete(name)
+            self.producers = len(places) - len(forgotten)
+        self.producers += 1
+
+    def write_use(self, now_ms: int) -> None:
+        """It is used now, by something that is stored anyhow."""
+        self.use.touch(self.config.expiry, now_ms)
+        if self.config.expiry.ttl_s is not None:
+            self.storage.put(USED, str(self.use.known_ms).encode())
+            self.use.stored_ms = self.use.known_ms
+
+    def touch(self, now_ms: int) -> None:
+        """It is used now, which is stored only when it has not been for long."""
+        if self.use.touch(self.config.expiry, now_ms):
+            self.write_use(now_ms)
+
+    def deadline_ms(self) -> int | None:
+        """When it is gone unless it is used before."""
+        return None if self.config.deleted else self.config.expiry.deadline_ms(self.use.known_ms)
+
+    def is_over(self, now_ms: int) -> bool:
+        deadline_ms = self.deadline_ms()
+        return deadline_ms is not None and now_ms >= deadline_ms
+
+    def hide(self) -> None:
+        """Deleted for everybody but its forks."""
+        config = replace(self.config, deleted=True)
+        self.storage.put(CONFIG, config.pack())
+        self.config = config
+        self.storage.delete(USED)
+        self.storage.delete(SEQ)

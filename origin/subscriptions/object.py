@@ -1,0 +1,419 @@
+"""A subscription to streams, as an object: it wakes a webhook or a worker when they grow.
+
+The HTTP side of the reserved API of the Durable Streams protocol. What may follow what is in
+`origin/subscriptions/subscription.py`; a wake is told from the alarm, so that it is told at
+least once whatever dies, and its generation fences those who were woken before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+import structlog
+
+from ledger.errors import CallerError, Conflict, NotFound, Unavailable
+from ledger.interface import ObjectKey
+from ledger.objects.object import (
+    DurableObject,
+    ObjectContext,
+    ObjectFactory,
+    ObjectRequest,
+    ObjectResponse,
+)
+from origin.streams.answer import answer, problem
+from origin.streams.protocol import CONTENT_TYPE, NEXT_OFFSET
+from origin.subscriptions.index import ENTER, LEAVE, NAME
+from origin.subscriptions.interest import Glob
+from origin.subscriptions.request import (
+    INDEX_KEY,
+    JWKS,
+    ROOT,
+    Action,
+    ClaimBody,
+    CreateBody,
+    StreamsBody,
+    base_of,
+    parse,
+    route_of,
+)
+from origin.subscriptions.state import EMPTY, MAX_LINKS, Config, SubscriptionState, entry_of
+from origin.subscriptions.subscription import Event, Phase
+from origin.subscriptions.updates import HEAR, LOOK, Updates
+from origin.subscriptions.wake import (
+    JSON,
+    SECRET_BYTES,
+    call_webhook,
+    check_ack,
+    holder_of,
+    stream_url,
+    token_of,
+    told_streams,
+    write_wake,
+)
+from origin.subscriptions.webhook import Webhooks
+
+NAMES_PER_READ = 1_000
+"""Names of streams that are read at a time, to be matched."""
+STREAM = "stream"
+"""The class of objects that are streams."""
+
+log = structlog.get_logger("subscriptions")
+
+
+class Subscription(DurableObject):
+    """`updates` is where this process hears of streams, `webhooks` how it reaches the world."""
+
+    def __init__(self, context: ObjectContext, updates: Updates, webhooks: Webhooks) -> None:
+        super().__init__(context)
+        self._updates = updates
+        self._webhooks = webhooks
+        self._survey = Survey(context)
+        self._state: SubscriptionState | None = None
+        self._loaded = False
+        self._heard: set[str] | None = None  # streams it has heard of since a look began
+        self._actions: dict[
+            tuple[Action, str], Callable[[ObjectRequest], Awaitable[ObjectResponse]]
+        ] = {
+            (Action.ITSELF, "PUT"): self._put,
+            (Action.ITSELF, "GET"): self._get,
+            (Action.ITSELF, "DELETE"): self._delete,
+            (Action.STREAMS, "POST"): self._add_streams,
+            (Action.STREAM, "DELETE"): self._remove_stream,
+            (Action.CALLBACK, "POST"): self._callback,
+            (Action.CLAIM, "POST"): self._claim,
+            (Action.ACK, "POST"): self._ack,
+            (Action.RELEASE, "POST"): self._release,
+        }
+
+    async def fetch(self, request: ObjectRequest) -> ObjectResponse:
+        await self._load()
+        try:
+            if request.method == LOOK:
+                return await self._look()
+            self._hear()
+            if request.method == HEAR:
+                return answer(204)
+            act = self._actions.get((route_of(request.url).action, request.method))
+            if act is None:
+                raise CallerError("not a method here", code="method_not_allowed", status=405)
+            return await act(request)
+        except CallerError as error:
+            return problem(error)
+
+    async def alarm(self, retries: int) -> None:
+        """A lease has ended, or a wake is to be told."""
+        await self._load()
+        self._hear()
+        state, now_ms = self._state, self.context.now_ms()
+        if state is None:
+            return
+        lease_until_ms = state.standing.lease_until_ms
+        if lease_until_ms is not None and lease_until_ms <= now_ms:
+            state.step(Event.EXPIRED)
+        notify_at_ms = state.standing.notify_at_ms
+        if notify_at_ms is not None and notify_at_ms <= now_ms:
+            await self._tell(state)
+        if self._state is not None:
+            self._state.arm()
+
+    async def _load(self) -> None:
+        if not self._loaded:
+            self._state = await SubscriptionState.load(self.context)
+            self._loaded = True
+
+    def _existing(self) -> SubscriptionState:
+        if self._state is None:
+            raise NotFound("no such subscription", code="SUBSCRIPTION_NOT_FOUND")
+        return self._state
+
+    # ---- waking ----
+
+    async def _tell(self, state: SubscriptionState) -> None:
+        """Tell of the wake, unless somebody has come for it and gone before that is done."""
+        wake_id = state.standing.wake_id
+        event: Event | None = None
+        told: Mapping[str, str] = {}
+        try:
+            if state.config.is_webhook:
+                event, told = await call_webhook(self.context, self._webhooks, state)
+            else:
+                await write_wake(self.context, state)
+        except Unavailable as error:
+            log.warning("wake.not_told", subscription=self.context.key.name, error=str(error))
+            event = Event.FAILED
+        if self._state is not state or state.standing.wake_id != wake_id:
+            return
+        if event is None:
+            state.told()
+            return
+        if event is Event.DONE:
+            for path, offset in told.items():
+                state.links.ack(path, offset)
+        state.step(event)
+
+    # ---- what streams do ----
+
+    def _hear(self) -> None:
+        updates = self._updates.take(self.context.key.name)
+        if self._heard is not None:
+            self._heard |= updates.keys()
+        if self._state is not None:
+            self._state.hear(updates)
+
+    async def _look(self) -> ObjectResponse:
+        """Look at every stream that it wants to know of: something may have been missed."""
+        state = self._state
+        if state is None:
+            await self._leave()  # the entry of one that was never made, or is deleted
+            return answer(204)
+        self._heard = set()
+        try:
+            paths = {link.path for link in state.links}
+            if not state.links.overflowed:  # else a stream without a link may be an old one
+                paths.update(await self._survey.matching(state.config, MAX_LINKS))
+            tails = await self._survey.tails(state.config.base, paths)
+            self._hear()
+            if self._state is state:
+                for path in tails.keys() - self._heard:  # of the others we have heard later
+                    self._found(state, path, tails[path])
+                state.wake_if_needed()
+                state.arm()  # its alarm may have rung while subscriptions were off
+        finally:
+            self._heard = None
+        return answer(204)
+
+    def _found(self, state: SubscriptionState, path: str, tail: str | None) -> None:
+        if tail is None:
+            state.links.gone(path)
+        else:
+            state.see(path, tail)
+
+    # ---- the subscription itself ----
+
+    async def _put(self, request: ObjectRequest) -> ObjectResponse:
+        asked = parse(CreateBody, request.body)
+        if asked.webhook is not None:
+            self._webhooks.check(asked.webhook.url)
+        secret = self.context.random(SECRET_BYTES)
+        config = Config.create(asked, base_of(request.url), self.context.now_ms(), secret)
+        if self._state is None:
+            await self.context.block_concurrency_while(lambda: self._create(config))
+            return await self._described(201)
+        if not self._state.config.confirms(config):
+            raise Conflict("it exists, and is another one", code="SUBSCRIPTION_ALREADY_EXISTS")
+        return await self._described(200)
+
+    async def _create(self, config: Config) -> None:
+        """Entered first: a stream that changes from now on is heard of, once this has ended."""
+        await self._enter(entry_of(config, config.streams))
+        matching = await self._survey.matching(config, MAX_LINKS + 1)
+        room = MAX_LINKS - len(config.streams)
+        tails = await self._survey.tails(config.base, {*config.streams, *matching[:room]})
+        state = SubscriptionState.create(self.context, config)
+        for path in config.streams:
+            tail = tails[path] or EMPTY
+            state.links.link(path, explicit=True, acked=tail, tail=tail)
+        if len(matching) > room:
+            state.links.overflow()
+        for path in matching[:room]:
+            if (found := tails[path]) is not None:
+                state.links.link(path, explicit=False, acked=found, tail=found)
+        self._state = state
+
+    async def _get(self, request: ObjectRequest) -> ObjectResponse:
+        self._existing()
+        return await self._described(200)
+
+    async def _delete(self, request: ObjectRequest) -> ObjectResponse:
+        if self._state is not None:
+            self._state = None
+            self.context.storage.delete_all()
+            self.context.storage.delete_alarm()
+            await self._leave()
+        return answer(204)
+
+    async def _described(self, status: int) -> ObjectResponse:
+        state, name = self._existing(), self.context.key.name
+        config = state.config
+        streams = [
+            {"path": link.path, "link_type": link.link_type, "acked_offset": link.acked}
+            for link in state.links
+        ]
+        webhook = None
+        if config.is_webhook:
+            webhook = {"url": config.webhook_url, "signing": await self._signing(config.base)}
+        fields = {
+            "id": name,
+            "subscription_id": name,
+            "type": config.type,
+            "pattern": config.pattern,
+            "streams": streams,
+            "webhook": webhook,
+            "wake_stream": config.wake_stream,
+            "lease_ttl_ms": config.lease_ms,
+            "created_at": config.created_at,
+            "status": "failed" if state.standing.failures else "active",
+            "description": config.description,
+        }
+        return _json(status, {key: value for key, value in fields.items() if value is not None})
+
+    async def _signing(self, base: str) -> dict[str, str]:
+        response = await self.context.call(INDEX_KEY, ObjectRequest("GET", base))
+        assert isinstance(response.body, bytes)
+        [key] = json.loads(response.body)["keys"]
+        return {"alg": "ed25519", "kid": key["kid"], "jwks_url": f"{base}{ROOT}{JWKS}"}
+
+    async def _enter(self, entry: bytes) -> None:
+        await self._ask_index(ENTER, entry)
+
+    async def _leave(self) -> None:
+        await self._ask_index(LEAVE, b"")
+
+    async def _ask_index(self, method: str, body: bytes) -> None:
+        headers = ((NAME, self.context.key.name),)
+        await self.context.call(INDEX_KEY, ObjectRequest(method, "object://index", headers, body))
+
+    # ---- its streams ----
+
+    async def _add_streams(self, request: ObjectRequest) -> ObjectResponse:
+        state, asked = self._existing(), parse(StreamsBody, request.body)
+        explicit = {link.path for link in state.links if link.explicit}
+        if len(explicit.union(asked.streams)) > MAX_LINKS:
+            raise CallerError(
+                f"it names {len(explicit)} streams already",
+                code="too_many_links",
+                field="streams",
+                status=429,
+                hint=f"at most {MAX_LINKS}",
+            )
+        await self.context.block_concurrency_while(
+            lambda: self._link(state, explicit, asked.streams)
+        )
+        return answer(204)
+
+    async def _link(self, state: SubscriptionState, explicit: set[str], streams: list[str]) -> None:
+        await self._enter(entry_of(state.config, explicit.union(streams)))
+        tails = await self._survey.tails(state.config.base, streams)
+        for path, found in tails.items():
+            tail = found or EMPTY
+            state.links.link(path, explicit=True, acked=tail, tail=tail)
+
+    async def _remove_stream(self, request: ObjectRequest) -> ObjectResponse:
+        state = self._existing()
+        state.links.unlink(route_of(request.url).stream.strip("/"))
+        await self._enter(state.entry())
+        return answer(204)
+
+    # ---- those who were woken ----
+
+    async def _claim(self, request: ObjectRequest) -> ObjectResponse:
+        state = self._pulled()
+        worker = parse(ClaimBody, request.body).worker
+        standing = state.standing
+        if standing.phase is Phase.LEASED:
+            error = {
+                "code": "ALREADY_CLAIMED",
+                "message": "another worker has it",
+                "current_holder": standing.holder,
+                "generation": standing.generation,
+            }
+            return _json(409, {"error": error})
+        if standing.phase is Phase.IDLE:
+            raise Conflict("nothing is to be done", code="NO_PENDING_WORK")
+        state.step(Event.CLAIMED, worker)
+        fields = {
+            "wake_id": standing.wake_id,
+            "generation": standing.generation,
+            "token": token_of(self.context.key.name, state),
+            "streams": told_streams(state),
+            "lease_ttl_ms": state.config.lease_ms,
+        }
+        return _json(200, fields)
+
+    async def _callback(self, request: ObjectRequest) -> ObjectResponse:
+        state = self._existing()
+        if not state.config.is_webhook:
+            raise CallerError("it has no webhook", code="INVALID_REQUEST")
+        return await self._acknowledge(state, request)
+
+    async def _ack(self, request: ObjectRequest) -> ObjectResponse:
+        return await self._acknowledge(self._pulled(), request)
+
+    async def _acknowledge(
+        self, state: SubscriptionState, request: ObjectRequest
+    ) -> ObjectResponse:
+        said = holder_of(self.context.key.name, state, request)
+        for ack in said.acks:
+            link = state.links.get(ack.name)
+            if link is not None and ack.offset > link.tail:
+                await self._catch_up(state, ack.name)
+        holder_of(self.context.key.name, state, request)  # or fenced while we looked
+        for ack in said.acks:
+            check_ack(state, ack)
+        for ack in said.acks:
+            state.links.ack(ack.name, ack.offset)
+        state.step(Event.DONE if said.done else Event.EXTENDED)
+        woken = said.done and state.standing.phase is Phase.WAKING
+        return _json(200, {"ok": True, "next_wake": woken})
+
+    async def _catch_up(self, state: SubscriptionState, path: str) -> None:
+        """A worker may have read further than we have heard."""
+        tail = await self._survey.tail(state.config.base, path)
+        if tail is not None and state.links.get(path) is not None:
+            state.links.reach(path, tail)
+
+    async def _release(self, request: ObjectRequest) -> ObjectResponse:
+        state = self._pulled()
+        holder_of(self.context.key.name, state, request)
+        state.step(Event.RELEASED)
+        return answer(204)
+
+    def _pulled(self) -> SubscriptionState:
+        state = self._existing()
+        if state.config.is_webhook:
+            raise CallerError("it is a webhook's", code="INVALID_REQUEST")
+        return state
+
+
+class Survey:
+    """What a subscription sees of streams by looking at them, instead of hearing of them.
+
+    It looks with the rights of an object: each look is a time outside for it.
+    """
+
+    def __init__(self, context: ObjectContext) -> None:
+        self._context = context
+
+    async def tail(self, base: str, path: str) -> str | None:
+        """Where a stream ends; None if there is none."""
+        request = ObjectRequest("HEAD", stream_url(base, path))
+        response = await self._context.call(ObjectKey(STREAM, path), request)
+        return response.header(NEXT_OFFSET) if response.status == 200 else None
+
+    async def tails(self, base: str, paths: Iterable[str]) -> dict[str, str | None]:
+        return {path: await self.tail(base, path) for path in paths}
+
+    async def matching(self, config: Config, limit: int) -> list[str]:
+        """The names of existing streams that the pattern matches, `limit` at most."""
+        if config.pattern is None:
+            return []
+        glob, found = Glob(config.pattern), list[str]()
+        last = glob.prefix[:-1]  # names are read after it, and so include the prefix itself
+        while True:
+            reading = self._context.ledger.objects.names(STREAM, after=last, limit=NAMES_PER_READ)
+            names = await self._context.outside(reading)
+            found += [n for n in names if glob.matches(n) and n != config.wake_stream]
+            beyond = names and names[-1] > glob.prefix and not names[-1].startswith(glob.prefix)
+            if len(names) < NAMES_PER_READ or len(found) >= limit or beyond:
+                return found[:limit]
+            last = names[-1]
+
+
+def _json(status: int, fields: Mapping[str, object]) -> ObjectResponse:
+    return answer(status, (CONTENT_TYPE, JSON), body=json.dumps(fields).encode())
+
+
+def subscription_class(updates: Updates, webhooks: Webhooks) -> ObjectFactory:
+    """The class of objects that are subscriptions, for an ObjectRuntime."""
+    return lambda context: Subscription(context, updates, webhooks)

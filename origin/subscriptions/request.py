@@ -1,0 +1,200 @@
+"""What is asked of a subscription: paths below /v1/stream/__ds/, and checked JSON bodies."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Literal, NamedTuple, Self, TypeVar
+from urllib.parse import quote, unquote, urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ledger.errors import CallerError, NotFound
+from ledger.interface import ObjectKey
+from origin.streams.protocol import check_name
+from origin.subscriptions.interest import Glob
+
+ROOT = "/v1/stream/__ds/"
+JWKS = "jwks.json"
+SUBSCRIPTIONS = "subscriptions"
+MAX_ID_CHARS = 256
+
+SUBSCRIPTION = "subscription"
+"""The class of objects that are subscriptions, each under its id."""
+INDEX_KEY = ObjectKey("subscription-index", "index")
+"""The one object that knows them all, and keeps the key that signs webhooks."""
+
+MIN_LEASE_MS = 1_000
+MAX_LEASE_MS = 600_000
+DEFAULT_LEASE_MS = 30_000
+MAX_STREAMS = 1_000
+"""Streams named, or acknowledged, in one request."""
+MAX_TEXT_CHARS = 1_024
+
+B = TypeVar("B", bound=BaseModel)
+
+
+class Action(Enum):
+    """What is asked of a subscription; the value is the path's last segment."""
+
+    ITSELF = ""
+    STREAMS = "streams"
+    STREAM = "stream"
+    CALLBACK = "callback"
+    CLAIM = "claim"
+    ACK = "ack"
+    RELEASE = "release"
+
+
+_PLAIN = {action.value: action for action in Action if action is not Action.STREAM}
+
+
+class Route(NamedTuple):
+    """`stream` is the name in a path that takes a stream away."""
+
+    id: str
+    action: Action
+    stream: str = ""
+
+
+def object_of(path: str) -> ObjectKey:
+    """The object that `path`, as it came, below ROOT, is for. NotFound if there is none."""
+    if path == JWKS:
+        return INDEX_KEY
+    return ObjectKey(SUBSCRIPTION, parse_route(path).id)
+
+
+def route_of(url: str) -> Route:
+    """The route in the URL of a request to a subscription."""
+    return parse_route(urlsplit(url).path.removeprefix(ROOT))
+
+
+def parse_route(path: str) -> Route:
+    first, *rest = path.split("/")
+    if first != SUBSCRIPTIONS or not rest or not rest[0]:
+        raise _nothing_here()
+    name = _decoded(rest[0])
+    if len(name) > MAX_ID_CHARS or not name.isprintable():
+        raise CallerError(
+            "no id of a subscription",
+            code="INVALID_REQUEST",
+            hint=f"1 to {MAX_ID_CHARS} printable characters",
+        )
+    tail = rest[1:]
+    if len(tail) > 1 and tail[0] == Action.STREAMS.value:
+        return Route(name, Action.STREAM, _decoded("/".join(tail[1:])))
+    action = _PLAIN.get("/".join(tail))
+    if action is None or (tail and not tail[0]):
+        raise _nothing_here()
+    return Route(name, action)
+
+
+def url_of(base: str, name: str, action: Action) -> str:
+    """The URL of an action, under the scheme and host that `base` is."""
+    return f"{base}{ROOT}{SUBSCRIPTIONS}/{quote(name, safe='')}/{action.value}"
+
+
+def base_of(url: str) -> str:
+    """Scheme and host of a request's URL."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _decoded(text: str) -> str:
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise _nothing_here() from None
+
+
+def _nothing_here() -> NotFound:
+    return NotFound("nothing is served here", code="SUBSCRIPTION_NOT_FOUND")
+
+
+def _is_name(text: str) -> str:
+    try:
+        return check_name(text.strip("/"))
+    except NotFound as error:
+        raise ValueError(error.message) from None
+
+
+def _is_pattern(text: str) -> str:
+    pattern = text.strip("/")
+    if not pattern:
+        raise ValueError("the pattern is empty")
+    Glob(pattern)
+    return pattern
+
+
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS)]
+Name = Annotated[str, AfterValidator(_is_name)]
+Names = Annotated[list[Name], Field(max_length=MAX_STREAMS)]
+
+
+class Body(BaseModel):
+    """Fields that we do not know are for other servers, and are left alone."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class WebhookBody(Body):
+    url: Text
+
+
+class CreateBody(Body):
+    type: Literal["webhook", "pull-wake"]
+    pattern: Annotated[Text, AfterValidator(_is_pattern)] | None = None
+    streams: Names = []
+    webhook: WebhookBody | None = None
+    wake_stream: Name | None = None
+    lease_ttl_ms: int = Field(DEFAULT_LEASE_MS, ge=MIN_LEASE_MS, le=MAX_LEASE_MS)
+    description: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.pattern is None and not self.streams:
+            raise ValueError("give a pattern or streams")
+        if self.type == "webhook" and self.webhook is None:
+            raise ValueError("a webhook subscription needs webhook.url")
+        if self.type == "pull-wake" and self.wake_stream is None:
+            raise ValueError("a pull-wake subscription needs wake_stream")
+        return self
+
+
+class StreamsBody(Body):
+    streams: Annotated[Names, Field(min_length=1)]
+
+
+class ClaimBody(Body):
+    worker: Text
+
+
+class AckBody(Body):
+    """The protocol's name for the stream is `stream`; `path` is an older one."""
+
+    stream: str | None = None
+    path: str | None = None
+    offset: str
+
+    @property
+    def name(self) -> str:
+        return (self.stream or self.path or "").strip("/")
+
+
+class HolderBody(Body):
+    """What whoever was woken says: for which wake, what it has done, whether that is all."""
+
+    wake_id: str | None = None
+    generation: int | None = None
+    acks: Annotated[list[AckBody], Field(max_length=MAX_STREAMS)] = []
+    done: bool = False
+
+
+def parse(model: type[B], body: bytes) -> B:
+    """The body as `model`; CallerError (INVALID_REQUEST) naming the field at fault."""
+    try:
+        return model.model_validate_json(body or b"{}")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise CallerError(message, code="INVALID_REQUEST", field=where or None) from None

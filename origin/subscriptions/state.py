@@ -1,0 +1,316 @@
+"""What one subscription keeps in its object's storage, and how far each stream is acknowledged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+
+from ledger.objects.object import ObjectContext, ObjectStorage
+from origin.streams.offset import BEGINNING, START
+from origin.subscriptions.interest import Glob
+from origin.subscriptions.request import CreateBody
+from origin.subscriptions.subscription import Event, Phase, Standing, after
+from origin.subscriptions.updates import Update
+
+LINK = "link/"
+"""Names of values: what follows is a hash, for a stream's name can be longer than theirs."""
+MAX_LINKS = 1_000
+"""Of one subscription. Beyond it a stream that a pattern has found, and that has no work, is
+forgotten for one that has."""
+MAX_TOLD = MAX_LINKS
+"""Streams that one notification names; those with work come first."""
+OVERFLOWED = "overflowed"
+"""A value that is there once a stream that the pattern matches has no link."""
+EMPTY = str(START)
+"""Where a stream ends that has nothing in it, or is not there."""
+
+CONFIG = "config"
+STANDING = "standing"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Offsets sort as text, and `BEGINNING`, of a stream not even seen, before all of them."""
+
+    path: str
+    explicit: bool
+    glob: bool
+    acked: str
+    tail: str
+
+    @property
+    def has_pending(self) -> bool:
+        return self.tail > self.acked
+
+    @property
+    def link_type(self) -> str:
+        return "explicit" if self.explicit else "glob"
+
+
+class Links:
+    """The links in memory, and in an object's storage as they change."""
+
+    def __init__(self, storage: ObjectStorage) -> None:
+        self._storage = storage
+        self._links: dict[str, Link] = {}
+        self._pending: dict[str, None] = {}  # paths, those longest in it first
+        self._quiet: dict[str, None] = {}  # of the pattern only, and without work; likewise
+        self.overflowed = False
+
+    async def load(self) -> None:
+        self.overflowed = await self._storage.get(OVERFLOWED) is not None
+        for value in (await self._storage.list(prefix=LINK)).values():
+            self._keep(Link(**json.loads(value)))
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __iter__(self) -> Iterator[Link]:
+        """In order of their paths."""
+        return iter(sorted(self._links.values(), key=lambda link: link.path))
+
+    def get(self, path: str) -> Link | None:
+        return self._links.get(path)
+
+    @property
+    def first_pending(self) -> str | None:
+        return next(iter(self._pending), None)
+
+    def told(self) -> list[Link]:
+        """What somebody who is woken is told."""
+        waiting = [self._links[path] for path in self._pending]
+        quiet = [link for link in self if not link.has_pending]
+        return (waiting + quiet)[:MAX_TOLD]
+
+    # ---- changes ----
+
+    def link(self, path: str, *, explicit: bool, acked: str, tail: str) -> None:
+        """Make a link, or add to an existing one that it is of this kind too."""
+        there = self._links.get(path)
+        if there is None:
+            if explicit or self._make_room():
+                self._put(Link(path, explicit, not explicit, acked, tail))
+        elif explicit and not there.explicit:
+            self._put(replace(there, explicit=True))
+        elif not explicit and not there.glob:
+            self._put(replace(there, glob=True))
+
+    def overflow(self) -> None:
+        """Not every stream that the pattern matches has a link any more."""
+        if not self.overflowed:
+            self.overflowed = True
+            self._storage.put(OVERFLOWED, b"")
+
+    def _make_room(self) -> bool:
+        """Whether there can be one more."""
+        if len(self._links) < MAX_LINKS:
+            return True
+        self.overflow()
+        quiet = next(iter(self._quiet), None)
+        if quiet is None:
+            return False
+        self._drop(quiet)
+        return True
+
+    def reach(self, path: str, tail: str) -> None:
+        """The stream goes on to `tail` now; updates may come late, and never take it back."""
+        there = self._links[path]
+        if tail > there.tail:
+            self._put(replace(there, tail=tail))
+
+    def ack(self, path: str, offset: str) -> None:
+        there = self._links.get(path)
+        if there is not None and offset > there.acked:
+            self._put(replace(there, acked=offset))
+
+    def unlink(self, path: str) -> None:
+        """It is no longer named; a pattern may still match it."""
+        there = self._links.get(path)
+        if there is None:
+            return
+        if there.glob:
+            self._put(replace(there, explicit=False))
+        else:
+            self._drop(path)
+
+    def gone(self, path: str) -> None:
+        """The stream was deleted. One that is named stays so, for another of that name."""
+        there = self._links.get(path)
+        if there is None:
+            return
+        if there.explicit:
+            self._put(replace(there, acked=EMPTY, tail=EMPTY))
+        else:
+            self._drop(path)
+
+    def _put(self, link: Link) -> None:
+        self._keep(link)
+        self._storage.put(_name(link.path), json.dumps(asdict(link)).encode())
+
+    def _keep(self, link: Link) -> None:
+        self._links[link.path] = link
+        if link.has_pending:
+            self._pending.setdefault(link.path)
+        else:
+            self._pending.pop(link.path, None)
+        if link.has_pending or link.explicit:
+            self._quiet.pop(link.path, None)
+        else:
+            self._quiet.setdefault(link.path)
+
+    def _drop(self, path: str) -> None:
+        del self._links[path]
+        self._pending.pop(path, None)
+        self._quiet.pop(path, None)
+        self._storage.delete(_name(path))
+
+
+def _name(path: str) -> str:
+    return LINK + hashlib.sha256(path.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What was asked for, and what was made with it. `base` is scheme and host of its URL."""
+
+    type: str
+    pattern: str | None
+    streams: tuple[str, ...]
+    webhook_url: str | None
+    wake_stream: str | None
+    lease_ms: int
+    description: str | None
+    base: str
+    created_at: str
+    secret: str
+
+    @classmethod
+    def create(cls, asked: CreateBody, base: str, now_ms: int, secret: bytes) -> Config:
+        return cls(
+            type=asked.type,
+            pattern=asked.pattern,
+            streams=tuple(sorted(set(asked.streams))),
+            webhook_url=None if asked.webhook is None else asked.webhook.url,
+            wake_stream=asked.wake_stream,
+            lease_ms=asked.lease_ttl_ms,
+            description=asked.description,
+            base=base,
+            created_at=datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(),
+            secret=secret.hex(),
+        )
+
+    def confirms(self, other: Config) -> bool:
+        """Whether the same was asked for."""
+        asked = ("type", "pattern", "streams", "webhook_url", "wake_stream", "lease_ms")
+        same = all(getattr(self, name) == getattr(other, name) for name in asked)
+        return same and self.description == other.description
+
+    @property
+    def is_webhook(self) -> bool:
+        return self.webhook_url is not None
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Config:
+        fields = json.loads(value)
+        return cls(**fields | {"streams": tuple(fields["streams"])})
+
+
+class SubscriptionState:
+    """Config, standing and links; every change is put into the object's storage."""
+
+    def __init__(self, context: ObjectContext, config: Config, standing: Standing) -> None:
+        self.config = config
+        self.standing = standing
+        self.links = Links(context.storage)
+        self.glob = None if config.pattern is None else Glob(config.pattern)
+        self._context = context
+
+    @classmethod
+    async def load(cls, context: ObjectContext) -> SubscriptionState | None:
+        values = await context.storage.get_many([CONFIG, STANDING])
+        if CONFIG not in values:
+            return None
+        config = Config.unpack(values[CONFIG])
+        state = cls(context, config, Standing.unpack(values[STANDING]))
+        await state.links.load()
+        return state
+
+    @classmethod
+    def create(cls, context: ObjectContext, config: Config) -> SubscriptionState:
+        state = cls(context, config, Standing())
+        context.storage.put(CONFIG, config.pack())
+        context.storage.put(STANDING, state.standing.pack())
+        return state
+
+    def entry(self) -> bytes:
+        """What the index is to know of it."""
+        return entry_of(self.config, [link.path for link in self.links if link.explicit])
+
+    # ---- its life ----
+
+    def step(self, event: Event, holder: str | None = None) -> None:
+        """Let `event` happen; Conflict (FENCED) where it cannot. Work left over wakes again."""
+        context, lease_ms = self._context, self.config.lease_ms
+        self._stand(after(self.standing, event, context.now_ms(), lease_ms, context.random, holder))
+        self.wake_if_needed()
+
+    def wake_if_needed(self) -> None:
+        """Have somebody woken, if there is work that nobody does or is asked to do."""
+        if self.standing.phase is Phase.IDLE and self.links.first_pending is not None:
+            self.step(Event.WORK)
+
+    def told(self) -> None:
+        """The wake has been told where workers read; one of them will come, in its own time."""
+        self._stand(replace(self.standing, notify_at_ms=None))
+
+    def _stand(self, standing: Standing) -> None:
+        if standing == self.standing:
+            return
+        self.standing = standing
+        self._context.storage.put(STANDING, standing.pack())
+        self.arm()
+
+    def arm(self) -> None:
+        """Set the alarm for what time will change."""
+        if (due_ms := self.standing.due_ms) is None:
+            self._context.storage.delete_alarm()
+        else:
+            self._context.storage.set_alarm(due_ms)
+
+    # ---- its streams ----
+
+    def hear(self, updates: Mapping[str, Update]) -> None:
+        """Take in what has happened to streams."""
+        for path, update in updates.items():
+            if update.deleted:
+                self.links.gone(path)
+            if update.tail is not None:
+                self.see(path, update.tail, update.since)
+        self.wake_if_needed()
+
+    def see(self, path: str, tail: str, since: str = BEGINNING) -> None:
+        """A stream ends at `tail`. One that the pattern matches, and has no link, is new.
+
+        Unless links were forgotten: then all before `since` may have been acknowledged.
+        """
+        if self.glob is not None and self.glob.matches(path) and path != self.config.wake_stream:
+            acked = since if self.links.overflowed else BEGINNING
+            self.links.link(path, explicit=False, acked=acked, tail=tail)
+        if self.links.get(path) is not None:
+            self.links.reach(path, tail)
+
+
+def entry_of(config: Config, streams: Iterable[str]) -> bytes:
+    """What the index is told of a subscription; `Updates` reads it."""
+    fields = {
+        "pattern": config.pattern,
+        "streams": sorted(streams),
+        "wake_stream": config.wake_stream,
+    }
+    return json.dumps(fields).encode()

@@ -1,0 +1,268 @@
+"""POSTs to webhooks, and keeps them away from what is not on the public internet.
+
+A webhook's URL is a stranger's word about where this process shall connect. So the host's
+addresses are looked up once, checked, and the connection is made to a checked address: a name
+that means another one a moment later (DNS rebinding) changes nothing. No redirect is followed
+and no proxy is used. Deliveries have places of their own (`pool.py`), where a host that does
+not answer takes nothing from the others, and nothing that an answer holds is unpacked.
+
+A look-up cannot be stopped, and one whose name servers are silent takes as long as they let
+it. So look-ups have threads of their own: one must not hold a thread that something else
+waits for, nor the end of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import httpx
+
+from ledger.errors import CallerError
+from ledger.settings import MAX_PORT
+from origin.subscriptions.pool import MAX_DELIVERIES, Pool, Resting
+
+MAX_LOOK_UPS = 32
+"""Under way at the same time, those included that nobody waits for any more."""
+
+TIMEOUT_S = 15.0
+"""For one delivery, from the look-up to the end of the answer."""
+CONNECT_TIMEOUT_S = 5.0
+"""Each for a TCP connection and for TLS on it."""
+MAX_ANSWER_BYTES = 64 << 10
+SIGNATURE = "webhook-signature"
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""The addresses of a host, for a port; OSError if it has none."""
+
+_HOST_NAME = re.compile(r"(?=.{1,253}$)([a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?", re.IGNORECASE)
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last 32 bits are IPv4
+_PRIVATE = tuple(
+    ipaddress.ip_network(text)
+    for text in ("::/96", "64:ff9b:1::/48", "fec0::/10", "168.63.129.16/32")
+)
+"""What Python takes for public: IPv4-compatible addresses (RFC 4291, 2.5.5.1), local NAT64 (RFC
+8215), site-local addresses (RFC 3879), and the host that Azure's machines run on."""
+
+
+class Resolver:
+    """`look_up` raises OSError for a host without an address."""
+
+    def __init__(self, most: int = MAX_LOOK_UPS) -> None:
+        self._free = asyncio.Semaphore(most)
+
+    async def look_up(self, host: str, port: int) -> list[str]:
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[str]] = loop.create_future()
+
+        def ended(addresses: list[str], error: OSError | None) -> None:
+            self._free.release()
+            if found.done():
+                return  # nobody waits for it any more
+            if error is None:
+                found.set_result(addresses)
+            else:
+                found.set_exception(error)
+
+        def work() -> None:
+            addresses, error = list[str](), None
+            try:
+                there = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                addresses = [str(address[0]).partition("%")[0] for *_, address in there]
+            except OSError as failure:
+                error = failure
+            except UnicodeError as failure:
+                error = OSError(f"no name of a host: {failure}")
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(ended, addresses, error)
+
+        threading.Thread(target=work, name="webhook-look-up", daemon=True).start()
+        return await found
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How a POST went: `taken` with a 2xx, `done` if its answer says so.
+
+    `answered` if there was an answer, whatever it said.
+    """
+
+    taken: bool
+    done: bool = False
+    reason: str = ""
+    answered: bool = False
+
+
+class Webhooks:
+    """`hosts` may be called although they are private, or without TLS.
+
+    `resolve` looks hosts up, `tls` says whose certificates are believed (the usual ones),
+    `now_ms` is Unix time.
+    """
+
+    def __init__(
+        self,
+        hosts: Iterable[str] = (),
+        *,
+        resolve: Resolve | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = TIMEOUT_S,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._resolve = resolve or Resolver().look_up
+        self._pool = Pool(now_ms)
+        self._tls = tls
+        self._timeout_s = timeout_s
+        self._client: httpx.AsyncClient | None = None
+
+    async def aclose(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+    def check(self, text: str) -> httpx.URL:
+        """The URL, if a webhook may have it; CallerError (WEBHOOK_URL_REJECTED) if not."""
+        try:
+            url = httpx.URL(text)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise _rejected(f"not a URL: {error}") from None
+        if url.scheme not in ("http", "https") or url.userinfo or (url.port or 0) > MAX_PORT:
+            raise _rejected("not a plain https URL")
+        address = _literal(url.host)
+        if address is None and not _HOST_NAME.fullmatch(url.raw_host.decode("ascii")):
+            raise _rejected("not the name of a host")
+        if url.host.lower() in self._hosts:
+            return url
+        if url.scheme != "https":
+            raise _rejected("only https is called")
+        if address is not None and not is_public(address):
+            raise _rejected("the address is not a public one")
+        return url
+
+    async def post(self, text: str, body: bytes, headers: dict[str, str]) -> Delivery:
+        """Deliver; whatever goes wrong is a reason, not an error."""
+        try:
+            url = self.check(text)
+            async with self._pool.slot(url.host.lower()) as slot:
+                delivery = await self._deliver(url, body, headers)
+                slot.answered = delivery.answered
+                return delivery
+        except (CallerError, Resting) as error:
+            return Delivery(False, reason=str(error))
+
+    async def _deliver(self, url: httpx.URL, body: bytes, headers: dict[str, str]) -> Delivery:
+        http = self._http()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._post(http, url, body, headers)
+        except TimeoutError:
+            return Delivery(False, reason=f"no answer within {self._timeout_s:g} s")
+        except (httpx.HTTPError, OSError, CallerError) as error:
+            return Delivery(False, reason=str(error) or type(error).__name__)
+
+    async def _post(
+        self, http: httpx.AsyncClient, url: httpx.URL, body: bytes, headers: dict[str, str]
+    ) -> Delivery:
+        address = await self._checked_address(url)
+        request = http.build_request(
+            "POST",
+            url.copy_with(host=str(address), fragment=None),
+            content=body,
+            headers=headers | {"host": url.netloc.decode("ascii"), "accept-encoding": "identity"},
+            # The certificate is that of the name, whatever address it is at.
+            extensions={"sni_hostname": url.raw_host.decode("ascii")},
+        )
+        response = await http.send(request, stream=True)
+        try:
+            if not response.is_success:
+                return Delivery(False, reason=f"HTTP status {response.status_code}", answered=True)
+            return Delivery(True, done=_says_done(await _read(response)), answered=True)
+        finally:
+            await response.aclose()
+
+    async def _checked_address(self, url: httpx.URL) -> Address:
+        host = url.raw_host.decode("ascii")
+        port = url.port or (443 if url.scheme == "https" else 80)
+        literal = _literal(url.host)
+        there = [url.host] if literal is not None else await self._resolve(host, port)
+        found = [ipaddress.ip_address(text) for text in there]
+        if not found:
+            raise OSError(f"{url.host} has no address")
+        if url.host.lower() not in self._hosts and not all(map(is_public, found)):
+            raise _rejected(f"{url.host} is at an address that is not a public one")
+        return found[0]
+
+    def _http(self) -> httpx.AsyncClient:
+        if self._client is None:
+            # Connections are not kept: one to an address is not for every name at it.
+            limits = httpx.Limits(max_connections=MAX_DELIVERIES, max_keepalive_connections=0)
+            self._client = httpx.AsyncClient(
+                verify=self._tls or True,
+                timeout=httpx.Timeout(self._timeout_s, connect=CONNECT_TIMEOUT_S),
+                limits=limits,
+                trust_env=False,
+                follow_redirects=False,
+            )
+        return self._client
+
+
+def is_public(address: Address) -> bool:
+    """Whether everybody may connect there, so that it gives away nothing that we do."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        if inner is not None:
+            return is_public(inner)
+        if address.teredo is not None:
+            return False
+    if any(address in network for network in _PRIVATE):
+        return False
+    return address.is_global and not address.is_multicast
+
+
+def _literal(host: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+async def _read(response: httpx.Response) -> bytes:
+    """What there is of an answer, as far as we want to know it: nothing of an encoded one."""
+    if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        return b""
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            return b""
+    return bytes(body)
+
+
+def _says_done(body: bytes) -> bool:
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(answer, dict) and answer.get("done") is True
+
+
+def _rejected(why: str) -> CallerError:
+    return CallerError(
+        why,
+        code="WEBHOOK_URL_REJECTED",
+        field="webhook.url",
+        hint="https to a public host, or a host of [streams] webhook_hosts",
+    )

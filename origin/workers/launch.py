@@ -1,0 +1,41 @@
+"""The first thing that a worker's process runs: python -P -m origin.workers.launch PARENT MODULE …
+
+Before anything slow is imported it sees to it that the process ends with its supervisor, and that
+a signal which ends it for a fault leaves a traceback.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2): the signal that this process gets when the thread that started it ends."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a worker's module as its program; returns the exit status."""
+    parent, module, *rest = argv
+    if not end_with(int(parent)):
+        return 1
+    faulthandler.enable()
+    return int(importlib.import_module(module).main(rest))
+
+
+def end_with(parent: int) -> bool:
+    """Have the kernel kill this process when `parent` ends; False if that is gone already.
+
+    Linux only: elsewhere a worker ends when it sees that its socket was closed.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,32 @@
+"""Which program a worker slot runs, and with which settings: those of the origin, as JSON.
+
+Of `token_worker` and `text_worker` beside this, which read them, nothing is imported here:
+before a worker can be started, this is imported, and everything else may wait.
+"""
+
+from __future__ import annotations
+
+from origin.config import OriginConfig
+from origin.producers.embedder import is_classifier, is_embedding
+
+TOKENS = "origin.workers.token_worker"
+TEXT = "origin.workers.text_worker"
+
+
+def makes_tokens(config: OriginConfig) -> bool:
+    """Whether the workers are of kind `tokens`: our own decoder, with a tokenizer to admit by."""
+    if config.producer is not None or config.upstream is not None:
+        return False
+    return not (is_embedding(config.model) or is_classifier(config.model))
+
+
+def program(config: OriginConfig) -> tuple[str, str]:
+    """The module that a slot runs, and its settings."""
+    is_ours = makes_tokens(config)
+    # A link may lead elsewhere by the time that a worker is started again.
+    settled = {
+        "model": config.model.resolve(),
+        "draft_model": config.draft_model and config.draft_model.resolve(),
+        "model_name": config.served_name if is_ours else config.model_name,
+    }
+    return TOKENS if is_ours else TEXT, config.model_copy(update=settled).model_dump_json()

@@ -1,0 +1,334 @@
+"""A worker process of kind `text`: one producer, served over the supervisor's Unix socket.
+
+    python -m origin.workers.text_worker SOCKET SETTINGS
+
+It answers each Ask with the frames of its stream. Like `token_worker` beside it, it ends with
+status 0 when the supervisor closes the socket, and with 1 and a line on stderr when its producer
+cannot be made. It imports torch only where the producer does.
+
+A producer is pulled no faster than its frames are taken: they wait in one bounded queue, whose
+only reader waits for the socket, which the supervisor reads when its ledger has stored what
+came before. What has gathered in the queue by then travels as one Step, so that busy streams
+share a group commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import structlog
+from pydantic import ValidationError
+
+from ledger.errors import CallerError, SchemaMismatch, TailraceError
+from ledger.frame import FinishReason, Hello, StreamEnd, tag_of
+from ledger.log import configure_logging
+from origin.config import OriginConfig
+from origin.filter import FilterFactory, load_filter
+from origin.generations.recipe import Recipe
+from origin.producer import End, Producer, Request, load_producer
+from origin.producers.embedder import open_embedder
+from origin.producers.production import Numbered, Production
+from origin.producers.upstream_probe import Progress, open_upstream
+from origin.workers.at_work import AtWork
+from origin.workers.liveness import BEAT_S
+from origin.workers.watchdog import Watchdog
+from origin.workers.worker_frame import (
+    SCHEMA_HASH,
+    SUPERVISOR,
+    Ask,
+    Emission,
+    Fault,
+    Frame,
+    Halt,
+    LoadProgress,
+    Ready,
+    Splitter,
+    Step,
+    decode,
+    encode,
+)
+
+SOFTWARE = "tailrace-text-worker"
+RECEIVE_BYTES = 1 << 16
+MAX_WAITING_STREAMS = 4096
+"""Streams that wait for their turn; one more ends at once, to be asked again."""
+OUTBOX_FRAMES = 256
+"""Frames that wait for the socket, of all streams."""
+STEP_BYTES = 1 << 20
+"""A Step takes no further frame once its frames have so many bytes."""
+UNSENT_BYTES = 64 * 1024
+"""Bytes beyond the socket's own buffer at which the sender waits."""
+
+log = structlog.get_logger("text_worker")
+
+
+@dataclass(slots=True)
+class Answer:
+    """One stream on its way: `producing` is what a Halt cancels; `concluding` sees to its end."""
+
+    run: int
+    production: Production
+    producing: asyncio.Task[None] | None = None
+    concluding: asyncio.Task[None] | None = None
+    has_end: bool = False
+
+
+class TextWorker:
+    """The streams of one connection. `streams` of them are produced at a time; others wait."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        writer: asyncio.StreamWriter,
+        streams: int,
+        filter_factory: FilterFactory | None = None,
+    ) -> None:
+        self._producer = producer
+        self._filter_factory = filter_factory
+        self._writer = writer
+        self._turns = asyncio.Semaphore(streams)
+        self._most = streams + MAX_WAITING_STREAMS
+        self._outbox = asyncio.Queue[Emission](OUTBOX_FRAMES)
+        self._answers: dict[int, Answer] = {}
+        self._at_work = AtWork(lambda begun: writer.write(encode(begun)))
+
+    def take(self, corr: int, frame: Frame) -> None:
+        """One order of the supervisor."""
+        match frame:
+            case Ask():
+                self._at_work.take(corr)
+                self._begin(corr, frame)
+            case Halt():
+                answer = self._answers.get(corr)
+                if answer is not None and answer.producing is not None:
+                    answer.producing.cancel()
+            case _:
+                raise CallerError(f"{type(frame).__name__} is out of place here", field="tag")
+
+    async def send(self) -> None:
+        """Send what the streams make, until cancelled or the supervisor has gone."""
+        while True:
+            emissions = [await self._outbox.get()]
+            size = len(emissions[0].frame)
+            while size < STEP_BYTES and not self._outbox.empty():
+                emissions.append(self._outbox.get_nowait())
+                size += len(emissions[-1].frame)
+            self._writer.write(encode(Step(tuple(emissions))))
+            await self._writer.drain()
+
+    async def beat(self, watchdog: Watchdog) -> None:
+        """Show that the streams are attended to, however long what they wait for takes."""
+        while True:
+            watchdog.arm()
+            self._at_work.repeat()
+            await asyncio.sleep(BEAT_S)
+
+    async def close(self) -> None:
+        """Stop every stream without a word: whoever would read it has gone."""
+        tasks = [
+            task
+            for answer in self._answers.values()
+            for task in (answer.concluding, answer.producing)
+            if task is not None
+        ]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._producer.close()
+
+    def _begin(self, run: int, ask: Ask) -> None:
+        try:
+            recipe = Recipe.model_validate_json(ask.recipe)
+        except ValidationError as error:
+            raise CallerError(f"an Ask with a foreign recipe: {error}", field="recipe") from error
+        request = Request(recipe, ask.delivered, ask.next_index)
+        production = Production(self._producer, request, run, self._filter_factory)
+        answer = Answer(run, production)
+        if len(self._answers) < self._most:
+            answer.producing = asyncio.create_task(self._produce(answer))
+        self._answers[run] = answer
+        answer.concluding = asyncio.create_task(self._conclude(answer))
+
+    async def _produce(self, answer: Answer) -> None:
+        """Hand over frame after frame; a cancel stops it anywhere, even before it began."""
+        this = asyncio.current_task()
+        async with self._turns, aclosing(answer.production.frames()) as frames:
+            self._at_work.begin((answer.run,))
+            async for numbered in frames:
+                await self._put(answer, numbered)
+                if this is not None and this.cancelling():
+                    break  # a producer has swallowed its CancelledError
+
+    async def _conclude(self, answer: Answer) -> None:
+        """See to it that the stream has its end, and only one."""
+        if answer.producing is None:
+            message = f"{self._most} streams run or wait here"
+            end = End(FinishReason.FAILED, message=message, retryable=True)
+        else:
+            await asyncio.wait((answer.producing,))
+            end = _end_of(answer.producing)
+        if not answer.has_end:
+            await self._put(answer, answer.production.ending(end))
+        del self._answers[answer.run]
+
+    async def _put(self, answer: Answer, numbered: Numbered) -> None:
+        index, frame = numbered
+        self._at_work.made((answer.run,))
+        await self._outbox.put(Emission(answer.run, index, (), 0, frame))
+        answer.has_end = tag_of(frame) == StreamEnd.tag
+
+
+def _end_of(producing: asyncio.Task[None]) -> End:
+    if not producing.cancelled() and (error := producing.exception()) is not None:
+        log.error("stream.failed", exc_info=error)
+        return End(FinishReason.FAILED, message="the worker failed; see the origin's log")
+    return End(FinishReason.CANCELLED)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a worker; returns the exit status."""
+    path, settings = argv
+    config = OriginConfig.model_validate_json(settings)
+    # Ctrl-C in a terminal reaches every process; the supervisor decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    configure_logging(config.log_level)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line for each upstream request
+    try:
+        asyncio.run(serve(path, config))
+    except (TailraceError, OSError) as exc:
+        print(f"origin.workers.text_worker: {type(exc).__name__}: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def serve(path: str, config: OriginConfig) -> None:
+    """Greet, make the producer, and answer until the supervisor closes the socket."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.transport.set_write_buffer_limits(high=UNSENT_BYTES)
+    writer.write(encode(Hello(SCHEMA_HASH, SOFTWARE)))
+    try:
+        async with aclosing(_orders(reader)) as orders:
+            await _serve(config, orders, writer)
+    finally:
+        writer.close()
+
+
+Orders = AsyncGenerator[tuple[int, Frame], None]
+
+
+async def _serve(config: OriginConfig, orders: Orders, writer: asyncio.StreamWriter) -> None:
+    hello = await anext(orders, None)
+    if hello is None:
+        return
+    _check_hello(*hello)
+    coming = asyncio.ensure_future(_next(orders))
+    try:
+        try:
+            filter_factory = load_filter(config.filter) if config.filter else None
+            producer = await _open(config, writer, coming)
+        except Exception as error:
+            writer.write(encode(Fault.of(error)))
+            raise
+        if producer is None:
+            return
+        worker = TextWorker(producer, writer, config.text_streams, filter_factory)
+        watchdog = Watchdog(config.worker_silence_s, config.worker_start_s)
+        own = [asyncio.create_task(part) for part in (worker.send(), worker.beat(watchdog))]
+        try:
+            while (order := await coming) is not None:
+                worker.take(*order)
+                coming = asyncio.ensure_future(_next(orders))
+        finally:
+            for part in own:
+                part.cancel()
+            await asyncio.gather(*own, return_exceptions=True)
+            await worker.close()
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+
+
+async def _open(
+    config: OriginConfig,
+    writer: asyncio.StreamWriter,
+    coming: asyncio.Future[tuple[int, Frame] | None],
+) -> Producer | None:
+    """The producer, announced as ready; None where the supervisor went before it was."""
+
+    def progress(stage: str, done: int, total: int) -> None:
+        writer.write(encode(LoadProgress(stage, done, total)))
+
+    started = time.monotonic()
+    opening = asyncio.create_task(open_producer(config, progress))
+    try:
+        await asyncio.wait((opening, coming), return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            return None
+        producer = opening.result()
+    finally:
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+    load_ms = round((time.monotonic() - started) * 1000)
+    writer.write(encode(_ready(producer, config.model_name, load_ms)))
+    return producer
+
+
+async def open_producer(config: OriginConfig, progress: Progress) -> Producer:
+    """What is to be served, ready to be asked; raises a TailraceError if it cannot be."""
+    if config.upstream is not None:
+        return await open_upstream(config, progress)
+    if config.producer is not None:
+        progress(f"making {config.producer}", 0, 1)
+        return await load_producer(config.producer)
+    progress("loading the model", 0, 1)
+    return await open_embedder(config.model, config.device)
+
+
+async def _next(orders: Orders) -> tuple[int, Frame] | None:
+    return await anext(orders, None)
+
+
+async def _orders(reader: asyncio.StreamReader) -> Orders:
+    """(corr, frame) as they come, until the supervisor closes the socket."""
+    splitter = Splitter(tags=SUPERVISOR)
+    while True:
+        try:
+            data = await reader.read(RECEIVE_BYTES)
+        except ConnectionResetError:
+            return
+        if not data:
+            return
+        for raw in splitter.feed(data):
+            yield decode(raw)
+
+
+def _check_hello(corr: int, frame: Frame) -> None:
+    if corr or not isinstance(frame, Hello) or frame.schema != SCHEMA_HASH:
+        raise SchemaMismatch(
+            "the supervisor does not begin with a Hello of this worker's schema",
+            hint="run one version of both",
+        )
+
+
+def _ready(producer: Producer, name: str | None, load_ms: int) -> Ready:
+    about = producer.about
+    return Ready(
+        kind="text",
+        model=name or about.name,
+        fingerprint=about.fingerprint,
+        device=about.device,
+        context=0,
+        vocab=0,
+        load_ms=load_ms,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

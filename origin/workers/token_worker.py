@@ -1,0 +1,295 @@
+"""A worker process: one loaded model, served over the supervisor's Unix socket.
+
+    python -m origin.workers.token_worker SOCKET SETTINGS
+
+SETTINGS is the JSON of an OriginConfig. It ends with status 0 when the supervisor closes the
+socket, and 1 with a line on stderr when the model cannot be loaded or the supervisor speaks
+another schema. It needs no signal: a supervisor that dies closes the socket too.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from kernels.sampler.sampler import Sampling
+from ledger.errors import CallerError, ModelError, SchemaMismatch, TailraceError
+from ledger.frame import Hello
+from origin.checkpoint.tokenizer_file import load_tokenizer
+from origin.config import OriginConfig
+from origin.engine.drafts import Drafter, DraftModel, PromptLookup
+from origin.engine.engine import Engine
+from origin.engine.generation import Surroundings
+from origin.filter import load_filter
+from origin.models.load import load_model
+from origin.models.model import (
+    Device,
+    Draw,
+    Model,
+    Piece,
+    Progress,
+)
+from origin.scheduler.limits import Limits
+from origin.scheduler.pages import PagePool
+from origin.workers.at_work import AtWork
+from origin.workers.liveness import BEAT_S
+from origin.workers.watchdog import Watchdog
+from origin.workers.worker_frame import (
+    MAX_WORKER_FRAME_BYTES,
+    SCHEMA_HASH,
+    SUPERVISOR,
+    Attend,
+    Emission,
+    Fault,
+    Frame,
+    Halt,
+    LoadProgress,
+    Ready,
+    Run,
+    Splitter,
+    Steer,
+    Step,
+    decode,
+    encode,
+)
+
+SOFTWARE = "tailrace-worker"
+RECEIVE_BYTES = 1 << 16
+MIB = 1 << 20
+MAX_STEP_BYTES = MAX_WORKER_FRAME_BYTES // 4
+"""Of the emissions of several runs; what one run emits in a step is far below a frame's limit."""
+EMISSION_BYTES = 32
+"""Around a frame, and of each id, at most."""
+LOAD_S = 0.5
+"""How often a busy worker says how busy it is."""
+# One: at these sizes a second thread costs more than it brings, and a fixed number is part
+# of being deterministic.
+TORCH_THREADS = 1
+
+
+class Link:
+    """The supervisor's socket as frames; `closed` once the other side has gone."""
+
+    def __init__(self, connection: socket.socket, watchdog: Watchdog) -> None:
+        self._connection = connection
+        self._watchdog = watchdog
+        self._splitter = Splitter(tags=SUPERVISOR)
+        self.closed = False
+
+    def send(self, frame: Frame) -> None:
+        """Send one frame whole; waits while the supervisor does not read."""
+        data = encode(frame)
+        try:
+            rest = data[self._sent_at_once(data) :]
+            if rest:
+                with self._watchdog.resting():
+                    self._connection.sendall(rest)
+        except (BrokenPipeError, ConnectionResetError):
+            self.closed = True
+
+    def _sent_at_once(self, data: bytes) -> int:
+        try:
+            return self._connection.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
+    def receive(self, *, wait_s: float | None) -> Iterator[tuple[int, Frame]]:
+        """(corr, frame) of what has come, after waiting for something so long; None: for ever."""
+        while not self.closed and self._readable(wait_s):
+            try:
+                data = self._connection.recv(RECEIVE_BYTES)
+            except ConnectionResetError:
+                data = b""
+            self.closed = not data
+            frames = self._splitter.feed(data)
+            yield from map(decode, frames)
+            wait_s = 0 if frames else wait_s
+
+    def _readable(self, wait_s: float | None) -> bool:
+        return bool(select.select([self._connection], [], [], wait_s)[0])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a worker; returns the exit status."""
+    path, settings = argv
+    config = OriginConfig.model_validate_json(settings)
+    # Ctrl-C in a terminal reaches every process; the supervisor decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(TORCH_THREADS)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(path)
+            watchdog = Watchdog(config.worker_silence_s, config.worker_start_s)
+            serve(Link(connection, watchdog), config, watchdog)
+    except (TailraceError, OSError) as exc:
+        print(f"origin.workers.token_worker: {type(exc).__name__}: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def serve(link: Link, config: OriginConfig, watchdog: Watchdog) -> None:
+    """Greet, load, and generate until the supervisor closes the socket."""
+    link.send(Hello(SCHEMA_HASH, SOFTWARE))
+    frames = link.receive(wait_s=None)
+    first = next(frames, None)
+    if first is None:
+        return
+    _check_hello(*first)
+
+    def progress(stage: str, done: int, total: int) -> None:
+        link.send(LoadProgress(stage, done, total))
+        watchdog.extend()
+
+    at_work = AtWork(link.send)
+    try:
+        engine = _load_engine(config, progress, at_work, link)
+    except Exception as error:
+        link.send(Fault.of(error))
+        raise
+    watchdog.arm()
+    _take(frames, engine, at_work)  # what came right behind the Hello
+    generate(link, engine, at_work, watchdog)
+
+
+def generate(
+    link: Link,
+    engine: Engine,
+    at_work: AtWork,
+    watchdog: Watchdog,
+    clock_s: Callable[[], float] = time.monotonic,
+) -> None:
+    """Steps for as long as the supervisor listens; now and then, how busy the engine is."""
+    told = clock_s()
+    while not link.closed:
+        watchdog.arm()
+        _take(link.receive(wait_s=BEAT_S if engine.idle else 0), engine, at_work)
+        emissions = engine.step()
+        at_work.made(emission.run for emission in emissions)
+        for step in steps(emissions):
+            link.send(step)
+        if engine.idle or clock_s() - told >= LOAD_S:
+            link.send(engine.load())
+            told = clock_s()
+
+
+def steps(emissions: Sequence[Emission], max_bytes: int = MAX_STEP_BYTES) -> Iterator[Step]:
+    """The emissions as one Step, or as several where many are long.
+
+    What one run emits stays together: a run is logged with its end, or without both.
+    """
+    by_run: dict[int, list[Emission]] = {}
+    for emission in emissions:
+        by_run.setdefault(emission.run, []).append(emission)
+    together: list[Emission] = []
+    size = 0
+    for some in by_run.values():
+        more = sum(len(emission.frame) + EMISSION_BYTES * len(emission.ids) for emission in some)
+        if together and size + more > max_bytes:
+            yield Step(tuple(together))
+            together, size = [], 0
+        together += some
+        size += more
+    if together:
+        yield Step(tuple(together))
+
+
+def _load_engine(config: OriginConfig, progress: Progress, at_work: AtWork, link: Link) -> Engine:
+    """Everything that is loaded, and announced as ready."""
+    started = time.monotonic()
+    model = _load(config.model, config, progress)
+    around = _surroundings(model, config, progress)
+    engine = Engine(model, around, _limits(config), begin=at_work.begin)
+    _warm_up(model, around)
+    load_ms = round((time.monotonic() - started) * 1000)
+    link.send(_ready(model, config.served_name, load_ms))
+    return engine
+
+
+def _load(directory: Path, config: OriginConfig, progress: Progress) -> Model:
+    return load_model(directory, progress, Device(config.device), config.kv_mib * MIB)
+
+
+def _surroundings(model: Model, config: OriginConfig, progress: Progress) -> Surroundings:
+    return Surroundings(
+        tokenizer=load_tokenizer(config.model),
+        eos_ids=model.config.eos_ids,
+        context=model.config.context,
+        vocab=model.config.vocab,
+        filter_factory=load_filter(config.filter) if config.filter else None,
+        drafter=_drafter(model, config, progress),
+    )
+
+
+def _drafter(model: Model, config: OriginConfig, progress: Progress) -> Drafter | None:
+    """What guesses tokens: another model, the text itself, or nothing."""
+    if config.draft_model is not None:
+        small = _load(config.draft_model, config, progress)
+        if small.config.vocab != model.config.vocab:
+            raise ModelError(
+                f"a draft model with {small.config.vocab} tokens for one with {model.config.vocab}",
+                field=str(config.draft_model),
+                hint="both need the same tokenizer",
+            )
+        return DraftModel(small, PagePool(small.pages))
+    return PromptLookup() if config.speculate == "prompt-lookup" else None
+
+
+def _limits(config: OriginConfig) -> Limits:
+    return Limits(running=config.running_streams, step_seconds=config.step_ms / 1000)
+
+
+def _take(frames: Iterator[tuple[int, Frame]], engine: Engine, at_work: AtWork) -> None:
+    for corr, frame in frames:
+        match frame:
+            case Run():
+                at_work.take(corr)
+                engine.add(corr, frame)
+            case Steer():
+                engine.steer(corr, frame.ids)
+            case Halt():
+                engine.halt(corr)
+            case Attend():
+                engine.attend(corr, unread=frame.unread)
+            case _:
+                raise CallerError(f"{type(frame).__name__} is out of place here", field="tag")
+
+
+def _check_hello(corr: int, frame: Frame) -> None:
+    if corr or not isinstance(frame, Hello) or frame.schema != SCHEMA_HASH:
+        raise SchemaMismatch(
+            "the supervisor does not begin with a Hello of this worker's schema",
+            hint="run one version of both",
+        )
+
+
+def _warm_up(model: Model, around: Surroundings) -> None:
+    """Let BLAS, the allocator and llguidance do what they do once before a request waits for it."""
+    with suppress(ModelError):  # a tokenizer that no grammar can use serves all other requests
+        around.prepare_grammars()
+    model.forward([Piece((0,), 0, (0,), prefill=True)])
+    hidden = model.forward([Piece((0,), 1, (0,), prefill=False)])
+    model.draw(hidden, [Draw(Sampling(temperature=1.0), 0)])
+
+
+def _ready(model: Model, name: str, load_ms: int) -> Ready:
+    return Ready(
+        kind="tokens",
+        model=name,
+        fingerprint=model.fingerprint,
+        device=model.device,
+        context=model.config.context,
+        vocab=model.config.vocab,
+        load_ms=load_ms,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,234 @@
+"""The frames between a supervisor and its workers (origin/workers/worker.bare), and their codec.
+
+Same framing as the client schema, tags from 32 on. corr is the run's id, chosen by the
+supervisor and unique on one worker connection; 0 is the connection. Both sides send
+`Hello` first, with this schema's hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import dataclass_transform
+
+from ledger.frame import Hello, Sampling
+from ledger.wire.bare import U32Int, Uint
+from ledger.wire.codec import Codec, F, Raw, Tagged, framed
+from ledger.wire.splitter import FrameSplitter
+
+# The first 8 bytes of SHA-256 over the canonical text of origin/workers/worker.bare.
+SCHEMA_HASH = bytes.fromhex("742153f84e0e4f69")
+
+# A prompt of 2^20 tokens, at most 3 bytes each, fits; so does a Step of many emissions.
+MAX_WORKER_FRAME_BYTES = 4 << 20
+MAX_FAULT_CHARS = 500
+
+
+class WorkerFrame(Tagged):
+    """A struct that is a frame of this schema alone."""
+
+    __slots__ = ()
+
+
+Frame = WorkerFrame | Hello
+FRAMES: dict[int, type[Frame]] = {Hello.tag: Hello}
+
+
+@dataclass_transform(frozen_default=True)
+def frame(tag: int) -> Callable[[type[F]], type[F]]:
+    """Makes a class the frame of this schema that has this tag: from 40 on, a supervisor's."""
+    return framed(FRAMES, tag)
+
+
+@frame(32)
+class LoadProgress(WorkerFrame):
+    """How far loading has come: `done` of `total` units of the named stage."""
+
+    stage: str
+    done: Uint
+    total: Uint
+
+
+@frame(33)
+class Ready(WorkerFrame):
+    """The model is loaded; `context` and `vocab` in tokens.
+
+    A worker of kind `tokens` takes Runs; one of kind `text` takes Asks, and knows of no tokens
+    (`context` and `vocab` are 0).
+    """
+
+    kind: str
+    model: str
+    fingerprint: str
+    device: str
+    context: Uint
+    vocab: Uint
+    load_ms: Uint
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """One frame of one run: a whole encoded logged frame of the client schema, corr 0.
+
+    `ids` are all tokens generated since the run's previous emission, up to and including
+    the one whose text completes this frame: a token whose text is held back (incomplete
+    UTF-8, a possible stop sequence) yields no frame, and its id rides in the next emission.
+    `steers` counts the run's Steer orders whose ids are among those of its emissions up to
+    this one; the ids of one order are all in one emission.
+    """
+
+    run: U32Int
+    index: Uint
+    ids: tuple[Uint, ...]
+    steers: Uint
+    frame: bytes
+
+
+@frame(34)
+class Step(WorkerFrame):
+    """All that one engine step produced; the last emission of a run is its StreamEnd."""
+
+    emissions: tuple[Emission, ...] = ()
+
+
+@frame(36)
+class Begun(WorkerFrame):
+    """The runs that the worker is at work on from now, of those that have no emission yet.
+
+    Each replaces the one before, and precedes the work: the worker may die of these, and not of
+    the runs that only wait in its queue.
+    """
+
+    runs: tuple[U32Int, ...] = ()
+
+
+@frame(37)
+class Fault(WorkerFrame):
+    """Why the worker cannot start; it exits next. Nothing of a request is in it."""
+
+    error: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Fault:
+        """In one line."""
+        return cls(" ".join(f"{type(error).__name__}: {error}".split())[:MAX_FAULT_CHARS])
+
+
+@frame(35)
+class Load(WorkerFrame):
+    """How busy the engine is; counts without another word are of the worker's life so far.
+
+    waiting, running: runs now, by priority class. batch_limit: tokens that a step may take now;
+    row_limit: rows of decoding for which runs are started; turn_limit: rows of a step beyond which
+    less urgent classes take turns. pages, pages_free: of the KV cache, now; free ones may hold a
+    reusable prefix. step_us: time of the last step. prompt_tokens: prefilled; reused_tokens: found
+    in the cache instead. drafted, accepted: tokens of speculative decoding.
+    """
+
+    waiting: tuple[Uint, ...]
+    running: tuple[Uint, ...]
+    batch_limit: Uint
+    row_limit: Uint
+    turn_limit: Uint
+    pages: Uint
+    pages_free: Uint
+    step_us: Uint
+    tokens: Uint
+    prompt_tokens: Uint
+    reused_tokens: Uint
+    preemptions: Uint
+    drafted: Uint
+    accepted: Uint
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What the text must match; `kind` is a `ledger.frame.FormatKind`."""
+
+    kind: Uint
+    source: str
+
+
+@frame(40)
+class Run(WorkerFrame):
+    """Generate, or go on: `generated_ids` are those already in the ledger, at first none.
+
+    `sent_bytes` counts the UTF-8 bytes of text in the stream's frames so far, `next_index`
+    is the index of the next one. `max_tokens` counts the `generated_ids` too. All of
+    `sampling` is settled. `completes`: its text goes on from the prompt's, as an answer in a
+    conversation does not. `priority` is a
+    `ledger.frame.Priority`. With `logprobs` every text frame is a ScoredToken with so many
+    alternatives.
+    """
+
+    prompt_ids: tuple[Uint, ...]
+    generated_ids: tuple[Uint, ...]
+    sent_bytes: Uint
+    next_index: Uint
+    max_tokens: Uint
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    completes: bool = False
+    priority: Uint = 1
+    logprobs: Uint | None = None
+    format: Format | None = None
+
+
+@frame(43)
+class Ask(WorkerFrame):
+    """A Run for a worker of kind `text`, or the rest of one.
+
+    `recipe` is the JSON of a `Recipe`; `delivered` is the stream's text so far and
+    `next_index` the index of its next frame.
+    """
+
+    recipe: str
+    delivered: str
+    next_index: Uint
+
+
+@frame(42)
+class Steer(WorkerFrame):
+    """Tokens that a run goes on with, as if it had drawn them next."""
+
+    ids: tuple[Uint, ...]
+
+
+@frame(44)
+class Attend(WorkerFrame):
+    """Whether nobody reads a run's stream: then it gives way to others of its class. At first
+    somebody does. Not for a worker of kind `text`, which serves in order of arrival."""
+
+    unread: bool
+
+
+@frame(41)
+class Halt(WorkerFrame):
+    """Cancel a run; it still ends with its StreamEnd emission."""
+
+
+CODEC: Codec[Frame] = Codec(FRAMES, MAX_WORKER_FRAME_BYTES)
+WORKER = frozenset(tag for tag in FRAMES if tag < Run.tag)
+SUPERVISOR = frozenset(FRAMES) - WORKER | {Hello.tag}
+
+
+class Splitter(FrameSplitter):
+    """Cuts a worker connection's bytes into raw frames of this schema."""
+
+    def __init__(
+        self,
+        max_frame_bytes: int = MAX_WORKER_FRAME_BYTES,
+        tags: Container[int] = frozenset(FRAMES),
+    ) -> None:
+        super().__init__(tags, max_frame_bytes)
+
+
+def encode(frame: Frame, corr: int = 0) -> bytes:
+    """One whole frame; FrameError if a value is outside its type."""
+    return CODEC.encode(frame, corr)
+
+
+def decode(raw: Raw) -> tuple[int, Frame]:
+    """(corr, frame) of exactly one whole frame; FrameError, and nothing else, if it is not."""
+    return CODEC.decode(raw)

@@ -1,0 +1,300 @@
+"""One worker slot of the supervisor: its process, its socket, and its restarts.
+
+A slot runs a program of `program` beside this, hears its frames in order and starts a new process
+when one dies, or is killed because it hangs. What the frames mean is the business of the `Owner`.
+A slot begins without one, because a worker takes longer to load than its owner; what it says waits
+for the owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from ledger.backoff import Backoff
+from ledger.errors import FrameError, SchemaMismatch
+from ledger.frame import Hello
+from origin.workers import worker_frame
+from origin.workers.liveness import LOOK_S, Patience, Pulse
+from origin.workers.worker_frame import Begun, Fault, Frame, Load, LoadProgress, Ready, Step
+
+RESTART_MIN_S = 0.05
+RESTART_MAX_S = 5.0
+"""Wait before a dead worker's successor starts; doubles while none becomes ready."""
+STOP_GRACE_S = 2.0
+"""A worker that has not exited so long after its socket closed, or after SIGABRT, is killed."""
+KILL_GRACE_S = 5.0
+"""A killed worker that is still there after so long hangs in the kernel; its slot goes on."""
+LAST_WORDS_S = 1.0
+"""What a worker said before it exited is read for so long; a child that it forked may hold its
+socket open, and will never close it."""
+READ_BYTES = 256 * 1024
+
+log = structlog.get_logger("worker")
+
+
+class Owner(Protocol):
+    """Who hears what happens in a slot."""
+
+    def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None: ...
+
+    async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None: ...
+
+    def worker_begun(self, slot: WorkerSlot, begun: Begun) -> None: ...
+
+    def worker_load(self, slot: WorkerSlot, load: Load) -> None: ...
+
+    async def worker_step(self, slot: WorkerSlot, step: Step) -> None: ...
+
+    def worker_silent(self, slot: WorkerSlot) -> None: ...
+
+    async def worker_heard(self, slot: WorkerSlot) -> None: ...
+
+    async def worker_lost(self, slot: WorkerSlot) -> None: ...
+
+
+class WorkerSlot:
+    """`number` is the slot's place in the pool; `pid` that of its process now, if any.
+
+    `program` is the module to run and its settings. `is_silent` while nothing
+    is heard of a worker that should say something, and `fate` is what became of the last one.
+    """
+
+    def __init__(
+        self, number: int, program: tuple[str, str], patience: Patience | None = None
+    ) -> None:
+        self.number = number
+        self.pid: int | None = None
+        self.ready: Ready | None = None
+        self.is_silent = False
+        self.fate = ""
+        self._module, self._settings = program
+        self._patience = patience or Patience()
+        self._fault: str | None = None
+        self._welcoming: asyncio.Task[None] | None = None
+        self._owner: Owner | None = None
+        self._is_owned = asyncio.Event()
+        self._writer: asyncio.StreamWriter | None = None
+        self._connected = asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]](1)
+
+    def belong_to(self, owner: Owner) -> None:
+        """Tell `owner` from now on, and what has happened before."""
+        self._owner = owner
+        self._is_owned.set()
+
+    def send(self, frame: Frame, run: int) -> None:
+        """Give the worker an order; lost with the worker if it dies, as its runs are."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(worker_frame.encode(frame, run))
+
+    async def keep(self) -> None:
+        """Run workers in this slot, one after another, until cancelled."""
+        backoff = Backoff(RESTART_MIN_S, RESTART_MAX_S)
+        with tempfile.TemporaryDirectory(prefix="tailrace-") as folder:
+            path = Path(folder) / "worker.sock"
+            server = await asyncio.start_unix_server(self._accept, path)
+            async with server:
+                while True:
+                    if await self._one_life(path):
+                        backoff.reset()
+                    await asyncio.sleep(backoff.next_delay_s())
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            self._connected.put_nowait((reader, writer))
+        except asyncio.QueueFull:
+            writer.close()
+
+    async def _one_life(self, path: Path) -> bool:
+        """Start a worker and hear it until it is gone; returns whether it became ready."""
+        self._connected = asyncio.Queue(1)
+        self._fault, self.is_silent = None, False
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "origin.workers.launch", str(os.getpid())),
+            *(self._module, str(path), self._settings),
+            env=_worker_environment(),
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        self.pid = process.pid
+        pulse = Pulse(self._patience, time.monotonic())
+        exited = asyncio.create_task(process.wait())
+        self._welcoming = None
+        hearing = asyncio.create_task(self._hear(pulse))
+        watching = asyncio.create_task(self._watch(pulse, process, exited))
+        try:
+            await asyncio.wait((exited, hearing, watching), return_when=asyncio.FIRST_COMPLETED)
+            if exited.done() and self._writer is not None:
+                await self._hear_last_words(hearing)
+        finally:
+            await _cancel(hearing, watching, self._welcoming)
+            if self._writer is None:
+                _kill(process)  # it has not called yet: nothing is lost, and it would not hear us
+            self._disconnect()
+            await _reap(process, exited)
+        for task in (hearing, self._welcoming):
+            if task is not None and not task.cancelled():
+                self._pass_on(task.exception())
+        was_ready = self.ready is not None
+        self.fate = self._fault or _fate(process.returncode)
+        log.warning(
+            "worker.lost",
+            slot=self.number,
+            pid=self.pid,
+            exit=process.returncode,
+            fate=self.fate,
+        )
+        self.pid = self.ready = None
+        await (await self._told()).worker_lost(self)
+        return was_ready
+
+    async def _watch(
+        self, pulse: Pulse, process: asyncio.subprocess.Process, exited: asyncio.Task[int]
+    ) -> None:
+        """Tell when the worker falls silent; kill it when it hangs, after a traceback if it can."""
+        while not pulse.is_hung:
+            await asyncio.sleep(LOOK_S)
+            pulse.look(time.monotonic())
+            if self.ready is not None and pulse.is_silent and not self.is_silent:
+                log.warning("worker.silent", slot=self.number, pid=self.pid)
+                self.is_silent = True
+                (await self._told()).worker_silent(self)
+        self._fault = f"hung: it said nothing for {pulse.silence_s:.0f} s"
+        log.error("worker.hung", slot=self.number, pid=self.pid, silence_s=pulse.silence_s)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGABRT)
+        await asyncio.wait((exited,), timeout=STOP_GRACE_S)
+        _kill(process)
+        await asyncio.wait((exited,), timeout=KILL_GRACE_S)
+
+    async def _hear_last_words(self, hearing: asyncio.Task[None]) -> None:
+        """Take what an exited worker said; its errors are `hearing`'s, and are looked at later.
+
+        Only reading has a limit: what was read is stored however long the ledger takes.
+        """
+        await asyncio.wait((hearing,), timeout=LAST_WORDS_S)
+        if self._writer is not None:
+            self._writer.transport.abort()
+        await asyncio.wait((hearing,))
+
+    def _pass_on(self, error: BaseException | None) -> None:
+        """Raise what ends the origin; what a worker has said wrongly ends that worker only."""
+        if isinstance(error, FrameError | SchemaMismatch | OSError):
+            log.error("worker.bad_frame", slot=self.number, error=str(error))
+        elif error is not None:
+            raise error
+
+    async def _told(self) -> Owner:
+        """Who is told, once there is somebody."""
+        await self._is_owned.wait()
+        assert self._owner is not None
+        return self._owner
+
+    def _disconnect(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    async def _hear(self, pulse: Pulse) -> None:
+        reader, self._writer = await self._connected.get()
+        self._writer.write(worker_frame.encode(Hello(worker_frame.SCHEMA_HASH, "supervisor")))
+        owner = await self._told()
+        splitter = worker_frame.Splitter(tags=worker_frame.WORKER)
+        greeted = False
+        while data := await reader.read(READ_BYTES):
+            pulse.turn_away()
+            if self.is_silent:
+                self.is_silent = False
+                await owner.worker_heard(self)
+            for raw in splitter.feed(data):
+                _, frame = worker_frame.decode(raw)
+                if not greeted:
+                    _check_hello(frame)
+                    greeted = True
+                else:
+                    await self._dispatch(owner, frame)
+                    pulse.expect(starting=self.ready is None or isinstance(frame, LoadProgress))
+            if self._welcoming is not None and self._welcoming.done():
+                self._welcoming.result()
+            pulse.listen(time.monotonic())
+
+    async def _dispatch(self, owner: Owner, frame: Frame) -> None:
+        match frame:
+            case Step():
+                await owner.worker_step(self, frame)
+            case Begun():
+                owner.worker_begun(self, frame)
+            case Load():
+                owner.worker_load(self, frame)
+            case Fault():
+                self._fault = frame.error
+            case LoadProgress():
+                owner.worker_loading(self, frame)
+            case Ready():
+                self.ready = frame
+                log.info(
+                    "worker.ready",
+                    slot=self.number,
+                    pid=self.pid,
+                    model=frame.model,
+                    device=frame.device,
+                    load_ms=frame.load_ms,
+                )
+                # It is heard while it is given streams: it makes tokens of the first ones already.
+                self._welcoming = asyncio.create_task(owner.worker_ready(self, frame))
+            case _:
+                raise FrameError("not expected here", field=type(frame).__name__, offset=0)
+
+
+def _check_hello(frame: Frame) -> None:
+    if not isinstance(frame, Hello) or frame.schema != worker_frame.SCHEMA_HASH:
+        raise SchemaMismatch("the worker speaks another schema", hint="install one version")
+
+
+def _worker_environment() -> dict[str, str]:
+    """The worker decodes on one thread: the other cores belong to its neighbours."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+async def _reap(process: asyncio.subprocess.Process, exited: asyncio.Task[int]) -> None:
+    """Wait for the process; one that hangs is killed."""
+    done, _ = await asyncio.wait((exited,), timeout=STOP_GRACE_S)
+    if not done:
+        _kill(process)
+        done, _ = await asyncio.wait((exited,), timeout=KILL_GRACE_S)
+    if not done:
+        log.error("worker.does_not_end", pid=process.pid)  # its socket is closed: it writes nothing
+
+
+def _fate(status: int | None) -> str:
+    """What an exit status says, and nothing of a request."""
+    if status is None:
+        return "it does not end, although it was killed"
+    if status >= 0:
+        return f"exit status {status}"
+    with contextlib.suppress(ValueError):
+        return f"ended by {signal.Signals(-status).name}"
+    return f"ended by signal {-status}"
+
+
+async def _cancel(*tasks: asyncio.Task[None] | None) -> None:
+    """And wait until they are over, however that is."""
+    started = [task for task in tasks if task is not None]
+    for task in started:
+        task.cancel()
+    await asyncio.gather(*started, return_exceptions=True)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
