@@ -1,20 +1,29 @@
-"""The routes of an edge."""
+"""The routes of an edge; its operator asks: does it live, can it serve, which build is it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from anyio import create_task_group
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
-from edge import generate, health, stream
+from edge import generate, stream
 from edge.config import EdgeConfig
+from edge.cors import Cors
 from edge.link import Link
-from edge.problem import http_error, internal_error, tailrace_error
+from edge.problem import client_gone, http_error, internal_error, no_sessions, tailrace_error
 from edge.ws import sessions
 from ledger.errors import TailraceError
+from ledger.frame import SCHEMA_HASH, Heartbeat
+from ledger.version import tailrace_version
+
+NO_STORE = {"Cache-Control": "no-store"}
 
 
 def create_app(link: Link, config: EdgeConfig) -> Starlette:
@@ -22,6 +31,10 @@ def create_app(link: Link, config: EdgeConfig) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        # Streaming responses load what they stand on with the first of them: 20 ms, which the
+        # first reader that comes from another edge should not wait for.
+        async with create_task_group():
+            pass
         async with link.running():
             yield
 
@@ -33,13 +46,24 @@ def create_app(link: Link, config: EdgeConfig) -> Starlette:
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
             Route("/v1/stream/{name:path}", stream.call, methods=stream.METHODS),
             WebSocketRoute("/v1/ws", sessions),
-            Route("/healthz", health.healthz),
-            Route("/readyz", health.readyz),
-            Route("/version", health.version),
+            WebSocketRoute("/{path:path}", no_sessions),
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+            Route("/version", version),
+        ],
+        middleware=[
+            Middleware(
+                Cors,
+                allowed={
+                    "/v1/stream/": config.stream_origins,
+                    "/v1/generate": config.generate_origins,
+                },
+            )
         ],
         exception_handlers={
             TailraceError: tailrace_error,
             HTTPException: http_error,
+            ClientDisconnect: client_gone,
             Exception: internal_error,
         },
         lifespan=lifespan,
@@ -47,3 +71,33 @@ def create_app(link: Link, config: EdgeConfig) -> Starlette:
     app.state.link = link
     app.state.config = config
     return app
+
+
+async def healthz(_request: Request) -> Response:
+    """GET /healthz: 200 while the process runs, whatever the origin does."""
+    return JSONResponse({"ok": True}, headers=NO_STORE)
+
+
+async def readyz(request: Request) -> Response:
+    """GET /readyz: 200 while the origin takes requests, else 503 with the reasons."""
+    link: Link = request.app.state.link
+    status, fields = readiness(link.heartbeat, link.address)
+    return JSONResponse(fields, status, NO_STORE)
+
+
+async def version(_request: Request) -> Response:
+    """GET /version: the release, and the identity of the wire schema."""
+    fields = {"tailrace": tailrace_version(), "schema": SCHEMA_HASH.hex()}
+    return JSONResponse(fields, headers=NO_STORE)
+
+
+def readiness(heartbeat: Heartbeat, origin: str) -> tuple[int, dict[str, object]]:
+    """The status and document of /readyz."""
+    fields = {
+        "ready": heartbeat.ready,
+        "reasons": list(heartbeat.reasons),
+        "models": list(heartbeat.models),
+        "devices": list(heartbeat.devices),
+        "origin": origin,
+    }
+    return 200 if heartbeat.ready else 503, fields

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -17,11 +17,7 @@ async def attended(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
     The request's body must have been read: what `receive` still gives is thrown away.
     """
-    working = asyncio.create_task(work)
-    await until_first(working, asyncio.create_task(_disconnect(receive)))
-    if working.cancelled():
-        raise ClientDisconnect
-    return working.result()
+    return cast(T, await first_of(work, _disconnect(receive)))
 
 
 async def together(*works: Coroutine[Any, Any, T]) -> list[T]:
@@ -35,16 +31,19 @@ async def together(*works: Coroutine[Any, Any, T]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until_first(*tasks: asyncio.Task[Any]) -> None:
-    """Wait until one of the tasks is done, however it ends, and cancel the others."""
+async def first_of(*works: Coroutine[Any, Any, object]) -> object:
+    """What the first to end returns or raises; the others are cancelled, and waited for."""
+    tasks = [asyncio.create_task(work) for work in works]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    return next(task for task in tasks if task in done).result()
 
 
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    raise ClientDisconnect

@@ -1,18 +1,21 @@
-"""A stream as the body of an HTTP response: raw frames, or server-sent events."""
+"""Bodies of HTTP responses that are sent as they come: a stream's frames, an object's answer."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+import structlog
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from edge import sse
-from edge.accept import View
-from edge.attend import attended
-from edge.subscriber import Subscriber
-from ledger.frame import CLOSING, Heartbeat, Tag, decode, encode, tag_of
+from edge.parameters import View
+from edge.reader import Reader
+from ledger.errors import TailraceError
+from ledger.frame import CLOSING, Heartbeat, Status, decode, encode, tag_of
+
+log = structlog.get_logger("tailrace.edge")
 
 SILENCE_S = 15.0
 """After so long without a frame the body gets a sign of life, so that no proxy drops it."""
@@ -30,7 +33,7 @@ class Encoder(Protocol):
 
 class SseEncoder:
     def frames(self, frames: list[bytes]) -> bytes:
-        return b"".join(self._event(raw) for raw in frames if tag_of(raw) != Tag.STATUS)
+        return b"".join(self._event(raw) for raw in frames if tag_of(raw) != Status.tag)
 
     def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
         return sse.PING
@@ -38,7 +41,7 @@ class SseEncoder:
     @staticmethod
     def _event(raw: bytes) -> bytes:
         _, frame = decode(raw)
-        return sse.event(frame, tag_of(raw))
+        return sse.event(frame)
 
 
 class FrameEncoder:
@@ -52,36 +55,59 @@ class FrameEncoder:
 ENCODERS: dict[View, type[Encoder]] = {View.SSE: SseEncoder, View.FRAMES: FrameEncoder}
 
 
-class StreamBody(Response):
-    """Sends a subscriber's frames until one of them ends the stream or the client goes.
+class StreamedBody(StreamingResponse):
+    """Sends `pieces` of what comes from `source`, which it closes when they end or the client goes.
 
-    Frames that are queued together leave as one write; the next are taken, and credit for
-    them given, when that write has drained.
+    The next piece is asked for when the last has drained; so credit is given for what has left.
     """
 
-    def __init__(self, subscriber: Subscriber, view: View, headers: dict[str, str]) -> None:
-        self.subscriber = subscriber
-        self.encoder = ENCODERS[view]()
-        self.status_code = 200
-        self.background = None
-        self.init_headers(headers | {"Content-Type": view.value})
+    def __init__(
+        self,
+        source: Reader,
+        pieces: AsyncGenerator[bytes],
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(pieces, status, headers)
+        self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await attended(receive, self._send(send))
-        except ClientDisconnect:
-            pass  # it detaches, and resumes when it likes
+            await super().__call__(scope, receive, send)
+        except TailraceError as error:
+            log.warning("stream.cut", url=scope["path"], error=str(error))
+            await _break_off(scope, send)
         finally:
-            self.subscriber.close()
+            self._source.close()
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        more = True
-        while more:
-            frames = await self.subscriber.take(SILENCE_S)
-            if frames:
-                data = self.encoder.frames(frames)
-                more = tag_of(frames[-1]) not in CLOSING
-            else:
-                data = self.encoder.sign_of_life(self.subscriber.heartbeat)
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+async def frames_of(reader: Reader, view: View) -> AsyncGenerator[bytes]:
+    """A stream in a view, until a frame ends it; frames that are queued together are one piece."""
+    encoder = ENCODERS[view]()
+    more = True
+    while more:
+        frames = await reader.take(SILENCE_S)
+        if frames:
+            more = tag_of(frames[-1]) not in CLOSING
+            yield encoder.frames(frames)
+        else:
+            yield encoder.sign_of_life(reader.heartbeat)
+
+
+async def answer_of(reader: Reader) -> AsyncGenerator[bytes]:
+    """An answer's body, until it is whole."""
+    ended = False
+    while not ended:
+        data, ended = await reader.take_piece()
+        yield data
+
+
+async def _break_off(scope: Scope, send: Send) -> None:
+    """End a body that is not whole, so that a client can see it where its protocol lets it.
+
+    HTTP/1.1 closes the connection before the last chunk. The server cannot reset a stream of
+    HTTP/2 or 3, and one without an end hangs: there the body just ends, short of the length
+    that a finite answer declares; where a live one ends says nothing in any case.
+    """
+    if scope["http_version"] not in ("1.0", "1.1"):
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -5,42 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from edge.session import MAX_UNFINISHED
 from ledger.frame import MAX_CALL_BODY_BYTES
-from ledger.settings import Settings
+from ledger.settings import Address, Settings, parse_address, split_at_commas
 
-MAX_PORT = 65_535
+Names = Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(split_at_commas)]
+Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(split_at_commas)]
 
-
-def parse_address(text: str) -> tuple[str, int]:
-    """`HOST:PORT` or `[IPV6]:PORT` as (host, port); ValueError for anything else."""
-    host, _, port = text.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    well_bracketed = host in (bare, f"[{bare}]") and (":" in bare) == host.startswith("[")
-    if not bare or not well_bracketed or not (port.isascii() and port.isdigit()):
-        raise ValueError("write HOST:PORT, such as 127.0.0.1:8080 or [::1]:8080")
-    if int(port) > MAX_PORT:
-        raise ValueError(f"a port is at most {MAX_PORT}")
-    return bare, int(port)
-
-
-def _check_address(text: str) -> str:
-    parse_address(text)
-    return text
-
-
-def _split_at_commas(value: object) -> object:
-    """The environment and flags write several addresses as `a:1,b:2`."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-Address = Annotated[str, AfterValidator(_check_address)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_at_commas)]
-Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_split_at_commas)]
+ANY_ORIGIN = "*"
+"""Pages of every origin."""
 
 
 class EdgeConfig(Settings):
@@ -65,10 +41,18 @@ class EdgeConfig(Settings):
         1 << 20, ge=1024, le=MAX_CALL_BODY_BYTES, description="of a request; 413 beyond"
     )
     allowed_origins: Names = Field(
-        ("*",), description="web origins whose pages may use /v1/stream; * is any"
+        None,
+        description="web origins whose pages may use /v1/stream and /v1/generate; * is any;"
+        " by default any may use /v1/stream and none /v1/generate",
     )
     max_streams_per_connection: int = Field(
         256, ge=1, le=65_536, description="open streams of one WebSocket; 429 beyond"
+    )
+    max_unfinished_per_connection: int = Field(
+        MAX_UNFINISHED,
+        ge=1,
+        le=65_536,
+        description="streams that one WebSocket has opened and not seen end; 429 beyond",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
@@ -85,6 +69,15 @@ class EdgeConfig(Settings):
         if not self.http and self.certificate is None:
             raise ValueError("give an http address, or a certificate and key for https")
         return self
+
+    @property
+    def stream_origins(self) -> tuple[str, ...]:
+        return (ANY_ORIGIN,) if self.allowed_origins is None else self.allowed_origins
+
+    @property
+    def generate_origins(self) -> tuple[str, ...]:
+        """None unless they are named: any page that somebody here opens could use the model."""
+        return self.allowed_origins or ()
 
     @property
     def origin_addresses(self) -> tuple[tuple[str, int], ...]:

@@ -6,8 +6,8 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edge.sse import finite, logprobs
-from edge.subscriber import Subscriber
+from edge.reader import Reader
+from edge.sse import end_fields, finite, logprobs
 from ledger.errors import TooLarge
 from ledger.frame import (
     Chunk,
@@ -16,6 +16,7 @@ from ledger.frame import (
     Frame,
     Notice,
     Opened,
+    Reasoning,
     ScoredToken,
     Status,
     StreamEnd,
@@ -40,6 +41,7 @@ class Collected:
     embeddings: list[Embedding] = field(default_factory=list)
     labels: list[Classification] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     data: list[bytes] = field(default_factory=list)
     closing: StreamEnd | Status | None = None
 
@@ -55,6 +57,8 @@ class Collected:
                 self.labels.append(frame)
             case Notice():
                 self.notices.append(frame)
+            case Reasoning():
+                self.reasoning.append(frame.text)
             case Chunk():
                 self.data.append(frame.data)
             case StreamEnd() | Status():
@@ -63,11 +67,11 @@ class Collected:
                 raise to_error(frame)
 
 
-async def collect(subscriber: Subscriber) -> Collected:
+async def collect(reader: Reader) -> Collected:
     """All frames until one closes the stream; raises what a StreamError says."""
     collected, size = Collected(), 0
     while collected.closing is None:
-        for raw in await subscriber.take():
+        for raw in await reader.take():
             size += len(raw)
             collected.add(decode(raw)[1])
         if size > MAX_DOCUMENT_BYTES:
@@ -125,22 +129,13 @@ def _fields(collected: Collected) -> dict[str, object]:
         ]
     if collected.data:
         fields["data"] = base64.b64encode(b"".join(collected.data)).decode()
+    if collected.reasoning:
+        fields["reasoning"] = "".join(collected.reasoning)
     if collected.notices:
         fields["notices"] = [
             {"code": notice.code, "message": notice.message} for notice in collected.notices
         ]
-    return fields | _end_fields(collected.closing)
-
-
-def _end_fields(closing: StreamEnd | Status | None) -> dict[str, object]:
-    if not isinstance(closing, StreamEnd):
-        return {}
-    fields: dict[str, object] = {
-        "finish_reason": closing.finish_reason.word,
-        "total_tokens": closing.total_tokens,
-    }
-    if closing.message is not None:
-        fields["message"] = closing.message
-    if closing.retryable:
-        fields["retryable"] = True
+    if isinstance(collected.closing, StreamEnd):
+        end = end_fields(collected.closing)
+        fields |= {name: end[name] for name in end if name not in ("index", "prompt_tokens")}
     return fields

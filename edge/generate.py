@@ -5,24 +5,28 @@ from __future__ import annotations
 from contextlib import ExitStack
 from secrets import token_hex
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edge.accept import View, choose_view
 from edge.attend import attended, together
-from edge.body import StreamBody
+from edge.body import StreamedBody, frames_of
 from edge.config import EdgeConfig
 from edge.document import Collected, answer_document, collect, state_document
 from edge.link import Link
-from edge.parameters import check_idempotency_key, parse_after, parse_stream_id, read_body
+from edge.parameters import (
+    View,
+    check_idempotency_key,
+    choose_view,
+    parse_after,
+    parse_stream_id,
+    read_body,
+)
+from edge.reader import WINDOW_FRAMES, Reader
 from edge.request import parse_generate, parse_steer
-from edge.subscriber import WINDOW_FRAMES, Subscriber
-from ledger.frame import Cancel, Open, Opened, Resume, Sibling, Steer, Tag, tag_of
+from ledger.frame import Cancel, Open, Opened, Resume, Sibling, Status, Steer, tag_of
 
 TIP_PATIENCE_S = 1.0
 """How long a reader that resumes at the tip waits to learn that the stream has ended."""
-CLIENT_GONE = 499
-"""The status of an answer that nobody is left to read."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -85,13 +89,11 @@ async def steer(request: Request) -> Response:
 
 async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
     """What the origin says of a request that is about a stream."""
-    subscriber = Subscriber(_link(request))
+    reader = Reader(_link(request))
     try:
-        status = await attended(request.receive, subscriber.ask(wanted))
-    except ClientDisconnect:
-        return Response(status_code=CLIENT_GONE)
+        status = await attended(request.receive, reader.ask(wanted))
     finally:
-        subscriber.close()
+        reader.close()
     fields = {
         "id": status.stream.hex(),
         "state": status.state.word,
@@ -110,53 +112,49 @@ def _link(request: Request) -> Link:
 
 async def _stream(request: Request, view: View, wanted: Open | Resume) -> Response:
     """The stream that `wanted` asks for, in the view that the client asked for."""
-    subscriber = Subscriber(_link(request))
+    reader = Reader(_link(request))
     with ExitStack() as unless_handed_on:
-        unless_handed_on.callback(subscriber.close)
-        try:
-            answer = await attended(request.receive, _answer(subscriber, view, wanted))
-        except ClientDisconnect:
-            return Response(status_code=CLIENT_GONE)
-        if isinstance(answer, StreamBody):
+        unless_handed_on.callback(reader.close)
+        answer = await attended(request.receive, _answer(reader, view, wanted))
+        if isinstance(answer, StreamedBody):
             unless_handed_on.pop_all()  # the body closes it when it has been sent
         return answer
 
 
-async def _answer(subscriber: Subscriber, view: View, wanted: Open | Resume) -> Response:
-    opened = await subscriber.open(wanted)
+async def _answer(reader: Reader, view: View, wanted: Open | Resume) -> Response:
+    opened = await reader.open(wanted)
     headers = _headers(opened)
     if view is View.JSON:
-        document = await _document(subscriber, wanted, opened)
+        document = await _document(reader, wanted, opened)
         return JSONResponse(document, headers=headers)
-    if isinstance(wanted, Resume) and await _nothing_is_left(subscriber, wanted):
+    if isinstance(wanted, Resume) and await _nothing_is_left(reader, wanted):
         return Response(status_code=204, headers=headers)
-    return StreamBody(subscriber, view, headers)
+    headers["Content-Type"] = view.value
+    return StreamedBody(reader, frames_of(reader, view), headers=headers)
 
 
-async def _document(
-    subscriber: Subscriber, wanted: Open | Resume, opened: Opened
-) -> dict[str, object]:
+async def _document(reader: Reader, wanted: Open | Resume, opened: Opened) -> dict[str, object]:
     if isinstance(wanted, Resume):
-        return state_document(opened, await collect(subscriber))
-    others = [_sibling(subscriber.link, sibling) for sibling in opened.siblings]
-    return answer_document(opened, await together(collect(subscriber), *others))
+        return state_document(opened, await collect(reader))
+    others = [_sibling(reader.link, sibling) for sibling in opened.siblings]
+    return answer_document(opened, await together(collect(reader), *others))
 
 
 async def _sibling(link: Link, sibling: Sibling) -> Collected:
-    subscriber = Subscriber(link)
+    reader = Reader(link)
     try:
         wanted = Resume(sibling.stream, token=sibling.token or None, credit=WINDOW_FRAMES)
-        await subscriber.open(wanted)
-        return await collect(subscriber)
+        await reader.open(wanted)
+        return await collect(reader)
     finally:
-        subscriber.close()
+        reader.close()
 
 
-async def _nothing_is_left(subscriber: Subscriber, wanted: Resume) -> bool:
+async def _nothing_is_left(reader: Reader, wanted: Resume) -> bool:
     """Whether the stream has ended and the reader has all of it."""
-    if wanted.after is None or not await subscriber.wait(TIP_PATIENCE_S):
+    if wanted.after is None or not await reader.wait(TIP_PATIENCE_S):
         return False
-    return tag_of(subscriber.peek()) == Tag.STATUS
+    return tag_of(reader.peek()) == Status.tag
 
 
 def _headers(opened: Opened) -> dict[str, str]:

@@ -17,15 +17,18 @@ import structlog
 from edge.relay import LinkState, Relay, Sink
 from ledger.backoff import Backoff
 from ledger.errors import OriginUnreachable, Overloaded, TailraceError
-from ledger.frame import Heartbeat, Splitter, Tag, corr_of, encode, error_frame, tag_of
+from ledger.frame import Credit, Detach, Heartbeat, Splitter, corr_of, encode, error_frame, tag_of
 
+LONGEST_LOOK_S = 0.5
+"""Most that one look adds. An edge that stood still itself, busy or suspended, knows nothing of
+that time: what the origin said meanwhile may lie unread in its socket."""
 LINK_RECONNECT_MIN_S = 0.1
 LINK_RECONNECT_MAX_S = 2.0
 LINK_CONNECT_TIMEOUT_S = 5.0
+"""For connecting, and then for the origin's first word; from there on it says itself, in its
+Heartbeats, after how long a silence it is to be taken for dead."""
 LINK_SETTLED_S = 1.0
 """A link that was up for so long was sound: when it is lost, the next origin is tried at once."""
-LINK_SILENCE_S = 16.0
-"""An origin that has sent nothing for three of its heartbeats (5 s) is taken for dead."""
 LINK_TICK_S = 0.25
 """How late a deadline may be noticed."""
 MAX_LINK_BUFFER_BYTES = 8 << 20
@@ -36,6 +39,26 @@ MAX_HELD_BYTES = 64 << 20
 log = structlog.get_logger("tailrace.edge")
 
 
+class Silence:
+    """How long the origin has said nothing, as far as this edge can tell.
+
+    It counts from `now` on; `broken` whenever the origin says something.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._seconds = 0.0
+        self._looked_at = now
+
+    def broken(self) -> None:
+        self._seconds = 0.0
+
+    def seconds(self, now: float) -> float:
+        """Of silence until `now`."""
+        self._seconds += min(now - self._looked_at, LONGEST_LOOK_S)
+        self._looked_at = now
+        return self._seconds
+
+
 class Connection(asyncio.Protocol):
     """One TCP connection to the origin; `lost` is done when it ends, and says why."""
 
@@ -43,7 +66,7 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.link = link
         self.lost: asyncio.Future[Exception | None] = loop.create_future()
-        self.heard_at = loop.time()
+        self.silence = Silence(loop.time())
         self._splitter = Splitter()
         self._transport: asyncio.Transport | None = None
 
@@ -53,7 +76,7 @@ class Connection(asyncio.Protocol):
         self.link.on_connected(self)
 
     def data_received(self, data: bytes) -> None:
-        self.heard_at = self.link.now()
+        self.silence.broken()
         try:
             self.link.on_frames(self._splitter.feed(data))
         except TailraceError as error:
@@ -114,6 +137,13 @@ class Link:
         places = ", ".join(_spell(address) for address in self._addresses)
         return Heartbeat(0, ready=False, reasons=(f"no link to the origin at {places}",))
 
+    @property
+    def _patience_s(self) -> float:
+        heartbeat = self._relay.heartbeat
+        if heartbeat is None or heartbeat.patience_ms == 0:
+            return LINK_CONNECT_TIMEOUT_S
+        return heartbeat.patience_ms / 1000
+
     @staticmethod
     def now() -> float:
         return asyncio.get_running_loop().time()
@@ -146,7 +176,7 @@ class Link:
         self._flush()
 
     def _refusal(self, tag: int) -> TailraceError | None:
-        if tag in (Tag.CREDIT, Tag.DETACH):
+        if tag in (Credit.tag, Detach.tag):
             return None
         if self._closing is not None:
             return self._closing
@@ -238,9 +268,10 @@ class Link:
             self._relay.expire(now)
             self._flush()
             connection = self._connection
-            if connection is not None and now - connection.heard_at > LINK_SILENCE_S:
-                silence = OriginUnreachable(f"the origin was silent for {LINK_SILENCE_S:.0f} s")
-                connection.close(silence)
+            if connection is not None and connection.silence.seconds(now) > self._patience_s:
+                connection.close(
+                    OriginUnreachable(f"the origin was silent for {self._patience_s:g} s")
+                )
 
 
 def _spell(address: tuple[str, int]) -> str:

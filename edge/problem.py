@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 
+import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.websockets import WebSocket
 
 from ledger.errors import NotFound, TailraceError
 from ledger.problem import error_body
+
+CLIENT_GONE = 499
+"""The status of an answer that nobody is left to read."""
+
+log = structlog.get_logger("tailrace.edge")
 
 
 def problem_response(error: TailraceError) -> JSONResponse:
@@ -34,7 +41,7 @@ async def http_error(request: Request, error: Exception) -> Response:
     """Errors that Starlette's router raises: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return problem_response(NotFound(f"nothing is served at {request.url.path}"))
+        return problem_response(_nothing_at(request.url.path))
     answer = problem_response(
         TailraceError(
             error.detail,
@@ -44,6 +51,21 @@ async def http_error(request: Request, error: Exception) -> Response:
     )
     answer.headers.update(error.headers or {})
     return answer
+
+
+async def no_sessions(websocket: WebSocket) -> None:
+    """A WebSocket to an unknown path, of which Starlette's router would only say 403."""
+    await websocket.send_denial_response(problem_response(_nothing_at(websocket.url.path)))
+
+
+def _nothing_at(path: str) -> NotFound:
+    return NotFound(f"nothing is served at {path}")
+
+
+async def client_gone(request: Request, _error: Exception) -> Response:
+    """It left before its request was whole or answered. An answer is owed all the same."""
+    log.info("client gone", method=request.method, path=request.url.path)
+    return Response(status_code=CLIENT_GONE)
 
 
 async def internal_error(_request: Request, _error: Exception) -> Response:

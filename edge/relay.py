@@ -6,23 +6,26 @@ that passes only has its corr patched, its payload is not decoded.
 
 When the link is lost the table stays. On the next link every route is asked for again from
 the frame after the last one that passed, so that a client sees an origin's restart as a
-pause. Only then are the frames that a route holds on to decoded.
+pause. Only then is the request that a route holds on to decoded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from random import Random
 from typing import Protocol
 
-from edge.version import software
-from ledger.errors import FrameError, OriginUnreachable, SchemaMismatch, TailraceError
+from ledger.backoff import spread_ms
+from ledger.errors import FrameError, OriginUnreachable, SchemaMismatch, TailraceError, Unauthorized
 from ledger.frame import (
     CLOSING,
     LINK_CODEC,
     LOGGED,
+    SAFE_METHODS,
     SCHEMA_HASH,
+    Answer,
     Call,
     Credit,
     Detach,
@@ -31,8 +34,8 @@ from ledger.frame import (
     Open,
     Opened,
     Resume,
+    Steer,
     StreamError,
-    Tag,
     corr_of,
     decode,
     encode,
@@ -42,18 +45,20 @@ from ledger.frame import (
     to_error,
     with_corr,
 )
+from ledger.version import software
 
 CONNECT_PATIENCE_S = 2.0
 """How long a new request waits for a link that is down."""
 ORIGIN_PATIENCE_S = 30.0
 """How long a stream that is under way waits for a lost link to come back."""
+HEARTBEAT_PASSED_MS = 2500
+"""A Heartbeat without news is passed on when the origin's clock is so far from that of the last
+one: the link hears more of them than thousands of idle clients should have to, which get one
+every 5 s at least."""
 RETRY_AFTER_MS = 1000
-"""What a client is told to wait that finds the link down."""
+"""What a client is told to wait at least that finds the link down."""
 MAX_CORR = 2**32 - 1
-SAFE_METHODS = ("GET", "HEAD")
-"""Calls that may be sent twice (RFC 9110, 9.2.1)."""
-
-CHANGES = (Tag.CALL, Tag.STEER)
+CHANGES = (Call.tag, Steer.tag)
 """Requests that are carried out once for each time that they are sent."""
 
 
@@ -81,9 +86,10 @@ class Route:
     deadline: float | None  # when to give up unless the link is up by then
     sent: bool = False  # the request has been on a link
     opened: bytes | None = None
-    last: bytes | None = None  # the last logged frame that passed
+    passed: int = 0  # logged frames
     credit: bytes | None = None
     renewed: bool = False  # asked for again; frames that have passed may come once more
+    tokenless: bool = False  # its token has lost its worth since the stream was opened
     answered: bool = False  # the Answer to a Call has passed: it cannot be asked for again
     held_bytes: int = 0  # of a Call without an answer
 
@@ -91,13 +97,15 @@ class Route:
 class Relay:
     """Give it what happens; then take `frames_to_send` and `frames_to_deliver`."""
 
-    def __init__(self, last_corr: int = 0) -> None:
+    def __init__(self, last_corr: int = 0, random: Random | None = None) -> None:
         self.state = LinkState.DOWN
         self.heartbeat: Heartbeat | None = None
         self._routes: dict[int, Route] = {}
         self._by_client: dict[Sink, dict[int, Route]] = {}
         self._watchers: dict[Sink, None] = {}
+        self._passed_on: Heartbeat | None = None  # the last that watchers have had
         self._last_corr = last_corr
+        self._random = random or Random()
         self._held_bytes = 0
         self._to_send: list[bytes] = []
         self._to_deliver: list[tuple[Sink, bytes]] = []
@@ -133,7 +141,7 @@ class Relay:
     def disconnected(self, now: float) -> None:
         """The link is gone: what can be asked for again waits, the rest ends here."""
         self.state = LinkState.DOWN
-        self.heartbeat = None
+        self.heartbeat = self._passed_on = None
         self._to_send.clear()
         for route in list(self._routes.values()):
             if not route.sent:
@@ -142,7 +150,8 @@ class Relay:
                 if route.deadline is None:
                     route.deadline = now + ORIGIN_PATIENCE_S
             else:
-                self._fail(route, end_of(route, unreachable("the link to the origin was lost")))
+                lost = unreachable("the link to the origin was lost", self._random)
+                self._fail(route, end_of(route, lost))
 
     def receive(self, frames: Iterable[bytes]) -> None:
         """Whole raw frames from the origin.
@@ -166,15 +175,17 @@ class Relay:
                     if has_passed(route, raw):
                         continue
                     route.renewed = False
-                route.last = raw
-            elif tag == Tag.OPENED:
+                route.passed += 1
+            elif tag == Opened.tag:
                 if route.opened is not None:
                     continue  # the answer to a renewal: the client has had its own
                 route.opened = raw
-            elif tag == Tag.ANSWER:
+            elif tag == Answer.tag:
                 route.answered = True
                 self._let_go(route)
             if tag in CLOSING:
+                if self._goes_on_without_token(route, raw):
+                    continue
                 self._drop(route)
             deliver((route.sink, with_corr(raw, route.client_corr)))
 
@@ -187,10 +198,27 @@ class Relay:
             self._greeted(frame)
         elif isinstance(frame, Heartbeat) and self.state is LinkState.UP:
             self.heartbeat = frame
-            self._to_deliver.extend((sink, raw) for sink in self._watchers)
+            if is_news(frame, self._passed_on):
+                self._passed_on = frame
+                self._to_deliver.extend((sink, raw) for sink in self._watchers)
         else:
             name = type(frame).__name__
             raise FrameError(f"{name} is out of place on the link", field="tag", offset=4)
+
+    def _goes_on_without_token(self, route: Route, raw: bytes) -> bool:
+        """Whether `raw` refuses the token of a renewal; it is asked for without one then.
+
+        The token was good when the stream was opened here. That it no longer is, as after a step of
+        the origin's clock, is no reason to break a body off that is under way.
+        """
+        if tag_of(raw) != StreamError.tag or not route.renewed or route.tokenless:
+            return False
+        _, error = decode(raw)
+        if not isinstance(error, StreamError) or error.code != Unauthorized.code:
+            return False
+        route.tokenless = True
+        self._ask(route)
+        return True
 
     def _greeted(self, hello: Hello) -> None:
         if hello.schema != SCHEMA_HASH:
@@ -208,9 +236,9 @@ class Relay:
         """One raw client frame under the client's corr, valid for that client's session."""
         tag = tag_of(raw)
         client_corr = corr_of(raw)
-        if tag == Tag.CREDIT:
+        if tag == Credit.tag:
             self._submit_credit(self._route(sink, client_corr), raw)
-        elif tag == Tag.DETACH:
+        elif tag == Detach.tag:
             self._detach(self._route(sink, client_corr))
         else:
             self._submit_request(sink, client_corr, raw, now)
@@ -220,7 +248,7 @@ class Relay:
         request = with_corr(raw, link_corr)
         route = Route(sink, client_corr, link_corr, request, now + CONNECT_PATIENCE_S)
         self._routes[link_corr] = route
-        if tag_of(raw) == Tag.CALL:
+        if tag_of(raw) == Call.tag:
             route.held_bytes = len(request)
             self._held_bytes += route.held_bytes
         self._by_client.setdefault(sink, {})[client_corr] = route
@@ -261,7 +289,7 @@ class Relay:
             return
         late = [r for r in self._routes.values() if r.deadline is not None and r.deadline <= now]
         for route in late:
-            self._fail(route, unreachable("this edge has no link to an origin"))
+            self._fail(route, unreachable("this edge has no link to an origin", self._random))
 
     def refuse_all(self, error: TailraceError) -> None:
         """End every route and tell every watcher: the edge itself is going away."""
@@ -317,8 +345,8 @@ class Relay:
         self._to_deliver.append((route.sink, raw))
 
 
-def unreachable(message: str) -> OriginUnreachable:
-    return OriginUnreachable(message, retry_after_ms=RETRY_AFTER_MS)
+def unreachable(message: str, random: Random) -> OriginUnreachable:
+    return OriginUnreachable(message, retry_after_ms=spread_ms(RETRY_AFTER_MS, random))
 
 
 def end_of(route: Route, error: TailraceError) -> TailraceError:
@@ -331,8 +359,15 @@ def end_of(route: Route, error: TailraceError) -> TailraceError:
         f"{error.message}: whether the request was carried out is not known",
         code="outcome_unknown",
         hint="look first, or send it again as it is if it carries a Producer-Seq",
-        retry_after_ms=RETRY_AFTER_MS,
+        retry_after_ms=error.retry_after_ms,
     )
+
+
+def is_news(heartbeat: Heartbeat, last: Heartbeat | None) -> bool:
+    """Whether who has had the `last` one is to have this one too."""
+    if last is None or replace(last, clock_ms=heartbeat.clock_ms) != heartbeat:
+        return True
+    return abs(heartbeat.clock_ms - last.clock_ms) >= HEARTBEAT_PASSED_MS
 
 
 # ---- picking up after a lost link ----
@@ -349,12 +384,14 @@ def can_renew(route: Route) -> bool:
         return request.method in SAFE_METHODS
     if isinstance(request, Open):
         return request.idempotency_key is not None
-    return tag_of(route.request) != Tag.STEER
+    return tag_of(route.request) != Steer.tag
 
 
 def has_passed(route: Route, raw: bytes) -> bool:
     """Whether the client has had this logged frame from before the renewal."""
-    return route.last is not None and index_of(raw) <= index_of(route.last)
+    _, request = decode(route.request)
+    assert isinstance(request, Open | Resume)
+    return index_of(raw) < request.start + route.passed
 
 
 def renewal(route: Route) -> Resume:
@@ -362,19 +399,17 @@ def renewal(route: Route) -> Resume:
     _, request = decode(route.request)
     _, opened = decode(route.opened or b"")
     assert isinstance(request, Open | Resume) and isinstance(opened, Opened)
-    start = 0
-    if isinstance(request, Resume) and request.after is not None:
-        start = request.after + 1
-    next_index = start if route.last is None else index_of(route.last) + 1
-    limit = start + request.credit
+    next_index = request.start + route.passed
+    limit = request.start + request.credit
     if route.credit is not None:
         _, credit = decode(route.credit)
         assert isinstance(credit, Credit)
         limit = max(limit, credit.limit)
+    token = (request.token if isinstance(request, Resume) else None) or opened.token or None
     return Resume(
         stream=opened.stream,
         after=next_index - 1 if next_index else None,
-        token=(request.token if isinstance(request, Resume) else None) or opened.token or None,
+        token=None if route.tokenless else token,
         follow=request.follow if isinstance(request, Resume) else True,
         credit=max(0, limit - next_index),
     )

@@ -8,25 +8,45 @@ judge: it also answers clients that send frames.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any
+from itertools import islice
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import from_json
 
 from ledger.errors import CallerError
-from ledger.frame import Durability, FormatKind, Message, Open, OutputFormat, Overflow, Priority
+from ledger.frame import (
+    MAX_MESSAGES,
+    SAMPLING,
+    Durability,
+    FormatKind,
+    Message,
+    Open,
+    OutputFormat,
+    Overflow,
+    Priority,
+    Sampling,
+    Setting,
+    Unread,
+)
 
 UINT_MAX = 2**64 - 1
 GENERATE_EXAMPLE = '{"model": "demo", "prompt": "Once upon"}'
 STEER_EXAMPLE = '{"text": " But then"}'
 Location = tuple[int | str, ...]
 MAX_SHOWN_CHARS = 40  # of a refused value, in the message that refuses it
+MAX_JSON_PARTS = 40_000
+"""Strings, commas and opening brackets of a body. A text is one of them, however long, and the
+largest schema has fewer; a megabyte of small values would hold up the event loop for a second."""
+_PART = re.compile(rb""""[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]""", re.DOTALL)
+Body = TypeVar("Body", bound=BaseModel)
 
 
-def _words(enum: type[Durability] | type[Overflow] | type[Priority]) -> str:
+def _words(enum: type[Durability | Overflow | Priority | Unread]) -> str:
     return "one of " + ", ".join(member.word for member in enum)
 
 
@@ -34,8 +54,6 @@ def _words(enum: type[Durability] | type[Overflow] | type[Priority]) -> str:
 Text = Annotated[str, Field(description="a string")]
 Name = Annotated[str, Field(min_length=1, description="a string that is not empty")]
 Count = Annotated[int, Field(ge=0, le=UINT_MAX)]
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Penalty = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class MessageBody(BaseModel):
@@ -68,26 +86,36 @@ class FormatBody(BaseModel):
         return OutputFormat(FormatKind.JSON_SCHEMA, schema)
 
 
-class GenerateBody(BaseModel):
-    """The request's JSON document; a field that is null counts as left out."""
+class UnreadBody(BaseModel):
+    """What becomes of the stream while nobody reads it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    then: Annotated[str, Field(description=_words(Unread))]
+    after_s: Count | None = Field(None, description="an integer of at least 1, in seconds")
+
+
+def _as_object(value: object) -> object:
+    """A word alone is what happens then, after the default time."""
+    return {"then": value} if isinstance(value, str) else value
+
+
+class _Body(BaseModel):
+    """The request's JSON document but for its sampling; a field that is null counts as left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Annotated[str, Field(min_length=1, description='a model, such as "demo"')]
     prompt: str | None = Field(None, description="a string")
     messages: list[MessageBody] | None = Field(
-        None, description='a list of objects such as {"role": "user", "content": "Hello"}'
+        None,
+        fail_fast=True,
+        description='a list of objects such as {"role": "user", "content": "Hello"}',
     )
     max_tokens: Count | None = Field(None, ge=1, description="an integer of at least 1")
-    temperature: Weight | None = Field(None, description="a number of at least 0")
-    top_k: Count | None = Field(None, description="an integer of at least 0; 0 is off")
-    top_p: Weight | None = Field(None, description="a number from 0 to 1; 1 is off")
-    min_p: Weight | None = Field(None, description="a number from 0 to 1; 0 is off")
-    repetition_penalty: Weight | None = Field(None, description="a number above 0; 1 is off")
-    presence_penalty: Penalty | None = Field(None, description="a number from -2 to 2; 0 is off")
-    frequency_penalty: Penalty | None = Field(None, description="a number from -2 to 2; 0 is off")
-    seed: Count | None = Field(None, description="an integer from 0 to 2^64-1")
-    stop: str | list[str] | None = Field(None, description="a string or a list of strings")
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = Field(
+        None, description="a string or a list of strings"
+    )
     ignore_eos: bool | None = Field(None, description="true or false")
     logprobs: Count | None = Field(
         None, description="an integer from 0 to 20: so many alternatives to each token"
@@ -99,6 +127,9 @@ class GenerateBody(BaseModel):
     n: Count | None = Field(None, ge=1, description="an integer from 1 to 16")
     durability: str | None = Field(None, description=_words(Durability))
     priority: str | None = Field(None, description=_words(Priority))
+    unread: Annotated[UnreadBody | None, BeforeValidator(_as_object)] = Field(
+        None, description='"run", "pause", "cancel" or such as {"then": "pause", "after_s": 30}'
+    )
 
     def to_open(self, *, idempotency_key: str, credit: int) -> Open:
         """The frame that says the same; CallerError for a word that names no enum member."""
@@ -108,19 +139,13 @@ class GenerateBody(BaseModel):
         durability = "process" if self.durability is None else self.durability
         priority = "standard" if self.priority is None else self.priority
         overflow = "refuse" if self.overflow is None else self.overflow
+        unread = UnreadBody(then="run") if self.unread is None else self.unread
         return Open(
             model=self.model,
             prompt=self.prompt,
             messages=turns,
             max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=self.seed,
+            sampling=Sampling(**{name: getattr(self, name) for name in SAMPLING}),
             stop=stop,
             ignore_eos=bool(self.ignore_eos),
             logprobs=self.logprobs,
@@ -129,12 +154,28 @@ class GenerateBody(BaseModel):
             n=1 if self.n is None else self.n,
             durability=Durability.from_word(durability),
             priority=Priority.from_word(priority),
+            unread=Unread.from_word(unread.then),
+            unread_after_s=unread.after_s,
             idempotency_key=idempotency_key,
             credit=credit,
         )
 
 
-INNER: dict[str, type[BaseModel]] = {"messages": MessageBody, "format": FormatBody}
+def _field(hint: object, setting: Setting) -> tuple[Any, Any]:
+    """What the wire can carry of a setting; its range is the origin's to judge."""
+    kind: dict[str, Any] = {"allow_inf_nan": False} if hint == float | None else {"le": UINT_MAX}
+    least: dict[str, Any] = {"ge": 0} if setting.least >= 0 else {}
+    return hint, Field(None, description=setting.hint, **kind, **least)
+
+
+_HINTS = get_type_hints(Sampling)
+_SAMPLING: dict[str, Any] = {name: _field(_HINTS[name], each) for name, each in SAMPLING.items()}
+GenerateBody = create_model("GenerateBody", __base__=_Body, **_SAMPLING)
+INNER: dict[str, type[BaseModel]] = {
+    "messages": MessageBody,
+    "format": FormatBody,
+    "unread": UnreadBody,
+}
 
 
 class SteerBody(BaseModel):
@@ -150,35 +191,58 @@ def parse_generate(body: bytes, *, idempotency_key: str, credit: int) -> Open:
 
     Raises CallerError naming the first field at fault and what would be right.
     """
-    try:
-        parsed = GenerateBody.model_validate_json(body)
-    except ValidationError as error:
-        raise _caller_error(error, GenerateBody, GENERATE_EXAMPLE) from None
+    parsed = _parse(GenerateBody, body, GENERATE_EXAMPLE)
     return parsed.to_open(idempotency_key=idempotency_key, credit=credit)
 
 
 def parse_steer(body: bytes) -> str:
     """The text of a request to steer; raises CallerError as `parse_generate` does."""
+    return _parse(SteerBody, body, STEER_EXAMPLE).text
+
+
+def _parse(model: type[Body], body: bytes, example: str) -> Body:
+    """The document as a `model`, with no more work than an honest one takes.
+
+    pydantic tells of every fault that it finds, and a megabyte can hold 400,000.
+    """
+    if len(body) > MAX_JSON_PARTS and next(
+        islice(_PART.finditer(body), MAX_JSON_PARTS, None), None
+    ):
+        raise _no_document("it has too many values", example)
     try:
-        return SteerBody.model_validate_json(body).text
+        _refuse_unknown(from_json(body), model)
+        return model.model_validate_json(body)
     except ValidationError as error:
-        raise _caller_error(error, SteerBody, STEER_EXAMPLE) from None
+        raise _caller_error(error, model, example) from None
+    except ValueError as error:
+        raise _no_document(str(error), example) from None
+
+
+def _refuse_unknown(document: object, model: type[BaseModel], place: Location = ()) -> None:
+    """A misspelt name explains a missing one, so it is the first to tell of."""
+    if isinstance(document, list) and place:
+        if len(document) > MAX_MESSAGES:
+            message = f"is a list of {len(document)}"
+            raise CallerError(message, field=_path(place), hint=f"at most {MAX_MESSAGES}")
+        for at, item in enumerate(document):
+            _refuse_unknown(item, model, (*place, at))
+    elif isinstance(document, dict):
+        for name, value in document.items():
+            if name not in model.model_fields:
+                raise _unknown_field((*place, name), model.model_fields)
+            if not place and name in INNER:
+                _refuse_unknown(value, INNER[name], (name,))
 
 
 # ---- pydantic's findings in our words ----
 
 
 def _caller_error(error: ValidationError, body: type[BaseModel], example: str) -> CallerError:
-    findings = error.errors(include_url=False)
-    # A misspelt name explains a missing one, so it is the one to tell of.
-    unknown = (item for item in findings if item["type"] == "extra_forbidden")
-    finding = next(unknown, findings[0])
+    finding = error.errors(include_url=False)[0]
     location = finding["loc"]
     if not location:
-        return _not_an_object(finding, example)
+        return _no_document("it is another kind of value", example)
     fields = _fields_around(location, body)
-    if finding["type"] == "extra_forbidden":
-        return _unknown_field(location, fields)
     # What lies below `stop` is no field.
     name = next((str(part) for part in reversed(location) if part in fields), None)
     if finding["type"] == "missing":
@@ -188,10 +252,9 @@ def _caller_error(error: ValidationError, body: type[BaseModel], example: str) -
     return CallerError(message, field=_path(location), hint=name and fields[name].description)
 
 
-def _not_an_object(finding: ErrorDetails, example: str) -> CallerError:
-    found = finding.get("ctx", {}).get("error", "it is another kind of value")
+def _no_document(why: str, example: str) -> CallerError:
     return CallerError(
-        f"the body is not a JSON object: {found}",
+        f"the body is not a JSON object: {why}",
         code="invalid_json",
         hint=f"send an object such as {example}",
     )
@@ -218,5 +281,7 @@ def _path(location: Location) -> str:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    # Piece by piece: what is refused may be a megabyte.
+    pieces = json.JSONEncoder(ensure_ascii=False).iterencode(value)
+    text = "".join(islice(pieces, MAX_SHOWN_CHARS))
     return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 1] + "…"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 
 import structlog
 import uvloop
@@ -14,9 +13,10 @@ from hypercorn.config import Config
 from edge.app import create_app
 from edge.config import EdgeConfig
 from edge.link import Link
-from edge.session import MAX_MESSAGE_BYTES
+from edge.session import MAX_READ_MESSAGE_BYTES
 from ledger.errors import ConfigError, Unavailable
 from ledger.log import configure_logging
+from ledger.process import stop_signal
 
 GRACEFUL_TIMEOUT_S = 2.0
 """For responses under way at shutdown; their streams run on, and are resumed elsewhere."""
@@ -40,7 +40,7 @@ def run(config: EdgeConfig) -> None:
 
 async def serve(config: EdgeConfig) -> None:
     link = Link(*config.origin_addresses)
-    stopped = _stop_signal()
+    stopped = stop_signal()
 
     async def shutdown() -> None:
         await stopped.wait()
@@ -49,16 +49,10 @@ async def serve(config: EdgeConfig) -> None:
             Unavailable("this edge is shutting down", hint="resume on another, or here again")
         )
 
+    _try_certificate(config)
+    _try_addresses(config)
     server = server_config(config)
-    try:
-        _try_addresses(server)
-        await hypercorn_serve(create_app(link, config), server, shutdown_trigger=shutdown)  # type: ignore[arg-type]
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen or read the certificate: {error}",
-            field="edge.http",
-            hint="free the port or choose another address",
-        ) from error
+    await hypercorn_serve(create_app(link, config), server, shutdown_trigger=shutdown)  # type: ignore[arg-type]
 
 
 def server_config(config: EdgeConfig) -> Config:
@@ -79,21 +73,42 @@ def server_config(config: EdgeConfig) -> Config:
     server.keep_alive_timeout = KEEP_ALIVE_TIMEOUT_S
     server.h11_max_incomplete_size = READ_HEADER_BYTES
     server.h2_max_concurrent_streams = H2_MAX_CONCURRENT_STREAMS
-    server.websocket_max_message_size = MAX_MESSAGE_BYTES
+    server.websocket_max_message_size = MAX_READ_MESSAGE_BYTES
     server.websocket_ping_interval = WEBSOCKET_PING_INTERVAL_S
     return server
 
 
-def _try_addresses(server: Config) -> None:
+def _try_certificate(config: EdgeConfig) -> None:
+    try:
+        server_config(config).create_ssl_context()
+    except OSError as error:  # ssl's own is one
+        raise ConfigError(
+            f"cannot read {config.certificate} or its key {config.key}: {error.strerror or error}",
+            field="edge.certificate",
+            hint="give PEM files, the chain's leaf first, and the key of that leaf",
+        ) from error
+
+
+def _try_addresses(config: EdgeConfig) -> None:
     """Bind what is going to be bound, so that a busy port is an error before anything starts."""
-    sockets = server.create_sockets()
+    for address in config.http:
+        plain = Config()
+        plain.bind = [address]
+        _try_address("http", address, plain)
+    for address in config.https if config.certificate is not None else ():
+        secure = server_config(config)
+        secure.bind, secure.quic_bind, secure.insecure_bind = [address], [address], []
+        _try_address("https", address, secure)
+
+
+def _try_address(setting: str, address: str, server: Config) -> None:
+    try:
+        sockets = server.create_sockets()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {address}: {error.strerror or error}",
+            field=f"edge.{setting}",
+            hint="free the port or choose another address",
+        ) from error
     for bound in (*sockets.secure_sockets, *sockets.insecure_sockets, *sockets.quic_sockets):
         bound.close()
-
-
-def _stop_signal() -> asyncio.Event:
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stopped.set)
-    return stopped

@@ -11,11 +11,14 @@ the connection: StreamError on corr 0, then a close code of RFC 6455, 7.4.1.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
+from random import Random
 
-from edge.version import software
-from ledger.errors import CallerError, FrameError, SchemaMismatch, TailraceError
+from ledger.backoff import spread_ms
+from ledger.errors import CallerError, FrameError, SchemaMismatch, TailraceError, TooLarge
 from ledger.frame import (
     CLIENT,
     CLOSING,
@@ -25,33 +28,92 @@ from ledger.frame import (
     Credit,
     Detach,
     Frame,
+    Heartbeat,
     Hello,
     Open,
+    Opened,
     Resume,
     Splitter,
+    Status,
     Steer,
-    Tag,
+    StreamEnd,
+    StreamError,
+    StreamState,
     corr_of,
     decode,
     encode,
     error_frame,
-    index_of,
     tag_of,
 )
+from ledger.version import software
 
+MAX_UNFINISHED = 64
+"""As many as a worker runs at a time, by default, and a quarter of what an origin takes."""
+LEFT_COUNTS_S = 600.0
+"""Nobody here learns when a stream ends that the client has left: it counts for so long."""
 MAX_MESSAGE_BYTES = 64 << 10
 """Of one WebSocket message, in either direction, unless one frame alone is larger."""
+MAX_READ_MESSAGE_BYTES = 4 * MAX_MESSAGE_BYTES
+"""A client whose message is longer than it may be is told so, where it is not longer than this."""
 MAX_STREAMS_PER_CONNECTION = 256
 MAX_CREDIT_FRAMES = 1024
 """Frames of one stream that a client may ask to have in flight; bounds what waits here."""
+UNFINISHED_RETRY_MS = 1_000
+"""At least; not all are told the same."""
 MAX_WAITING_REPLIES = 64
 """Refusals that may wait for a client that does not read; then it is not read either."""
+
+
+class Unfinished:
+    """The streams that one connection has opened and not seen end; `room` says for how many more.
+
+    A connection costs nothing, the streams that it leaves behind do.
+    """
+
+    def __init__(self, most: float, clock_s: Callable[[], float]) -> None:
+        self.most = most
+        self._clock_s = clock_s
+        self._asked: dict[int, int] = {}  # streams of each Open without an answer, by corr
+        self._read: set[bytes] = set()  # on an open corr
+        self._left: dict[object, float] = {}  # when, the first one first; by id where it is known
+
+    def room(self, count: int) -> bool:
+        """Whether so many more may be opened."""
+        now = self._clock_s()
+        while self._left and now - next(iter(self._left.values())) >= LEFT_COUNTS_S:
+            del self._left[next(iter(self._left))]
+        return sum(self._asked.values()) + len(self._read) + len(self._left) + count <= self.most
+
+    def ask(self, corr: int, count: int) -> None:
+        self._asked[corr] = count
+
+    def opened(self, corr: int, stream: bytes, siblings: Sequence[bytes]) -> None:
+        """The answer to what was asked; the siblings are on no corr."""
+        if self._asked.pop(corr, None) is not None:
+            self._read.add(stream)
+            self._left |= dict.fromkeys(siblings, self._clock_s())
+
+    def close(self, corr: int, stream: bytes | None) -> None:
+        """The corr is closed, and its stream, if that is known, not ended."""
+        for _ in range(self._asked.pop(corr, 0)):
+            self._left[object()] = self._clock_s()
+        if stream is not None and stream in self._read:
+            self._read.remove(stream)
+            self._left[stream] = self._clock_s()
+
+    def refused(self, corr: int) -> None:
+        self._asked.pop(corr, None)
+
+    def ended(self, stream: bytes) -> None:
+        self._read.discard(stream)
+        self._left.pop(stream, None)
 
 
 class CloseCode(IntEnum):
     GOING_AWAY = 1001
     PROTOCOL_ERROR = 1002
     UNSUPPORTED_DATA = 1003
+    MESSAGE_TOO_BIG = 1009
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +128,23 @@ class Close:
 class Stream:
     """What the session knows of an open corr."""
 
-    next_index: int = 0
-    last: bytes | None = None  # the last logged frame that left for the client
+    id: bytes | None = None  # of the stream that is read, once it is known
+    next_index: int = 0  # of the frame that leaves for the client next
 
 
 class Session:
     """Feed it `receive` and `deliver`; send what `next_message` gives until `close` is set."""
 
-    def __init__(self, max_streams: int = MAX_STREAMS_PER_CONNECTION) -> None:
+    def __init__(
+        self,
+        max_streams: int = MAX_STREAMS_PER_CONNECTION,
+        unfinished: Unfinished | None = None,
+        random: Random | None = None,
+    ) -> None:
         self.close: Close | None = None
         self._max_streams = max_streams
+        self._unfinished = unfinished or Unfinished(inf, lambda: 0.0)
+        self._random = random or Random()
         self._greeted = False
         self._streams: dict[int, Stream] = {}
         # What waits for the client: frames that credit bounds, then what it does not bound.
@@ -93,6 +162,9 @@ class Session:
         if isinstance(message, str):
             text = CallerError("frames travel in binary messages", code="bad_frame")
             self._end(text, CloseCode.UNSUPPORTED_DATA)
+            return forward
+        if len(message) > MAX_MESSAGE_BYTES:
+            self._end(_too_long(len(message)), CloseCode.MESSAGE_TOO_BIG)
             return forward
         try:
             for raw in _split(message):
@@ -151,24 +223,31 @@ class Session:
         if credit > MAX_CREDIT_FRAMES:
             self._refuse(corr, _too_much_credit(f"{type(frame).__name__}.credit"))
             return
-        after = frame.after if isinstance(frame, Resume) else None
-        self._streams[corr] = Stream(0 if after is None else after + 1)
+        if isinstance(frame, Open):
+            if not self._unfinished.room(frame.n):
+                self._refuse(corr, self._too_many_unfinished())
+                return
+            self._unfinished.ask(corr, frame.n)
+        stream = self._streams[corr] = Stream()
+        if isinstance(frame, Resume):
+            stream.id = frame.stream
+            stream.next_index = frame.start
         forward.append(raw)
 
     def _credit(self, raw: bytes, corr: int, frame: Credit, forward: list[bytes]) -> None:
         stream = self._streams.get(corr)
         if stream is None:
             return  # the stream has closed while the credit was on its way
-        if stream.last is not None:
-            stream.next_index, stream.last = index_of(stream.last) + 1, None
         if frame.limit > stream.next_index + MAX_CREDIT_FRAMES:
             self._abandon(corr, _too_much_credit("Credit.limit"), forward)
         else:
             forward.append(raw)
 
     def _detach(self, corr: int, forward: list[bytes]) -> None:
-        if self._streams.pop(corr, None) is None:
+        stream = self._streams.pop(corr, None)
+        if stream is None:
             return
+        self._unfinished.close(corr, stream.id)
         # The client may use the corr again at once: nothing old may follow on it.
         self._frames = deque(raw for raw in self._frames if corr_of(raw) != corr)
         forward.append(encode(Detach(), corr))
@@ -183,13 +262,33 @@ class Session:
     def deliver(self, raw: bytes) -> None:
         """One frame under the client's corr; on corr 0 a Heartbeat, or the edge's farewell."""
         corr, tag = corr_of(raw), tag_of(raw)
-        if tag == Tag.HEARTBEAT:
+        if tag == Heartbeat.tag:
             self._heartbeat = raw  # takes the place of one that is still unsent
         elif corr in self._streams:
+            self._follow(corr, self._streams[corr], tag, raw)
             self._frames.append(raw)
-        elif corr == 0 and tag == Tag.STREAM_ERROR and self.close is None:
+        elif corr == 0 and tag == StreamError.tag and self.close is None:
             self._replies.append(raw)
             self.close = Close(CloseCode.GOING_AWAY, "this edge is shutting down")
+
+    def _follow(self, corr: int, stream: Stream, tag: int, raw: bytes) -> None:
+        """Keep count of what this client has opened and what has ended."""
+        if tag == Opened.tag:
+            opened = decode(raw)[1]
+            assert isinstance(opened, Opened)
+            stream.id = opened.stream
+            self._unfinished.opened(corr, opened.stream, [s.stream for s in opened.siblings])
+        elif tag == StreamEnd.tag and stream.id is not None:
+            self._unfinished.ended(stream.id)
+        elif tag == StreamError.tag:
+            self._unfinished.refused(corr)
+            self._unfinished.close(corr, stream.id)
+        elif tag == Status.tag:
+            status = decode(raw)[1]
+            assert isinstance(status, Status)
+            if status.state is StreamState.ENDED:
+                self._unfinished.ended(status.stream)
+            self._unfinished.close(corr, stream.id)
 
     # ---- to the client ----
 
@@ -220,9 +319,19 @@ class Session:
         if tag in CLOSING:
             self._streams.pop(corr, None)
         elif tag in LOGGED:
-            self._streams[corr].last = raw
+            self._streams[corr].next_index += 1
 
     # ---- errors ----
+
+    def _too_many_unfinished(self) -> CallerError:
+        return CallerError(
+            f"over {self._unfinished.most} streams that this connection opened have not ended",
+            code="too_many_streams",
+            status=429,
+            retryable=True,
+            hint="read them to their end or cancel them; those that were left count for a while",
+            retry_after_ms=spread_ms(UNFINISHED_RETRY_MS, self._random),
+        )
 
     def _refuse(self, corr: int, error: TailraceError) -> None:
         self._replies.append(encode(error_frame(error), corr))
@@ -245,6 +354,13 @@ def _split(message: bytes) -> list[bytes]:
     if splitter.pending:
         raise FrameError("the message ends inside a frame", field="header.length", offset=0)
     return frames
+
+
+def _too_long(size: int) -> TooLarge:
+    return TooLarge(
+        f"a message of {size} bytes",
+        hint=f"at most {MAX_MESSAGE_BYTES} bytes of frames in a message",
+    )
 
 
 def _too_many(limit: int) -> CallerError:

@@ -16,7 +16,6 @@ from ledger.frame import (
     ScoredToken,
     StreamEnd,
     StreamError,
-    Tag,
     Token,
     TokenScores,
     to_error,
@@ -27,12 +26,12 @@ PING = b": ping\n\n"
 """A comment: keeps the connection alive, and no client sees an event."""
 
 
-def event(frame: Frame, tag: int) -> bytes:
+def event(frame: Frame) -> bytes:
     """The event of one logged frame or StreamError.
 
     Token is the plain message event, and ScoredToken too, with `logprobs`; StreamEnd is `end`,
     StreamError is `error` (without an id, so that Last-Event-ID stays at the last frame seen),
-    any other is called as in the schema, in snake case.
+    any other is called as in the schema, in lower case.
     """
     if isinstance(frame, Token):
         return _format(frame.index, None, {"text": frame.text, "index": frame.index})
@@ -44,7 +43,7 @@ def event(frame: Frame, tag: int) -> bytes:
     if isinstance(frame, StreamError):
         return error_event(to_error(frame))
     fields = {name: finite(value) for name, value in asdict(frame).items()}
-    return _format(fields["index"], Tag(tag).name.lower(), fields)
+    return _format(fields["index"], type(frame).__name__.lower(), fields)
 
 
 def error_event(error: TailraceError) -> bytes:

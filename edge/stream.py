@@ -1,8 +1,7 @@
 """`/v1/stream/{name}`: HTTP for the objects of the origin, above all Durable Streams.
 
 The edge checks the name and the size, and passes the request on whole as one Call. What it
-means is the object's to say; its answer comes back as it is, with the headers that let pages
-of other origins read it.
+means is the object's to say; its answer comes back as it is.
 """
 
 from __future__ import annotations
@@ -10,25 +9,31 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from contextlib import ExitStack
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 
-import structlog
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from edge.attend import attended
-from edge.caller import WINDOW_BODIES, Caller
+from edge.body import StreamedBody, answer_of
 from edge.config import EdgeConfig
-from edge.cors import access_headers, preflight_headers
 from edge.parameters import read_body
-from edge.problem import problem_response
-from edge.target import parse_target, request_url
-from ledger.errors import CallerError, TailraceError
-from ledger.frame import Answer, Call, Header
+from edge.reader import WINDOW_BODIES, Reader
+from ledger.errors import CallerError, NotFound
+from ledger.frame import SAFE_METHODS, Call, Header
 
-METHODS = ["GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"]
-CLIENT_GONE = 499
-"""The status of an answer that nobody is left to read."""
+PREFIX = b"/v1/stream/"
+RESERVED = b"__ds"
+"""The segment below which the subscription API lies, not streams."""
+MAX_NAME_CHARS = 512
+
+_HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+# An encoded slash would make two names out of one for whoever decodes at another place.
+_ENCODED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
+
+METHODS = ["GET", "HEAD", "PUT", "POST", "DELETE"]
 
 # RFC 9110, 7.6.1: about one connection only, so not for the object.
 _HOP_BY_HOP = frozenset(
@@ -38,25 +43,11 @@ _HOP_BY_HOP = frozenset(
 _NOT_A_VALUE = re.compile(rb"[\x00\r\n]")
 """RFC 9110, 5.5. HTTP/1.1 cannot carry them; the binary framing of HTTP/2 and 3 can."""
 
-log = structlog.get_logger("tailrace.edge")
-
 
 async def call(request: Request) -> Response:
     """Any method of /v1/stream/{name}"""
     config: EdgeConfig = request.app.state.config
-    origin = request.headers.get("Origin")
-    if request.method == "OPTIONS":
-        allowed = preflight_headers(origin, config.allowed_origins)
-        return Response(status_code=204, headers=allowed | {"X-Content-Type-Options": "nosniff"})
-    access = access_headers(origin, config.allowed_origins)
-    try:
-        return await _answer(request, await _call(request, config.max_body_bytes), access)
-    except TailraceError as error:
-        response = problem_response(error)
-        response.headers.update(access)
-        return response
-    except ClientDisconnect:
-        return Response(status_code=CLIENT_GONE)
+    return await _answer(request, await _call(request, config.max_body_bytes))
 
 
 async def _call(request: Request, limit_bytes: int) -> Call:
@@ -74,18 +65,24 @@ async def _call(request: Request, limit_bytes: int) -> Call:
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw
         ),
         # Content of a GET or HEAD means nothing (RFC 9110, 9.3.1).
-        body=b"" if request.method in ("GET", "HEAD") else body,
+        body=b"" if request.method in SAFE_METHODS else body,
         credit=WINDOW_BODIES,
     )
 
 
-async def _answer(request: Request, wanted: Call, access: dict[str, str]) -> Response:
-    caller = Caller(request.app.state.link)
+async def _answer(request: Request, wanted: Call) -> Response:
+    reader = Reader(request.app.state.link)
     with ExitStack() as unless_handed_on:
-        unless_handed_on.callback(caller.close)
-        answer = await attended(request.receive, caller.call(wanted))
+        unless_handed_on.callback(reader.close)
+        answer = await attended(request.receive, reader.call(wanted))
         unless_handed_on.pop_all()  # the body closes it when it has been sent
-    return AnswerBody(caller, answer, access)
+    body = StreamedBody(reader, answer_of(reader), answer.status)
+    body.raw_headers = [
+        (header.name.encode("latin-1"), header.value.encode("latin-1"))
+        for header in end_to_end((h.name, h.value) for h in answer.headers)
+    ]
+    body.headers["X-Content-Type-Options"] = "nosniff"
+    return body
 
 
 def end_to_end(fields: Iterable[tuple[str, str]]) -> tuple[Header, ...]:
@@ -96,52 +93,79 @@ def end_to_end(fields: Iterable[tuple[str, str]]) -> tuple[Header, ...]:
     return tuple(Header(name, value) for name, value in lower if name not in dropped)
 
 
-class AnswerBody(Response):
-    """Sends an answer's body as it comes, until it is whole or the client goes."""
+class Target(NamedTuple):
+    """An object's class and name."""
 
-    def __init__(self, caller: Caller, answer: Answer, access: dict[str, str]) -> None:
-        self.status_code = answer.status
-        self.background = None
-        self.raw_headers = [
-            (header.name.encode("latin-1"), header.value.encode("latin-1"))
-            for header in end_to_end((h.name, h.value) for h in answer.headers)
-        ]
-        self.headers["X-Content-Type-Options"] = "nosniff"
-        for name, value in access.items():
-            if name == "Vary":
-                self.headers.add_vary_header(value)
-            else:
-                self.headers[name] = value
-        self._caller = caller
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await attended(receive, self._send(scope, send))
-        except ClientDisconnect:
-            pass  # it asks again, from the offset that it has
-        except TailraceError as error:
-            log.warning("stream.cut", url=scope["path"], error=str(error))
-            await _break_off(scope, send)
-        finally:
-            self._caller.close()
-
-    async def _send(self, scope: Scope, send: Send) -> None:
-        head = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **head})
-        ended = False
-        while not ended:
-            data, ended = await self._caller.take()
-            if scope["method"] == "HEAD":
-                data = b""
-            await send({"type": "http.response.body", "body": data, "more_body": not ended})
+    object: str
+    name: str
 
 
-async def _break_off(scope: Scope, send: Send) -> None:
-    """End a body that is not whole, so that a client can see it where its protocol lets it.
+def parse_target(raw_path: bytes) -> Target:
+    """The object that a path, as it came, names.
 
-    HTTP/1.1 closes the connection before the last chunk. The server cannot reset a stream of
-    HTTP/2 or 3, and one without an end hangs: there the body just ends, short of the length
-    that a finite answer declares; where a live one ends says nothing in any case.
+    A stream's name is the rest of the path, percent-decoded; that of the subscription API is
+    left as it is. Raises NotFound for whatever can be no name, CallerError for one too long.
     """
-    if scope["http_version"] not in ("1.0", "1.1"):
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    if not raw_path.startswith(PREFIX) or not raw_path.isascii():
+        raise _nothing_here()
+    rest = raw_path.removeprefix(PREFIX)
+    if len(rest) > 12 * MAX_NAME_CHARS:  # four bytes a character, each written as three
+        raise _too_long()
+    segments = rest.split(b"/")
+    if segments[0] == RESERVED:
+        return Target("subscription", b"/".join(segments[1:]).decode("ascii") or "/")
+    return Target("stream", _stream_name(rest, segments))
+
+
+def _stream_name(rest: bytes, segments: list[bytes]) -> str:
+    decoded = [unquote_to_bytes(segment) for segment in segments]
+    if _ENCODED_SLASH.search(rest) or decoded[0] == RESERVED:
+        raise _nothing_here()
+    if not all(map(_is_segment, decoded)):
+        raise _nothing_here()
+    try:
+        name = b"/".join(decoded).decode("utf-8")
+    except UnicodeDecodeError:
+        raise _nothing_here() from None
+    if len(name) > MAX_NAME_CHARS:
+        raise _too_long()
+    return name
+
+
+def _is_segment(segment: bytes) -> bool:
+    """Not empty, no step up or down, nothing that a log or a terminal would act on."""
+    return segment not in (b"", b".", b"..") and not any(
+        byte < 0x20 or byte == 0x7F for byte in segment
+    )
+
+
+def request_url(scope: Scope) -> str:
+    """The absolute URL as the client sent it; CallerError for a Host that is none."""
+    host = next((value for name, value in scope["headers"] if name == b"host"), None)
+    if host is None:  # HTTP/1.0 needs none
+        address, port = scope["server"]
+        host = f"{address}:{port}".encode()
+    text = host.decode("latin-1")
+    if _HOST.fullmatch(text) is None:
+        raise CallerError("not a host", field="Host")
+    target = scope["raw_path"]
+    if scope["query_string"]:
+        target += b"?" + scope["query_string"]
+    return f"{scope['scheme']}://{text}{target.decode('ascii')}"
+
+
+def _nothing_here() -> NotFound:
+    return NotFound(
+        "no such stream",
+        code="unknown_stream",
+        field="path",
+        hint="a stream's name is one or more segments, none of them empty, . or ..",
+    )
+
+
+def _too_long() -> CallerError:
+    return CallerError(
+        "the stream's name is too long",
+        field="path",
+        hint=f"at most {MAX_NAME_CHARS} characters",
+    )

@@ -6,10 +6,10 @@ import asyncio
 
 from starlette.websockets import WebSocket
 
-from edge.attend import until_first
+from edge.attend import first_of
 from edge.config import EdgeConfig
 from edge.link import Link
-from edge.session import Session
+from edge.session import Session, Unfinished
 
 
 async def sessions(websocket: WebSocket) -> None:
@@ -17,17 +17,13 @@ async def sessions(websocket: WebSocket) -> None:
     link: Link = websocket.app.state.link
     config: EdgeConfig = websocket.app.state.config
     await websocket.accept()
-    client = Client(websocket, link, Session(config.max_streams_per_connection))
+    unfinished = Unfinished(config.max_unfinished_per_connection, link.now)
+    client = Client(websocket, link, Session(config.max_streams_per_connection, unfinished))
     link.watch(client)
-    reading = asyncio.create_task(client.read())
-    writing = asyncio.create_task(client.write())
     try:
-        await until_first(reading, writing)
+        await first_of(client.read(), client.write())
     finally:
         link.forget(client)
-    for task in (reading, writing):
-        if not task.cancelled():
-            task.result()
 
 
 class Client:

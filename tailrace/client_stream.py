@@ -9,11 +9,11 @@ from typing import Any, Self
 
 import httpx
 
-from edge.cursor import Cursor
-from edge.edges import Attempts, Edges, token_header
-from edge.refusal import refusal
 from ledger.errors import CallerError, TailraceError, Unavailable
 from ledger.frame import FRAMES_TYPE, Logged, Status, StreamEnd
+from tailrace.cursor import Cursor
+from tailrace.edges import Attempts, Edges, token_header
+from tailrace.refusal import refusal
 
 
 class Stream:

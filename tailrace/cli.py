@@ -7,16 +7,15 @@ Only typer is imported here. Everything else is imported by the command that run
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from edge.cli_ledger import ledger_app
-from edge.cli_model import model_app
 from ledger.errors import CallerError, ConfigError, TailraceError
+from tailrace.cli_ledger import ledger_app
+from tailrace.cli_model import model_app
+from tailrace.extra import extra
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -37,7 +36,7 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Settings; default tailrace.toml if present."),
 ]
-# What `up` gives its children, so that they end when it does; edge/child.py says how.
+# What `up` gives its children, so that they end when it does; tailrace/child.py says how.
 UntilEofOption = Annotated[bool, typer.Option("--until-eof", hidden=True)]
 
 
@@ -51,23 +50,9 @@ def main() -> None:
         sys.exit(EXIT_USAGE if usage else EXIT_FAILED)
 
 
-@contextmanager
-def extra(name: str) -> Iterator[None]:
-    """Imports that need the extra `name`: a missing package says how to install it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("edge", "ledger", "origin"):
-            raise  # a fault of ours, not of the installation
-        raise ConfigError(
-            f"the package {error.name!r} is not installed",
-            hint=f"pip install 'tailrace[{name}]'",
-        ) from error
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from edge.version import tailrace_version
+        from ledger.version import tailrace_version
 
         typer.echo(f"tailrace {tailrace_version()}")
         raise typer.Exit
@@ -104,7 +89,7 @@ def up(
 ) -> None:
     """Serve the demo model on loopback: origin, edge and ledger."""
     with extra("edge"):
-        from edge.up import UpOptions, run
+        from tailrace.up import UpOptions, run
 
     run(UpOptions(data, http_port, https_port, link_port, sample, as_json))
 
@@ -202,7 +187,7 @@ def origin(
 
 def _watch_parent(until_eof: bool) -> None:
     if until_eof:
-        from edge.child import stop_when_orphaned
+        from tailrace.child import stop_when_orphaned
 
         stop_when_orphaned()
 
@@ -236,7 +221,7 @@ def chat(
 ) -> None:
     """Stream an answer to PROMPT."""
     with extra("edge"):
-        from edge.chat import ChatOptions, run
+        from tailrace.chat import ChatOptions, run
 
     said = {"prompt": prompt} if raw_prompt else {"messages": [{"role": "user", "content": prompt}]}
     sampling = {
@@ -262,15 +247,18 @@ def config_check(
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="Default tailrace.toml if present.")
     ] = None,
+    config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Load the settings of every part and print each with where it came from."""
+    if file is not None and config is not None:
+        raise ConfigError("give FILE or --config FILE, not both")
     from edge.config import EdgeConfig
-    from edge.config_check import report
     from origin.config import LedgerConfig, OriginConfig, StreamsConfig
+    from tailrace.config_check import report
 
     parts = (EdgeConfig, OriginConfig, LedgerConfig, StreamsConfig)
-    typer.echo(report(parts, file, as_json=as_json), nl=False)
+    typer.echo(report(parts, file or config, as_json=as_json), nl=False)
 
 
 app.add_typer(config_app, name="config")

@@ -3,7 +3,7 @@
 Needs httpx and the wire format only. A stream is read as raw frames; when a connection
 breaks, the next edge in the list is asked for what follows the last frame read.
 
-    async with TailraceClient(["http://127.0.0.1:8080"]) as client:
+    async with Client(["http://127.0.0.1:8080"]) as client:
         async for frame in client.generate(prompt="Once upon a time"):
             if isinstance(frame, Token):
                 print(frame.text, end="")
@@ -14,18 +14,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 from uuid import uuid4
 
 import httpx
 
-from edge.client_stream import Stream
-from edge.edges import Edges, OnState, State
-from edge.version import software
 from ledger.errors import CallerError
 from ledger.frame import Status
+from ledger.version import software
+from tailrace.client_stream import Stream
+from tailrace.edges import Edges, OnState, State
 
-__all__ = ["OnState", "State", "Stream", "TailraceClient"]
+__all__ = ["Client", "OnState", "State", "Stream"]
 
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_TIMEOUT_S = 45.0
@@ -35,7 +35,20 @@ PATIENCE_S = 60.0
 MAX_KEPT_CONNECTIONS = 16
 
 
-class TailraceClient:
+class SamplingSettings(TypedDict, total=False):
+    """What a caller of `generate` may say of `ledger.frame.Sampling`."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
+
+
+class Client:
     """Streams from any of several edges of one origin.
 
     `on_state(state, detail)` is told what the connection does: connecting, open, waiting
@@ -89,14 +102,6 @@ class TailraceClient:
         messages: Sequence[Mapping[str, str]] | None = None,
         model: str = "demo",
         max_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        presence_penalty: float | None = None,
-        frequency_penalty: float | None = None,
-        seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         ignore_eos: bool | None = None,
         logprobs: int | None = None,
@@ -105,6 +110,7 @@ class TailraceClient:
         durability: str | None = None,
         priority: str | None = None,
         idempotency_key: str | None = None,
+        **sampling: Unpack[SamplingSettings],
     ) -> Stream:
         """A new stream; it begins when its first frame is asked for.
 
@@ -115,14 +121,6 @@ class TailraceClient:
             "prompt": prompt,
             "messages": None if messages is None else [dict(turn) for turn in messages],
             "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "presence_penalty": presence_penalty,
-            "frequency_penalty": frequency_penalty,
-            "seed": seed,
             "stop": stop if stop is None or isinstance(stop, str) else list(stop),
             "ignore_eos": ignore_eos,
             "logprobs": logprobs,
@@ -130,6 +128,7 @@ class TailraceClient:
             "overflow": overflow,
             "durability": durability,
             "priority": priority,
+            **sampling,
         }
         body = {name: value for name, value in fields.items() if value is not None}
         return Stream(self._edges, body=body, idempotency_key=idempotency_key or uuid4().hex)

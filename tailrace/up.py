@@ -6,20 +6,18 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from edge.certificate import CertificateFiles, development_certificate
-from edge.child import Child
-from edge.ports import HOST, claim_port
-from edge.welcome import Place, print_addresses, print_sample, ready_line, wait_until_ready
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from edge.attend import first_of
+from ledger.process import stop_signal
+from tailrace.certificate import CertificateFiles, development_certificate
+from tailrace.child import Child
+from tailrace.ports import HOST, claim_port
+from tailrace.welcome import Place, print_addresses, print_sample, ready_line, wait_until_ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +63,9 @@ async def _serve(options: UpOptions) -> None:
         console.print("\nCtrl-C stops it.", style="dim")
         await asyncio.Event().wait()
 
-    stop = _stop_signal()
-    await _until_first(stop.wait(), welcome(), *(child.keep_running() for child in children))
+    stop = stop_signal(signal.SIGHUP)
+    await first_of(stop.wait(), welcome(), *(child.keep_running() for child in children))
     console.print("stopped", style="dim")
-
-
-async def _until_first(*parts: Coroutine[Any, Any, object]) -> None:
-    """Run all until one ends or fails; then stop the others, and wait until they have."""
-    tasks = [asyncio.create_task(part) for part in parts]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
-
-
-def _stop_signal() -> asyncio.Event:
-    stopped = asyncio.Event()
-    for number in STOP_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    return stopped
 
 
 # ---- the children ----
@@ -109,7 +87,7 @@ def _children(place: Place, console: Console) -> tuple[Child, Child]:
 
 def _command(name: str, flags: dict[str, object]) -> list[str]:
     pairs = [part for flag, value in flags.items() for part in (flag, str(value))]
-    return [sys.executable, "-P", "-m", "edge.cli", name, *pairs, "--until-eof"]
+    return [sys.executable, "-P", "-m", "tailrace.cli", name, *pairs, "--until-eof"]
 
 
 def _origin_command(place: Place) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 
 from ledger.errors import ConfigError
+from ledger.settings import MAX_PORT
 
 HOST = "127.0.0.1"
-MAX_PORT = 65_535
 DRAWS = 20  # of a port that must be free twice, over TCP and over UDP
 
 

@@ -11,10 +11,10 @@ import httpx
 from rich.console import Console
 from rich.status import Status
 
-from edge.client import TailraceClient
-from edge.version import tailrace_version
-from edge.viewer import Viewer, printable
 from ledger.errors import TailraceError
+from ledger.version import tailrace_version
+from tailrace.client import Client
+from tailrace.viewer import Viewer, printable
 
 READY_POLL_S = 0.1
 READY_TIMEOUT_S = 1.0  # for one answer of /readyz
@@ -116,9 +116,7 @@ async def print_sample(place: Place, console: Console) -> None:
     write(f"  {SAMPLE_PROMPT}")
     try:
         # trust_env: a proxy of the environment is no way to loopback.
-        async with TailraceClient(
-            [place.http_url], on_state=viewer.on_state, trust_env=False
-        ) as client:
+        async with Client([place.http_url], on_state=viewer.on_state, trust_env=False) as client:
             sample = client.generate(
                 prompt=SAMPLE_PROMPT, max_tokens=SAMPLE_TOKENS, seed=SAMPLE_SEED
             )

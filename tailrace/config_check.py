@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -36,20 +35,14 @@ def report(parts: Sequence[type[Settings]], file: Path | None, *, as_json: bool)
 def load_all(parts: Sequence[type[Settings]], file: Path | None) -> Iterator[Setting]:
     """The settings of every part, in the order in which the parts declare them."""
     for part in parts:
-        loaded = part.load(file)
-        values = loaded.model_dump(mode="json")
-        for key, value in values.items():
-            source = _source(loaded, key, file or DEFAULT_FILE)
+        loaded, environment = part.load(file), part.environment()
+        for key, value in loaded.model_dump(mode="json").items():
+            source = "default"
+            if key in environment:  # flags apart, it wins over the file
+                source = f"{part.model_config['env_prefix']}{key}".upper()
+            elif key in loaded.model_fields_set:
+                source = str(file or DEFAULT_FILE)
             yield Setting(f"{part.table}.{key}", value, source)
-
-
-def _source(loaded: Settings, key: str, file: Path) -> str:
-    """Flags apart, the environment wins over the file, and the file over the default."""
-    if key not in loaded.model_fields_set:
-        return "default"
-    variable = f"{loaded.model_config['env_prefix']}{key}".upper()
-    in_environment = variable in {name.upper() for name in os.environ}
-    return variable if in_environment else str(file)
 
 
 def _as_table(settings: list[Setting]) -> str:

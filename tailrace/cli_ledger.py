@@ -1,20 +1,22 @@
 """`tailrace ledger`: look into a ledger, beside the origins that write it.
 
-Like edge/cli.py, only typer is imported before a command runs.
+Like tailrace/cli.py, only typer is imported before a command runs.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, nullcontext
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 
 from ledger.errors import ConfigError
+from tailrace.extra import extra
 
 if TYPE_CHECKING:
     from ledger.interface import Ledger
@@ -47,9 +49,24 @@ ConfigOption = Annotated[
 StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="32 hex digits.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
+P = ParamSpec("P")
 
-@ledger_app.command()
-def status(
+
+def command(work: Callable[P, Coroutine[None, None, None]]) -> Callable[P, None]:
+    """A command of its own, which runs in an event loop of its own."""
+
+    @ledger_app.command()
+    @wraps(work)
+    def run(*arguments: P.args, **options: P.kwargs) -> None:
+        import asyncio
+
+        asyncio.run(work(*arguments, **options))
+
+    return run
+
+
+@command
+async def status(
     path: PathOption = None,
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -58,8 +75,8 @@ def status(
     """Count streams, frames and bytes."""
     from dataclasses import asdict
 
-    with _reading(path, url, config) as reader:
-        figures = asdict(reader.status())
+    async with _reading(path, url, config) as reader:
+        figures = asdict(await reader.status())
     if as_json:
         typer.echo(json.dumps(figures))
         return
@@ -67,8 +84,8 @@ def status(
         typer.echo(f"{name:16} {_readable(name, value)}")
 
 
-@ledger_app.command()
-def show(
+@command
+async def show(
     stream: StreamArgument,
     path: PathOption = None,
     url: UrlOption = None,
@@ -78,13 +95,13 @@ def show(
     """Tell of one stream: its state, its text so far, what it takes."""
     from dataclasses import asdict
 
+    from ledger.tools.commands import TEXT_CHARS, story
     from ledger.tools.export import stream_document
     from ledger.tools.reader import parse_stream
-    from ledger.tools.story import TEXT_CHARS, story
 
-    with _reading(path, url, config) as reader:
-        row = reader.stream(parse_stream(stream))
-        told, stored = story(reader, row), asdict(reader.stored(row))
+    async with _reading(path, url, config) as reader:
+        row = await reader.stream(parse_stream(stream))
+        told, stored = await story(reader, row), asdict(await reader.stored(row))
     document = stream_document(row) | {
         "expires_ms": row.expires_ms if row.ended else None,
         "state": told.state,
@@ -104,8 +121,8 @@ def show(
     typer.echo(f"\n{_shortened(text, TEXT_CHARS)}")
 
 
-@ledger_app.command()
-def tail(
+@command
+async def tail(
     stream: StreamArgument,
     after: Annotated[
         int | None, typer.Option(min=0, metavar="INDEX", help="Begin behind this index.")
@@ -122,12 +139,13 @@ def tail(
 ) -> None:
     """Print a stream's text as it grows, until it ends."""
     from ledger.frame import ScoredToken, Token, decode
+    from ledger.tools.commands import follow
     from ledger.tools.export import frame_document
-    from ledger.tools.follow import follow
     from ledger.tools.reader import parse_stream
 
     start = 0 if after is None else after + 1
-    for _, record in follow(_place(path, url, config), parse_stream(stream), start, live=live):
+    place = _place(path, url, config)
+    async for _, record in follow(place, parse_stream(stream), start, live=live):
         _, frame = decode(record.frame)
         if as_json:
             typer.echo(json.dumps(frame_document(record), ensure_ascii=False))
@@ -138,8 +156,8 @@ def tail(
         typer.echo()
 
 
-@ledger_app.command()
-def verify(
+@command
+async def verify(
     path: PathOption = None,
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -150,8 +168,8 @@ def verify(
 
     from ledger.tools.verify import verify as check
 
-    with _reading(path, url, config) as reader:
-        verdict = check(reader, _progress("verifying", reader.stream_count()))
+    async with _reading(path, url, config) as reader:
+        verdict = await check(reader, _progress("verifying", await reader.stream_count()))
     if as_json:
         typer.echo(json.dumps(asdict(verdict) | {"whole": verdict.whole}))
     else:
@@ -166,8 +184,8 @@ def verify(
         raise typer.Exit(1)
 
 
-@ledger_app.command()
-def export(
+@command
+async def export(
     streams: Annotated[
         list[str] | None, typer.Argument(metavar="[STREAM]…", help="Default: all of them.")
     ] = None,
@@ -183,29 +201,27 @@ def export(
 ) -> None:
     """Write streams for other programs, or a consistent copy of a file."""
     from ledger.tools.export import json_lines, raw_frames
-    from ledger.tools.reader import parse_stream, reading
+    from ledger.tools.reader import parse_stream
+    from ledger.tools.reading import reading
 
     place = _place(path, url, config)
     if form == "copy":
-        _copy(place, streams, out)
+        await _copy(place, streams, out)
         return
     if form not in ("jsonl", "frames"):
         raise ConfigError(f"no format {form!r}", field="--format", hint="jsonl, frames or copy")
-    with reading(place) as reader:
-        rows = (
-            (reader.stream(parse_stream(stream)) for stream in streams)
-            if streams
-            else _with_progress(reader)
-        )
+    ids = [parse_stream(stream) for stream in streams or ()]
+    async with reading(place) as reader:
+        rows = _rows(reader, ids) if ids else _with_progress(reader)
         if form == "frames":
-            _write_bytes(raw_frames(reader, rows), out)
+            await _write_bytes(raw_frames(reader, rows), out)
         else:
             lines = json_lines(reader, rows)
-            _write_bytes((f"{line}\n".encode() for line in lines), out)
+            await _write_bytes((f"{line}\n".encode() async for line in lines), out)
 
 
-@ledger_app.command()
-def gc(
+@command
+async def gc(
     path: PathOption = None,
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -218,26 +234,43 @@ def gc(
 
     A running origin does this by itself, every `ledger.sweep_s`.
     """
-    import time
     from dataclasses import asdict
 
-    from ledger.tools.collect import collect
-    from ledger.tools.reader import reading
+    from ledger.tools.commands import collect
+    from ledger.tools.reading import reading
+    from origin.config import OriginConfig
+    from origin.steady_clock import KeptClock
 
     place = _place(path, url, config)
     if dry_run:
-        with reading(place) as reader:
+        now_ms = KeptClock(OriginConfig.load(config).data)()
+        async with reading(place) as reader:
             figures = {
-                "expired_streams": reader.expired(time.time_ns() // 1_000_000),
-                "ledger_bytes": reader.ledger_bytes(),
+                "expired_streams": await reader.expired(now_ms),
+                "ledger_bytes": await reader.ledger_bytes(),
             }
     else:
-        figures = asdict(collect(place, _opening(place, config)))
+        figures = asdict(await collect(place, _opening(place, config)))
     if as_json:
         typer.echo(json.dumps(figures))
         return
     for name, value in figures.items():
         typer.echo(f"{name:18} {_readable(name, value)}")
+
+
+@ledger_app.command()
+def accept(path: PathOption = None, config: ConfigOption = None) -> None:
+    """Go on with what is left of a file that is behind what it had acknowledged.
+
+    For when its WAL was damaged and there is no copy to restore: what is missing stays lost.
+    """
+    from ledger.tools.commands import accept as go_on
+
+    place = _place(path, None, config)
+    if not isinstance(place, Path):
+        raise ConfigError("only a file can be accepted", field="--path")
+    go_on(place)
+    typer.echo(f"the next origin goes on with what {place} holds")
 
 
 # ---- the ledger ----
@@ -256,40 +289,39 @@ def _place(path: Path | None, url: str | None, config: Path | None) -> Path | st
         if settings.url is None:
             return settings.path or OriginConfig.load(config).data / "ledger.db"
         url = settings.url.get_secret_value()
-    from edge.cli import extra
-
     with extra("postgres"):
         import psycopg  # noqa: F401 - only to say what is missing, before it is used
     return url
 
 
-@contextmanager
-def _reading(path: Path | None, url: str | None, config: Path | None) -> Iterator[LedgerReader]:
-    from ledger.tools.reader import reading
+@asynccontextmanager
+async def _reading(
+    path: Path | None, url: str | None, config: Path | None
+) -> AsyncIterator[LedgerReader]:
+    from ledger.tools.reading import reading
 
-    with reading(_place(path, url, config)) as reader:
+    async with reading(_place(path, url, config)) as reader:
         yield reader
 
 
 def _opening(place: Path | str, config: Path | None) -> Callable[[], Awaitable[Ledger]]:
     """Opens the ledger as one more origin, with the settings of one."""
-    import time
-
     from pydantic import SecretStr
 
     from ledger.log import configure_logging
     from origin.config import LedgerConfig, OriginConfig
     from origin.open_ledger import open_ledger
+    from origin.steady_clock import KeptClock
 
     configure_logging("warning")  # on stderr, as the figures go to stdout
     file, url = (place, None) if isinstance(place, Path) else (None, SecretStr(place))
     given = {"path": file, "url": url, "owner": "gc"}  # a name of its own: it takes no streams
     settings = LedgerConfig.load(config).model_copy(update=given)
     data = OriginConfig.load(config).data
-    return lambda: open_ledger(settings, data, lambda: time.time_ns() // 1_000_000)
+    return lambda: open_ledger(settings, data, KeptClock(data))
 
 
-def _copy(place: Path | str, streams: list[str] | None, out: Path | None) -> None:
+async def _copy(place: Path | str, streams: list[str] | None, out: Path | None) -> None:
     if not isinstance(place, Path):
         raise ConfigError(
             "only a file can be copied",
@@ -302,18 +334,20 @@ def _copy(place: Path | str, streams: list[str] | None, out: Path | None) -> Non
         )
     from ledger.tools.sqlite_reader import reading_file
 
-    with reading_file(place) as reader:
-        reader.copy_to(out)
+    async with reading_file(place) as reader:
+        await reader.copy_to(out)
 
 
-def _write_bytes(pieces: Iterator[bytes], out: Path | None) -> None:
-    if out is None:
-        for piece in pieces:
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
-        return
-    with out.open("xb") as file:
-        file.writelines(pieces)
+async def _write_bytes(pieces: AsyncIterator[bytes], out: Path | None) -> None:
+    with out.open("xb") if out is not None else nullcontext(sys.stdout.buffer) as file:
+        async for piece in pieces:
+            file.write(piece)
+        file.flush()
+
+
+async def _rows(reader: LedgerReader, streams: list[bytes]) -> AsyncIterator[StreamRow]:
+    for stream in streams:
+        yield await reader.stream(stream)
 
 
 # ---- for people ----
@@ -333,10 +367,11 @@ def _progress(what: str, total: int) -> Callable[[int], None] | None:
     return show_count
 
 
-def _with_progress(reader: LedgerReader) -> Iterator[StreamRow]:
-    show_count = _progress("exporting", reader.stream_count())
-    for done, row in enumerate(reader.streams(), 1):
+async def _with_progress(reader: LedgerReader) -> AsyncIterator[StreamRow]:
+    show_count, done = _progress("exporting", await reader.stream_count()), 0
+    async for row in reader.streams():
         yield row
+        done += 1
         if show_count is not None:
             show_count(done)
 

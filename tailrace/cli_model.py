@@ -1,6 +1,6 @@
 """`tailrace model`: look at a checkpoint before it is served.
 
-Like edge/cli.py, only typer is imported before a command runs.
+Like tailrace/cli.py, only typer is imported before a command runs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ledger.errors import ConfigError
+from tailrace.extra import extra
 
 if TYPE_CHECKING:
     from origin.checkpoint.finding import Finding
@@ -50,14 +51,13 @@ def check(
     """Say whether a checkpoint can be served, what is wrong with it, and what it takes.
 
     DIR holds config.json, tokenizer.json and model.safetensors, or shards and their index, as
-    on the Hugging Face hub. Only headers of the weights are read, unless --weights is given.
+    `hf download NAME --local-dir DIR` fetches them from the Hugging Face hub. Only headers of the
+    weights are read, unless --weights is given.
     The exit status is 0 if the model can be served, and 1 if not.
     """
-    from edge.cli import extra
-
     memory_bytes = None if memory is None else _bytes(memory)
     if not directory.is_dir():
-        raise ConfigError(f"{directory} is no folder", hint="give a checkpoint folder")
+        raise ConfigError(f"{directory} is no folder", hint=_how_to_get(directory))
     with extra("origin"):
         from origin.checkpoint.model_check import check_model
 
@@ -72,6 +72,13 @@ def check(
         _show(report, memory_bytes)
     if not report.supported:
         raise typer.Exit(EXIT_NOT_SUPPORTED)
+
+
+def _how_to_get(directory: Path) -> str:
+    """A name as on the Hugging Face hub is no folder yet."""
+    if len(directory.parts) == 2 and not directory.parent.exists():
+        return f"fetch it first: hf download {directory} --local-dir {directory.name}"
+    return "give a checkpoint folder"
 
 
 def _bytes(text: str) -> int:

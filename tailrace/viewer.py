@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge.client_stream import Stream
-from edge.edges import State
 from ledger.frame import Frame, Notice, Revision, ScoredToken, StreamEnd, Token
 from ledger.text import StreamText
+from tailrace.client_stream import Stream
+from tailrace.edges import State
 
 # All of C0 and C1 but tab and newline.
 CONTROLS = {

@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.console import Console
 
-from edge.client import TailraceClient
-from edge.client_stream import Stream
-from edge.viewer import Summary, Viewer, printable
 from ledger.frame import FinishReason, StreamEnd
+from tailrace.client import Client
+from tailrace.client_stream import Stream
+from tailrace.viewer import Summary, Viewer, printable
 
 DEFAULT_EDGES = ("http://127.0.0.1:8080",)
 PATIENCE_S = 15.0  # without a new frame; a person watches
@@ -44,7 +44,7 @@ async def _chat(options: ChatOptions) -> bool:
         cut_after=options.cut_after,
     )
     edges = options.edges or DEFAULT_EDGES
-    async with TailraceClient(edges, on_state=viewer.on_state, patience_s=PATIENCE_S) as client:
+    async with Client(edges, on_state=viewer.on_state, patience_s=PATIENCE_S) as client:
         stream = client.generate(**options.request)
         try:
             end, summary = await viewer.follow(stream)

@@ -10,10 +10,10 @@ from typing import Literal
 
 import httpx
 
-from edge.refusal import refusal
 from ledger.backoff import Backoff
 from ledger.errors import TailraceError, Unavailable
 from ledger.frame import Status, StreamState
+from tailrace.refusal import refusal
 
 RECONNECT_MIN_S = 0.05
 RECONNECT_MAX_S = 10.0

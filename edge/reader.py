@@ -1,0 +1,166 @@
+"""One HTTP request's end of a corr: a queue that the credit it grants keeps short.
+
+The response takes all frames that are queued, sends them as one write, and takes again
+when that write has drained; only then is credit renewed. A client that stalls therefore
+costs at most a window of frames here, and the origin parks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple, TypeVar
+
+from edge.link import Link
+from ledger.errors import CallerError
+from ledger.frame import (
+    LINK_CODEC,
+    MAX_CALL_HEAD_BYTES,
+    Answer,
+    Body,
+    BodyEnd,
+    Call,
+    Cancel,
+    Credit,
+    Frame,
+    Heartbeat,
+    Open,
+    Opened,
+    Resume,
+    Status,
+    Steer,
+    StreamError,
+    decode,
+    encode,
+    to_error,
+)
+from ledger.window import Window
+
+WINDOW_FRAMES = 256
+"""Frames in flight per response; the `credit` that its Open or Resume must carry."""
+WINDOW_BODIES = 16
+"""Body frames in flight per response, of at most 64 KiB each; the credit of its Call."""
+CORR = 0
+"""One HTTP request, one corr: nothing else rides on this sink."""
+
+A = TypeVar("A", bound=Frame)
+
+
+class Piece(NamedTuple):
+    """What has come of a body since the last one; `ended` says that it is whole."""
+
+    data: bytes
+    ended: bool
+
+
+class Reader:
+    """A `Sink` for one request; `close` it when the client has its answer or has gone."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._queue: list[bytes] = []
+        self._filled = asyncio.Event()
+        self._window = Window(0, 0)
+
+    def deliver(self, raw: bytes) -> None:
+        self._queue.append(raw)
+        self._filled.set()
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """The origin's last word on its readiness."""
+        return self.link.heartbeat
+
+    def close(self) -> None:
+        """Detach, if the answer is not whole: a stream runs on without this reader."""
+        self.link.forget(self)
+
+    # ---- requests: each waits for its answer, and raises what a StreamError says ----
+
+    async def open(self, request: Open | Resume) -> Opened:
+        """The stream's frames follow."""
+        self._window = Window(request.start, request.start + request.credit, WINDOW_FRAMES)
+        return await self._ask(encode(request, CORR), Opened)
+
+    async def ask(self, request: Cancel | Steer) -> Status:
+        return await self._ask(encode(request, CORR), Status)
+
+    async def call(self, call: Call) -> Answer:
+        """The pieces of its body follow."""
+        raw = LINK_CODEC.encode(call, CORR)
+        if len(raw) - len(call.body) > MAX_CALL_HEAD_BYTES:
+            raise CallerError(
+                "the request's headers are too large",
+                code="headers_too_large",
+                status=431,
+                hint=f"at most {MAX_CALL_HEAD_BYTES} bytes with the URL",
+            )
+        self._window = Window(0, call.credit, WINDOW_BODIES)
+        return await self._ask(raw, Answer)
+
+    async def _ask(self, raw: bytes, kind: type[A]) -> A:
+        self.link.submit(self, raw)
+        await self._filled.wait()
+        _, answer = decode(self._queue.pop(0))
+        self._settle()
+        if isinstance(answer, StreamError):
+            raise to_error(answer)
+        assert isinstance(answer, kind), answer
+        return answer
+
+    # ---- what follows: taking again says that what was taken last is with the client ----
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether there are frames to take, after at most `timeout_s` seconds."""
+        if not self._queue:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._filled.wait()
+            except TimeoutError:
+                return False
+        return True
+
+    def peek(self) -> bytes:
+        """The next frame, which stays queued; call it when `wait` has said that there is one."""
+        return self._queue[0]
+
+    async def take(self, timeout_s: float | None = None) -> list[bytes]:
+        """All queued frames of a stream, at least one; [] when `timeout_s` seconds bring none."""
+        self._renew_credit()
+        if timeout_s is None:
+            await self._filled.wait()
+        elif not await self.wait(timeout_s):
+            return []
+        frames, self._queue = self._queue, []
+        self._settle()
+        # All of them are logged, but for one that closes the stream: no credit follows it.
+        self._window.next += len(frames)
+        return frames
+
+    async def take_piece(self) -> Piece:
+        """What has come of an answer's body, at least a frame; raises what a StreamError says."""
+        self._renew_credit()
+        await self._filled.wait()
+        parts: list[bytes] = []
+        while self._queue:
+            _, frame = decode(self._queue[0])
+            if isinstance(frame, Body):
+                parts.append(frame.data)
+                self._window.next += 1
+            elif isinstance(frame, BodyEnd):
+                return Piece(b"".join(parts), ended=True)
+            elif parts:
+                break  # what came before the error is the client's
+            else:
+                assert isinstance(frame, StreamError), frame
+                raise to_error(frame)
+            del self._queue[0]
+        self._settle()
+        return Piece(b"".join(parts), ended=False)
+
+    def _renew_credit(self) -> None:
+        if (limit := self._window.renew()) is not None:
+            self.link.submit(self, encode(Credit(limit), CORR))
+
+    def _settle(self) -> None:
+        if not self._queue:
+            self._filled.clear()

@@ -1,0 +1,72 @@
+"""What a person touches: the client, the command line and `up`. Nothing of Tailrace imports it.
+
+`from tailrace import Client` is where a program begins. What is named here is imported when it
+is asked for, because `tailrace --help` needs none of it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ledger.errors import (
+        CallerError,
+        Conflict,
+        NotFound,
+        Overloaded,
+        TailraceError,
+        Unauthorized,
+        Unavailable,
+    )
+    from ledger.frame import (
+        Classification,
+        Embedding,
+        FinishReason,
+        Logged,
+        Notice,
+        Reasoning,
+        Revision,
+        ScoredToken,
+        Status,
+        StreamEnd,
+        Token,
+    )
+    from tailrace.client import Client, Stream
+
+__all__ = [
+    "CallerError",
+    "Classification",
+    "Client",
+    "Conflict",
+    "Embedding",
+    "FinishReason",
+    "Logged",
+    "NotFound",
+    "Notice",
+    "Overloaded",
+    "Reasoning",
+    "Revision",
+    "ScoredToken",
+    "Status",
+    "Stream",
+    "StreamEnd",
+    "TailraceError",
+    "Token",
+    "Unauthorized",
+    "Unavailable",
+]
+
+
+_HOMES = ("ledger.errors", "ledger.frame", "tailrace.client")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return next(vars(home)[name] for home in map(import_module, _HOMES) if name in vars(home))
+    except ModuleNotFoundError as error:
+        if error.name != "httpx":
+            raise
+        raise ModuleNotFoundError(
+            f"tailrace.{name} needs the package 'httpx': pip install 'tailrace[edge]'", name="httpx"
+        ) from error
