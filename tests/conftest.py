@@ -1,6 +1,33 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
+
+if TYPE_CHECKING:
+    from tests.ledger.postgres_server import PostgresServer
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A server for tests that leave it running; each takes a database of its own."""
+    from tests.ledger.postgres_server import PostgresServer  # a GPU's machine has no driver
+
+    server = PostgresServer.make()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[str]:
+    """The DSN of an empty database."""
+    with postgres.database() as dsn:
+        yield dsn

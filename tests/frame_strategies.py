@@ -41,7 +41,8 @@ _PLAIN = {str: TEXTS, bool: st.booleans(), bytes: st.binary(max_size=40), NoneTy
 def values(hint: Any) -> st.SearchStrategy[Any]:
     """Values of one annotation."""
     if get_origin(hint) is Annotated:
-        return _BY_BARE_NAME[get_args(hint)[1].name]
+        plain, of = get_args(hint)
+        return _BY_BARE_NAME[of.name] if of.name in _BY_BARE_NAME else values(plain)
     if hint in _PLAIN:
         return _PLAIN[hint]
     if get_origin(hint) is tuple:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ledger.bare import canonical
-
 ROOT = Path(__file__).parents[1]
-CLIENT_SCHEMA = ROOT / "ledger" / "tailrace.bare"
-WORKER_SCHEMA = ROOT / "origin" / "worker.bare"
+CLIENT_SCHEMA = ROOT / "ledger/wire/tailrace.bare"
+WORKER_SCHEMA = ROOT / "origin/workers/worker.bare"
 
 _DEFINITION = re.compile(r"type (\w+) (struct|enum|union|void|data\[\d+\])(?: \{ (.*?) \})?(?: |$)")
 _FIELD = re.compile(r"(\w+): (\S+)")
@@ -25,6 +24,17 @@ class Schema:
     enums: dict[str, dict[str, int]] = field(default_factory=dict)
     unions: dict[str, dict[str, int]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+
+
+def canonical(schema: str) -> str:
+    """A schema's text without comments, each run of white space made one space."""
+    lines = (line.partition("#")[0] for line in schema.splitlines())
+    return " ".join(" ".join(lines).split())
+
+
+def schema_hash(schema: str) -> bytes:
+    """The schema's identity: the first 8 bytes of SHA-256 over its canonical text."""
+    return hashlib.sha256(canonical(schema).encode()).digest()[:8]
 
 
 def read_schema(path: Path) -> Schema:

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from ledger import errors
-from ledger.bare import schema_hash
 from ledger.errors import FrameError, TailraceError
-from ledger.frame import FRAMES, MAX_FRAME_BYTES, SCHEMA_HASH, decode, encode
-from tests.schema_text import CLIENT_SCHEMA, ROOT, read_schema
+from ledger.frame import FRAMES, MAX_FRAME_BYTES, SAMPLING, SCHEMA_HASH, decode, encode
+from tests.schema_text import CLIENT_SCHEMA, ROOT, read_schema, schema_hash
 from tests.vectors.generate import to_json
 
 TEXT = (ROOT / "PROTOCOL.md").read_text(encoding="utf-8")
@@ -64,6 +63,14 @@ def test_the_table_of_payloads_is_the_schema() -> None:
     }
     tags = {cls.__name__: tag for tag, cls in FRAMES.items()}
     assert told == {name: (tag, SCHEMA.structs[name]) for name, tag in tags.items()}
+
+
+def test_every_setting_of_sampling_is_told_with_its_range() -> None:
+    [fields] = re.findall(r"^`Sampling` is (.*)\.$", TEXT, re.MULTILINE)
+    assert dict(re.findall(r"`(\w+): (\S+)`", fields)) == SCHEMA.structs["Sampling"]
+    ranges = {name for row in rows(3) for name in re.findall(r"`(\w+)`", row[0])}
+    assert {*SAMPLING} == {*SCHEMA.structs["Sampling"]}
+    assert {*SAMPLING} - {"seed"} <= ranges
 
 
 def test_the_table_of_enums_is_the_schema() -> None:

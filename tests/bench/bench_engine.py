@@ -33,11 +33,12 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ledger.frame import Tag, tag_of  # noqa: E402
+from ledger.frame import Sampling, Token, tag_of  # noqa: E402
+from origin.checkpoint.tokenizer_file import load_tokenizer  # noqa: E402
 from origin.engine.engine import Engine  # noqa: E402
-from origin.engine.worker import load_tokenizer  # noqa: E402
-from origin.models.model import Device, Model, load_model  # noqa: E402
-from origin.worker_frame import Emission, Run  # noqa: E402
+from origin.models.load import load_model  # noqa: E402
+from origin.models.model import Device, Model  # noqa: E402
+from origin.workers.worker_frame import Emission, Run  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
 from tests.origin.engine.exact_trials import draw_trial, frames_alone, frames_cut  # noqa: E402
 
@@ -89,11 +90,8 @@ class Bench:
             sent_bytes=0,
             next_index=0,
             max_tokens=tokens,
-            temperature=0.8,
-            top_k=40,
-            top_p=0.95,
-            seed=seed,
             ignore_eos=True,
+            sampling=Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=seed),
         )
 
     def streams(self, count: int) -> Timed:
@@ -107,7 +105,7 @@ class Bench:
             now = time.perf_counter() - began
             for emission in emissions:
                 timed.tokens += len(emission.ids)
-                if tag_of(emission.frame) == Tag.TOKEN:
+                if tag_of(emission.frame) == Token.tag:
                     timed.frames[emission.run].append(now)
         timed.seconds = time.perf_counter() - began
         return timed

@@ -5,7 +5,7 @@
     python tests/bench/bench_gpu.py --rehearse   # without a GPU: tiny shapes, no figures
 
 Weights are random and rotate over more than L2 holds. It ends with one line of JSON; `--write`
-also puts the figures into a file that `python -m kernels.roofline --measured FILE` reads.
+also puts the figures into a file that `python -m kernels.gate.roofline --measured FILE` reads.
 """
 
 from __future__ import annotations

@@ -18,17 +18,17 @@ import apsw
 import uvloop
 from tokenizers import Tokenizer
 
+from demo import corpus
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, NewStream, Record
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.retention import RetentionSettings
-from origin.demo import corpus
 from origin.engine.detokenise import Detokeniser
 from origin.engine.vocabulary import Vocabulary
 from tests.bench.bench_ledger_ours import TTL_S, now_ms, stream_id
 from tests.bench.bench_ledger_work import folder_bytes
 
-TOKENIZER = Path(corpus.__file__).with_name("model") / "tokenizer.json"
+TOKENIZER = Path(__file__).parents[2] / "origin" / "demo" / "model" / "tokenizer.json"
 SEED = 3
 DOCUMENTS = 1_000
 AT_A_TIME = 64
@@ -41,7 +41,7 @@ SWEEPS = 8
 @dataclass(frozen=True, slots=True)
 class Cold:
     """Bytes per token, ids included: of the closed file as stored and once packed as cold,
-    and of the cold segments with their dictionary alone."""
+    and of the cold segments alone."""
 
     documents: int
     tokens: int
@@ -87,10 +87,8 @@ async def _pack(path: Path) -> None:
 
 def _segment_bytes(path: Path) -> int:
     with closing(apsw.Connection(str(path))) as connection:
-        cold = connection.execute("SELECT length(records) FROM segment WHERE coding > 0")
-        sizes = [size for (size,) in cold]
-        sizes += [size for (size,) in connection.execute("SELECT length(bytes) FROM dictionary")]
-    return sum(int(str(size)) for size in sizes)
+        sql = "SELECT sum(length(records)) FROM segment WHERE coding > 0"
+        return int(str(connection.execute(sql).get))
 
 
 async def _all_there(path: Path, streams: list[list[Record]]) -> bool:

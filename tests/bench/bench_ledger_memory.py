@@ -27,12 +27,12 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ledger.frame import Durability  # noqa: E402
+from ledger.frame import Durability, Sampling  # noqa: E402
 from ledger.interface import Append, NewStream, Record  # noqa: E402
 from ledger.sqlite.ledger import SqliteLedger  # noqa: E402
-from ledger.subscriber import Subscriber  # noqa: E402
-from origin.feed import Feed  # noqa: E402
-from origin.recipe import Recipe  # noqa: E402
+from ledger.window import Window  # noqa: E402
+from origin.edges.feed import Feed  # noqa: E402
+from origin.generations.recipe import Recipe  # noqa: E402
 from tests.bench.bench_ledger_ours import TOKEN_ID, TTL_S, now_ms, stream_id  # noqa: E402
 from tests.bench.bench_ledger_work import frame  # noqa: E402
 
@@ -170,18 +170,15 @@ def _recipe() -> str:
         prompt_ids=tuple(range(1000, 1000 + PROMPT_IDS)),
         prompt_sha256="0" * 64,
         max_tokens=256,
-        temperature=0.8,
-        top_k=40,
-        top_p=0.95,
-        seed=7,
         stop=(),
         ignore_eos=False,
         priority="standard",
+        sampling=Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=7),
     ).model_dump_json()
 
 
 def _attach(ledger: SqliteLedger, stream: bytes) -> Feed:
-    feed = Feed(Nowhere(), 1, Subscriber.starting(0, CREDIT, follow=True), ledger)
+    feed = Feed(Nowhere(), 1, Window.starting(0, CREDIT), ledger)
     feed.attach(stream, FRAMES)
     return feed
 

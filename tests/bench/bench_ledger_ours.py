@@ -19,12 +19,13 @@ import uvloop
 
 from ledger.frame import Durability, FinishReason, StreamEnd, encode
 from ledger.interface import Append, NewStream, Record
-from ledger.sqlite.file import SqliteFile
-from ledger.sqlite.ledger import MAX_SEGMENTS_PER_COMMIT, SEGMENT_COMMITS, SqliteLedger
+from ledger.sqlite.disk.file import SqliteFile
+from ledger.sqlite.ledger import SqliteLedger
+from ledger.sqlite.log import SEGMENT_COMMITS
 from ledger.sqlite.record import pack_batch, pack_segment
 from ledger.sqlite.storage import Commit, SegmentRow, StreamRow
 from ledger.sqlite.tail import SEGMENT_BYTES
-from ledger.subscriber import MAX_CREDIT_FRAMES, Subscriber
+from ledger.window import MAX_CREDIT_FRAMES, Window
 from tests.bench.bench_ledger_work import (
     FRAME_BYTES,
     Batch,
@@ -163,7 +164,7 @@ class _Segments:
             self._left = list(self._sids)
         if not self._left:
             return
-        due = min(MAX_SEGMENTS_PER_COMMIT, -(-len(self._left) // SEGMENT_COMMITS))
+        due = -(-len(self._left) // SEGMENT_COMMITS)
         some = self._left[:due]
         del self._left[: len(some)]
         until = self._first + SEGMENT_STEPS
@@ -283,19 +284,19 @@ class Reader:
     def __init__(self, ledger: SqliteLedger, stream: bytes) -> None:
         self._ledger = ledger
         self._stream = stream
-        self._subscriber = Subscriber.starting(0, MAX_CREDIT_FRAMES, follow=True)
+        self._window = Window.starting(0, MAX_CREDIT_FRAMES)
         ledger.watch(stream, self._pump)
 
     def _pump(self) -> None:
-        wanted = self._subscriber.wanted(self._ledger.released(self._stream))
+        wanted = self._window.wanted(self._ledger.released(self._stream))
         if wanted:
-            frames = self._ledger.tip(self._stream, self._subscriber.next, wanted)
+            frames = self._ledger.tip(self._stream, self._window.next, wanted)
             assert frames, "a reader at the tip finds its frames in memory"
-            self._subscriber.sent(len(frames))
+            self._window.next += len(frames)
 
     def finish(self, count: int) -> None:
         """Stop, having seen every frame."""
-        assert self._subscriber.next == count
+        assert self._window.next == count
         self._ledger.unwatch(self._stream, self._pump)
 
 

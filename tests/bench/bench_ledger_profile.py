@@ -28,10 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ledger.interface import Append, Record  # noqa: E402
-from ledger.sqlite.file import SqliteFile  # noqa: E402
+from ledger.sqlite.disk.file import SqliteFile  # noqa: E402
 from ledger.sqlite.group import Group  # noqa: E402
 from ledger.sqlite.storage import Commit  # noqa: E402
-from origin.garbage import look_less_often  # noqa: E402
+from origin.start import look_less_often  # noqa: E402
 from tests.bench.bench_ledger import STEPS, STREAMS, place  # noqa: E402
 from tests.bench.bench_ledger_ours import TOKEN_ID, OurLedger, Reader, stream_id  # noqa: E402
 from tests.bench.bench_ledger_work import Mode, frame, percentile  # noqa: E402
@@ -150,7 +150,7 @@ class Profile(OurLedger):
     async def _step(self, streams: Sequence[bytes], index: int) -> Step:
         self._watch.reset()
         self._commits.clear()
-        collections, pages = self._collections, self._file._wal_pages
+        collections, pages = self._collections, self._file._wal.pages
         began = perf_counter()
         record = Record(frame(index), (TOKEN_ID,))
         batch = [Append(stream, 1, index, record) for stream in streams]
@@ -161,8 +161,8 @@ class Profile(OurLedger):
         facts = {
             "segments stored": any(commit.segments for commit in self._commits),
             "log pruned": any(commit.keep_from is not None for commit in self._commits),
-            "checkpoint under way": self._file._checkpoint is not None,
-            "WAL begun anew": self._file._wal_pages < pages,
+            "checkpoint under way": self._file._wal.is_moved,
+            "WAL begun anew": self._file._wal.pages < pages,
             "garbage collected": self._collections > collections,
         }
         return Step(self._phases(began, submitted, ended), facts)

@@ -214,7 +214,7 @@ class Report:
             console.print(
                 f"real text, {cold.documents} documents of {cold.tokens} tokens, bytes per token"
                 f" with its ids: file as stored {cold.warm_file:.2f}, packed as cold"
-                f" {cold.cold_file:.2f} (some of it free), cold segments and dictionary alone"
+                f" {cold.cold_file:.2f} (some of it free), cold segments alone"
                 f" {cold.cold_segments:.2f}"
             )
         console.print(self._target_table())

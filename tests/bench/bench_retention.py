@@ -38,10 +38,13 @@ sys.path.insert(0, str(ROOT))
 
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode  # noqa: E402
 from ledger.interface import Append, NewStream, Record  # noqa: E402
-from ledger.sqlite.file import SqliteFile  # noqa: E402
+from ledger.sqlite import packer  # noqa: E402
+from ledger.sqlite.disk.file import SqliteFile  # noqa: E402
+from ledger.sqlite.disk.wal import Wal  # noqa: E402
 from ledger.sqlite.ledger import SqliteLedger  # noqa: E402
-from ledger.sqlite.retention import MIB, RetentionSettings  # noqa: E402
-from ledger.sqlite.storage import Commit  # noqa: E402
+from ledger.sqlite.retention import RetentionSettings  # noqa: E402
+from ledger.sqlite.room import MIB  # noqa: E402
+from ledger.sqlite.storage import Commit, SegmentRow  # noqa: E402
 from tests.bench.machine import cpu, disk  # noqa: E402
 
 LINES = 64
@@ -142,20 +145,25 @@ class Bench:
 
     @contextmanager
     def _watch_holds(self, kind: str) -> Iterator[None]:
-        """Notes how long commits with clean-up in them take, and the ends of checkpoints."""
-        apply, end = SqliteFile._apply, SqliteFile._end_checkpoint
+        """Notes how long commits with clean-up in them take, ends of checkpoints, and packing."""
+        apply, end, pack = SqliteFile._apply, Wal.end_checkpoint, packer._packed
 
         def timed_apply(file: SqliteFile, commit: Commit, *, full: bool) -> None:
             with self._held(kind, "commit") if commit.upkeep else nullcontext():
                 apply(file, commit, full=full)
 
-        def timed_end(file: SqliteFile) -> None:
+        def timed_end(wal: Wal) -> None:
             with self._held(kind, "checkpoint"):
-                end(file)
+                end(wal)
+
+        def timed_pack(run: packer.Run, name: str) -> SegmentRow | None:
+            with self._held(kind, "pack"):
+                return pack(run, name)
 
         with (
             patch.object(SqliteFile, "_apply", timed_apply),
-            patch.object(SqliteFile, "_end_checkpoint", timed_end),
+            patch.object(Wal, "end_checkpoint", timed_end),
+            patch.object(packer, "_packed", timed_pack),
         ):
             yield
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from edge.link import Link
-from edge.subscriber import WINDOW_FRAMES, Subscriber
+from edge.reader import WINDOW_FRAMES, Reader
 from ledger.errors import TailraceError
-from ledger.frame import Open, Priority, StreamEnd, Tag, decode, tag_of
+from ledger.frame import Open, Priority, Sampling, StreamEnd, Token, decode, tag_of
 
 SYSTEM = "You are a friendly fox who answers in short words. " * 6
 """Shared by half of the prompts, so that prefixes are found again."""
@@ -73,11 +73,10 @@ class Readers:
             model="demo",
             prompt=(SYSTEM if random.random() < 0.5 else "") + question,
             max_tokens=most,
-            temperature=0.8,
-            seed=random.getrandbits(64),
             ignore_eos=True,
             priority=priority,
             credit=WINDOW_FRAMES,
+            sampling=Sampling(temperature=0.8, seed=random.getrandbits(64)),
         )
         task = asyncio.create_task(self._read(request))
         self._reading.add(task)
@@ -101,20 +100,20 @@ class Readers:
     async def _read(self, request: Open) -> None:
         seen = Seen(request.priority, self.now_s)
         self.seen.append(seen)
-        subscriber = Subscriber(self._link)
+        reader = Reader(self._link)
         try:
-            await subscriber.open(request)
+            await reader.open(request)
             while seen.ended_s is None:
-                self._note(seen, await subscriber.take())
+                self._note(seen, await reader.take())
         except TailraceError as error:
             seen.failure = str(error)
         finally:
-            subscriber.close()
+            reader.close()
 
     def _note(self, seen: Seen, frames: list[bytes]) -> None:
         now = self.now_s
         for raw in frames:
-            if tag_of(raw) == Tag.TOKEN:
+            if tag_of(raw) == Token.tag:
                 seen.frames_s.append(now)
             else:
                 _, frame = decode(raw)

@@ -80,6 +80,7 @@ async def test_the_durable_streams_suite_passes_whole(
 ) -> None:
     commands = installed()
     monkeypatch.setenv("TAILRACE_STREAMS_LONG_POLL_S", str(LONG_POLL_S))
+    monkeypatch.setenv("TAILRACE_STREAMS_SUBSCRIPTIONS", "true")
     # The suite's webhooks listen on loopback, where nobody else's may.
     monkeypatch.setenv("TAILRACE_STREAMS_WEBHOOK_HOSTS", "127.0.0.1")
     origin = Origin(tmp_path / "data")

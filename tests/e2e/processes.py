@@ -44,7 +44,7 @@ class Process:
 
     def __init__(self, *command: object) -> None:
         # As `tailrace up` does: the process ends with the test run, however that ends.
-        self.command = [sys.executable, "-m", "edge.cli", *map(str, command), "--until-eof"]
+        self.command = [sys.executable, "-m", "tailrace.cli", *map(str, command), "--until-eof"]
         self.events: list[dict[str, Any]] = []
         self._news = asyncio.Condition()
         self._process: asyncio.subprocess.Process | None = None
@@ -101,9 +101,13 @@ class Process:
         """Send a signal and wait for the end; returns the exit status."""
         if self._process is None:
             return 0
-        assert self._reading is not None
         if self._process.returncode is None:
             self._process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait until it has ended, by itself or not; returns the exit status."""
+        assert self._process is not None and self._reading is not None
         async with asyncio.timeout(STOP_TIMEOUT_S):
             await self._process.wait()
             await self._reading

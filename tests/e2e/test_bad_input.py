@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ledger.frame import (
     SCHEMA_HASH,
@@ -20,6 +22,7 @@ from ledger.frame import (
     Open,
     Opened,
     Resume,
+    Sampling,
     StreamEnd,
     StreamError,
     Token,
@@ -299,6 +302,38 @@ async def test_a_text_message_is_refused(url: str, text: str) -> None:
     assert close_code in (1002, 1003)
 
 
+async def test_a_websocket_to_an_unknown_path_is_told_so(url: str) -> None:
+    with pytest.raises(InvalidStatus) as caught:
+        await connect(url.replace("http", "ws", 1) + "/v1/nowhere")
+    refused = caught.value.response
+    assert refused.status_code == 404
+    assert json.loads(refused.body)["error"]["message"] == "nothing is served at /v1/nowhere"
+
+
+@pytest.mark.parametrize("path", ["/v1/generate", "/v1/stream/left"])
+async def test_a_client_that_leaves_in_its_body_costs_one_line_of_the_log(
+    standing_house: House, path: str
+) -> None:
+    edge = standing_house.edges[0]
+    before = list(edge.events)
+    _, writer = await asyncio.open_connection("127.0.0.1", edge.port)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"
+    writer.write(head.encode() + b'{"model":')
+    await writer.drain()
+    writer.close()
+    await edge.saw("client gone", 1 + sum(event["message"] == "client gone" for event in before))
+    [line] = edge.events[len(before) :]
+    assert (line["level"], line["method"], line["path"]) == ("info", "POST", path)
+
+
+async def test_a_message_that_is_too_long_is_told_so(url: str) -> None:
+    socket = await ws(url)
+    await socket.send(HELLO)
+    await socket.send(encode(Open("demo", prompt="x" * 70_000), 1))
+    [error], close_code = await until_closed(socket)
+    assert (error.code, error.status, close_code) == ("too_large", 413, 1009)
+
+
 async def test_a_huge_message_is_refused(url: str) -> None:
     socket = await ws(url)
     await socket.send(HELLO)
@@ -312,9 +347,9 @@ async def test_a_huge_message_is_refused(url: str) -> None:
     ("frame", "status"),
     [
         (Open(model="demo", prompt="x", max_tokens=0), 400),
-        (Open(model="demo", prompt="x", temperature=9.0), 400),
-        (Open(model="demo", prompt="x", temperature=float("nan")), 400),
-        (Open(model="demo", prompt="x", top_p=float("inf")), 400),
+        (Open(model="demo", prompt="x", sampling=Sampling(temperature=9.0)), 400),
+        (Open(model="demo", prompt="x", sampling=Sampling(temperature=float("nan"))), 400),
+        (Open(model="demo", prompt="x", sampling=Sampling(top_p=float("inf"))), 400),
         (Open(model="nope", prompt="x"), 404),
         (Open(model="demo"), 400),
         (Resume(bytes(16)), 404),

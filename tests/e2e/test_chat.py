@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 async def chat(house: House, *arguments: str) -> Answer:
     edges = [part for edge in house.edges for part in ("--edge", edge.url)]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "edge.cli", "chat", "Once upon a time", "--seed", "3", *edges),
+        *(sys.executable, "-m", "tailrace.cli", "chat", "Once upon a time", "--seed", "3", *edges),
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

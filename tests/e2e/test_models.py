@@ -8,8 +8,8 @@ import pytest
 
 from kernels.shapes import Family
 from ledger.frame import Token, decode
+from origin.checkpoint.tokenizer_file import load_tokenizer
 from origin.engine.engine import Engine
-from origin.engine.worker import load_tokenizer
 from origin.models.cpu_model import load
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import SSE, Reading, events

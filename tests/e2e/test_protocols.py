@@ -15,7 +15,7 @@ import httpx
 import pytest
 from curl_cffi import CurlHttpVersion
 
-from edge.certificate import development_certificate
+from tailrace.certificate import development_certificate
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import SSE, TIMEOUT, Reading, resume, start
 

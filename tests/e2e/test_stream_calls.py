@@ -16,8 +16,8 @@ import httpx
 import pytest
 from curl_cffi import CurlHttpVersion
 
-from edge.certificate import development_certificate
 from ledger.frame import Chunk, Splitter, StreamEnd, decode
+from tailrace.certificate import development_certificate
 from tests.e2e.conftest import House
 from tests.e2e.processes import Edge, Origin
 from tests.e2e.sse import TIMEOUT, start
@@ -344,8 +344,9 @@ async def test_readers_that_stall_hold_little_memory_and_hold_nobody_up(tmp_path
 
 
 async def test_a_worker_is_woken_through_the_edge_and_after_a_kill_its_lease_still_ends(
-    tmp_path: Path, client: httpx.AsyncClient
+    tmp_path: Path, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TAILRACE_STREAMS_SUBSCRIPTIONS", "true")
     async with streams_only(tmp_path) as (first, [edge]):
         root = f"{edge.url}/v1/stream"
         await client.put(f"{root}/wake", json=[])
@@ -383,6 +384,8 @@ async def test_paths_with_tricks_end_at_the_edge(tmp_path: Path, client: httpx.A
         assert await raw_status(edge, too_long) == 400
         large = await client.post(f"{edge.url}/v1/stream/a", content=bytes(10 * MIB))
         assert large.status_code == 413
+        off = await client.get(f"{edge.url}/v1/stream/__ds/jwks.json")
+        assert (off.status_code, off.json()["error"]["code"]) == (404, "subscriptions_off")
 
 
 async def raw_status(edge: Edge, head: str) -> int:

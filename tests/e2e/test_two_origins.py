@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from origin.config import LedgerConfig
 from tests.e2e.cluster import Cluster, Reader, request
 from tests.e2e.processes import Edge, running
 from tests.e2e.sse import SSE, Reading, events, resume, start
@@ -70,6 +73,27 @@ async def test_a_killed_origins_streams_go_on_at_the_other(
     assert all(BEFORE_THE_KILL <= int(event["frames"]) < TOKENS for event in taken)
 
 
+async def test_a_frozen_origins_readers_move_on_when_its_lease_is_over(
+    cluster: Cluster, client: httpx.AsyncClient
+) -> None:
+    bodies = [request(seed, TOKENS) for seed in (1, 2, 3, 4)]
+    whole = [await start(client, cluster.edges[1].url, body) for body in bodies]
+    readers = [Reader(BEFORE_THE_KILL) for _ in bodies]
+    frozen, edge = cluster.origins[0], cluster.edges[0]
+    async with asyncio.TaskGroup() as group:
+        for reader, body in zip(readers, bodies, strict=True):
+            group.create_task(reader.read(client, edge, body))
+        for reader in readers:
+            await reader.under_way.wait()
+        os.kill(frozen.pid, signal.SIGSTOP)
+    os.kill(frozen.pid, signal.SIGCONT)
+    for reader, uninterrupted in zip(readers, whole, strict=True):
+        assert reader.reading.events == uninterrupted.events
+    down = await edge.saw("origin link down")
+    assert down["reason"] == f"the origin was silent for {LedgerConfig().lease_s:g} s"
+    assert cluster.count(1, "stream.taken_over") == len(bodies)
+
+
 async def test_a_stream_is_resumed_at_the_other_origin_while_the_first_generates_it(
     standing: Cluster, client: httpx.AsyncClient
 ) -> None:
@@ -127,3 +151,40 @@ async def test_an_open_that_is_sent_to_both_origins_makes_one_stream(
     for _ in range(2):  # the second time it is there already
         first, second = await asyncio.gather(*map(open_at, standing.edges))
         assert first == second
+
+
+async def test_writers_and_readers_of_one_stream_share_it_across_origins(
+    standing: Cluster, client: httpx.AsyncClient
+) -> None:
+    """Two writers, each at another origin, and 20 readers: nobody is turned away."""
+    writes, readers = 30, 20
+    urls = [f"{edge.url}/v1/stream/shared" for edge in standing.edges]
+    text = {"Content-Type": "text/plain"}
+    assert (await client.put(urls[0], headers=text)).status_code == 201
+    statuses: list[int] = []
+
+    async def write(url: str, mark: str) -> None:
+        for index in range(writes):
+            answer = await client.post(url, headers=text, content=f"{mark}{index};")
+            statuses.append(answer.status_code)
+
+    async def read(number: int) -> None:
+        url, query = urls[number % 2], "?offset=-1"
+        while True:
+            answer = await client.get(url + query)
+            statuses.append(answer.status_code)
+            if "stream-closed" in answer.headers:
+                return
+            query = f"?offset={answer.headers['stream-next-offset']}&live=long-poll"
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(readers):
+            group.create_task(read(number))
+        async with asyncio.TaskGroup() as writers:
+            for url, mark in zip(urls, "ab", strict=True):
+                writers.create_task(write(url, mark))
+        assert (await client.post(urls[1], headers={"Stream-Closed": "true"})).status_code == 204
+    assert set(statuses) <= {200, 204}
+    stored = (await client.get(urls[1] + "?offset=-1")).text.split(";")[:-1]
+    for mark in "ab":
+        assert [s for s in stored if s[0] == mark] == [f"{mark}{index}" for index in range(writes)]

@@ -20,7 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
+from ledger.frame import Reasoning, Token
 from origin.config import DEMO_MODEL
+from tailrace.client import Client
 from tests.e2e.processes import START_TIMEOUT_S, Edge, Origin, free_port, running
 from tests.e2e.sse import SSE, TIMEOUT, Event, Reading, events, resume, start
 from tests.origin.producers.raw_server import (
@@ -32,6 +34,7 @@ from tests.origin.producers.raw_server import (
     completion,
     finish,
     serving,
+    thought,
 )
 
 pytestmark = pytest.mark.anyio
@@ -144,6 +147,24 @@ async def test_lost_end_ends_the_stream_for_its_reader(
     assert reading.text == "0 1 2 3 4 "
     assert reading.end["finish_reason"] == "origin-lost"
     assert reading.end["message"] == "the upstream server broke off"
+
+
+async def test_thoughts_are_frames_of_their_own_and_no_text(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    said = STREAM_HEAD + thought("hm ") + thought("so") + chat("Four.") + finish() + DONE
+    body = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
+    async with serving(MODELS, said) as server, served(tmp_path, server.url) as (_, edge):
+        reading = await start(client, edge.url, body)
+        document = (await client.get(f"{edge.url}/v1/generate/{reading.stream}")).json()
+        stream = await client.get(f"{edge.url}/v1/stream/{reading.stream}")
+        async with Client([edge.url]) as reader:
+            frames = [frame async for frame in reader.resume(reading.stream)]
+    assert [event.name for event in reading.events] == ["reasoning"] * 2 + ["message", "end"]
+    assert reading.indexes == [0, 1, 2, 3]
+    assert (document["reasoning"], document["text"]) == ("hm so", "Four.")
+    assert stream.text == "Four."
+    assert frames[:3] == [Reasoning("hm ", 0), Reasoning("so", 1), Token("Four.", 2)]
 
 
 async def test_a_cancel_reaches_the_server(tmp_path: Path, client: httpx.AsyncClient) -> None:

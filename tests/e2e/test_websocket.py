@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from ledger.frame import Open
+from ledger.frame import Open, Sampling
 from tests.e2e.conftest import House
 from tests.e2e.multiplex import Multiplex, Stream, connected
 
@@ -23,10 +23,9 @@ def requests(tokens: int, credit: int = CREDIT, first_seed: int = 100) -> list[O
             model="demo",
             prompt="Once upon a time",
             max_tokens=tokens,
-            temperature=0.8,
-            seed=first_seed + n,
             ignore_eos=True,
             credit=credit,
+            sampling=Sampling(temperature=0.8, seed=first_seed + n),
         )
         for n in range(STREAMS)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from edge.link import Link
 from ledger.backoff import Backoff
@@ -54,6 +54,7 @@ class ScriptedOrigin:
         self.released = words + 1
         self.siblings: tuple[Sibling, ...] = ()  # streams of the same frames
         self.silent = False
+        self.patience_ms = 0
         self.answers: Sequence[Frame] = ()
         self.bodies_sent = 0
         self.received: list[Frame] = []
@@ -92,9 +93,16 @@ class ScriptedOrigin:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        with suppress(ConnectionError):  # how an edge leaves a link
+            await self._answer_all(reader, writer)
+        self._writers.discard(writer)
+        writer.close()
+
+    async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = _Connection(self, writer)
         writer.write(encode(Hello(SCHEMA_HASH, "scripted")))
-        writer.write(encode(Heartbeat(1, ready=True, models=("demo",), devices=("cpu torch",))))
+        heartbeat = Heartbeat(1, True, (), ("demo",), ("cpu torch",), self.patience_ms)
+        writer.write(encode(heartbeat))
         splitter = Splitter()
         while data := await reader.read(65_536):
             for raw in splitter.feed(data):
@@ -105,7 +113,6 @@ class ScriptedOrigin:
                         self._news.notify_all()
                 if not self.silent:
                     connection.answer(corr, frame)
-        self._writers.discard(writer)
 
 
 @asynccontextmanager
@@ -163,7 +170,7 @@ class _Connection:
                 origin.released = 1
             self._begin(corr, 0, frame.credit, origin.siblings)
         elif isinstance(frame, Resume):
-            start = 0 if frame.after is None else frame.after + 1
+            start = frame.start
             if frame.stream not in (STREAM, *(sibling.stream for sibling in origin.siblings)):
                 raise NotFound("no such stream", code="unknown_stream")
             if start > origin.released:

@@ -25,6 +25,7 @@ from ledger.frame import (
     FinishReason,
     Notice,
     Open,
+    Reasoning,
     Resume,
     Revision,
     Score,
@@ -58,8 +59,8 @@ EVENTS = (
 
 
 @asynccontextmanager
-async def edge(link: Link) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(link, EdgeConfig(http=("127.0.0.1:0",), max_body_bytes=2048))
+async def edge(link: Link, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(link, EdgeConfig(http=("127.0.0.1:0",), max_body_bytes=2048, **settings))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
         yield client
@@ -184,7 +185,9 @@ async def test_a_document_says_what_the_frames_add_up_to(
         Embedding((0.5, 1.5), 6),
         Chunk(b"\x00", False, 7),
         Chunk(b"\xff", True, 8),
-        StreamEnd(4, FinishReason.FAILED, 9, 3, "NaN", retryable=True),
+        Reasoning("let me ", 9),
+        Reasoning("think", 10),
+        StreamEnd(4, FinishReason.FAILED, 11, 3, "NaN", retryable=True),
     ]
     origin.released = len(origin.frames)
     document = (await client.post("/v1/generate", json=BODY)).json()
@@ -204,6 +207,7 @@ async def test_a_document_says_what_the_frames_add_up_to(
         "classification": [{"label": "spam", "confidence": 0.5}],
         "embedding": [0.5, 1.5],
         "data": "AP8=",
+        "reasoning": "let me think",
         "notices": [{"code": "truncated", "message": "2 messages"}],
         "finish_reason": "failed",
         "total_tokens": 4,
@@ -362,6 +366,37 @@ async def test_every_refusal_is_json_with_its_status(
     answer = await ask(client)
     assert (answer.status_code, error_of(answer)["code"]) == (status, code)
     assert error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("method", ["POST", "OPTIONS"])
+@pytest.mark.parametrize(
+    ("allowed", "page", "may"),
+    [
+        (None, "https://page.example", None),
+        (("https://page.example",), "https://page.example", "https://page.example"),
+        (("https://page.example",), "https://other.example", None),
+        (("*",), "https://page.example", "*"),
+    ],
+)
+async def test_a_page_of_another_origin_may_generate_only_where_it_is_named(
+    origin: ScriptedOrigin,
+    method: str,
+    allowed: tuple[str, ...] | None,
+    page: str,
+    may: str | None,
+) -> None:
+    headers = SSE | {"Origin": page, "Access-Control-Request-Method": "POST"}
+    async with origin.serving() as link, edge(link, allowed_origins=allowed) as client:
+        answer = await client.request(method, "/v1/generate", json=BODY, headers=headers)
+        refusal = await client.request(method, f"/v1/generate/{ID}?after=x", headers=headers)
+    for each in (answer, refusal):
+        assert each.headers.get("Access-Control-Allow-Origin") == may
+        exposed = each.headers.get("Access-Control-Expose-Headers", "").split(", ")
+        assert ({"Tailrace-Stream", "Tailrace-Token", "Retry-After"} <= set(exposed)) == bool(may)
+    if method == "OPTIONS":
+        asked_for = answer.headers.get("Access-Control-Allow-Headers", "").split(", ")
+        assert ({"Content-Type", "Idempotency-Key"} <= set(asked_for)) == bool(may)
+        assert origin.received == []
 
 
 async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(client: httpx.AsyncClient) -> None:

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from edge.config import EdgeConfig, parse_address
+from edge.config import EdgeConfig
 from ledger.errors import ConfigError
 from ledger.frame import MAX_CALL_BODY_BYTES
+from ledger.settings import parse_address
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,17 @@ def test_several_addresses_are_split_at_commas_in_the_environment(
 ) -> None:
     monkeypatch.setenv("TAILRACE_EDGE_HTTP", "127.0.0.1:1, [::1]:1")
     assert EdgeConfig.load().http == ("127.0.0.1:1", "[::1]:1")
+
+
+def test_what_pages_of_other_origins_may_do_is_as_it_is_written_or_else_by_route(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = EdgeConfig.load()
+    assert (config.stream_origins, config.generate_origins) == (("*",), ())
+    for written, meant in (("https://a,https://b", ("https://a", "https://b")), ("", ())):
+        monkeypatch.setenv("TAILRACE_EDGE_ALLOWED_ORIGINS", written)
+        config = EdgeConfig.load()
+        assert config.stream_origins == config.generate_origins == meant
 
 
 def test_a_flag_is_split_like_the_environment() -> None:

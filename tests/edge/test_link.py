@@ -1,11 +1,12 @@
-"""The link over real loopback sockets, and the subscriber that reads through it."""
+"""The link over real loopback sockets, and the reader that reads through it."""
 
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
-from edge.link import Link
-from edge.subscriber import WINDOW_FRAMES, Subscriber
+from edge.link import LONGEST_LOOK_S, Link, Silence
+from edge.reader import WINDOW_FRAMES, Reader
 from ledger.backoff import Backoff
 from ledger.errors import NotFound
 from ledger.frame import Credit, Open, Opened, Resume, Token, decode
@@ -18,24 +19,41 @@ NO_WAIT = Backoff(3600, 3600)
 """Whoever waits for this one waits for longer than any test may last."""
 
 
-async def taken(subscriber: Subscriber, count: int) -> list[object]:
+def test_silence_is_what_passes_between_looks() -> None:
+    silence = Silence(1000.0)
+    assert [silence.seconds(now) for now in (1000.25, 1000.5, 1000.75)] == [0.25, 0.5, 0.75]
+
+
+def test_a_word_breaks_it() -> None:
+    silence = Silence(1000.0)
+    silence.seconds(1000.5)
+    silence.broken()
+    assert silence.seconds(1000.75) == 0.25
+
+
+def test_time_in_which_nobody_listened_is_no_silence() -> None:
+    silence = Silence(1000.0)
+    assert silence.seconds(2000.0) == LONGEST_LOOK_S
+
+
+async def taken(reader: Reader, count: int) -> list[object]:
     """The next `count` frames at least."""
     frames: list[object] = []
     while len(frames) < count:
-        frames += [decode(raw)[1] for raw in await subscriber.take()]
+        frames += [decode(raw)[1] for raw in await reader.take()]
     return frames
 
 
 async def test_a_dropped_link_is_only_a_pause() -> None:
     origin = ScriptedOrigin(3)
     async with origin.serving() as link:
-        subscriber = Subscriber(link)
-        opened = await subscriber.open(OPEN)
+        reader = Reader(link)
+        opened = await reader.open(OPEN)
         assert opened == Opened(STREAM, 1, TOKEN, "demo", 3)
-        assert await taken(subscriber, 1) == [Token(" w0", 0)]
+        assert await taken(reader, 1) == [Token(" w0", 0)]
         origin.released = len(origin.frames)
         origin.drop_links()
-        assert await taken(subscriber, 3) == origin.frames[1:]
+        assert await taken(reader, 3) == origin.frames[1:]
     resume = Resume(STREAM, after=0, token=TOKEN, credit=WINDOW_FRAMES - 1)
     assert origin.received == [OPEN, resume]
 
@@ -43,12 +61,12 @@ async def test_a_dropped_link_is_only_a_pause() -> None:
 async def test_credit_is_renewed_when_half_of_the_window_has_drained() -> None:
     origin = ScriptedOrigin(WINDOW_FRAMES * 2)
     async with origin.serving() as link:
-        subscriber = Subscriber(link)
-        await subscriber.open(Open("demo", prompt="all", credit=WINDOW_FRAMES))
-        frames = await taken(subscriber, WINDOW_FRAMES)
+        reader = Reader(link)
+        await reader.open(Open("demo", prompt="all", credit=WINDOW_FRAMES))
+        frames = await taken(reader, WINDOW_FRAMES)
         assert len(frames) == WINDOW_FRAMES  # and no more: this batch has not drained yet
-        frames += await taken(subscriber, 1)
-        frames += await taken(subscriber, len(origin.frames) - len(frames))
+        frames += await taken(reader, 1)
+        frames += await taken(reader, len(origin.frames) - len(frames))
     assert frames == origin.frames
     limits = [frame.limit for frame in origin.received if isinstance(frame, Credit)]
     assert limits[0] == 2 * WINDOW_FRAMES
@@ -58,15 +76,15 @@ async def test_credit_is_renewed_when_half_of_the_window_has_drained() -> None:
 async def test_a_refusal_is_raised_where_the_request_was_made() -> None:
     async with ScriptedOrigin(1).serving() as link:
         with pytest.raises(NotFound):
-            await Subscriber(link).open(Resume(bytes(16), credit=WINDOW_FRAMES))
+            await Reader(link).open(Resume(bytes(16), credit=WINDOW_FRAMES))
 
 
 async def test_silence_gives_no_frames() -> None:
     async with ScriptedOrigin(1).serving() as link:
-        subscriber = Subscriber(link)
-        await subscriber.open(OPEN)
-        await taken(subscriber, 1)
-        assert await subscriber.take(timeout_s=0) == []
+        reader = Reader(link)
+        await reader.open(OPEN)
+        await taken(reader, 1)
+        assert await reader.take(timeout_s=0) == []
 
 
 def test_a_link_that_was_never_up_is_not_ready() -> None:
@@ -86,11 +104,11 @@ async def test_when_an_origin_is_lost_the_next_one_is_asked_for_the_rest_at_once
         linked(first, second, backoff=NO_WAIT) as link,
     ):
         assert link.address == f"127.0.0.1:{first.port}"
-        subscriber = Subscriber(link)
-        await subscriber.open(OPEN)
-        assert await taken(subscriber, 1) == [Token(" w0", 0)]
+        reader = Reader(link)
+        await reader.open(OPEN)
+        assert await taken(reader, 1) == [Token(" w0", 0)]
         first.stop()
-        assert await taken(subscriber, 3) == first.frames[1:]
+        assert await taken(reader, 3) == first.frames[1:]
         assert link.address == f"127.0.0.1:{second.port}"
     assert first.received == [OPEN]
     assert second.received == [Resume(STREAM, after=0, token=TOKEN, credit=WINDOW_FRAMES - 1)]
@@ -104,13 +122,44 @@ async def test_an_open_that_was_not_answered_is_sent_to_the_next_origin() -> Non
         second.listening(),
         linked(first, second, backoff=NO_WAIT) as link,
     ):
-        subscriber = Subscriber(link)
+        reader = Reader(link)
         async with asyncio.TaskGroup() as group:
-            opening = group.create_task(subscriber.open(OPEN))
+            opening = group.create_task(reader.open(OPEN))
             await first.has_received(1)
             first.stop()
         assert opening.result() == Opened(STREAM, 1, TOKEN, "demo", 3)
     assert first.received == second.received == [OPEN]
+
+
+async def test_a_silent_origin_that_is_alone_is_asked_for_the_rest_on_a_new_link() -> None:
+    origin = ScriptedOrigin(3)
+    origin.patience_ms = 500
+    async with origin.serving() as link:
+        reader = Reader(link)
+        await reader.open(OPEN)
+        assert await taken(reader, 1) == [Token(" w0", 0)]
+        origin.released = len(origin.frames)
+        assert await taken(reader, 3) == origin.frames[1:]
+    resume = Resume(STREAM, after=0, token=TOKEN, credit=WINDOW_FRAMES - 1)
+    assert origin.received == [OPEN, resume]
+
+
+async def test_a_silent_origin_is_left_after_the_time_that_it_has_told() -> None:
+    first, second = ScriptedOrigin(3), ScriptedOrigin(3)
+    first.patience_ms = 500
+    async with (
+        first.listening(),
+        second.listening(),
+        linked(first, second, backoff=NO_WAIT) as link,
+    ):
+        reader = Reader(link)
+        await reader.open(OPEN)
+        assert await taken(reader, 1) == [Token(" w0", 0)]
+        with capture_logs() as logged:
+            assert await taken(reader, 3) == first.frames[1:]
+        [reason] = [line["reason"] for line in logged if line["event"] == "origin link down"]
+        assert reason == "the origin was silent for 0.5 s"
+        assert link.address == f"127.0.0.1:{second.port}"
 
 
 async def test_the_first_origin_that_answers_is_used() -> None:

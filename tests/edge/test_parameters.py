@@ -1,10 +1,41 @@
 import pytest
 
-from edge.parameters import check_idempotency_key, parse_after, parse_stream_id
+from edge.parameters import View, check_idempotency_key, choose_view, parse_after, parse_stream_id
 from ledger.errors import CallerError, NotFound
 
 # Digits of other scripts, which int() would take.
 FOREIGN_DIGITS = ["٤٢", "\uff14\uff12"]
+
+
+@pytest.mark.parametrize(
+    ("accept", "view"),
+    [
+        (None, View.JSON),
+        ("", View.JSON),
+        ("*/*", View.JSON),
+        ("application/json", View.JSON),
+        ("text/event-stream", View.SSE),
+        ("TEXT/Event-Stream; charset=utf-8", View.SSE),
+        ("application/vnd.tailrace.frames", View.FRAMES),
+        ("application/octet-stream", View.FRAMES),
+        ("application/json;q=0.5, text/event-stream", View.SSE),
+        ("*/*, text/event-stream", View.SSE),
+        ("text/html, application/json;q=0.1", View.JSON),
+        ("text/event-stream;q=0, application/octet-stream;q=0.1", View.FRAMES),
+    ],
+)
+def test_the_accept_header_chooses_the_view(accept: str | None, view: View) -> None:
+    assert choose_view(accept) is view
+
+
+@pytest.mark.parametrize(
+    "accept", ["image/png", "application/json;q=0", "text/event-stream;q=x", "a" * 10_000]
+)
+def test_a_header_that_admits_no_view_is_not_acceptable(accept: str) -> None:
+    with pytest.raises(CallerError) as caught:
+        choose_view(accept)
+    assert caught.value.status == 406
+    assert "text/event-stream" in (caught.value.hint or "")
 
 
 def test_a_stream_id_is_32_lower_case_hex_digits() -> None:

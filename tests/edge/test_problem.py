@@ -1,8 +1,8 @@
 import json
 
 from edge.problem import problem_response
-from edge.refusal import refusal
 from ledger.errors import BeyondEnd, NotFound, Overloaded, TailraceError, Unauthorized
+from tailrace.refusal import refusal
 
 
 def test_an_error_says_what_is_wrong_and_what_would_be_right() -> None:

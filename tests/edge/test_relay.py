@@ -156,6 +156,48 @@ def test_watchers_get_the_last_heartbeat_and_those_to_come(link: Link) -> None:
     ]
 
 
+def test_watchers_get_of_heartbeats_without_news_one_in_some_seconds(link: Link) -> None:
+    client = Client()
+    link.relay.watch(client)
+    beats = [Heartbeat(clock_ms, ready=True) for clock_ms in range(0, 9000, 750)]
+    link.says(*beats)
+    link.says(Heartbeat(0, ready=True))  # the origin's clock was set back
+    assert [frame.clock_ms for _, frame in client.frames] == [0, 3000, 6000, 0]  # type: ignore[attr-defined]
+    assert link.relay.heartbeat == Heartbeat(0, ready=True)
+
+
+def bad_token() -> StreamError:
+    return StreamError("bad_token", "expired", False, 401)
+
+
+def test_a_stream_under_way_goes_on_without_a_token_that_has_lost_its_worth(link: Link) -> None:
+    client, link_corr = opened(link)
+    link.says(Token("a", 0), corr=link_corr)
+    link.lose()
+    assert link.connect() == [(link_corr, Resume(STREAM, after=0, token="v1.token", credit=7))]
+    link.says(bad_token(), corr=link_corr)
+    assert link.sent() == [(link_corr, Resume(STREAM, after=0, credit=7))]
+    link.says(OPENED, Token("b", 1), corr=link_corr)
+    assert client.frames == [(1, Token("a", 0)), (1, Token("b", 1))]
+
+
+def test_where_a_token_is_asked_for_its_loss_is_told(link: Link) -> None:
+    client, link_corr = opened(link)
+    link.lose()
+    link.connect()
+    link.says(bad_token(), corr=link_corr)
+    link.says(bad_token(), corr=link_corr)
+    assert errors(client) == [(1, "bad_token", False)]
+
+
+def test_a_clients_own_token_is_judged_when_it_asks(link: Link) -> None:
+    client = Client()
+    link.asks(client, Resume(STREAM, token="v1.old", credit=8))
+    [(link_corr, _)] = link.sent()
+    link.says(bad_token(), corr=link_corr)
+    assert errors(client) == [(1, "bad_token", False)]
+
+
 def test_without_a_link_there_is_no_heartbeat(link: Link) -> None:
     link.says(Heartbeat(1, ready=True))
     link.lose()

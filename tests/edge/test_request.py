@@ -1,8 +1,11 @@
+from unittest.mock import patch
+
 import pytest
 
 from edge.request import MAX_SHOWN_CHARS, parse_generate
 from ledger.errors import CallerError
 from ledger.frame import (
+    MAX_MESSAGES,
     Durability,
     FormatKind,
     Message,
@@ -10,6 +13,8 @@ from ledger.frame import (
     OutputFormat,
     Overflow,
     Priority,
+    Sampling,
+    Unread,
 )
 
 
@@ -39,24 +44,26 @@ def test_every_field_reaches_the_frame() -> None:
         model="demo",
         messages=(Message("user", "Hi"),),
         max_tokens=5,
-        temperature=1.0,
-        top_k=0,
-        top_p=0.5,
-        min_p=0.1,
-        repetition_penalty=1.5,
-        presence_penalty=-1.0,
-        frequency_penalty=2.0,
         logprobs=0,
         format=OutputFormat(FormatKind.REGEX, "a+"),
         overflow=Overflow.DROP_OLDEST,
         n=16,
-        seed=2**64 - 1,
         stop=("a", "b"),
         ignore_eos=True,
         durability=Durability.POWER,
         priority=Priority.BATCH,
         idempotency_key="key",
         credit=7,
+        sampling=Sampling(
+            temperature=1.0,
+            top_k=0,
+            top_p=0.5,
+            min_p=0.1,
+            repetition_penalty=1.5,
+            presence_penalty=-1.0,
+            frequency_penalty=2.0,
+            seed=2**64 - 1,
+        ),
     )
 
 
@@ -93,9 +100,9 @@ def test_a_format_is_one_of_two_things(body: bytes) -> None:
         (b'{"model":"demo","max_tokens":-1}', "max_tokens", "an integer of at least 1"),
         (b'{"model":"demo","max_tokens":true}', "max_tokens", "an integer of at least 1"),
         (b'{"model":"demo","max_tokens":1.5}', "max_tokens", "an integer of at least 1"),
-        (b'{"model":"demo","temperature":-0.1}', "temperature", "a number of at least 0"),
-        (b'{"model":"demo","temperature":NaN}', "temperature", "a number of at least 0"),
-        (b'{"model":"demo","temperature":1e999}', "temperature", "a number of at least 0"),
+        (b'{"model":"demo","temperature":-0.1}', "temperature", "a number from 0 to 2"),
+        (b'{"model":"demo","temperature":NaN}', "temperature", "a number from 0 to 2"),
+        (b'{"model":"demo","temperature":1e999}', "temperature", "a number from 0 to 2"),
         (b'{"model":"demo","seed":18446744073709551616}', "seed", "an integer from 0 to 2^64-1"),
         (b'{"model":"demo","min_p":-1}', "min_p", "a number from 0 to 1; 0 is off"),
         (
@@ -175,3 +182,54 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
 def test_a_refused_value_is_shown_but_not_at_length() -> None:
     message = refused(b'{"model":"demo","seed":"' + b"9" * 10_000 + b'"}').message
     assert len(message) <= MAX_SHOWN_CHARS + len(" is not accepted")
+
+
+@pytest.mark.parametrize(
+    ("unread", "then", "after_s"),
+    [
+        (b"null", Unread.RUN, None),
+        (b'"pause"', Unread.PAUSE, None),
+        (b'{"then":"cancel","after_s":5}', Unread.CANCEL, 5),
+    ],
+)
+def test_what_becomes_of_an_unread_stream_is_a_word_or_a_word_and_a_time(
+    unread: bytes, then: Unread, after_s: int | None
+) -> None:
+    body = b'{"model":"demo","unread":' + unread + b"}"
+    request = parse_generate(body, idempotency_key="k", credit=1)
+    assert (request.unread, request.unread_after_s) == (then, after_s)
+
+
+@pytest.mark.parametrize(
+    ("unread", "field", "hint"),
+    [
+        (b'"stop"', "unread", "one of run, pause, cancel"),
+        (b"3", "unread", '"run", "pause", "cancel" or such as {"then": "pause", "after_s": 30}'),
+        (b'{"after_s":3}', "unread.then", "one of run, pause, cancel"),
+        (b'{"then":"run","after_s":"3"}', "unread.after_s", "an integer of at least 1, in seconds"),
+        (b'{"then":"run","after":3}', "unread.after", 'did you mean "after_s"?'),
+    ],
+)
+def test_another_answer_for_unread_streams_is_refused(unread: bytes, field: str, hint: str) -> None:
+    error = refused(b'{"model":"demo","unread":' + unread + b"}")
+    assert (error.field, error.hint) == (field, hint)
+
+
+def test_a_conversation_may_have_so_many_messages() -> None:
+    message = b'{"role":"user","content":""}'
+    for count in (MAX_MESSAGES, MAX_MESSAGES + 1):
+        body = b'{"model":"demo","messages":[' + b",".join([message] * count) + b"]}"
+        if count <= MAX_MESSAGES:
+            assert len(parse_generate(body, idempotency_key="k", credit=1).messages) == count
+        else:
+            error = refused(body)
+            assert (error.field, error.hint) == ("messages", "at most 1024")
+
+
+@pytest.mark.parametrize("name", ["messages", "stop", "prompt", "x"])
+def test_a_megabyte_of_small_values_is_not_even_parsed(name: str) -> None:
+    with patch("edge.request.from_json", side_effect=AssertionError):
+        error = refused(f'{{"model":"demo","{name}":['.encode() + b"1," * 500_000 + b"1]}")
+    assert error.code == "invalid_json"
+    text = rb"a, [b], {c}, \"d\", " * 40_000
+    assert parse(b'{"model":"demo","prompt":"' + text + b'"}').prompt is not None

@@ -1,8 +1,11 @@
 """A WebSocket session alone: messages in, messages and frames for the link out."""
 
+from dataclasses import replace
+
 import pytest
 
 from edge.session import (
+    LEFT_COUNTS_S,
     MAX_CREDIT_FRAMES,
     MAX_MESSAGE_BYTES,
     MAX_STREAMS_PER_CONNECTION,
@@ -10,7 +13,9 @@ from edge.session import (
     Close,
     CloseCode,
     Session,
+    Unfinished,
 )
+from ledger.errors import CallerError
 from ledger.frame import (
     SCHEMA_HASH,
     Call,
@@ -25,6 +30,7 @@ from ledger.frame import (
     Open,
     Opened,
     Resume,
+    Sibling,
     Status,
     StreamEnd,
     StreamError,
@@ -32,6 +38,7 @@ from ledger.frame import (
     Token,
     decode,
     encode,
+    error_frame,
     split,
 )
 
@@ -150,7 +157,7 @@ def test_text_is_unsupported(session: Session) -> None:
     [
         (encode(OPEN, 1)[:-1], "bad_frame"),
         (encode(OPEN, 1) + b"\x05", "bad_frame"),
-        (b"\x00\x00\x01\x01" + bytes(65_536), "bad_frame"),  # a length over the limit
+        (b"\x01\x00\x01\x01" + bytes(5), "bad_frame"),  # a length over the limit
         (b"\x05\x00\x00\x02" + bytes(5), "bad_version"),
         (b"\x05\x00\x00\x01" + b"\x3f" + bytes(4), "bad_frame"),  # an unknown tag
         (encode(Token("mine", 0), 1), "bad_frame"),
@@ -166,6 +173,32 @@ def test_bytes_after_which_nothing_makes_sense_end_the_connection(
     [(corr, found, _)] = errors(session)
     assert (corr, found) == (0, code)
     assert session.close == Close(CloseCode.PROTOCOL_ERROR, code)
+
+
+def test_a_message_that_is_too_long_is_told_so(session: Session) -> None:
+    detach = encode(Detach(), 1)
+    fits = MAX_MESSAGE_BYTES // len(detach)
+    assert session.receive(detach * fits) == []
+    assert session.close is None
+    assert session.receive(detach * (fits + 1)) == []
+    assert errors(session) == [(0, "too_large", 413)]
+    assert session.close == Close(CloseCode.MESSAGE_TOO_BIG, "too_large")
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (encode(Token("mine", 0), 1), "tag 0 is not this side's to send at byte 4"),
+        (encode(Detach(), 1).replace(b"\x14", b"\x17"), "unknown tag 23 at byte 4"),
+    ],
+)
+def test_a_tag_of_the_other_side_is_told_from_one_that_nothing_has(
+    session: Session, frame: bytes, said: str
+) -> None:
+    session.receive(frame)
+    [(_, error)] = sent(session)
+    assert isinstance(error, StreamError)
+    assert error.message == said
 
 
 def test_frames_before_the_bad_one_count(session: Session) -> None:
@@ -201,6 +234,26 @@ def test_streams_over_the_cap_are_refused_one_by_one() -> None:
     assert errors(session) == [(3, "too_many_streams", 429)]
     session.receive(encode(Detach(), 1))
     assert session.receive(encode(OPEN, 3)) == [encode(OPEN, 3)]
+
+
+def test_what_was_opened_and_has_not_ended_counts_wherever_its_reader_is() -> None:
+    clock = [0.0]
+    session = Session(unfinished=Unfinished(3, lambda: clock[0]))
+    session.receive(HELLO)
+    session.receive(encode(replace(OPEN, n=2), 1))
+    sibling = Sibling(bytes([1]) * 16, "")
+    session.deliver(encode(Opened(STREAM, 0, "", "demo", 1, (sibling,)), 1))
+    session.receive(encode(Detach(), 1))
+    assert session.receive(encode(OPEN, 2)) == [encode(OPEN, 2)]
+    assert session.receive(encode(OPEN, 3)) == []
+    assert errors(session)[-1] == (3, "too_many_streams", 429)
+    # One is refused, one is read to its end, one has been left for long: all three are free.
+    session.deliver(encode(error_frame(CallerError("no")), 2))
+    session.receive(encode(Resume(STREAM, credit=9), 4))
+    session.deliver(encode(StreamEnd(0, FinishReason.STOP, 0, 1), 4))
+    clock[0] = LEFT_COUNTS_S
+    opens = b"".join(encode(OPEN, corr) for corr in (5, 6, 7, 8))
+    assert len(session.receive(opens)) == 3
 
 
 def test_the_cap_is_256_unless_told_otherwise(session: Session) -> None:

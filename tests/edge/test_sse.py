@@ -9,25 +9,25 @@ from ledger.frame import (
     FinishReason,
     Logged,
     Notice,
+    Reasoning,
     Revision,
     Score,
     ScoredToken,
     StreamEnd,
     StreamError,
-    Tag,
     Token,
     TokenScores,
 )
 
 
 def test_a_token_is_a_plain_event_with_its_index_as_id() -> None:
-    event = sse.event(Token(" the", 42), Tag.TOKEN)
+    event = sse.event(Token(" the", 42))
     assert event == b'id: 42\ndata: {"text":" the","index":42}\n\n'
 
 
 def test_the_end_is_an_event_of_its_own() -> None:
     end = StreamEnd(60, FinishReason.ORIGIN_LOST, 61, 9)
-    assert sse.event(end, Tag.STREAM_END) == (
+    assert sse.event(end) == (
         b"id: 61\nevent: end\n"
         b'data: {"total_tokens":60,"finish_reason":"origin-lost","index":61,"prompt_tokens":9}\n\n'
     )
@@ -35,17 +35,17 @@ def test_the_end_is_an_event_of_its_own() -> None:
 
 def test_an_end_with_a_message_says_it() -> None:
     end = StreamEnd(0, FinishReason.FAILED, 0, 9, "NaN logits")
-    assert b'"message":"NaN logits"' in sse.event(end, Tag.STREAM_END)
+    assert b'"message":"NaN logits"' in sse.event(end)
 
 
 def test_an_end_that_may_not_come_again_says_so() -> None:
     end = StreamEnd(0, FinishReason.FAILED, 0, 9, retryable=True)
-    assert b'"retryable":true' in sse.event(end, Tag.STREAM_END)
+    assert b'"retryable":true' in sse.event(end)
 
 
 def test_a_scored_token_is_a_plain_event_with_scores() -> None:
     scores = (TokenScores(Score(262, b" the", -0.25), (Score(195, b"\xc3", -2.5),)),)
-    event = sse.event(ScoredToken(" the", scores, 42), Tag.SCORED_TOKEN).decode()
+    event = sse.event(ScoredToken(" the", scores, 42)).decode()
     head, data, *_ = event.split("\n")
     assert head == "id: 42"
     top = {"id": 195, "token": "\ufffd", "logprob": -2.5, "bytes": [195]}
@@ -58,7 +58,7 @@ def test_a_scored_token_is_a_plain_event_with_scores() -> None:
 
 def test_an_error_has_no_id_so_that_the_last_frame_stays_the_place_to_resume() -> None:
     error = StreamError("unavailable", "this edge is shutting down", True, 503)
-    assert sse.event(error, Tag.STREAM_ERROR) == (
+    assert sse.event(error) == (
         b"event: error\n"
         b'data: {"error":{"code":"unavailable","message":"this edge is shutting down",'
         b'"retryable":true}}\n\n'
@@ -67,7 +67,7 @@ def test_an_error_has_no_id_so_that_the_last_frame_stays_the_place_to_resume() -
 
 @pytest.mark.parametrize("text", ["a\nb", "a\r\nb", "\n\n", "\r", "\u2028", "é😀", "\0", ""])
 def test_no_text_can_break_out_of_its_data_line(text: str) -> None:
-    event = sse.event(Token(text, 0), Tag.TOKEN).decode()
+    event = sse.event(Token(text, 0)).decode()
     head, data, *rest = event.split("\n")
     assert (head, rest) == ("id: 0", ["", ""])
     assert "\r" not in data
@@ -75,37 +75,34 @@ def test_no_text_can_break_out_of_its_data_line(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("frame", "tag", "lines"),
+    ("frame", "lines"),
     [
         (
             Classification("spam", 0.5, 3),
-            Tag.CLASSIFICATION,
             b'id: 3\nevent: classification\ndata: {"label":"spam","confidence":0.5,"index":3}\n\n',
         ),
         (
             Classification("spam", float("nan"), 3),
-            Tag.CLASSIFICATION,
             b'id: 3\nevent: classification\ndata: {"label":"spam","confidence":null,"index":3}\n\n',
         ),
         (
             Notice("inexact", "another engine", 5),
-            Tag.NOTICE,
             b"id: 5\nevent: notice\n"
             b'data: {"code":"inexact","message":"another engine","index":5}\n\n',
         ),
         (
+            Reasoning("so\n", 7),
+            b'id: 7\nevent: reasoning\ndata: {"text":"so\\n","index":7}\n\n',
+        ),
+        (
             Revision(0, "a", True, 6),
-            Tag.REVISION,
             b'id: 6\nevent: revision\ndata: {"replaces":0,"text":"a","final":true,"index":6}\n\n',
         ),
         (
             Chunk(b"\x00\xff", True, 4),
-            Tag.CHUNK,
             b'id: 4\nevent: chunk\ndata: {"data":"AP8=","last":true,"index":4}\n\n',
         ),
     ],
 )
-def test_other_logged_frames_are_called_as_in_the_schema(
-    frame: Logged, tag: int, lines: bytes
-) -> None:
-    assert sse.event(frame, tag) == lines
+def test_other_logged_frames_are_called_as_in_the_schema(frame: Logged, lines: bytes) -> None:
+    assert sse.event(frame) == lines

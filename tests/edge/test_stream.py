@@ -12,10 +12,10 @@ import pytest
 from starlette.types import Message
 
 from edge.app import create_app
-from edge.caller import WINDOW_BODIES
 from edge.config import EdgeConfig
 from edge.cors import EXPOSED_HEADERS
 from edge.link import Link
+from edge.reader import WINDOW_BODIES
 from ledger.errors import Conflict, NotFound, TailraceError
 from ledger.frame import (
     Answer,

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.attention.paged_kv import PAGE_TOKENS, PagedKv
+from kernels.attention.rope import Rope, rope_table
 from kernels.decoder import Decoder
-from kernels.dense_triton import dense_plan
-from kernels.epilogue import Epilogue
-from kernels.int8_linear import quantise_rows
 from kernels.layers import DenseHead, DenseLayer, Head, Int8Head, Layer, Scratch, TernaryLayer
-from kernels.linear_plan import LinearWorkspace
-from kernels.paged_kv import PAGE_TOKENS, PagedKv
-from kernels.rope import Rope, rope_table
+from kernels.linear.dense_triton import dense_plan
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.int8_linear import quantise_rows
+from kernels.linear.linear_plan import LinearWorkspace
+from kernels.linear.ternary import WEIGHTS_PER_BYTE
+from kernels.linear.ternary_weights import TernaryWeights
 from kernels.shapes import DecoderShape, Family
-from kernels.ternary import WEIGHTS_PER_BYTE
-from kernels.ternary_weights import TernaryWeights
 
 
 @dataclass(frozen=True, slots=True)

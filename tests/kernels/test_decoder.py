@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.attention.paged_attention import FAULT_SEQUENCE, paged_attention
 from kernels.decoder import Chunks, Decoder, Rows
-from kernels.dense import dense_linear as dense_oracle
-from kernels.epilogue import Epilogue
 from kernels.layers import DenseHead, DenseLayer
-from kernels.paged_attention import FAULT_SEQUENCE, paged_attention
+from kernels.linear.dense import dense_linear as dense_oracle
+from kernels.linear.epilogue import Epilogue
 from kernels.shapes import DecoderShape, Family
 from tests.kernels.random_decoder import Recipe, random_decoder
 

@@ -1,28 +1,10 @@
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from ledger.interface import Ledger
 from tests.ledger.backends import Backend, PostgresBackend, SqliteBackend, opened
-from tests.ledger.postgres_server import PostgresServer
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """A server for tests that leave it running; each takes a database of its own."""
-    server = PostgresServer.make()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Iterator[str]:
-    """The DSN of an empty database."""
-    with postgres.database() as dsn:
-        yield dsn
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, urlencode
 
+import apsw
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, Ledger, NewStream, ObjectKey, ObjectWrite, Record
+from ledger.sqlite.disk.checksum import add_functions, restated, value_crc
 from ledger.sqlite.record import pack_batch
 from tests.ledger.backends import Backend, PostgresBackend, SqliteBackend
 
@@ -94,7 +96,11 @@ class SqlitePlace(SqliteBackend):
             connection.close()
 
     def mark_ended(self, stream: bytes) -> None:
-        self.edit("UPDATE stream SET ended = 1 WHERE id = ?", stream)
+        connection = apsw.Connection(str(self.place))
+        add_functions(connection)
+        sql = f"UPDATE stream SET ended = 1, crc = {restated(ended='1')} WHERE id = ?"
+        connection.execute(sql, (stream,))
+        connection.close()
 
     def put(self, stream: bytes, index: int, frame: bytes) -> None:
         connection = sqlite3.connect(self.place)
@@ -111,7 +117,8 @@ class SqlitePlace(SqliteBackend):
         )
 
     def add_stray_value(self) -> None:
-        self.edit("INSERT INTO object_value VALUES (99, 'name', x'00')")
+        crc = value_crc(99, "name", b"\0")
+        self.edit("INSERT INTO object_value VALUES (99, 'name', x'00', ?)", crc)
 
 
 class PostgresPlace(PostgresBackend):

@@ -27,7 +27,7 @@ from random import Random
 from ledger.errors import LedgerFailed, NotFound, StaleEpoch
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record, StreamKind
-from ledger.sqlite import file as sqlite_file
+from ledger.sqlite.disk import wal
 from ledger.sqlite.ledger import SqliteLedger
 
 LINES = 9
@@ -164,7 +164,7 @@ def bear(path: Path) -> None:
 
 def main() -> None:
     path = Path(sys.argv[1])
-    sqlite_file.CHECKPOINT_PAGES, sqlite_file.CHECKPOINT_REST_PAGES = CHECKPOINT_PAGES, 4
+    wal.CHECKPOINT_PAGES, wal.CHECKPOINT_REST_PAGES = CHECKPOINT_PAGES, 4
     if len(sys.argv) > 2:
         limit = int(sys.argv[2])
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

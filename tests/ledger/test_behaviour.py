@@ -58,6 +58,14 @@ async def test_the_same_key_with_another_request_is_a_conflict(ledger: Ledger) -
         await ledger.create(new(B, key="k", request_hash=b"other"))
 
 
+async def test_a_stream_is_found_by_the_key_and_the_request_that_made_it(ledger: Ledger) -> None:
+    assert await ledger.made_by("k", b"h") is None
+    made, _ = await ledger.create(new(A, key="k", request_hash=b"h"))
+    assert await ledger.made_by("k", b"h") == made
+    with pytest.raises(Conflict, match="key"):
+        await ledger.made_by("k", b"other")
+
+
 async def test_creates_with_one_key_at_once_make_one_stream(ledger: Ledger) -> None:
     made = await asyncio.gather(
         *(ledger.create(new(bytes([n]) * 16, key="k", request_hash=b"h")) for n in range(8))

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ledger.bare import F32, F64, STR, U16, U32, U64, UINT, Type
 from ledger.errors import FrameError
 from ledger.frame import (
     CODEC,
@@ -17,6 +16,7 @@ from ledger.frame import (
     PREFIX_BYTES,
     Frame,
     Open,
+    Sampling,
     Splitter,
     Token,
     corr_of,
@@ -28,6 +28,7 @@ from ledger.frame import (
     tag_of,
     with_corr,
 )
+from ledger.wire.bare import F32, F64, STR, U16, U32, U64, UINT, Type
 from tests.frame_strategies import CORRS, TEXTS, UINTS, any_frame
 from tests.pybare_oracle import Oracle
 from tests.schema_text import CLIENT_SCHEMA, read_schema
@@ -181,7 +182,7 @@ def test_a_lone_surrogate_is_refused_by_name(text: str, index: int) -> None:
 def test_an_integer_outside_64_bits_is_refused_by_name(number: int) -> None:
     for frame, field in (
         (Token("x", number), "Token.index"),
-        (Open("m", seed=number), "Open.seed"),
+        (Open("m", sampling=Sampling(seed=number)), "Open.sampling.seed"),
     ):
         with pytest.raises(FrameError) as caught:
             encode(frame)

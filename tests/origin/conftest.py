@@ -6,8 +6,8 @@ import torch
 from tokenizers import Tokenizer
 
 from ledger.sqlite.ledger import SqliteLedger
-from origin.engine.worker import TORCH_THREADS
 from origin.models.cpu_model import CpuModel, load
+from origin.workers.token_worker import TORCH_THREADS
 from tests.interpreter import kernel_device
 from tests.origin.stage import Stage
 from tests.origin.tiny_checkpoint import write_checkpoint
@@ -27,7 +27,9 @@ def device() -> torch.device:
 def few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter each program takes its time, and no tile changes a bit."""
     if device.type == "cpu":
-        from kernels.ternary_gemm_triton import GemmPlan  # after kernel_device has been asked
+        from kernels.linear.ternary_gemm_triton import (
+            GemmPlan,  # after kernel_device has been asked
+        )
 
         wide = GemmPlan(packed=256, rows=16, slices=1, stages=3)
         monkeypatch.setattr(GemmPlan, "of", lambda rows: wide)

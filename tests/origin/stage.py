@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, decode, encode
+from ledger.frame import Durability, FinishReason, Sampling, StreamEnd, Token, decode, encode
 from ledger.interface import NewStream
 from ledger.sqlite.ledger import SqliteLedger
+from origin.generations.recipe import Recipe, prompt_hash
+from origin.generations.runs import Runs
 from origin.metrics import Metrics
-from origin.recipe import Recipe, prompt_hash
-from origin.runs import Runs
-from origin.worker_frame import Emission, Frame, Ready, Step
-from origin.worker_frame import encode as encode_order
-from origin.worker_process import WorkerSlot
+from origin.workers.worker_frame import Begun, Emission, Frame, Ready, Step
+from origin.workers.worker_frame import encode as encode_order
+from origin.workers.worker_process import WorkerSlot
 
 A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))
 READY = Ready("tokens", "demo", "fingerprint", "cpu", context=64, vocab=300, load_ms=1)
@@ -22,13 +22,10 @@ RECIPE = Recipe(
     prompt_ids=(5, 6),
     prompt_sha256=prompt_hash((5, 6)),
     max_tokens=9,
-    temperature=0.0,
-    top_k=0,
-    top_p=1.0,
-    seed=1,
     stop=(),
     ignore_eos=True,
     priority="standard",
+    sampling=Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=1),
 )
 
 
@@ -36,7 +33,7 @@ class Slot(WorkerSlot):
     """A slot whose worker is the test: it keeps what it is sent."""
 
     def __init__(self, number: int, runs: Runs) -> None:
-        super().__init__(number, ())
+        super().__init__(number, ("", ""))
         self.belong_to(runs)
         self.sent: list[tuple[int, Frame]] = []
         self.ordered = asyncio.Event()
@@ -71,7 +68,15 @@ class Stage:
 
     async def lost(self, slot: Slot) -> None:
         slot.ready = None
+        slot.fate = slot.fate or "ended by SIGKILL"
         await self.runs.worker_lost(slot)
+
+    def begun(self, slot: Slot, *streams: bytes) -> None:
+        """The worker says that it is at work on these; on all that it has, if none are given."""
+        runs = [
+            stream.run for stream in self.runs._of(slot) if stream.id in (streams or (stream.id,))
+        ]
+        self.runs.worker_begun(slot, Begun(tuple(runs)))
 
     async def start(self, stream: bytes, recipe: Recipe = RECIPE) -> None:
         new = NewStream(stream, recipe.model_dump_json(), Durability.PROCESS, 60)

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.config_check import report
 from ledger.errors import ConfigError
 from origin.config import LedgerConfig, OriginConfig
+from tailrace.config_check import report
 
 URL = "postgresql://tailrace:open-sesame@db.example/tailrace"
 
@@ -32,6 +32,14 @@ def test_the_password_of_a_url_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> 
         assert "open-sesame" not in shown
 
 
+@pytest.mark.parametrize("lease_s", [0.5, 1, 2, 3, 10, 60])
+def test_an_origin_that_is_busy_for_a_second_is_heard_in_time(lease_s: float) -> None:
+    config = LedgerConfig.load(lease_s=lease_s)
+    assert config.heartbeat_s + 1 < config.patience_s
+    assert config.heartbeat_s <= 5  # what PROTOCOL.md promises
+    assert config.patience_s == max(lease_s, 2)
+
+
 @pytest.mark.parametrize("lease_s", [0.4, 61, "soon"])
 def test_a_lease_out_of_range_is_refused(lease_s: object) -> None:
     with pytest.raises(ConfigError, match=r"^ledger\.lease_s: "):
@@ -52,3 +60,10 @@ def test_metrics_need_a_host_and_a_port(metrics: str) -> None:
 def test_metrics_are_served_only_where_that_was_asked_for() -> None:
     assert OriginConfig.load().metrics_address is None
     assert OriginConfig.load(metrics="[::1]:9090").metrics_address == ("::1", 9090)
+
+
+@pytest.mark.parametrize("setting", ["retention_s", "cold_after_s", "sweep_s"])
+@pytest.mark.parametrize("value", [1e17, float("inf")])
+def test_a_time_that_no_clock_reaches_is_refused(setting: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"^ledger\.{setting}: .*less than or equal to"):
+        LedgerConfig.load(None, **{setting: value})

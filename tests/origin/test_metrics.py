@@ -11,7 +11,7 @@ import pytest
 from ledger.errors import ConfigError
 from ledger.frame import FinishReason, StreamEnd, Token, encode
 from origin.metrics import Metrics, exposed
-from origin.worker_frame import Emission, Load, Step
+from origin.workers.worker_frame import Emission, Load, Step
 from tests.origin.stage import RECIPE, A, B, Stage
 from tests.schema_text import ROOT
 

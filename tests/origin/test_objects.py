@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import ConfigError
+from ledger.errors import ConfigError, NotFound
 from ledger.interface import ObjectKey
+from ledger.objects.alarm import MAX_ALARMS_AT_ONCE
 from ledger.objects.object import ObjectRequest
 from ledger.sqlite.ledger import SqliteLedger
-from ledger.subscriptions.route import INDEX_KEY, SUBSCRIPTION
 from origin.config import StreamsConfig
 from origin.objects import OriginObjects
-from origin.supervisor import now_ms
+from origin.steady_clock import now_ms
+from origin.subscriptions.pool import MAX_DELIVERIES_PER_HOST
+from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
+from origin.subscriptions.updates import LOOK
+from tests.origin.subscriptions.subscription_world import Receiver
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +29,7 @@ JSON = (("content-type", "application/json"),)
 
 async def test_a_stream_wakes_the_worker_of_its_subscription(tmp_path: Path) -> None:
     ledger = await SqliteLedger.open(tmp_path / "ledger.db", now_ms)
-    objects = OriginObjects(ledger, StreamsConfig(), now_ms)
+    objects = OriginObjects(ledger, StreamsConfig(subscriptions=True), now_ms)
     running = asyncio.create_task(objects.run())
 
     async def put(key: ObjectKey, path: str, fields: object) -> int:
@@ -48,16 +52,95 @@ async def test_a_stream_wakes_the_worker_of_its_subscription(tmp_path: Path) -> 
     await ledger.close()
 
 
+async def test_a_wake_does_not_wait_for_webhooks_that_hang(tmp_path: Path) -> None:
+    """More of them than there are places for the alarms of all objects."""
+    hanging, receiver = asyncio.Queue[asyncio.StreamWriter](), Receiver()
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hanging.put_nowait(writer)
+
+    ledger = await SqliteLedger.open(tmp_path / "ledger.db", now_ms)
+    hosts = ("127.0.0.1", "127.0.0.2")
+    objects = OriginObjects(ledger, StreamsConfig(subscriptions=True, webhook_hosts=hosts), now_ms)
+    running = asyncio.create_task(objects.run())
+
+    async def put(key: ObjectKey, path: str, fields: object) -> None:
+        body = json.dumps(fields).encode()
+        assert (
+            await objects.fetch(key, ObjectRequest("PUT", f"{ROOT}/{path}", JSON, body))
+        ).status == 201
+
+    async def subscribe(name: str, pattern: str, url: str) -> None:
+        wanted = {"type": "webhook", "pattern": pattern, "webhook": {"url": url}}
+        await put(ObjectKey(SUBSCRIPTION, name), f"__ds/subscriptions/{name}", wanted)
+
+    server = await asyncio.start_server(hang, "127.0.0.2", 0)
+    async with server, receiver.listening():
+        port = server.sockets[0].getsockname()[1]
+        for number in range(MAX_ALARMS_AT_ONCE + 6):
+            await subscribe(f"slow{number}", "slow", f"http://127.0.0.2:{port}/")
+        await subscribe("quick", "quick", receiver.url)
+        await put(ObjectKey("stream", "slow"), "slow", [1])
+        async with asyncio.timeout(20):
+            writers = [await hanging.get() for _ in range(MAX_DELIVERIES_PER_HOST)]
+        await put(ObjectKey("stream", "quick"), "quick", [1])
+        await receiver.post()
+        assert hanging.empty(), "those that there is a place for still hang, and the others wait"
+        running.cancel()
+        await asyncio.wait([running])
+        await objects.close()
+        for writer in writers:
+            writer.close()
+    await ledger.close()
+
+
 async def test_the_key_that_signs_webhooks_survives_a_restart(tmp_path: Path) -> None:
     keys = []
     for _ in range(2):
         ledger = await SqliteLedger.open(tmp_path / "ledger.db", now_ms)
-        objects = OriginObjects(ledger, StreamsConfig(), now_ms)
+        objects = OriginObjects(ledger, StreamsConfig(subscriptions=True), now_ms)
         response = await objects.fetch(INDEX_KEY, ObjectRequest("GET", ROOT))
         keys.append(response.body)
         await objects.close()
         await ledger.close()
     assert keys[0] == keys[1]
+
+
+async def test_subscriptions_are_off_unless_the_operator_wants_them(tmp_path: Path) -> None:
+    """What was left by them when they were on lies still, and goes on when they are on again."""
+    now, pool, lease_ms = 1_000_000, ObjectKey(SUBSCRIPTION, "pool"), 30_000
+    ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: now)
+
+    async def ask(config: StreamsConfig, *requests: tuple[ObjectKey, str, str, object]) -> None:
+        objects = OriginObjects(ledger, config, lambda: now)
+        for key, method, path, fields in requests:
+            body = json.dumps(fields).encode()
+            request = ObjectRequest(method, f"{ROOT}/{path}", JSON, body)
+            try:
+                assert (await objects.fetch(key, request)).status < 300
+            finally:
+                await objects.runtime.wake_due()
+                await objects.runtime.alarms_ended()
+        await objects.close()
+
+    wanted = {"type": "pull-wake", "pattern": "*", "wake_stream": "wake", "lease_ttl_ms": lease_ms}
+    put = (pool, "PUT", "__ds/subscriptions/pool", wanted)
+    work = (ObjectKey("stream", "work"), "PUT", "work", [1])
+    claim = (pool, "POST", "__ds/subscriptions/pool/claim", {"worker": "w"})
+    await ask(StreamsConfig(subscriptions=True), put, work, claim)
+    assert await ledger.objects.next_alarm_ms() == now + lease_ms
+    now += lease_ms
+    assert not StreamsConfig().subscriptions
+    with pytest.raises(NotFound) as refused:
+        await ask(StreamsConfig(), claim)
+    assert (refused.value.code, "streams.subscriptions" in str(refused.value)) == (
+        "subscriptions_off",
+        True,
+    )
+    assert await ledger.objects.next_alarm_ms() is None
+    look = (pool, LOOK, "__ds/subscriptions/pool", None)
+    await ask(StreamsConfig(subscriptions=True), look, claim)
+    await ledger.close()
 
 
 def test_hosts_of_webhooks_are_split_at_commas_in_the_environment(

@@ -19,7 +19,7 @@ def imported(modules: str, among: set[str]) -> set[str]:
 
 def test_a_worker_is_started_before_what_only_the_supervisor_needs_is_imported() -> None:
     late = {"apsw", "cryptography", "httpx", "jinja2", "numpy", "prometheus_client", "tokenizers"}
-    assert imported("edge.cli, origin.start", late) == set()
+    assert imported("tailrace.cli, origin.start", late) == set()
     assert imported("origin.start, origin.supervisor", {"apsw", "jinja2"}) == {"apsw", "jinja2"}
 
 

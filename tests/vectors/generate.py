@@ -12,20 +12,6 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from ledger.bare import (
-    BOOL,
-    DATA,
-    F32,
-    F64,
-    STR,
-    U16,
-    U32,
-    U64,
-    UINT,
-    fixed_data,
-    list_of,
-    optional,
-)
 from ledger.frame import (
     FRAMES,
     Answer,
@@ -46,15 +32,16 @@ from ledger.frame import (
     Heartbeat,
     Hello,
     Message,
-    Metrics,
     Notice,
     Open,
     Opened,
     OutputFormat,
     Overflow,
     Priority,
+    Reasoning,
     Resume,
     Revision,
+    Sampling,
     Score,
     ScoredToken,
     Sibling,
@@ -65,10 +52,25 @@ from ledger.frame import (
     StreamState,
     Token,
     TokenScores,
+    Unread,
     encode,
     tag_of,
 )
-from ledger.schema import SCHEMA_HASH, Word
+from ledger.wire.bare import (
+    BOOL,
+    DATA,
+    F32,
+    F64,
+    STR,
+    U16,
+    U32,
+    U64,
+    UINT,
+    fixed_data,
+    list_of,
+    optional,
+)
+from ledger.wire.schema import SCHEMA_HASH, Word
 from tests.vectors.refused import BAD_HEADERS, BAD_PAYLOADS, STREAM, built
 
 HERE = Path(__file__).parent
@@ -218,8 +220,8 @@ _FRAMES: list[tuple[str, int, Frame]] = [
         ),
     ),
     ("notice", 7, Notice("truncated", "2 messages were dropped", 0)),
-    ("metrics", 7, Metrics(2, 35, 60, 172.5)),
-    ("heartbeat, ready", 0, Heartbeat(1750000000000, True, (), ("demo",), ("cpu torch",))),
+    ("reasoning", 7, Reasoning("1 + 1 is 2", 0)),
+    ("heartbeat, ready", 0, Heartbeat(1750000000000, True, (), ("demo",), ("cpu torch",), 3000)),
     ("heartbeat, not ready", 0, Heartbeat(2**64 - 1, False, ("loading demo", "draining"))),
     ("opened", 7, Opened(STREAM, 0, "v1.k1.cGF5bG9hZA.bWFj", "demo", 12)),
     (
@@ -248,14 +250,6 @@ _FRAMES: list[tuple[str, int, Frame]] = [
             prompt=None,
             messages=(Message("system", "Be brief."), Message("user", "1 + 1 =")),
             max_tokens=64,
-            temperature=0.7,
-            top_k=40,
-            top_p=0.95,
-            min_p=0.05,
-            repetition_penalty=1.1,
-            presence_penalty=-0.5,
-            frequency_penalty=0.25,
-            seed=2**64 - 1,
             stop=("\n\n", "END"),
             ignore_eos=True,
             logprobs=5,
@@ -264,8 +258,20 @@ _FRAMES: list[tuple[str, int, Frame]] = [
             n=3,
             durability=Durability.POWER,
             priority=Priority.BATCH,
+            unread=Unread.PAUSE,
+            unread_after_s=60,
             idempotency_key="order-17",
             credit=256,
+            sampling=Sampling(
+                temperature=0.7,
+                top_k=40,
+                top_p=0.95,
+                min_p=0.05,
+                repetition_penalty=1.1,
+                presence_penalty=-0.5,
+                frequency_penalty=0.25,
+                seed=2**64 - 1,
+            ),
         ),
     ),
     *(

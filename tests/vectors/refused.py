@@ -45,7 +45,7 @@ BAD_HEADERS = [
     ("a byte after the frame", built(0, _THE) + "00", "bad_frame", "header.length", 0),
     *(
         (f"tag {tag}, which nothing has", built(tag, _THE), "bad_frame", "tag", 4)
-        for tag in (23, 25, 31, 32, 63, 64, 255)
+        for tag in (23, 26, 31, 32, 63, 64, 255)
     ),
 ]
 
@@ -77,7 +77,6 @@ BAD_PAYLOADS = [
     ("chunk, data longer than the frame", 5, "ff7f00", "Chunk.data", 9),
     ("chunk, bool 3", 5, "00" + "03" + "00", "Chunk.last", 10),
     ("revision, bool 2", 6, "00" + "00" + "02" + "00", "Revision.final", 11),
-    ("metrics, f32 cut off", 7, "000000" + "0000", "Metrics.tokens_per_s", 12),
     ("heartbeat, u64 cut off", 8, "00000000000000", "Heartbeat.clock_ms", 9),
     (
         "heartbeat, second reason not UTF-8",
@@ -133,7 +132,7 @@ BAD_PAYLOADS = [
         "open, f64 cut off",
         16,
         _OPEN_START + "00" + "00" + "01" + "00" * 7,
-        "Open.temperature",
+        "Open.sampling.temperature",
         19,
     ),
     ("open, stop cut off", 16, _OPEN_START + "00" + _OPEN_ABSENT + "01" + "05", "Open.stop[0]", 27),
@@ -176,4 +175,5 @@ BAD_PAYLOADS = [
     ("call, body longer than the frame", 22, _CALL_START + "00" + "0561", "Call.body", 20),
     ("call without credit", 22, _CALL_START + "00" + "00", "Call.credit", 21),
     ("notice, message not UTF-8", 24, "0161" + "01ff" + "00", "Notice.message", 11),
+    ("reasoning, no index", 25, "0161", "Reasoning.index", 11),
 ]

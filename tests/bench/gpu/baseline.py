@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernels.rope import rope_table
+from kernels.attention.rope import rope_table
 from kernels.shapes import DecoderShape
 
 DTYPE = torch.bfloat16

@@ -9,27 +9,37 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.attention_triton import decode_attention
+from kernels.attention.attention_triton import decode_attention
+from kernels.attention.paged_kv import PAGE_TOKENS, PagedKv
+from kernels.attention.splits_triton import DecodeWorkspace
 from kernels.decoder import Decoder, Rows
-from kernels.dense_triton import dense_linear, dense_plan
-from kernels.epilogue import Epilogue
-from kernels.int8_linear import quantise_rows
-from kernels.int8_triton import int8_gemm, int8_gemv
-from kernels.linear_plan import TUNABLE, LinearPlan, LinearWorkspace, plan_linear
-from kernels.paged_kv import PAGE_TOKENS, PagedKv
-from kernels.sampler import Sampling
-from kernels.sampler_rows import SamplerRows, SamplerWorkspace
-from kernels.sampler_triton import sample_rows
+from kernels.linear.dense_triton import dense_linear, dense_plan
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.int8_linear import quantise_rows
+from kernels.linear.int8_triton import int8_gemm, int8_gemv
+from kernels.linear.linear_plan import LinearPlan, LinearWorkspace, Tile, plan_linear
+from kernels.linear.ternary_gemm_triton import ternary_gemm
+from kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
+from kernels.linear.ternary_weights import TernaryWeights
+from kernels.sampler.sampler import Sampling
+from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
+from kernels.sampler.sampler_triton import sample_rows
 from kernels.shapes import DecoderShape
-from kernels.splits_triton import DecodeWorkspace
-from kernels.ternary_gemm_triton import ternary_gemm
-from kernels.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
-from kernels.ternary_weights import TernaryWeights
 from tests.bench.gpu.timing import Launch, copies
 
 SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=1)
 GATED = {"gate_up"}
 RESIDUAL = {"o", "down"}
+OTHER_TILES = (
+    Tile(64, 64, 4, 6),
+    Tile(64, 128, 4, 4),
+    Tile(128, 64, 4, 3),
+    Tile(128, 64, 4, 5),
+    Tile(128, 64, 8, 4),
+    Tile(128, 128, 8, 3),
+    Tile(256, 64, 8, 3),
+)
+"""Tiles of bf16 and fp16 weights to try beside the committed one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,7 @@ def tiles(place: Place, shape: DecoderShape, rows: int) -> Iterator[tuple[str, C
         weight_bytes = outputs * inputs * 2
         gated = _epilogue(name, Epilogue.SWIGLU).gated
         cases = []
-        for tile in (None, *TUNABLE[0]):
+        for tile in (None, *OTHER_TILES):
             plan = plan_linear(outputs, inputs, 2, gated=gated, tile=tile)
             make = partial(_dense_launch, place, name, outputs, inputs, rows, plan)
             title = f"{shape.name}.{name} bf16 rows={rows} {tile or 'committed'}"

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from kernels.decoder import Decoder, Rows
-from kernels.dense_triton import dense_linear, dense_plan
-from kernels.int8_linear import int8_linear, quantise_rows
-from kernels.int8_triton import int8_gemv
-from kernels.linear_plan import LinearWorkspace
-from kernels.sampler import Sampling, sample
-from kernels.sampler_rows import SamplerRows, SamplerWorkspace
-from kernels.sampler_triton import sample_rows
+from kernels.linear.dense_triton import dense_linear, dense_plan
+from kernels.linear.int8_linear import int8_linear, quantise_rows
+from kernels.linear.int8_triton import int8_gemv
+from kernels.linear.linear_plan import LinearWorkspace
+from kernels.linear.ternary import ternary_linear
+from kernels.linear.ternary_triton import ternary_gemv
+from kernels.sampler.sampler import Sampling, sample
+from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
+from kernels.sampler.sampler_triton import sample_rows
 from kernels.shapes import DecoderShape
 from kernels.step_graph import StepGraph
-from kernels.ternary import ternary_linear
-from kernels.ternary_triton import ternary_gemv
 from tests.kernels.random_decoder import Recipe, random_decoder, random_ternary
 
 BATCHES = (1, 2, 3, 8, 9, 16, 17, 40, 64)

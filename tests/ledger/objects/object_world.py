@@ -85,6 +85,9 @@ class HeldStore:
     async def claim(self, key: ObjectKey) -> ObjectState:
         return await self._store.claim(key)
 
+    async def seize(self, key: ObjectKey) -> None:
+        await self._store.seize(key)
+
     async def owns(self, key: ObjectKey, epoch: int) -> bool:
         return await self._store.owns(key, epoch)
 

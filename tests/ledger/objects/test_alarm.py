@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ledger.errors import LedgerFailed
 from ledger.interface import Alarm, ObjectKey, ObjectWrite
 from ledger.objects.alarm import MAX_ALARMS_AT_ONCE, POLL_MS, LoopTimer, RetryPolicy
 from ledger.objects.object import ObjectRequest, ObjectStorage
+from ledger.objects.runtime import ObjectLimits, ObjectRuntime
 from tests.ledger.objects.object_world import (
     KEY,
     START_MS,
@@ -336,6 +338,37 @@ async def test_no_more_handlers_run_at_once_than_the_limit(world: World) -> None
     signal.set()
     await ring_until_quiet(world)
     assert running == names
+
+
+async def test_handlers_of_a_class_that_waits_for_others_take_no_places_from_the_rest(
+    world: World,
+) -> None:
+    signal, running = asyncio.Event(), Counter[str]()
+
+    async def ring(target: Scripted, retries: int) -> None:
+        running[target.context.key.kind] += 1
+        await target.context.outside(signal.wait())
+
+    world.ring = ring
+    world.runtime = ObjectRuntime(
+        world.ledger,
+        {"thing": world.make, "slow": world.make},
+        world.clock.now_ms,
+        bytes,
+        limits=ObjectLimits(alarms_at_once={"slow": 100}),
+        timer=world.clock,
+    )
+    for number in range(110):
+        await world.ask("set", at(-1000 + number), of=ObjectKey("slow", str(number)))
+    for number in range(MAX_ALARMS_AT_ONCE + 10):
+        await world.ask("set", at(0), of=ObjectKey("thing", str(number)))
+    for _ in range(3):
+        await world.runtime.wake_due()
+    await step()
+    assert running == {"slow": 100, "thing": MAX_ALARMS_AT_ONCE}
+    signal.set()
+    await ring_until_quiet(world)
+    assert running == {"slow": 110, "thing": MAX_ALARMS_AT_ONCE + 10}
 
 
 async def test_a_handler_that_is_outside_is_not_started_twice(world: World) -> None:

@@ -198,7 +198,7 @@ async def test_an_address_that_cannot_be_is_refused(
 async def test_an_address_of_512_characters_is_taken(world: World) -> None:
     key = ObjectKey("thing", "é" * 512)
     await world.ask("put", b"1", of=key)
-    assert await world.runtime.list_names("thing") == [key.name]
+    assert await world.runtime.ledger.objects.names("thing") == [key.name]
 
 
 async def test_an_object_without_fetch_is_not_found(tmp_path: Path) -> None:

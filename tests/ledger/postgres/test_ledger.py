@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ledger.errors import LedgerFailed, NotFound, StaleEpoch, WrongIndex
+from ledger.errors import HeldElsewhere, LedgerFailed, NotFound, StaleEpoch, WrongIndex
 from ledger.interface import Alarm, Append, ObjectKey, ObjectWrite, StreamKind
 from ledger.postgres.careful import MAX_NOTICE_SIDS
 from ledger.postgres.ledger import PostgresLedger
@@ -259,6 +259,10 @@ async def test_an_object_claimed_on_another_origin_is_fenced_here(
     async with two(backend) as (one, other):
         old = (await one.objects.claim(KEY)).epoch
         await one.objects.write(ObjectWrite(KEY, old, puts={"a": b"1"}))
+        with pytest.raises(HeldElsewhere, match="held by origin origin 1"):
+            await other.objects.claim(KEY)
+        assert await one.objects.owns(KEY, old)
+        await other.objects.seize(KEY)
         epoch = (await other.objects.claim(KEY)).epoch
         assert not await one.objects.owns(KEY, old)
         creates = [new(A, kind=StreamKind.OBJECT)]
@@ -268,6 +272,25 @@ async def test_an_object_claimed_on_another_origin_is_fenced_here(
         assert await one.objects.list(KEY) == {"a": b"1", "b": b"3"}
         with pytest.raises(NotFound):
             await one.info(A)
+
+
+async def test_an_object_is_claimed_elsewhere_when_the_lease_of_its_origin_has_lapsed(
+    backend: PostgresBackend,
+) -> None:
+    dead, living = await backend.open(lease_s=0.2), await backend.open()
+    old = (await dead.objects.claim(KEY)).epoch
+    await dead._lease.stop()  # as if the process had stopped
+
+    async def claimed() -> bool:
+        try:
+            return (await living.objects.claim(KEY)).epoch > old
+        except HeldElsewhere:
+            return False
+
+    await until(claimed)
+    assert not await dead.objects.owns(KEY, old)
+    await dead.close()
+    await living.close()
 
 
 # ---- live tails across origins ----

@@ -1,10 +1,15 @@
 """Partitions by the hour: frames go with them, and nothing that lives does."""
 
+import asyncio
+
+import psycopg
 import pytest
 
 from ledger.errors import NotFound
 from ledger.interface import Append, ObjectKey, ObjectWrite, StreamKind
 from ledger.postgres.partition import HOUR_MS, LINGER_HOURS
+from ledger.postgres.retention import EXPIRE_STREAMS, FORGET_OBJECTS_AFTER_MS
+from origin.steady_clock import now_ms
 from tests.ledger.backends import (
     TTL_S,
     A,
@@ -16,6 +21,7 @@ from tests.ledger.backends import (
     finish,
     new,
     opened,
+    token,
     tokens,
 )
 from tests.ledger.postgres_server import PostgresServer
@@ -48,6 +54,12 @@ class Tables:
     def count(self, table: str) -> int:
         [(count,)] = self._server.execute(f"SELECT count(*) FROM tailrace.{table}", self._dsn)
         return int(str(count))
+
+    def until_somebody_waits(self) -> None:
+        self._server.until(
+            "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database"
+            f" WHERE NOT l.granted AND d.datname = '{self._dsn.rpartition('=')[2]}'"
+        )
 
 
 @pytest.fixture
@@ -193,3 +205,52 @@ async def test_the_end_begins_the_retention_on_every_origin(backend: PostgresBac
         assert await other.expire() == 0
         backend.clock.now += 1
         assert await other.expire() == 1
+
+
+async def test_a_stream_made_while_its_partition_is_about_to_go_keeps_its_frames(
+    backend: PostgresBackend, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an origin whose clock is hours behind, between the look at who lives and the end."""
+    monkeypatch.setattr("ledger.postgres.partition.DROP_LOCK_MS", 60_000)
+    async with opened(backend) as late, opened(backend) as sweeping:
+        await late.create(new(A))
+        await late.delete(A)
+        with psycopg.connect(backend.dsn) as writing:
+            writing.execute("LOCK TABLE tailrace.frame_1 IN ROW EXCLUSIVE MODE")
+            await late.create(new(B))
+            backend.clock.now += 3 * HOUR_MS
+            sweep = asyncio.create_task(sweeping.expire())
+            await asyncio.to_thread(tables.until_somebody_waits)
+            writing.execute(
+                "INSERT INTO tailrace.frame SELECT sid, 0, NULL, %s FROM tailrace.stream"
+                " WHERE id = %s",
+                (token(0).frame, B),
+            )
+            writing.execute("UPDATE tailrace.head SET next_index = 1")
+        await sweep
+        assert await late.frames(B, 0, 10) == [token(0).frame]
+
+
+async def test_objects_that_hold_nothing_are_all_forgotten_in_one_sweep(
+    backend: PostgresBackend, tables: Tables
+) -> None:
+    async with opened(backend) as ledger:
+        for number in range(2 * EXPIRE_STREAMS + 1):
+            await ledger.objects.claim(ObjectKey("stream", str(number)))
+        backend.clock.now += FORGET_OBJECTS_AFTER_MS + 1
+        await ledger.expire()
+        assert tables.count("object") == 0
+
+
+async def test_a_clock_that_is_ahead_of_the_servers_removes_nothing(
+    backend: PostgresBackend,
+) -> None:
+    backend.clock.now = now_ms()
+    async with opened(backend) as ledger:
+        await ledger.create(new(A, ttl_s=3600))
+        await finish(ledger, A, 3)
+        backend.clock.now += 24 * HOUR_MS
+        assert await ledger.expire() == 0
+        await ledger.create(new(B, ttl_s=-25 * 3600))
+        await finish(ledger, B, 3)
+        assert await ledger.expire() == 1

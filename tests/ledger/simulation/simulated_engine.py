@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ledger.errors import LedgerFailed, NotFound, StaleEpoch
-from ledger.frame import Tag, tag_of
+from ledger.frame import StreamEnd, tag_of
 from ledger.interface import Append, Refusal
 from tests.ledger.simulation.simulated_life import Life
 from tests.ledger.simulation.simulated_world import Expected, require
@@ -94,7 +94,7 @@ class Engine:
         index, last = 0, b""
         while records := await self._records(expected.id, index):
             index, last = index + len(records), records[-1]
-        if last and tag_of(last) == Tag.STREAM_END:
+        if last and tag_of(last) == StreamEnd.tag:
             return None
         return Run(expected, epoch, index)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from ledger.errors import LedgerFailed, NotFound
-from ledger.frame import Tag, tag_of
+from ledger.frame import StreamEnd, tag_of
 from ledger.interface import Append, StreamKind
 from tests.ledger.simulation.simulated_engine import Engine
 from tests.ledger.simulation.simulated_life import Life
@@ -45,7 +45,7 @@ class Process(Life):
             if expected.id is not None and expected.id not in rest:
                 self.world.gone(expected)
         unfinished = await self.ledger.unfinished()
-        ended = {s for s, some in frames.items() if some and tag_of(some[-1]) == Tag.STREAM_END}
+        ended = {s for s, some in frames.items() if some and tag_of(some[-1]) == StreamEnd.tag}
         require(set(unfinished) == rest - ended, "unfinished streams were not all found")
         waiting = [e for e in self.world.streams if e.id is None or e.id in unfinished]
         for share in self._in_two_hands(waiting):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from ledger.errors import NotFound
-from ledger.frame import Splitter, Status, StreamError, StreamState, Tag, decode, tag_of
-from ledger.subscriber import Subscriber
-from origin.feed import Feed
+from ledger.frame import Splitter, Status, StreamEnd, StreamError, StreamState, decode, tag_of
+from ledger.window import Window
+from origin.edges.feed import Feed
 from tests.ledger.simulation.simulated_life import Life
 from tests.ledger.simulation.simulated_world import Reader, require
 
@@ -48,8 +48,8 @@ class Connection:
         self._splitter = Splitter()
         self._credit = self._random.choice((1, 2, 50))
         follow = self._random.random() < 0.8
-        subscriber = Subscriber.starting(reader.next, self._credit, follow=follow)
-        self._feed = Feed(self, CORR, subscriber, life.ledger)
+        window = Window.starting(reader.next, self._credit)
+        self._feed = Feed(self, CORR, window, life.ledger, follow=follow)
 
     async def serve(self, stream: bytes, released: int) -> None:
         """Until the feed closes it, or patience ends."""
@@ -84,7 +84,7 @@ class Connection:
         else:
             require(not self._over.done(), "a reader that has gone was sent a frame")
             self._life.world.receive(self._reader, raw)
-            self._reader.done = tag_of(raw) == Tag.STREAM_END
+            self._reader.done = tag_of(raw) == StreamEnd.tag
 
     def _drained(self) -> None:
         self.congested = False

@@ -199,6 +199,8 @@ class SimulatedStorage:
 
     # ---- writing ----
 
+    waits = False
+
     def commit(self, commit: Commit) -> None:
         self._maybe_fail(commit)
         self._disk.write(commit)
@@ -257,10 +259,10 @@ class SimulatedStorage:
     async def stream_by_key(self, idempotency_key: str) -> StreamRow | None:
         return next((row for row in self._rows() if row.idempotency_key == idempotency_key), None)
 
-    async def unfinished(self, kind: int) -> list[StreamRow]:
+    async def unfinished(self, kind: int) -> list[tuple[int, bytes]]:
         await self._delay()
         rows = [row for row in self._rows() if not row.ended and row.kind == kind]
-        return sorted(rows, key=lambda row: (row.created_ms, row.sid))
+        return [(r.sid, r.id) for r in sorted(rows, key=lambda row: (row.created_ms, row.sid))]
 
     async def covered(self, sid: int) -> int:
         segments = self._disk.tables.segments.get(sid, {})
@@ -275,9 +277,13 @@ class SimulatedStorage:
         at = max(0, bisect_right([row.first for row in rows], start) - 1)
         return rows[at : at + limit]
 
-    async def log(self) -> list[tuple[int, bytes]]:
+    async def log_rows(self) -> list[int]:
         await self._delay()
-        return sorted(self._disk.tables.log.items())
+        return sorted(self._disk.tables.log)
+
+    async def log(self, rows: Sequence[int]) -> list[bytes]:
+        await self._delay()
+        return [self._disk.tables.log[seq] for seq in rows]
 
     async def last_numbers(self) -> tuple[int, int]:
         tables = self._disk.tables

@@ -13,7 +13,6 @@ from ledger.frame import (
     Durability,
     FinishReason,
     StreamEnd,
-    Tag,
     Token,
     decode,
     encode,
@@ -159,7 +158,7 @@ class World:
     def offer(self, append: Append) -> None:
         """A producer is about to append it."""
         expected = self._by_id[append.stream]
-        if expected.ended_ms is None and tag_of(append.record.frame) == Tag.STREAM_END:
+        if expected.ended_ms is None and tag_of(append.record.frame) == StreamEnd.tag:
             expected.ended_ms = self.now_ms
 
     def acknowledge(self, append: Append) -> None:
@@ -246,7 +245,7 @@ class World:
                 del expected.acknowledged[index]
         for epoch, index in expected.fences.items():
             expected.fences[epoch] = min(index, len(left))
-        ended = bool(left) and tag_of(left[-1]) == Tag.STREAM_END
+        ended = bool(left) and tag_of(left[-1]) == StreamEnd.tag
         if not ended:
             expected.ended_ms = None
 
@@ -260,7 +259,7 @@ class World:
                 continue
             frames = self.disk.frames[expected.id]
             require([index_of(f) for f in frames] == list(range(expected.tokens + 1)), "indexes")
-            require(tag_of(frames[-1]) == Tag.STREAM_END, "the stream has no end")
+            require(tag_of(frames[-1]) == StreamEnd.tag, "the stream has no end")
             epochs = [_epoch_of(frame) for frame in frames]
             require(epochs == sorted(epochs), "a fenced producer wrote")
             for epoch, begin in expected.fences.items():
@@ -285,7 +284,7 @@ def _forget_seen(reader: Reader, left: list[bytes], survives: bool) -> None:
         require(not survives, "what a reader has seen is lost")
         del reader.seen[len(log) :]
     require(reader.seen == log[: len(reader.seen)], "what a reader has seen was changed")
-    if not (reader.seen and tag_of(reader.seen[-1]) == Tag.STREAM_END):
+    if not (reader.seen and tag_of(reader.seen[-1]) == StreamEnd.tag):
         reader.done = False
 
 

@@ -25,10 +25,12 @@ from types import ModuleType
 
 import ledger.sqlite.group
 import ledger.sqlite.ledger
+import ledger.sqlite.log
+import ledger.sqlite.recovery
 import ledger.sqlite.replay
 import ledger.sqlite.retention
 import ledger.sqlite.tail
-import ledger.subscriber
+import ledger.window
 from tests.ledger.simulation.simulated_loop import SimulatedLoop
 from tests.ledger.simulation.simulated_process import Process
 from tests.ledger.simulation.simulated_storage import Crash
@@ -40,14 +42,15 @@ CRASH_STEPS = 500
 MAX_CRASHES = 3
 _LIMITS: list[tuple[ModuleType, str, tuple[int, ...]]] = [
     (ledger.sqlite.tail, "SEGMENT_BYTES", (1, 60, 200)),
-    (ledger.sqlite.ledger, "MAX_TAIL_BATCHES", (3, 10, 600)),
-    (ledger.sqlite.ledger, "MAX_SEGMENTS_PER_COMMIT", (1, 2, 16)),
-    (ledger.sqlite.ledger, "SEGMENT_COMMITS", (1, 2, 64)),
-    (ledger.sqlite.ledger, "PRUNE_ROWS", (1, 3, 64)),
+    (ledger.sqlite.log, "MAX_TAIL_BATCHES", (3, 10, 600)),
+    (ledger.sqlite.log, "MAX_RIPE_FOR_AGE", (1, 4, 256)),
+    (ledger.sqlite.log, "SEGMENT_COMMITS", (1, 2, 64)),
+    (ledger.sqlite.log, "PRUNE_ROWS", (1, 3, 64)),
+    (ledger.sqlite.recovery, "LOG_ROWS_AT_ONCE", (1, 3, 64)),
     (ledger.sqlite.replay, "READ_SEGMENTS", (1, 2, 64)),
     (ledger.sqlite.retention, "EXPIRE_STREAMS", (1, 2, 64)),
     (ledger.sqlite.group, "MAX_FORMING_BYTES", (30, 200, 10_000)),
-    (ledger.subscriber, "READ_FRAMES", (1, 3, 256)),
+    (ledger.window, "READ_FRAMES", (1, 3, 256)),
 ]
 
 

@@ -18,6 +18,7 @@ import pytest
 from ledger.interface import Append
 from ledger.sqlite.group import Group, GroupCommit
 from ledger.sqlite.ledger import SqliteLedger
+from ledger.sqlite.log import Log
 from ledger.sqlite.storage import Commit
 from ledger.sqlite.tail import Tail
 from tests.ledger.simulation.simulated_storage import SimulatedStorage
@@ -110,23 +111,24 @@ def accept_an_old_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_an_epoch_in_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare = SqliteLedger._prepare
+    prepare = Log.prepare
 
-    def prepare_without(ledger: SqliteLedger, group: Group) -> None:
-        prepare(ledger, group)
+    def prepare_without(log: Log, group: Group) -> None:
+        prepare(log, group)
         group.commit.epochs.clear()
 
-    monkeypatch.setattr(SqliteLedger, "_prepare", prepare_without)
+    monkeypatch.setattr(Log, "prepare", prepare_without)
 
 
 def forget_a_segment_at_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    put = SqliteLedger._put_segments
+    store = Log._store
 
-    def put_all_but_one(ledger: SqliteLedger, group: Group, commit: Commit) -> None:
-        put(ledger, group, commit)
+    def store_all_but_one(log: Log, due: int, group: Group, commit: Commit) -> int:
+        size = store(log, due, group, commit)
         del commit.segments[-1:]
+        return size
 
-    monkeypatch.setattr(SqliteLedger, "_put_segments", put_all_but_one)
+    monkeypatch.setattr(Log, "_store", store_all_but_one)
 
 
 def prune_one_row_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

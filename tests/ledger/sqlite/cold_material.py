@@ -11,9 +11,6 @@ import apsw
 
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, NewStream, Record
-from ledger.sqlite.cold import payload_of
-from ledger.sqlite.compactor import Compactor, InlineCompactor
-from ledger.sqlite.dictionary import Dictionary, Vocabulary, train
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.record import pack_segment
 from ledger.sqlite.retention import RetentionSettings
@@ -54,18 +51,6 @@ def sentence(count: int, seed: int = 0, *, ends: bool = True) -> list[Record]:
     return records
 
 
-def learnt(streams: int = 40, tokens: int = 100) -> Dictionary:
-    """A dictionary of such sentences."""
-    material = [sentence(tokens, seed) for seed in range(streams)]
-    vocabulary = Vocabulary()
-    for records in material:
-        vocabulary.count(records)
-    pairs = vocabulary.pairs()
-    untrained = Dictionary(pairs, b"", vocabulary.frames)
-    payloads = [payload_of(0, records, untrained).data for records in material]
-    return Dictionary(pairs, train(payloads), vocabulary.frames)
-
-
 async def store(
     ledger: SqliteLedger, number: int, records: list[Record], ttl_s: float = TTL_S
 ) -> bytes:
@@ -101,18 +86,10 @@ def plain_rows(sid: int, records: list[Record], each: int = 50) -> list[SegmentR
 
 
 @asynccontextmanager
-async def opened(
-    folder: Path, clock: Clock, compactor: Compactor | None = None, vfs: str | None = None
-) -> AsyncIterator[SqliteLedger]:
-    """A ledger that packs at once what it is told to, by a compactor in this process."""
+async def opened(folder: Path, clock: Clock, vfs: str | None = None) -> AsyncIterator[SqliteLedger]:
+    """A ledger that packs at once what it is told to."""
     retention = RetentionSettings(cold_after_s=COLD_AFTER_S, pause_s=0)
-    ledger = await SqliteLedger.open(
-        folder / "ledger.db",
-        clock,
-        vfs=vfs,
-        retention=retention,
-        compactor=compactor or InlineCompactor(),
-    )
+    ledger = await SqliteLedger.open(folder / "ledger.db", clock, vfs=vfs, retention=retention)
     try:
         yield ledger
     finally:

@@ -34,8 +34,8 @@ from typing import NamedTuple
 
 import apsw
 
-from ledger.sqlite.disk_sync import Failed
-from ledger.sqlite.thread import WorkThread
+from ledger.sqlite.disk.sync import Failed
+from ledger.sqlite.disk.thread import WorkThread
 
 SECTOR_BYTES = 512
 """What a disk writes as a whole; the smallest that is in use."""
@@ -226,7 +226,7 @@ class Disk:
             return lambda: self._end_sync(name, medium, before)
 
     def wal_sync(self, path: Path, _: WorkThread, failed: Failed) -> FaultySync:
-        """`ledger.sqlite.file.SyncOf` for its files."""
+        """`ledger.sqlite.disk.file.SyncOf` for its files."""
         return FaultySync(self, path, failed)
 
     def _end_sync(self, name: str, medium: Medium, before: list[Write]) -> bool:
@@ -246,7 +246,7 @@ class Disk:
 
 
 class FaultySync:
-    """`ledger.sqlite.disk_sync.DiskSync` of one of a disk's files: some turns of the loop each."""
+    """`ledger.sqlite.disk.sync.DiskSync` of a file of a disk: some turns of the loop each."""
 
     def __init__(self, disk: Disk, path: Path, failed: Failed) -> None:
         self._disk = disk

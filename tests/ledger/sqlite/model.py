@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from ledger.errors import Conflict, NotFound, StaleEpoch, WrongIndex
-from ledger.frame import Tag, tag_of
+from ledger.frame import StreamEnd, tag_of
 from ledger.interface import Append, NewStream, Record, StreamInfo, StreamKind
 
 
@@ -54,7 +54,7 @@ class Model(dict[bytes, ModelStream]):
         if append.index != len(stream.records):
             raise WrongIndex("")
         stream.records.append(append.record)
-        stream.ended = tag_of(append.record.frame) == Tag.STREAM_END
+        stream.ended = tag_of(append.record.frame) == StreamEnd.tag
         stream.used_ms = self.now_ms
 
     def read(self, stream: bytes, start: int, limit: int) -> list[Record]:

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ledger.errors import TailraceError
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
-from ledger.interface import STREAM_ID_BYTES, Append, NewStream, Record
+from ledger.frame import STREAM_ID_BYTES, Durability, FinishReason, StreamEnd, Token, encode
+from ledger.interface import Append, NewStream, Record
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.tail import SEGMENT_BYTES
 from tests.ledger.sqlite.model import Model, ModelStream

@@ -11,13 +11,17 @@ from random import Random
 
 import apsw
 import pytest
+from structlog.testing import capture_logs
 
-from ledger.errors import ConfigError, Damaged, TailraceError
+from ledger.errors import ConfigError, Damaged
 from ledger.frame import Durability, FinishReason, StreamEnd, StreamError, Token, decode, encode
-from ledger.interface import Append, NewStream, Record
+from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
 from ledger.sqlite.ledger import SqliteLedger
-from ledger.subscriber import Subscriber
-from origin.feed import Feed
+from ledger.tools.reading import reading
+from ledger.tools.verify import verify
+from ledger.window import Window
+from origin.edges.feed import Feed
+from origin.generations.stream import find
 from tests.ledger.backends import Clock, opened_file
 
 pytestmark = pytest.mark.anyio
@@ -190,7 +194,7 @@ async def test_a_reader_of_a_rotten_stream_is_told_so(path: Path) -> None:
     rot(path, ROTTEN, 0)
     async with opened_file(path) as ledger:
         outlet = Outlet()
-        feed = Feed(outlet, 7, Subscriber.starting(0, 100, follow=True), ledger)
+        feed = Feed(outlet, 7, Window.starting(0, 100), ledger)
         feed.attach(ROTTEN, (await ledger.info(ROTTEN)).next_index)
         await outlet.done.wait()
         corr, error = decode(outlet.sent[-1])
@@ -199,14 +203,119 @@ async def test_a_reader_of_a_rotten_stream_is_told_so(path: Path) -> None:
         assert ROTTEN.hex() in error.message
 
 
-async def test_a_rotten_log_row_is_named_and_the_ledger_is_not_opened(path: Path) -> None:
-    """The log holds the last frames of every stream: none of them could be trusted."""
+def rot_log_row(path: Path, seq: int, *, at: int) -> None:
+    """Flip a bit of one row of the log."""
+    connection = apsw.Connection(str(path))
+    [(blob,)] = connection.execute("SELECT batch FROM log WHERE seq = ?", (seq,)).fetchall()
+    assert isinstance(blob, bytes)
+    bad = bytearray(blob)
+    bad[at] ^= 0x10
+    connection.execute("UPDATE log SET batch = ? WHERE seq = ?", (bytes(bad), seq))
+    connection.close()
+
+
+def short(stream: bytes, index: int) -> Record:
+    return Record(encode(Token(f"{stream[0]}:{index}", index)), (index,))
+
+
+FRAMES, HEAD = -1, 9
+"""Where a log row is about frames, and where it says whose they are."""
+
+
+async def logged(path: Path, *rows: dict[bytes, int]) -> None:
+    """A ledger with three running streams; each row of its log has so many records of each."""
+    next_index = dict.fromkeys(STREAMS, 0)
     async with opened_file(path) as ledger:
-        tip = (await ledger.info(RUNNING)).next_index
-        await ledger.append([Append(RUNNING, 1, tip, record(RUNNING, tip))])
-    flip(path, path.read_bytes().index(mark(RUNNING, COUNT)) + 100)
-    with pytest.raises(TailraceError, match=r"ledger\.db: log row \d+ does not match"):
-        await SqliteLedger.open(path, Clock())
+        for stream in STREAMS:
+            await ledger.create(NewStream(stream, "{}", Durability.PROCESS, TTL_S))
+        for row in rows:
+            batch = []
+            for stream, count in row.items():
+                first = next_index[stream]
+                next_index[stream] += count
+                batch += [
+                    Append(stream, 1, at, short(stream, at)) for at in range(first, first + count)
+                ]
+            assert await ledger.append(batch) == []
+
+
+async def require_a_hole(ledger: SqliteLedger, stream: bytes, begin: int, end: int) -> None:
+    """Of a stream the records from `begin` to before `end` are lost, and nothing else."""
+    before = [short(stream, index) for index in range(begin)]
+    assert await ledger.read(stream, 0, begin) == before
+    for index in (begin, end - 1):
+        with pytest.raises(Damaged, match=f"stream {stream.hex()}: index {index} is missing"):
+            await ledger.read(stream, index, 1)
+    tip = (await ledger.info(stream)).next_index
+    assert tip >= end
+    assert await ledger.read(stream, end, 100) == [short(stream, i) for i in range(end, tip)]
+
+
+async def require_whole(ledger: SqliteLedger, stream: bytes, count: int) -> None:
+    assert await ledger.read(stream, 0, 100) == [short(stream, index) for index in range(count)]
+
+
+async def damaged_streams(path: Path) -> list[str | None]:
+    async with reading(path) as reader:
+        return [finding.stream for finding in (await verify(reader)).findings]
+
+
+async def test_a_rotten_log_row_costs_the_streams_that_it_is_about(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    rows = [{ROTTEN: 1, WHOLE: 1}, {ROTTEN: 2, RUNNING: 1}, {ROTTEN: 1, WHOLE: 1}]
+    await logged(path, *rows)
+    rot_log_row(path, 2, at=FRAMES)
+    with capture_logs() as said:
+        async with opened_file(path) as ledger:
+            await require_whole(ledger, WHOLE, 2)
+            await require_a_hole(ledger, ROTTEN, 1, 3)
+            await require_a_hole(ledger, RUNNING, 0, 1)
+            for stream, index in ((ROTTEN, 4), (RUNNING, 1), (WHOLE, 2)):
+                append = Append(stream, 1, index, short(stream, index))
+                assert await ledger.append([append]) == []
+    [row] = [line for line in said if line["event"] == "ledger.log_row_damaged"]
+    assert "ledger.db: log row 2 does not match its checksum" in row["error"]
+    named = [line["stream"] for line in said if line["event"] == "stream.damaged"]
+    assert set(named) == {ROTTEN.hex(), RUNNING.hex()}
+    with capture_logs() as said:
+        async with opened_file(path) as ledger:
+            await require_whole(ledger, WHOLE, 3)
+            await require_a_hole(ledger, ROTTEN, 1, 3)
+            await require_a_hole(ledger, RUNNING, 0, 1)
+    assert not said
+    assert await damaged_streams(path) == [ROTTEN.hex(), RUNNING.hex()]
+
+
+async def test_no_index_is_given_twice_where_the_last_log_row_has_rotted(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    await logged(path, {ROTTEN: 2, WHOLE: 2}, {ROTTEN: 3})
+    rot_log_row(path, 2, at=FRAMES)
+    for _ in range(3):  # whatever becomes of the log meanwhile
+        async with opened_file(path) as ledger:
+            assert (await ledger.info(ROTTEN)).next_index == 5
+            await require_a_hole(ledger, ROTTEN, 2, 5)
+    async with opened_file(path) as ledger:
+        end = Record(encode(StreamEnd(5, FinishReason.FAILED, 5, 0)), ())
+        assert await ledger.append([Append(ROTTEN, 1, 5, end)]) == []
+    async with opened_file(path) as ledger:
+        assert (await ledger.info(ROTTEN)).ended
+        await require_whole(ledger, WHOLE, 2)
+
+
+async def test_a_row_whose_head_has_rotted_costs_what_no_later_one_shows_to_be_whole(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ledger.db"
+    await logged(path, {WHOLE: 1, RUNNING: 2}, {ROTTEN: 2, RUNNING: 1}, {WHOLE: 1, RUNNING: 1})
+    rot_log_row(path, 2, at=HEAD)
+    for _ in range(2):
+        async with opened_file(path) as ledger:
+            await require_whole(ledger, WHOLE, 2)
+            await require_a_hole(ledger, RUNNING, 2, 3)
+            tip = (await ledger.info(ROTTEN)).next_index
+            assert tip > 2
+            await require_a_hole(ledger, ROTTEN, 0, tip)
+    assert await damaged_streams(path) == [ROTTEN.hex(), RUNNING.hex()]
 
 
 def last_page_of_the_log(path: Path) -> tuple[int, bytes]:
@@ -228,5 +337,81 @@ async def test_a_log_page_whose_rows_are_zeros_is_named_and_the_ledger_is_not_op
         await ledger.append([Append(RUNNING, 1, tip, record(RUNNING, tip))])
     number, page = last_page_of_the_log(path)
     overwrite(path, number, page[:LEAF_HEADER_BYTES] + bytes(PAGE_BYTES - LEAF_HEADER_BYTES))
-    with pytest.raises(Damaged, match=r"ledger\.db: log row 0 does not match"):
+    with pytest.raises(Damaged, match=r"ledger\.db: not all log rows"):
         await SqliteLedger.open(path, Clock())
+
+
+# ---- rows ----
+
+KEY = ObjectKey("counter", "one")
+
+
+async def test_a_value_that_has_rotted_is_named_and_not_given(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    async with opened_file(path) as ledger:
+        epoch = (await ledger.objects.claim(KEY)).epoch
+        puts = {"n": b"0 5555555", "other": b"whole"}
+        await ledger.objects.write(ObjectWrite(KEY, epoch, puts=puts))
+    flip(path, path.read_bytes().index(b"0 5555555") + 2)
+    async with opened_file(path) as ledger:
+        with pytest.raises(Damaged, match="value b'n' of object 1 does not match its checksum"):
+            await ledger.objects.get(KEY, ["n"])
+        with pytest.raises(Damaged, match="value b'n' of object 1"):
+            await ledger.objects.list(KEY)
+        assert await ledger.objects.get(KEY, ["other"]) == {"other": b"whole"}
+
+
+@pytest.mark.parametrize("rot", [b"1", b"\xff"], ids=["another_text", "no_text"])
+async def test_a_stream_whose_row_has_rotted_is_damaged_and_no_other(
+    path: Path, rot: bytes
+) -> None:
+    """Its row holds `{}` for a recipe; where it lies, another one is put."""
+    connection = apsw.Connection(str(path))
+    sql = "UPDATE stream SET recipe = CAST(? AS TEXT), cold = 0 WHERE id = ?"
+    connection.execute(sql, (rot, ROTTEN))
+    connection.close()
+    async with opened_file(path) as ledger:
+        with pytest.raises(Damaged, match=f"stream {ROTTEN.hex()}: its row does not match"):
+            await ledger.info(ROTTEN)
+        assert await find(ledger, ROTTEN) is None  # an origin leaves it, and takes the others
+        await require_that_others_go_on(ledger)
+
+
+async def test_what_changes_in_a_rotten_row_does_not_make_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    async with opened_file(path) as ledger:
+        await ledger.create(NewStream(RUNNING, "{}", Durability.PROCESS, TTL_S))
+        await ledger.take_over(RUNNING)
+        connection = apsw.Connection(str(path))
+        connection.execute("UPDATE stream SET epoch = 7")
+        connection.close()
+        await ledger.take_over(RUNNING)
+        end = Record(encode(StreamEnd(0, FinishReason.STOP, 0, 0)), ())
+        assert await ledger.append([Append(RUNNING, 3, 0, end)]) == []
+    async with opened_file(path) as ledger:
+        with pytest.raises(Damaged, match="its row does not match its checksum"):
+            await ledger.info(RUNNING)
+
+
+async def test_a_row_matches_its_checksum_whatever_has_changed_in_it(tmp_path: Path) -> None:
+    path, clock = tmp_path / "ledger.db", Clock()
+    async with opened_file(path, clock) as ledger:
+        new = NewStream(
+            RUNNING,
+            '{"prompt":"é"}',
+            Durability.PROCESS,
+            TTL_S,
+            idempotency_key="ü",
+            request_hash=b"h",
+        )
+        await ledger.create(new)
+        for epoch in (2, 3):
+            assert await ledger.take_over(RUNNING) == epoch
+        end = Record(encode(StreamEnd(0, FinishReason.STOP, 0, 0)), ())
+        assert await ledger.append([Append(RUNNING, 3, 0, end)]) == []
+        clock.now += 1_000
+        await ledger.frames(RUNNING, 0, 1)
+        await ledger.expire()
+    async with opened_file(path, clock) as ledger:
+        info = await ledger.info(RUNNING)
+        assert (info.epoch, info.ended, info.recipe) == (3, True, new.recipe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 from ledger.errors import LedgerFailed
 from ledger.frame import Durability
 from ledger.interface import Append
-from ledger.sqlite.disk_sync import DiskSync, Failed
+from ledger.sqlite.disk import wal
+from ledger.sqlite.disk.file import SqliteFile
+from ledger.sqlite.disk.sync import DiskSync, Failed
+from ledger.sqlite.disk.thread import WorkThread
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.tail import SEGMENT_BYTES
-from ledger.sqlite.thread import WorkThread
 from tests.ledger.backends import A, B, Clock, new, token, tokens
 
 pytestmark = pytest.mark.anyio
@@ -83,9 +86,11 @@ async def test_a_power_stream_is_synced_and_only_then_released(tmp_path: Path) -
             await asyncio.sleep(0)
         assert (ledger.released(A), ledger.released(B)) == (1, 0)
         assert not appending.done()
+        assert ledger.silent_s() > 0
         disk.end()
         assert await appending == []
         assert (ledger.released(A), ledger.released(B)) == (2, 1)
+        assert ledger.silent_s() == 0
 
 
 async def test_what_comes_while_the_disk_is_at_it_goes_with_the_next_commit(tmp_path: Path) -> None:
@@ -138,3 +143,32 @@ async def test_after_a_failed_sync_nothing_is_released_and_nothing_more_is_taken
         assert ledger.released(A) == 0
         with pytest.raises(LedgerFailed):
             await ledger.append(tokens(A, [1]))
+
+
+async def test_the_end_of_a_checkpoint_keeps_no_event_loop_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the disk twice, also where nothing that is stored asks for that."""
+    monkeypatch.setattr(wal, "CHECKPOINT_PAGES", 16)
+    ended_by: list[threading.Thread] = []
+
+    end = wal.Wal.end_checkpoint
+
+    def noted(self: wal.Wal) -> None:
+        ended_by.append(threading.current_thread())
+        end(self)
+
+    monkeypatch.setattr(wal.Wal, "end_checkpoint", noted)
+    file = await SqliteFile.open(tmp_path / "ledger.db")
+    ledger = await SqliteLedger.recover(file, Clock(), upkeep=file.upkeep)
+    try:
+        await ledger.create(new(A))
+        index = 0
+        async with asyncio.timeout(60):
+            while index < 400 or not ended_by:  # a busy machine may take its time to move the WAL
+                assert await ledger.append([Append(A, 1, index, token(index, "x" * 1_000))]) == []
+                index += 1
+        assert len(await ledger.read(A, 0, index + 1)) == index
+    finally:
+        await ledger.close()
+    assert threading.main_thread() not in ended_by

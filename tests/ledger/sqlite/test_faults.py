@@ -20,8 +20,8 @@ import pytest
 from ledger.errors import ConfigError, LedgerFailed, NotFound
 from ledger.frame import Durability, Token, encode
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
-from ledger.sqlite.disk_sync import sync_of
-from ledger.sqlite.file import SqliteFile
+from ledger.sqlite.disk.file import SqliteFile
+from ledger.sqlite.disk.sync import sync_of
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.storage import Commit
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
@@ -37,8 +37,8 @@ CUTS = 60
 @pytest.fixture(autouse=True)
 def _few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the WAL is moved, and begins anew, while things go wrong."""
-    monkeypatch.setattr("ledger.sqlite.file.CHECKPOINT_PAGES", 20)
-    monkeypatch.setattr("ledger.sqlite.file.CHECKPOINT_REST_PAGES", 4)
+    monkeypatch.setattr("ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr("ledger.sqlite.disk.wal.CHECKPOINT_REST_PAGES", 4)
 
 
 def record(stream: bytes, index: int) -> Record:
@@ -175,6 +175,20 @@ async def test_a_power_cut_takes_nothing_of_class_power(tmp_path: Path) -> None:
         assert (lost.power, lost.object) == (0, 0), f"seed {seed}"
 
 
+async def test_a_power_cut_brings_no_deleted_stream_of_class_power_back(tmp_path: Path) -> None:
+    for seed in range(10):
+        left = folder(tmp_path, f"left{seed}")
+        with faulty(Random(seed)) as disk:
+            async with opened(folder(tmp_path, f"disk{seed}"), disk) as ledger:
+                await create(ledger)
+                await Outside().produce(ledger, POWER, 3)
+                await ledger.delete(POWER)
+                disk.cut_power(left)
+        async with opened(left, None) as ledger:
+            with pytest.raises(NotFound):
+                await ledger.info(POWER)
+
+
 async def test_of_class_process_a_power_cut_takes_the_last_frames_only(tmp_path: Path) -> None:
     """This is what the class says. Where nothing of class `power` syncs, most cuts do."""
     cost = 0
@@ -305,7 +319,7 @@ async def test_after_a_sync_that_failed_a_power_cut_while_the_successor_opens_ta
 @pytest.fixture
 def _no_checkpoint(_few_pages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the WAL is moved when a test says so."""
-    monkeypatch.setattr("ledger.sqlite.file.CHECKPOINT_PAGES", 4_096)
+    monkeypatch.setattr("ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 4_096)
 
 
 @pytest.mark.usefixtures("_no_checkpoint")
@@ -322,8 +336,8 @@ async def require_that_no_checkpoint_follows(outside: Outside, ledger: SqliteLed
     file = ledger._storage
     assert isinstance(file, SqliteFile)
     with pytest.raises(LedgerFailed):
-        file._move_and_sync()
-    file._finish_checkpoint = True
+        file._wal._move_and_sync()
+    file._wal.asks_writer = True
     with pytest.raises(LedgerFailed):
         await outside.work(ledger, 1)
 

@@ -5,18 +5,22 @@ import sqlite3
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import apsw
 import pytest
 
 from ledger.errors import ConfigError, Conflict, Damaged, LedgerFailed, NotFound
 from ledger.frame import Durability
 from ledger.interface import Append
+from ledger.sqlite import log as sqlite_log
 from ledger.sqlite.ledger import SqliteLedger
+from ledger.sqlite.log import PRUNE_ROWS
 from ledger.sqlite.tail import SEGMENT_BYTES
 from tests.ledger.backends import (
     TTL_S,
     A,
     B,
     Clock,
+    end,
     finish,
     indexes,
     new,
@@ -45,6 +49,25 @@ async def test_replay_crosses_segments_and_tail_without_gap_or_double(tmp_path: 
             assert indexes(await ledger.read(A, start, 100)) == list(range(start, 20))
             frames = [token(index, long).frame for index in range(start, 20)]
             assert await ledger.frames(A, start, 100) == frames
+
+
+async def test_short_streams_that_come_without_a_pause_do_not_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the log, where a slow stream has its last frame in an old row of it."""
+    monkeypatch.setattr(sqlite_log, "MAX_TAIL_BATCHES", 20)
+    monkeypatch.setattr(sqlite_log, "MAX_RIPE_FOR_AGE", 1)
+    async with opened(tmp_path) as ledger:
+        await ledger.create(new())
+        await ledger.append(tokens(A, [0]))
+        for step in range(60):
+            streams = [(100 * step + n).to_bytes(16, "big") for n in range(64)]
+            await asyncio.gather(*(ledger.create(new(stream)) for stream in streams))
+            await ledger.append([tokens(stream, [0])[0] for stream in streams])
+            await ledger.append([Append(stream, 1, 1, end(1)) for stream in streams])
+        assert len(ledger._residents.unstored) < 20 * 64
+        assert len(ledger._log._rows._sizes) < 2 * 20 + PRUNE_ROWS
+        assert await ledger._storage.covered(1) == 1
 
 
 async def test_a_watched_stream_keeps_its_last_segment_in_memory(tmp_path: Path) -> None:
@@ -179,7 +202,7 @@ async def test_pruning_spares_what_no_segment_holds_yet(tmp_path: Path) -> None:
 async def test_short_streams_that_come_faster_than_commits_do_not_pile_up_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.sqlite.ledger.MAX_TAIL_BATCHES", 10)
+    monkeypatch.setattr("ledger.sqlite.log.MAX_TAIL_BATCHES", 10)
     streams = [bytes([1, *number.to_bytes(15)]) for number in range(1200)]
     async with opened(tmp_path) as ledger:
         for at in range(0, len(streams), 12):
@@ -208,20 +231,37 @@ async def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path) -> None:
         await SqliteLedger.open(tmp_path / "text" / "ledger.db", Clock())
 
 
+async def test_a_sqlite_that_may_damage_the_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.51.2")
+    with pytest.raises(ConfigError, match=r"SQLite 3\.51\.2 may damage"):
+        await SqliteLedger.open(tmp_path / "ledger.db", Clock())
+
+
+async def test_a_watcher_that_raises_keeps_nobody_waiting(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        woken: list[bytes] = []
+
+        def fail() -> None:
+            raise ValueError("a reader that is broken")
+
+        for stream in (A, B):
+            await ledger.create(new(stream))
+        ledger.watch(A, fail)
+        ledger.watch(A, lambda: woken.append(A))
+        ledger.watch(B, lambda: woken.append(B))
+        async with asyncio.timeout(60):
+            await ledger.append(tokens(A, [0]) + tokens(B, [0]))
+        assert woken == [A, B]
+        assert (ledger.released(A), ledger.released(B)) == (1, 1)
+
+
 async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path):
         pass
     SqlitePlace(tmp_path).edit("PRAGMA user_version = 99")
     with pytest.raises(ConfigError, match="a ledger of version 99"):
-        await SqliteLedger.open(tmp_path / "ledger.db", Clock())
-
-
-async def test_a_damaged_log_row_is_named(tmp_path: Path) -> None:
-    async with opened(tmp_path) as ledger:
-        await ledger.create(new())
-        await ledger.append(tokens(A, [0]))
-    SqlitePlace(tmp_path).edit("UPDATE log SET batch = x'00112233445566'")
-    with pytest.raises(Damaged, match="log row 1 does not match its checksum"):
         await SqliteLedger.open(tmp_path / "ledger.db", Clock())
 
 
@@ -284,9 +324,9 @@ async def test_idle_streams_leave_memory_and_come_back(tmp_path: Path) -> None:
             await ledger.append(tokens(stream, range(3)))
         for _ in range(3):
             await ledger.expire()
-            while ledger._ripe:
+            while ledger._residents.ripe:
                 await ledger.delete(streams.pop())
-        assert ledger._tails == {}
+        assert ledger._residents.tails == {}
         for stream in streams:
             assert await ledger.append(tokens(stream, [3])) == []
             assert indexes(await ledger.read(stream, 0, 10)) == [0, 1, 2, 3]

@@ -10,18 +10,17 @@ import pytest
 from ledger.errors import LedgerFailed, LedgerFull, NotFound, StreamFull
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record, Refusal, StreamKind
-from ledger.sqlite import dictionary_maker, retention
-from ledger.sqlite.compactor import InlineCompactor
-from ledger.sqlite.file import SqliteFile
+from ledger.sqlite import retention
+from ledger.sqlite.disk.file import SqliteFile
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.retention import (
     EXPIRE_STREAMS,
     KEPT_FREE_BYTES,
-    MIB,
     RECLAIM_SEGMENTS,
     VACUUM_PAGES,
     RetentionSettings,
 )
+from ledger.sqlite.room import MIB
 from ledger.sqlite.storage import Commit
 from tests.ledger.sqlite.cold_material import TTL_S, Clock, extend, sentence, store, stream_id
 
@@ -35,6 +34,7 @@ class WatchedFile(SqliteFile):
     """Notes every commit, and what it takes away; refuses all after the first `stops_after`."""
 
     stops_after = 10**9
+    waits = False  # every commit comes by here
 
     def commit(self, commit: Commit) -> None:
         self.commits = [*getattr(self, "commits", []), commit]
@@ -51,7 +51,7 @@ class WatchedFile(SqliteFile):
 
     def _shape(self) -> tuple[int, int]:
         sql = "SELECT (SELECT count(*) FROM segment), (SELECT page_count FROM pragma_page_count)"
-        segments, pages = self._look(sql, ())[0]
+        segments, pages = self._lookups.look(sql, ())[0]
         return segments, pages
 
 
@@ -63,9 +63,7 @@ async def opened(
     kind: type[SqliteFile] = SqliteFile,
 ) -> AsyncIterator[SqliteLedger]:
     file = await kind.open(folder / "ledger.db")
-    ledger = await SqliteLedger.recover(
-        file, clock, retention=settings, upkeep=file.upkeep, compactor=InlineCompactor()
-    )
+    ledger = await SqliteLedger.recover(file, clock, retention=settings, upkeep=file.upkeep)
     try:
         yield ledger
     finally:
@@ -161,7 +159,6 @@ async def test_a_watched_stream_outlives_its_neighbours(tmp_path: Path) -> None:
 async def test_a_crash_after_any_commit_of_clean_up_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packs: bool
 ) -> None:
-    monkeypatch.setattr(dictionary_maker, "MIN_TRAIN_FRAMES", 500)
     settings = RetentionSettings(pause_s=0, cold_after_s=TTL_S / 2 if packs else 10 * TTL_S)
     clock, kept = Clock(), {}
     first = tmp_path / "first"
@@ -260,7 +257,7 @@ async def test_a_full_ledger_removes_what_would_expire_first(tmp_path: Path) -> 
         gone = [await is_gone(ledger, stream) for stream in streams]
         assert gone == sorted(gone, reverse=True)
         assert 10 < sum(gone) < 35
-        assert (await ledger._retention._upkeep.sizes()).used_bytes < 5 * MIB  # type: ignore[union-attr]
+        assert ledger._retention._upkeep.sizes().used_bytes < 5 * MIB  # type: ignore[union-attr]
 
 
 async def test_a_full_ledger_without_ended_streams_refuses_new_ones(tmp_path: Path) -> None:
@@ -291,7 +288,7 @@ async def test_an_open_that_is_repeated_is_answered_by_a_full_ledger(tmp_path: P
 
 
 async def test_beyond_the_hard_limit_streams_can_only_end(tmp_path: Path) -> None:
-    settings = RetentionSettings(pause_s=0, max_ledger_bytes=2 * MIB)
+    settings = RetentionSettings(pause_s=0, max_ledger_bytes=2 * MIB, object_share=0)
     async with opened(tmp_path, Clock(), settings) as ledger:
         stream = await store(ledger, 1, [])
         refused: list[Refusal] = []
@@ -312,7 +309,7 @@ async def test_the_wal_can_be_moved_beside_the_writer(tmp_path: Path) -> None:
     file = await SqliteFile.open(tmp_path / "ledger.db")
     ledger = await SqliteLedger.recover(file, Clock())
     await store(ledger, 1, long_records(50))
-    assert file._move_and_sync() > 0  # a connection that knows no WAL would say -1
+    assert file._wal._move_and_sync() > 0  # a connection that knows no WAL would say -1
     await ledger.close()
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from ledger.errors import Conflict, StaleEpoch, WrongIndex
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
+from ledger.errors import Conflict, FrameError, StaleEpoch, WrongIndex
+from ledger.frame import Detach, Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, Record, StreamInfo
 from ledger.sqlite.tail import SEGMENT_BYTES, Tail
 
@@ -33,6 +33,23 @@ def test_only_the_next_index_is_accepted(index: int) -> None:
     stream.accept(Append(STREAM, 1, 0, token(0)))
     with pytest.raises(WrongIndex, match="the next index is 1"):
         stream.accept(Append(STREAM, 1, index, token(index)))
+
+
+WHOLE = encode(Token("a", 0))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [b"", WHOLE[:3], WHOLE[:8], WHOLE[:-1], WHOLE + b"\x00", WHOLE * 2, encode(Detach())],
+    ids=["nothing", "header", "prefix", "too_short", "too_long", "two", "never_logged"],
+)
+def test_what_is_not_one_whole_frame_that_may_be_logged_is_refused(frame: bytes) -> None:
+    """It would shift the frames behind it in the log row, which are other streams'."""
+    stream = tail()
+    with pytest.raises(FrameError):
+        stream.accept(Append(STREAM, 1, 0, Record(frame, ())))
+    assert stream.accepted == 0
+    stream.accept(Append(STREAM, 1, 0, token(0)))
 
 
 def test_nothing_follows_the_end() -> None:

@@ -24,9 +24,9 @@ async def ledger(database: str) -> PostgresPlace:
     return ledger
 
 
-def findings(ledger: PostgresPlace) -> list[Finding]:
-    with reading_database(ledger.place) as reader:
-        return verify(reader).findings
+async def findings(ledger: PostgresPlace) -> list[Finding]:
+    async with reading_database(ledger.place) as reader:
+        return (await verify(reader)).findings
 
 
 async def test_status_counts_what_every_origin_has_written(database: str) -> None:
@@ -34,8 +34,8 @@ async def test_status_counts_what_every_origin_has_written(database: str) -> Non
     first, second = await three_streams(place), await place.open()
     try:
         await second.create(new(b"o" * 16, kind=StreamKind.OBJECT))
-        with reading_database(place.place) as reader:
-            status = reader.status()
+        async with reading_database(place.place) as reader:
+            status = await reader.status()
     finally:
         await first.close()
         await second.close()
@@ -49,36 +49,35 @@ async def test_status_counts_what_every_origin_has_written(database: str) -> Non
 
 async def test_it_is_the_state_of_one_moment_until_it_is_released(ledger: PostgresPlace) -> None:
     opened = await ledger.open()
-    with reading_database(ledger.place) as reader:
-        row = reader.stream(B)
+    async with reading_database(ledger.place) as reader:
+        row = await reader.stream(B)
         await append(opened, B, [token(5)])
         await opened.delete(A)
-        assert len(list(reader.records(row))) == 5
-        assert len(list(reader.records(reader.stream(A)))) == 1201
-        reader.release()
-        assert len(list(reader.records(row))) == 6
+        assert len([x async for x in reader.records(row)]) == 5
+        assert len([x async for x in reader.records(await reader.stream(A))]) == 1201
+        await reader.release()
+        assert len([x async for x in reader.records(row)]) == 6
         with pytest.raises(NotFound):
-            reader.stream(A)
+            await reader.stream(A)
     await opened.close()
 
 
 async def test_a_partition_stays_as_long_as_its_frames_are_read(ledger: PostgresPlace) -> None:
     """PostgreSQL keeps old rows for an old moment, but not old tables."""
     opened = await ledger.open()
-    with reading_database(ledger.place) as reader:
-        assert reader.stream_count() == 3
+    async with reading_database(ledger.place) as reader:
+        assert await reader.stream_count() == 3
         await append(opened, B, [token(5)])
         for stream in (B, C):
             await opened.delete(stream)
         ledger.clock.now += 4 * HOUR_MS
         assert await opened.expire() == 1
-        verdict = verify(reader)
+        read = [x async for row in reader.streams() async for x in reader.records(row)]
     await opened.expire()
-    assert verdict.findings == []
-    assert verdict.frames == 1206
-    with reading_database(ledger.place) as reader:
-        assert (reader.stream_count(), reader.status().frames) == (0, 0)
-        assert verify(reader).whole
+    assert len(read) == 1206
+    async with reading_database(ledger.place) as reader:
+        assert (await reader.stream_count(), (await reader.status()).frames) == (0, 0)
+        assert (await verify(reader)).whole
     await opened.close()
 
 
@@ -93,13 +92,13 @@ async def test_a_next_index_that_is_not_the_next_is_named(
     ledger: PostgresPlace, sql: str, what: str
 ) -> None:
     ledger.edit(f"{sql} WHERE sid = (SELECT sid FROM stream WHERE id = %s)", B)
-    assert findings(ledger) == [Finding(B.hex(), what)]
+    assert await findings(ledger) == [Finding(B.hex(), what)]
 
 
 async def test_an_end_that_is_not_marked_is_named(ledger: PostgresPlace) -> None:
     ledger.edit("UPDATE head SET ended = false")
     what = "it has a StreamEnd, and is not marked as ended"
-    assert findings(ledger) == [Finding(A.hex(), what)]
+    assert await findings(ledger) == [Finding(A.hex(), what)]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ async def test_rows_that_do_not_belong_together_are_named(
     ledger: PostgresPlace, sql: str, what: str
 ) -> None:
     ledger.edit(sql)
-    assert findings(ledger) == [Finding(None, what)]
+    assert await findings(ledger) == [Finding(None, what)]
 
 
 async def test_frames_of_no_stream_are_named_unless_they_are_about_to_go(
@@ -124,9 +123,9 @@ async def test_frames_of_no_stream_are_named_unless_they_are_about_to_go(
         " USING a WHERE h.sid = a.sid) INSERT INTO expired SELECT sid FROM a",
         A,
     )
-    assert findings(ledger) == []
+    assert await findings(ledger) == []
     ledger.edit("DELETE FROM expired")
-    assert findings(ledger) == [Finding(None, "1 sids of frames belong to no stream")]
+    assert await findings(ledger) == [Finding(None, "1 sids of frames belong to no stream")]
 
 
 async def test_a_broken_page_is_named_and_does_not_stop_it() -> None:
@@ -141,8 +140,8 @@ async def test_a_broken_page_is_named_and_does_not_stop_it() -> None:
             with (server.data / str(table)).open("r+b") as raw:
                 raw.write(b"\xff" * 8192)
             server.start()
-            with reading_database(place.place) as reader:
-                verdict = verify(reader)
+            async with reading_database(place.place) as reader:
+                verdict = await verify(reader)
             assert (verdict.streams, verdict.frames) == (3, 1206)
             [finding] = verdict.findings
             assert finding.stream is None
@@ -157,9 +156,9 @@ async def test_a_standby_can_be_read() -> None:
         standby = server.standby()
         try:
             await (await three_streams(PostgresPlace(server.dsn()))).close()
-            with reading_database(PostgresPlace(standby.dsn()).place) as reader:
-                reader.release()
-                assert verify(reader).whole
+            async with reading_database(PostgresPlace(standby.dsn()).place) as reader:
+                await reader.release()
+                assert (await verify(reader)).whole
         finally:
             standby.stop()
     finally:
@@ -172,58 +171,56 @@ async def test_a_role_that_may_only_read_is_enough(
     guest = ledger.dsn.replace("user=postgres", "user=guest_reader")
     postgres.execute("CREATE ROLE guest_reader LOGIN")
     try:
-        with (
-            pytest.raises(ConfigError, match="USAGE of the schema") as refused,
-            reading_database(guest),
-        ):
-            pass
+        with pytest.raises(ConfigError, match="USAGE of the schema") as refused:
+            async with reading_database(guest):
+                pass
         assert "permission denied" in refused.value.message
         ledger.edit("GRANT USAGE ON SCHEMA tailrace TO guest_reader")
         ledger.edit("GRANT SELECT ON ALL TABLES IN SCHEMA tailrace TO guest_reader")
-        with reading_database(guest) as reader:
-            assert verify(reader).whole
-            assert reader.status().streams == 3
+        async with reading_database(guest) as reader:
+            assert (await verify(reader)).whole
+            assert (await reader.status()).streams == 3
     finally:
         postgres.execute("DROP OWNED BY guest_reader", ledger.dsn)
         postgres.execute("DROP ROLE guest_reader")
 
 
 async def test_a_reader_changes_nothing(ledger: PostgresPlace) -> None:
-    with reading_database(ledger.place) as reader:
-        reader.stream_count()
+    async with reading_database(ledger.place) as reader:
+        await reader.stream_count()
         connection = reader._connection
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
-            connection.execute("DELETE FROM stream")
+            await connection.execute("DELETE FROM stream")
 
 
 async def test_a_database_without_a_ledger_stays_without_one(
     database: str, postgres: PostgresServer
 ) -> None:
-    with pytest.raises(ConfigError, match="there is no ledger in"), reading_database(database):
-        pass
+    with pytest.raises(ConfigError, match="there is no ledger in"):
+        async with reading_database(database):
+            pass
     assert postgres.execute("SELECT to_regnamespace('tailrace')", database) == [(None,)]
 
 
 async def test_a_ledger_of_another_version_is_not_read(ledger: PostgresPlace) -> None:
     ledger.edit("UPDATE version SET version = version + 1")
-    with pytest.raises(ConfigError, match="not of version"), reading_database(ledger.place):
-        pass
+    with pytest.raises(ConfigError, match="not of version"):
+        async with reading_database(ledger.place):
+            pass
 
 
 async def test_a_server_that_is_away_or_goes_away_is_said_so(tmp_path: Path) -> None:
-    with (
-        pytest.raises(LedgerFailed, match="is the server running"),
-        reading_database(f"host={tmp_path} user=postgres"),
-    ):
-        pass
+    with pytest.raises(LedgerFailed, match="is the server running"):
+        async with reading_database(f"host={tmp_path} user=postgres"):
+            pass
     server = PostgresServer.make()
     try:
         with server.database() as dsn:
             await (await PostgresPlace(dsn).open()).close()
-            with reading_database(dsn) as reader:
+            async with reading_database(dsn) as reader:
                 server.kill()
                 with pytest.raises(LedgerFailed, match="PostgreSQL"):
-                    reader.stream_count()
+                    await reader.stream_count()
             server.start()
     finally:
         server.stop()

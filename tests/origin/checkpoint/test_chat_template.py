@@ -166,3 +166,50 @@ def test_a_template_that_is_no_text_or_too_long_is_refused(tmp_path: Path) -> No
     (tmp_path / "chat_template.jinja").write_text("x" * (MAX_TEMPLATE_BYTES + 1))
     with pytest.raises(ModelError, match="is longer than"):
         load_template(tmp_path)
+
+
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+TIME = "more than 0.5 s of processor time"
+# Where taking memory is slow, the time is over first.
+MEMORY = "more than (512 MiB of memory|0.5 s of processor time)"
+DOUBLED = "{% for i in range(99) %}{% set ns.a = ns.a + ns.a %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (LOOPS, TIME),
+        ("{% for i in range(99999) if range(99999) | sum < 0 %}{% endfor %}", TIME),
+        ("{% for i in [0] recursive %}{{ loop([0]) }}{% endfor %}", "recursion depth"),
+        ("{{ 9 ** 99999999 }}", TIME),
+        ("{% set n = messages | length %}{{ n ** 99999999 }}", TIME),
+        ("{% set x = messages[0].content %}{{ (x * 999999) | wordwrap(1) }}", TIME),
+        ("{{ lipsum(n=100000) }}", TIME),
+        ("{{ 'x' * 4000000000 }}", MEMORY),
+        ("{% set n = messages | length %}{{ ('x' * 1000000000 * n) | length }}", MEMORY),
+        ("{{ '%2000000000d' % 1 }}", MEMORY),
+        ("{{ 'x'.center(3000000000) }}", MEMORY),
+        ("{% set ns = namespace(a='x') %}" + DOUBLED, MEMORY),
+        ("{% set ns = namespace(a=[1]) %}" + DOUBLED, MEMORY),
+        # A list of lists of the same list: small until it is written or compared.
+        ("{% set ns = namespace(a=[], b=[]) %}{% for i in range(99) %}{% set ns.a = [ns.a, ns.a] %}"
+         "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}", TIME),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "recursion depth"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion depth"),
+    ],
+)  # fmt: skip
+def test_a_template_that_computes_without_end_is_ended(
+    tmp_path: Path, source: str, why: str
+) -> None:
+    with pytest.raises(ModelError, match=why) as caught:
+        loaded(write_config(tmp_path, chat_template=source)).render(TURNS)
+    assert caught.value.field == str(tmp_path / "tokenizer_config.json")
+
+
+def test_one_message_that_a_template_loops_over_does_not_end_the_others(tmp_path: Path) -> None:
+    source = "{% if messages[0].content == 'boom' %}" + LOOPS + "{% endif %}{{ messages | length }}"
+    template = loaded(write_config(tmp_path, chat_template=source))
+    assert template.render(TURNS) == "4"
+    with pytest.raises(ModelError, match=TIME):
+        template.render([{"role": "user", "content": "boom"}])
+    assert template.render(TURNS) == "4"

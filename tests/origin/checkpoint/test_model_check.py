@@ -7,12 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kernels.paged_kv import HEAD_DIMS
-from kernels.paged_kv import PAGE_TOKENS as CACHE_PAGE_TOKENS
+from kernels.attention.paged_kv import HEAD_DIMS
+from kernels.attention.paged_kv import PAGE_TOKENS as CACHE_PAGE_TOKENS
 from kernels.shapes import Family
+from ledger.errors import ModelError
 from origin.checkpoint.model_check import ModelReport, check_model
 from origin.checkpoint.model_config import ModelConfig, read_config
 from origin.checkpoint.model_memory import GPU_HEAD_DIMS, Footprint
+from origin.models import cpu_linear
 from origin.models.cpu_model import CpuModel
 from origin.models.tensors import examine_values, read_tensors
 from origin.scheduler.pages import PAGE_TOKENS
@@ -74,8 +76,9 @@ def test_parameters_are_counted_as_the_tensors_hold_them(tmp_path: Path, shape: 
 @pytest.mark.parametrize("family", list(Family))
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_bytes_on_a_cpu_are_those_of_the_loaded_model(
-    tmp_path: Path, family: Family, tied: bool
+    tmp_path: Path, family: Family, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cpu_linear, "is_fp32_quicker", lambda *_: False)
     write(tmp_path, Shape(family=family, tied_head=tied))
     config = read_config(tmp_path)
     model = CpuModel(config, read_tensors(tmp_path, config), "")
@@ -167,6 +170,21 @@ def test_every_tensor_at_fault_is_found_with_what_would_be_right(tmp_path: Path)
     ]
 
 
+def test_a_check_says_of_a_head_beside_a_tied_embedding_what_loading_says(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path))
+    tensors = {n: t.clone() for n, t in load_file(tmp_path / "model.safetensors").items()}
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert check_model(tmp_path).findings == []
+    assert "lm_head.weight" not in read_tensors(tmp_path, config)
+    tensors["lm_head.weight"][-1, -1] += 1
+    save_file(tensors, tmp_path / "model.safetensors")
+    (finding,) = check_model(tmp_path).findings
+    assert (finding.where, finding.fault) == ("lm_head.weight", True)
+    with pytest.raises(ModelError, match=finding.problem):
+        read_tensors(tmp_path, config)
+
+
 def test_a_broken_file_that_is_read_twice_is_told_once(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
@@ -185,7 +203,10 @@ def test_a_tokenizer_that_does_not_load_is_found(tmp_path: Path) -> None:
     assert (finding.file.name, finding.fault) == ("tokenizer.json", True)
 
 
-@pytest.mark.parametrize("template", [None, "{{ raise_exception('no') }}", "{{ 1 / 0 }}"])
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [None, "{{ raise_exception('no') }}", "{{ 1 / 0 }}", LOOPS])
 def test_a_missing_or_failing_template_is_worth_knowing(
     tmp_path: Path, template: str | None
 ) -> None:
@@ -195,6 +216,19 @@ def test_a_missing_or_failing_template_is_worth_knowing(
     assert report.supported
     assert places(report) == [("tokenizer_config.json", "chat_template")]
     assert report.has_template == (template is not None)
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 9 ** 99999999 }}", "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"]
+)
+def test_a_template_that_cannot_be_compiled_in_bounds_is_found(
+    tmp_path: Path, template: str
+) -> None:
+    write(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (finding,) = check_model(tmp_path).findings
+    assert (finding.file.name, finding.where) == ("tokenizer_config.json", "chat_template")
+    assert finding.fault
 
 
 def test_values_are_looked_at_where_that_is_wanted(tmp_path: Path) -> None:

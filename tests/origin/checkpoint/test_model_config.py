@@ -3,6 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import BitNetConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers.utils.quantization_config import BitNetQuantConfig
 
 from kernels.shapes import Family
 from ledger.errors import ModelError
@@ -114,6 +116,21 @@ def test_an_end_of_text_outside_the_vocabulary_is_refused(
         ("model_type", "gpt2"),
         ("model_type", None),
         ("architectures", ["LlamaForSequenceClassification"]),
+        ("architectures", ["FooForCausalLM"]),
+        ("architectures", ["Qwen3ForCausalLM"]),
+        ("architectures", "LlamaForCausalLM"),
+        ("auto_map", {"AutoModelForCausalLM": "modeling_foo.FooForCausalLM"}),
+        ("auto_map", {"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}),
+        ("is_causal", False),
+        ("use_qk_norm", True),
+        ("no_rope_layers", [0]),
+        ("num_local_experts", 8),
+        ("clip_qkv", 8.0),
+        ("scale_emb", 12),
+        ("scale_depth", 1.4),
+        ("never_heard_of", False),
+        ("rope_parameters", {"full_attention": {"rope_type": "linear", "factor": 2.0}}),
+        ("rope_parameters", {"rope_type": "default", "mrope_section": [1, 2]}),
         ("hidden_act", "gelu"),
         ("attention_bias", True),
         ("mlp_bias", True),
@@ -197,6 +214,7 @@ def test_weights_that_become_ternary_at_load_are_told_from_packed_ones(tmp_path:
         ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, True),
         ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}, False),
         ({"use_sliding_window": True, "sliding_window": 64}, True),
+        ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": None}, True),
         ({"layer_types": ["full_attention"]}, True),
     ],
 )
@@ -230,7 +248,27 @@ def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
+def test_a_number_of_full_layers_that_is_none_is_refused(qwen3: Path) -> None:
+    keys = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": "2"}
+    with pytest.raises(ModelError, match='max_window_layers: "2"'):
+        read_config(set_keys(qwen3, **keys))
+
+
 # ---- models that are there ----
+
+
+@pytest.mark.parametrize("config", [LlamaConfig(), Qwen3Config(), BitNetConfig()])
+def test_every_key_that_transformers_writes_is_known(
+    tmp_path: Path, config: PreTrainedConfig
+) -> None:
+    written = config.to_dict() | {"auto_map": None}
+    if config.model_type == "bitnet":
+        written["quantization_config"] = BitNetQuantConfig(linear_class="autobitlinear").to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    findings = Findings()
+    assert examine_config(tmp_path, findings) is not None
+    assert findings.faults == []
+
 
 LLAMA_32_ROPE = {
     "factor": 32.0,
@@ -242,7 +280,10 @@ LLAMA_32_ROPE = {
 REAL = {
     "BitNet b1.58 2B4T": (
         {"model_type": "bitnet", "architectures": ["BitNetForCausalLM"], "hidden_act": "relu2",
-         "auto_map": {"AutoConfig": "configuration_bitnet.BitNetConfig"}, "hidden_size": 2560,
+         "auto_map": {"AutoConfig": "configuration_bitnet.BitNetConfig",
+                      "AutoModelForCausalLM": "modeling_bitnet.BitNetForCausalLM"},
+         "bos_token_id": 128_000, "eos_token_id": 128_001, "initializer_range": 0.02,
+         "torch_dtype": "bfloat16", "transformers_version": "4.52.0", "hidden_size": 2560,
          "intermediate_size": 6912, "num_hidden_layers": 30, "num_attention_heads": 20,
          "num_key_value_heads": 5, "vocab_size": 128_256, "max_position_embeddings": 4096,
          "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True,
@@ -260,6 +301,39 @@ REAL = {
          "tie_word_embeddings": True, "vocab_size": 128_256},
         (Family.LLAMA, 64, 1_235_814_400),
     ),
+    "Llama 2 7B": (
+        {"_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"],
+         "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096,
+         "initializer_range": 0.02, "intermediate_size": 11_008, "max_position_embeddings": 4096,
+         "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
+         "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+         "rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "float16",
+         "transformers_version": "4.31.0.dev0", "use_cache": True, "vocab_size": 32_000},
+        (Family.LLAMA, 128, 6_738_415_616),
+    ),
+    "TinyLlama 1.1B": (
+        {"architectures": ["LlamaForCausalLM"], "attention_bias": False, "bos_token_id": 1,
+         "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+         "intermediate_size": 5632, "max_position_embeddings": 2048, "model_type": "llama",
+         "num_attention_heads": 32, "num_hidden_layers": 22, "num_key_value_heads": 4,
+         "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0,
+         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
+         "transformers_version": "4.35.0", "vocab_size": 32_000},
+        (Family.LLAMA, 64, 1_100_048_384),
+    ),
+    "SmolLM2 135M": (
+        {"architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+         "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576,
+         "initializer_range": 0.041666666666666664, "intermediate_size": 1536,
+         "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
+         "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30,
+         "num_key_value_heads": 3, "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+         "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100_000,
+         "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True,
+         "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
+         "transformers_version": "4.42.3", "vocab_size": 49_152},
+        (Family.LLAMA, 64, 134_515_008),
+    ),
     "Llama 3 8B": (
         {"model_type": "llama", "hidden_act": "silu", "hidden_size": 4096, "rope_scaling": None,
          "intermediate_size": 14_336, "max_position_embeddings": 8192, "num_attention_heads": 32,
@@ -272,6 +346,8 @@ REAL = {
          "eos_token_id": 151_645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
          "intermediate_size": 3072, "max_position_embeddings": 40_960, "max_window_layers": 28,
          "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+         "attention_dropout": 0.0, "bos_token_id": 151_643, "initializer_range": 0.02,
+         "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True,
          "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 1_000_000, "vocab_size": 151_936,
          "sliding_window": None, "tie_word_embeddings": True, "use_sliding_window": False},
         (Family.QWEN3, 128, 596_049_920),

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from kernels.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
+from kernels.attention.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
 from kernels.shapes import Family
 from ledger.errors import ModelError
 from origin.checkpoint.finding import Findings

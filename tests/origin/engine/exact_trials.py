@@ -14,13 +14,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ledger.schema import Priority
+from ledger.wire.schema import Priority
 from origin.engine.drafts import PromptLookup
 from origin.engine.engine import Engine
 from origin.engine.generation import Surroundings
 from origin.models.model import Model
 from origin.scheduler.limits import Limits
-from origin.worker_frame import Emission
+from origin.workers.worker_frame import Emission
 from tests.origin.engine.runs import continuation, make_run, run_all
 
 MAX_PROMPT_TOKENS = 200
@@ -131,8 +131,8 @@ def _draw_request(
         "top_k": random.choice((0, 5, 40)),
         "top_p": random.choice((1.0, 0.95, 0.5)),
         "min_p": random.choice((0.0, 0.0, 0.05)),
-        "repetition": random.choice((1.0, 1.0, 1.2)),
-        "presence": random.choice((0.0, 0.0, 0.5)),
+        "repetition_penalty": random.choice((1.0, 1.0, 1.2)),
+        "presence_penalty": random.choice((0.0, 0.0, 0.5)),
         "seed": random.getrandbits(64),
         "ignore_eos": random.random() < 0.7,
         "priority": random.choice(tuple(Priority)),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from ledger.frame import ScoredToken, StreamEnd, Token, decode
-from origin.worker_frame import Emission, Run
+from ledger.frame import SAMPLING, Sampling, ScoredToken, StreamEnd, Token, decode
+from origin.workers.worker_frame import Emission, Run
 from tests.origin.tiny_checkpoint import END
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ PLAIN: dict[str, Any] = {
 
 
 def make_run(**fields: Any) -> Run:
-    return Run(**(PLAIN | fields))
+    """A run; its sampling is said flat."""
+    given = PLAIN | fields
+    sampling = Sampling(**{name: given.pop(name) for name in SAMPLING if name in given})
+    return Run(sampling=sampling, **given)
 
 
 def frame_of(emission: Emission) -> Token | ScoredToken | StreamEnd:

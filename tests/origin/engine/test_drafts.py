@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampler import Sampling
+from kernels.sampler.sampler import Sampling
 from origin.engine.drafts import (
     CATCH_UP_TOKENS,
     FIRST_DRAFT_TOKENS,

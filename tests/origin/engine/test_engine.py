@@ -12,7 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from kernels.sampler import Sampling
+from kernels.sampler.sampler import Sampling
 from ledger.errors import Conflict
 from ledger.frame import FinishReason, FormatKind, ScoredToken, StreamEnd, Token
 from origin.engine.drafts import Asked, DraftModel, PromptLookup
@@ -23,7 +23,8 @@ from origin.models.cpu_model import CpuModel, load
 from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Piece
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PAGE_TOKENS, PagePool
-from origin.worker_frame import Format
+from origin.workers.at_work import AtWork
+from origin.workers.worker_frame import Begun, Format
 from tests.origin.engine.runs import (
     continuation,
     end_of,
@@ -217,7 +218,7 @@ def test_a_run_id_in_use_is_refused(engine: Engine) -> None:
         {"temperature": -1.0},
         {"temperature": float("nan")},
         {"top_p": 0.0},
-        {"repetition": 0.0},
+        {"repetition_penalty": 0.0},
         {"format": Format(FormatKind.REGEX, "(")},
     ],
     ids=str,
@@ -340,7 +341,9 @@ def test_the_text_matches_its_format(engine: Engine) -> None:
     }
     wanted = Format(FormatKind.JSON_SCHEMA, json.dumps(schema))
     run = make_run(temperature=1.0, max_tokens=200, format=wanted)
-    emitted = run_all(engine, {n: replace(run, seed=n) for n in range(1, 9)})
+    emitted = run_all(
+        engine, {n: replace(run, sampling=replace(run.sampling, seed=n)) for n in range(1, 9)}
+    )
     # JSON allows any white space, which a model that has learned nothing is fond of.
     ended = [some for some in emitted.values() if end_of(some).finish_reason is FinishReason.STOP]
     assert len(ended) > 4
@@ -382,11 +385,11 @@ def test_logprobs_are_those_of_the_model(engine: Engine, model: CpuModel) -> Non
 def test_penalties_count_what_was_generated(engine: Engine) -> None:
     fields = {"max_tokens": 60, "ignore_eos": True}
     plain = run_all(engine, {1: make_run(**fields)})[1]
-    penalised = run_all(engine, {1: make_run(**fields, frequency=2.0)})[1]
+    penalised = run_all(engine, {1: make_run(**fields, frequency_penalty=2.0)})[1]
     counts = [len({i for emission in some for i in emission.ids}) for some in (plain, penalised)]
     assert counts[1] > counts[0]
     half = penalised[: len(penalised) // 2]
-    rest = run_all(engine, {1: continuation(fields | {"frequency": 2.0}, half)})[1]
+    rest = run_all(engine, {1: continuation(fields | {"frequency_penalty": 2.0}, half)})[1]
     assert half + rest == penalised
 
 
@@ -468,3 +471,24 @@ def test_it_says_how_busy_it_is(engine: Engine) -> None:
 def test_a_page_of_the_scheduler_is_a_chunk_of_the_model() -> None:
     assert PAGE_TOKENS == PREFILL_CHUNK_TOKENS
     assert Sampling() == Sampling(min_p=0.0, repetition=1.0)
+
+
+def test_what_a_step_is_done_for_is_said_before_it(
+    model: CpuModel, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(pieces: Sequence[Piece]) -> torch.Tensor:
+        raise MemoryError
+
+    monkeypatch.setattr(model, "forward", die)
+    config = model.config
+    around = Surroundings(tokenizer, config.eos_ids, config.context, config.vocab)
+    said: list[Begun] = []
+    at_work = AtWork(said.append)
+    engine = Engine(model, around, Limits(running=2), begin=at_work.begin)
+    for run in (1, 2, 3):
+        at_work.take(run)
+        engine.add(run, make_run())
+    assert said == [Begun((run,)) for run in (1, 2, 3)]
+    with pytest.raises(MemoryError):
+        engine.step()
+    assert set(said[-1].runs) == {1, 2}  # the third waits for its turn

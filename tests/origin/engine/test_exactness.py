@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from tokenizers import Tokenizer
 
-from kernels.kv_cache import KvCache
+from kernels.attention.kv_cache import KvCache
 from kernels.shapes import Family
 from origin.models.cpu_model import load
 from tests.origin.engine.exact_trials import Engines, draw_trial, frames_alone, frames_cut

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from kernels.sampler import Sampling, sample
+from kernels.sampler.sampler import Sampling, sample
 from ledger.errors import CallerError
 from ledger.frame import FormatKind
 from origin.config import DEMO_MODEL

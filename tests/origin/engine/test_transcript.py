@@ -19,10 +19,18 @@ from origin.engine.scores import MAX_FRAME_SCORE_BYTES, SCORE_BYTES
 from origin.engine.transcript import MAX_FRAME_TEXT_CHARS, Transcript
 from origin.engine.vocabulary import Vocabulary
 from origin.filter import Filter, FilterFactory
-from origin.logged_ids import STEER_BEGINS, STEERED, plain_ids
-from origin.worker_frame import Emission, Run
+from origin.generations.logged_ids import STEER_BEGINS, STEERED, plain_ids
+from origin.workers.worker_frame import Emission, Run
 from tests.origin import blocked_phrase
-from tests.origin.engine.runs import continuation, end_of, frame_of, frames_of, make_run, text_of
+from tests.origin.engine.runs import (
+    continuation,
+    end_of,
+    fallback_tokenizer,
+    frame_of,
+    frames_of,
+    make_run,
+    text_of,
+)
 from tests.origin.tiny_checkpoint import END_ID, train_tokenizer
 
 TOKENIZER = train_tokenizer(300)
@@ -73,6 +81,36 @@ def generate(
         else:
             emissions += play(transcript, ids[position : position + 1])
     return emissions
+
+
+FALLBACK = fallback_tokenizer()
+SPACED = [FALLBACK.get_vocab()[word] for word in ("\u2581", "a", "\u2581a", "\u2581\u2581", "é")]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("ab é", max_size=3), st.lists(st.sampled_from(SPACED), min_size=1), st.data())
+def test_a_completion_is_what_prompt_and_tokens_decode_to_beyond_the_prompt(
+    prompt: str, ids: list[int], data: st.DataObject
+) -> None:
+    prompt_ids = [END_ID, *FALLBACK.encode(prompt).ids]
+    fields: dict[str, Any] = {"prompt_ids": tuple(prompt_ids), "completes": True}
+    vocabulary = Vocabulary(FALLBACK)
+    whole = Transcript(7, make_run(**fields), vocabulary, frozenset(), CONTEXT)
+    emissions = play(whole, ids)
+    decoded, before = FALLBACK.decode(prompt_ids + ids), FALLBACK.decode(prompt_ids)
+    assert text_of(emissions) == decoded.removeprefix(before)
+    cut = data.draw(st.integers(0, len(emissions)))
+    rest = continuation(fields, emissions[:cut])
+    again = Transcript(7, rest, vocabulary, frozenset(), CONTEXT)
+    assert again.resume() == []
+    assert play(again, ids[again.total_tokens :]) == emissions[cut:]
+
+
+def test_an_answer_in_a_conversation_begins_without_the_space_of_its_first_word() -> None:
+    ids = FALLBACK.encode("a b").ids
+    run = make_run(prompt_ids=tuple(FALLBACK.encode("b").ids))
+    transcript = Transcript(7, run, Vocabulary(FALLBACK), frozenset(), CONTEXT)
+    assert text_of(play(transcript, ids)) == "a b"
 
 
 def test_a_frame_is_emitted_with_the_text_of_each_token() -> None:

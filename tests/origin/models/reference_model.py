@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.ternary import quantize_activations
+from kernels.linear.ternary import quantize_activations
+from origin.models.cpu_linear import TernaryLinear
 from origin.models.cpu_model import CpuModel
 from origin.models.model import context_pages, prefill
 from tests.origin.models.sequences import decoded_rows, prompt_logits
@@ -81,14 +82,14 @@ def our_rounded(
 ) -> tuple[torch.Tensor, Rounded]:
     """Logits of our model, and what its linear layers rounded their inputs to."""
     rounded: Rounded = []
-    product = torch._int_mm
+    sums = TernaryLinear._sums
 
-    def look(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        rounded.append(left)
-        return product(left, right)
+    def look(layer: TernaryLinear, quantized: torch.Tensor) -> torch.Tensor:
+        rounded.append(quantized)
+        return sums(layer, quantized)
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "_int_mm", look)
+        patch.setattr(TernaryLinear, "_sums", look)
         return prompt_logits(model, ids), rounded
 
 

@@ -1,8 +1,19 @@
+from pathlib import Path
+
 import pytest
 import torch
 
-from kernels.ternary import pack_ternary, ternary_linear
-from origin.models.cpu_linear import TILE_ROWS, DenseLinear, Products, TernaryLinear
+from kernels.linear.ternary import pack_ternary, ternary_linear
+from origin.models import cpu_linear
+from origin.models.cpu_linear import (
+    MOST_EXACT_INPUTS,
+    TILE_ROWS,
+    DenseLinear,
+    Products,
+    TernaryLinear,
+)
+from origin.models.cpu_model import load
+from tests.origin.models.sequences import prompt_logits
 
 
 def noise(*size: int, seed: int = 1) -> torch.Tensor:
@@ -14,28 +25,92 @@ def random_ternary(rows: int, columns: int, seed: int) -> torch.Tensor:
     return torch.randint(-1, 2, (rows, columns), generator=random, dtype=torch.int8)
 
 
-def test_fused_ternary_layers_equal_the_oracle_of_each_bit_for_bit() -> None:
+BOTH_WAYS = pytest.mark.parametrize("in_fp32", [False, True])
+
+
+@BOTH_WAYS
+def test_fused_ternary_layers_equal_the_oracle_of_each_bit_for_bit(in_fp32: bool) -> None:
     x = noise(5, 48) * 3
     parts = [
         (pack_ternary(random_ternary(rows, 48, rows)), noise(1, seed=rows).abs().bfloat16())
         for rows in (16, 8, 4)
     ]
     expected = torch.cat([ternary_linear(x, packed, scale) for packed, scale in parts], -1)
-    assert torch.equal(TernaryLinear(parts)(x), expected)
+    assert torch.equal(TernaryLinear(parts, in_fp32)(x), expected)
 
 
-def test_a_ternary_layer_is_exact_in_any_batch() -> None:
-    layer = TernaryLinear([(pack_ternary(random_ternary(64, 512, 2)), torch.ones(1))])
+@BOTH_WAYS
+def test_a_ternary_layer_is_exact_in_any_batch(in_fp32: bool) -> None:
+    layer = TernaryLinear([(pack_ternary(random_ternary(64, 512, 2)), torch.ones(1))], in_fp32)
     x = noise(33, 512)
     assert torch.equal(layer(x), torch.cat([layer(row[None]) for row in x]))
 
 
-def test_a_row_that_holds_nan_or_infinity_gives_nan_and_its_neighbours_do_not() -> None:
+@BOTH_WAYS
+def test_a_row_that_holds_nan_or_infinity_gives_nan_and_its_neighbours_do_not(
+    in_fp32: bool,
+) -> None:
     ternary = torch.ones(8, 16, dtype=torch.int8)
     x = torch.ones(3, 16)
     x[0, 5], x[2, 5] = torch.nan, torch.inf
-    out = TernaryLinear([(pack_ternary(ternary), torch.ones(1))])(x)
+    out = TernaryLinear([(pack_ternary(ternary), torch.ones(1))], in_fp32)(x)
     assert out.isnan().all(-1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [(1, 33, 8), (2, 192, 384), (7, 512, 192), (16, 1024, 96), (64, 300, 20), (3, 6912, 64)],
+)
+def test_products_in_int8_and_in_fp32_have_the_same_bits(
+    rows: int, inputs: int, outputs: int
+) -> None:
+    parts = [(pack_ternary(random_ternary(outputs, inputs, 3)), torch.full((1,), 0.37))]
+    x = noise(rows, inputs)
+    x[0] = -1e-3  # beside one large value all of them round to -0
+    x[0, 0] = 1.0
+    ways = [TernaryLinear(parts, in_fp32)(x).view(torch.int32) for in_fp32 in (False, True)]
+    assert torch.equal(*ways)
+
+
+def test_the_largest_sums_that_fp32_is_asked_for_are_exact() -> None:
+    parts = [(pack_ternary(torch.ones(4, MOST_EXACT_INPUTS, dtype=torch.int8)), torch.ones(1))]
+    x = torch.ones(1, MOST_EXACT_INPUTS)
+    x[0, 7] = 126 / 127  # a sum that is odd
+    ways = [TernaryLinear(parts, in_fp32)(x) for in_fp32 in (False, True)]
+    assert torch.equal(*ways)
+    wider = [(pack_ternary(torch.ones(4, MOST_EXACT_INPUTS + 1, dtype=torch.int8)), torch.ones(1))]
+    with pytest.raises(ValueError, match="does not hold every sum"):
+        TernaryLinear(wider, in_fp32=True)
+    TernaryLinear(wider)
+
+
+def test_a_processor_that_is_slow_at_int8_multiplies_in_fp32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    product = torch._int_mm
+
+    def one_by_one(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return [product(x, weight) for _ in range(500)][-1]
+
+    monkeypatch.setattr(torch, "_int_mm", one_by_one)
+    assert cpu_linear.is_fp32_quicker(outputs=24, inputs=40)
+    parts = [(pack_ternary(random_ternary(24, 40, 4)), torch.ones(1))]
+    x = noise(3, 40)
+    assert torch.equal(TernaryLinear(parts)(x), ternary_linear(x, *parts[0]))
+    cpu_linear.is_fp32_quicker.cache_clear()
+
+
+def test_what_is_quicker_changes_neither_the_fingerprint_nor_a_bit(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[str, torch.Tensor]] = []
+    for in_fp32 in (False, True):
+        monkeypatch.setattr(cpu_linear, "is_fp32_quicker", lambda *_, quicker=in_fp32: quicker)
+        model = load(checkpoint)
+        found.append((model.fingerprint, prompt_logits(model, list(range(1, 80)))))
+    (one, logits), (other, others) = found
+    assert one == other
+    assert torch.equal(logits.view(torch.int32), others.view(torch.int32))
 
 
 @pytest.fixture(scope="module", params=[(1024, 192), (300, 64), (97, 101), (7, 33), (2000, 700)])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import row_attention
-from kernels.paged_kv import PAGE_TOKENS
-from kernels.sampler import Sampling, sample
+from kernels.attention.attention import row_attention
+from kernels.attention.paged_kv import PAGE_TOKENS
+from kernels.sampler.sampler import Sampling, sample
 from kernels.shapes import Family
 from ledger.errors import ModelError, TooLarge
 from origin.checkpoint.model_config import read_config

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.sampler import Sampling, sample
-from kernels.sampler_batch import NO_TOKEN
+from kernels.sampler.sampler import Sampling, sample
+from kernels.sampler.sampler_batch import NO_TOKEN
 from origin.models.gpu_draw import GpuDraw
 from origin.models.model import Draw, Drawn
 

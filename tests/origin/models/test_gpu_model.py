@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from kernels.sampler import Sampling
+from kernels.sampler.sampler import Sampling
 from kernels.shapes import Family
 from ledger.errors import ModelError, TooLarge
 from origin.checkpoint.layout import EMBEDDING, HEAD
@@ -19,7 +19,8 @@ from origin.engine.engine import Engine
 from origin.models import cpu_model, gpu_model
 from origin.models.gpu_layers import INTERPRETED_SEQUENCES
 from origin.models.gpu_model import GpuModel
-from origin.models.model import Device, Draw, Drawn, Model, Piece, load_model, prefill
+from origin.models.load import load_model
+from origin.models.model import Device, Draw, Drawn, Model, Piece, prefill
 from origin.models.tensors import read_tensors
 from tests.origin.engine.runs import make_run, run_all
 from tests.origin.tiny_checkpoint import KERNEL_SHAPES, write_checkpoint
@@ -223,6 +224,16 @@ def test_a_gpu_that_is_not_there_is_said_so(checkpoint: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_cpu_serves(checkpoint: Path) -> None:
     assert load_model(checkpoint).device == "cpu torch"
+
+
+def test_a_gpu_that_the_kernels_are_not_for_is_left_alone(
+    checkpoint: Path, write: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_heads, fitting = (checkpoint, (9, 0)), (write(Family.BITNET), (7, 5))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for directory, capability in (other_heads, fitting):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda at=capability: at)
+        assert load_model(directory).device == "cpu torch"
 
 
 def in_fp32(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -6,10 +6,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import kernels.norm
+import kernels
+from kernels.rows import norm
 from ledger.errors import ModelError
+from origin.models import cpu_model
 from origin.models.cpu_model import CpuModel, load
-from origin.models.model import PREFILL_CHUNK_TOKENS, Piece, context_pages, prefill, prefill_chunks
+from origin.models.model import (
+    PREFILL_CHUNK_TOKENS,
+    SHARED_CODE,
+    Piece,
+    context_pages,
+    prefill,
+    prefill_chunks,
+)
 from tests.origin.models.sequences import prompt_logits
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
@@ -111,7 +120,34 @@ def test_the_fingerprint_names_the_kernels(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = load(checkpoint).fingerprint
-    source = Path(kernels.norm.__file__).read_text()
-    (tmp_path / "norm.py").write_text(source.replace("1e-5", "1e-6") + "\n")
-    monkeypatch.setattr(kernels, "__path__", [str(tmp_path)])
+    changed = tmp_path / "norm.py"
+    changed.write_text(Path(norm.__file__).read_text() + "\n")
+    files = [changed if path.name == changed.name else path for path in kernels.sources()]
+    monkeypatch.setattr(kernels, "sources", lambda: files)
     assert load(checkpoint).fingerprint != before
+
+
+def test_fingerprints_cover_every_kernel_and_nothing_of_the_gate() -> None:
+    """A file that moves to another folder must not drop out in silence."""
+    root = Path(kernels.__file__).parent
+    files = {path.relative_to(root).as_posix() for path in root.rglob("*.py")}
+    gate = {name for name in files if name.startswith("gate/")}
+    of_a_gpu = {path.relative_to(root).as_posix() for path in kernels.sources()}
+    assert gate and of_a_gpu == files - gate
+    on_a_cpu = {path.name for path in cpu_model._numeric_code()}
+    launched = {Path(name).name for name in of_a_gpu if name.endswith("_triton.py")}
+    assert {"norm.py", "ternary.py", "attention.py", "rope.py", "sampler.py"} <= on_a_cpu
+    assert launched and not launched & on_a_cpu
+
+
+def test_fingerprints_cover_the_files_of_both_devices() -> None:
+    """Those that decide no bit of a result are named: another one is covered, or added here."""
+    folder = Path(cpu_model.__file__).parent
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
+    shared = {f"models/{name}" for name in files} & set(SHARED_CODE)
+    covered = {name.removeprefix("models/") for name in shared}
+    covered |= {path.name for path in cpu_model._numeric_code() if path.parent == folder}
+    covered |= {name for name in files if name.startswith("gpu_")}  # those in a folder do not
+    idle = {"__init__.py", "load.py", "logprobs.py", "model.py", "piece_check.py"}
+    assert files - covered == idle
+    assert {"cpu_linear.py", "cpu_layers.py", "gpu_layers.py", "tensors.py"} <= covered

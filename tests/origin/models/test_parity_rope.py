@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.rope import rope_table
+from kernels.attention.rope import rope_table
 from kernels.shapes import Family
 from origin.checkpoint.model_config import read_config
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint

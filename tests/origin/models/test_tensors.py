@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kernels.linear.ternary import quantize_absmean, unpack_ternary
 from kernels.shapes import Family
-from kernels.ternary import quantize_absmean, unpack_ternary
 from ledger.errors import ModelError
 from origin.models.tensors import absmean, read_config, read_tensors
 from tests.origin.tiny_checkpoint import Shape, random_tensors, write_checkpoint, write_weights

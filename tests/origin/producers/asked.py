@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ledger.frame import Frame, decode
+from ledger.frame import SAMPLING, Frame, Sampling, decode
+from origin.generations.recipe import Recipe, prompt_hash
 from origin.producer import Producer, Request
 from origin.producers.production import Production
-from origin.recipe import Recipe, prompt_hash
 
 
 def recipe(prompt: str | None = "Say it.", **more: Any) -> Recipe:
@@ -18,10 +18,6 @@ def recipe(prompt: str | None = "Say it.", **more: Any) -> Recipe:
         "prompt_ids": (),
         "prompt_sha256": prompt_hash(()),
         "max_tokens": 100,
-        "temperature": 0.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "seed": 1,
         "stop": (),
         "ignore_eos": False,
         "priority": "standard",
@@ -29,7 +25,11 @@ def recipe(prompt: str | None = "Say it.", **more: Any) -> Recipe:
         "messages": (),
         **more,
     }
-    return Recipe(**given)
+    said = {"temperature": 0.0, "seed": 1} | given
+    sampling = Sampling(**{name: said.get(name, it.neutral) for name, it in SAMPLING.items()})
+    return Recipe(
+        sampling=sampling, **{name: it for name, it in given.items() if name not in SAMPLING}
+    )
 
 
 def request(delivered: str = "", next_index: int = 0, **more: Any) -> Request:

@@ -25,6 +25,10 @@ def chat(text: str) -> bytes:
     return event({"choices": [{"index": 0, "delta": {"content": text}}]})
 
 
+def thought(text: str) -> bytes:
+    return event({"choices": [{"index": 0, "delta": {"reasoning_content": text}}]})
+
+
 def completion(text: str) -> bytes:
     return event({"choices": [{"index": 0, "text": text}]})
 

@@ -19,9 +19,9 @@ from ledger.errors import ModelError
 from ledger.frame import Classification, Embedding, FinishReason, StreamEnd, Token
 from origin.config import OriginConfig
 from origin.producers.embedder import is_classifier, is_embedding, open_embedder
-from origin.program import makes_tokens, program
+from origin.workers.program import makes_tokens, program
 from tests.origin.producers.asked import frames, recipe, request
-from tests.origin.producers.test_text_worker import worker
+from tests.origin.workers.test_text_worker import worker
 
 pytestmark = [
     pytest.mark.anyio,
@@ -143,11 +143,11 @@ def test_the_folder_says_which_program_serves_it(encoder: Path, classifier: Path
     for folder in (encoder, classifier):
         config = OriginConfig(model=folder)
         assert not makes_tokens(config)
-        assert program(config)[:2] == ["origin.producers.text_worker", f"--embed={folder}"]
+        assert program(config)[0] == "origin.workers.text_worker"
 
 
 async def test_a_worker_process_serves_embeddings(encoder: Path, tmp_path: Path) -> None:
-    async with worker(tmp_path, f"--embed={encoder}", "--device=cpu") as it:
+    async with worker(tmp_path, OriginConfig(model=encoder, device="cpu")) as it:
         ready = await it.greet()
         assert (ready.model, ready.device) == ("model", "cpu")
         it.ask(1, TEXT)

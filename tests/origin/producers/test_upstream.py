@@ -11,12 +11,22 @@ from typing import Any
 
 import pytest
 
-from ledger.frame import FinishReason, Notice, StreamEnd, Token
-from origin.producer import Request
+from ledger.frame import FinishReason, Notice, Reasoning, StreamEnd, Token, decode
+from origin.config import OriginConfig
+from origin.producer import Request, Text
 from origin.producers.production import Production
-from origin.producers.upstream import RETRY_MAX_S, RETRY_MIN_S, Retry, Upstream, UpstreamSettings
-from origin.producers.upstream_call import Patience
+from origin.producers.upstream import (
+    BROKEN_TRIES,
+    RETRY_MAX_S,
+    RETRY_MIN_S,
+    SETTLED_PIECES,
+    Retry,
+    Upstream,
+)
+from origin.producers.upstream_call import UpstreamCall
 from origin.producers.upstream_probe import client_of
+from origin.producers.upstream_sse import MAX_LINE_BYTES
+from tests.origin.blocked_phrase import make as blocked_phrases
 from tests.origin.producers.asked import frames, request
 from tests.origin.producers.raw_server import (
     DONE,
@@ -30,13 +40,22 @@ from tests.origin.producers.raw_server import (
     event,
     finish,
     serving,
+    thought,
     usage,
 )
 
 pytestmark = pytest.mark.anyio
 
 CHAT: dict[str, Any] = {"prompt": None, "messages": (("user", "Hi"),)}
-QUICK = Patience(connect_s=5, first_token_s=0.2, between_tokens_s=0.2, retry_s=0)
+QUICK: dict[str, Any] = {
+    "upstream_first_token_s": 0.2, "upstream_between_tokens_s": 0.2, "upstream_retry_s": 0,
+}  # fmt: skip
+STEADY_S = 1.0
+STEADY: dict[str, Any] = {
+    "upstream_first_token_s": STEADY_S, "upstream_between_tokens_s": STEADY_S,
+    "upstream_retry_s": 0,
+}  # fmt: skip
+"""For servers that are in time, on a machine that may be busy."""
 WHOLE = STREAM_HEAD + completion("a") + completion("b") + finish() + usage(3, 2) + DONE
 ENDED = StreamEnd(2, FinishReason.STOP, 2, 3)
 
@@ -55,9 +74,9 @@ class Waits:
 
 
 def upstream(server: RawServer, waits: Waits | None = None, **settings: Any) -> Upstream:
-    made = UpstreamSettings(server.url, **settings)
+    made = OriginConfig(upstream=server.url, text_streams=4, **settings)
     waits = waits or Waits()
-    return Upstream(made, "m", client_of(made, 4), Retry(Random(7), waits, waits.now))
+    return Upstream(made, "m", client_of(made), Retry(Random(7), waits, waits.now))
 
 
 async def asked_of(server: RawServer, asked: Request, **settings: Any) -> Sequence[Any]:
@@ -95,7 +114,10 @@ async def test_a_completion_becomes_tokens_and_an_end_with_the_servers_count() -
     }
 
 
-async def test_a_chat_passes_its_messages_and_all_that_was_asked_for() -> None:
+async def test_a_chat_passes_its_messages_and_all_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SERVERS_KEY", "secret")
     said = STREAM_HEAD + chat("a") + event({"choices": []}) + chat("b") + finish("length") + DONE
     more: dict[str, Any] = {
         "temperature": 0.5,
@@ -105,7 +127,7 @@ async def test_a_chat_passes_its_messages_and_all_that_was_asked_for() -> None:
         "ignore_eos": True,
     }
     async with serving(said) as server:
-        made = await asked_of(server, request(**CHAT, **more), key="secret")
+        made = await asked_of(server, request(**CHAT, **more), upstream_key_env="SERVERS_KEY")
     assert made == [Token("a", 0), Token("b", 1), StreamEnd(2, FinishReason.LENGTH, 2, 0)]
     asked = server.asked[0]
     assert asked.path == "/v1/chat/completions"
@@ -196,13 +218,13 @@ async def test_a_worker_that_was_killed_goes_on_from_what_the_ledger_has() -> No
 
 async def test_a_server_lost_before_its_first_token_is_asked_again_without_a_word() -> None:
     async with serving(STREAM_HEAD, answer(503, {"error": "loading"}), WHOLE) as server:
-        made = await asked_of(server, request(), lost="end")
+        made = await asked_of(server, request(), upstream_lost="end")
     assert made == [Token("a", 0), Token("b", 1), ENDED]
 
 
 async def test_lost_end_ends_the_stream_where_it_broke() -> None:
     async with serving(STREAM_HEAD + completion("a"), WHOLE) as server:
-        made = await asked_of(server, request(), lost="end")
+        made = await asked_of(server, request(), upstream_lost="end")
     assert made[0] == Token("a", 0)
     assert made[1] == StreamEnd(
         1, FinishReason.ORIGIN_LOST, 1, 0, "the upstream server broke off", retryable=True
@@ -212,17 +234,17 @@ async def test_lost_end_ends_the_stream_where_it_broke() -> None:
 
 async def test_a_lost_server_is_waited_for_so_long_and_no_longer() -> None:
     waits = Waits()
-    async with serving(answer(500, {})) as server:
+    async with serving(answer(503, {})) as server:
         producer = upstream(server, waits)
         made: Any = await frames(producer, request())
         await producer.close()
     assert made == [
         StreamEnd(
-            0, FinishReason.ORIGIN_LOST, 0, 0, "the upstream server answered 500", retryable=True
+            0, FinishReason.ORIGIN_LOST, 0, 0, "the upstream server answered 503", retryable=True
         )
     ]
-    patience = Patience()
-    assert patience.retry_s <= waits.now() <= patience.retry_s + RETRY_MAX_S
+    retry_s = OriginConfig().upstream_retry_s
+    assert retry_s <= waits.now() <= retry_s + RETRY_MAX_S
     assert len(server.asked) == len(waits.seconds) + 1
     ceilings = [min(RETRY_MAX_S, RETRY_MIN_S * 2**failures) for failures in range(1, 99)]
     assert all(0 <= each <= most for each, most in zip(waits.seconds, ceilings, strict=False))
@@ -251,6 +273,54 @@ async def test_a_server_that_makes_one_token_and_dies_again_and_again_comes_to_a
     assert len(server.asked) == 7
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (answer(500, {}), "answered 500"),
+        (STREAM_HEAD.replace(b"event-stream", b"html"), "sent text/html, not text/event-stream"),
+        (b"220 mail.example ESMTP\r\n\r\n", "sent what is no HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X-More: more\r\n" * 9999, "sent what is no HTTP"),
+        (
+            STREAM_HEAD + b"data: " + b"x" * (MAX_LINE_BYTES + 1),
+            f"sent a line of more than {MAX_LINE_BYTES} bytes",
+        ),
+        (STREAM_HEAD + completion("a") + b"data: {\n\n", "sent an event that is no JSON"),
+    ],
+    ids=["500", "HTML", "SMTP", "endless head", "long line", "a token each time"],
+)
+async def test_a_server_that_is_plainly_broken_is_given_up_soon(said: bytes, why: str) -> None:
+    waits = Waits()
+    async with serving(said) as server:
+        producer = upstream(server, waits)
+        made = (await frames(producer, request()))[-1]
+        await producer.close()
+    assert isinstance(made, StreamEnd)
+    assert (made.finish_reason, made.message) == (
+        FinishReason.ORIGIN_LOST,
+        f"the upstream server {why}",
+    )
+    assert len(server.asked) == BROKEN_TRIES
+    ceilings = [min(RETRY_MAX_S, RETRY_MIN_S * 2**failures) for failures in range(1, BROKEN_TRIES)]
+    assert all(each <= most for each, most in zip(waits.seconds, ceilings, strict=True))
+
+
+async def test_a_server_that_starts_after_errors_is_waited_for() -> None:
+    starting = [answer(500, {})] * (BROKEN_TRIES - 1) + [answer(503, {})]
+    async with serving(*starting, *starting, WHOLE) as server:
+        assert (await asked_of(server, request()))[-1] == ENDED
+
+
+async def test_some_text_between_losses_does_not_make_them_first_ones() -> None:
+    waits = Waits()
+    some = STREAM_HEAD + completion("a") * (SETTLED_PIECES - 1)
+    enough = STREAM_HEAD + completion("a") * SETTLED_PIECES
+    async with serving(*[some] * 8, enough, WHOLE) as server:
+        producer = upstream(server, waits)
+        await frames(producer, request(max_tokens=999))
+        await producer.close()
+    assert max(waits.seconds[4:8]) > RETRY_MIN_S * 2 >= waits.seconds[8]
+
+
 async def test_nobody_there_is_a_loss() -> None:
     async with serving(WHOLE) as server:
         pass  # closed again, so that nobody listens at its address
@@ -273,7 +343,7 @@ def stalls_after(said: bytes) -> Script:
 @pytest.mark.parametrize("said", [b"", STREAM_HEAD, STREAM_HEAD + completion("a")])
 async def test_a_server_that_stalls_is_a_lost_one(said: bytes) -> None:
     async with serving(stalls_after(said)) as server:
-        made = await asked_of(server, request(), patience=QUICK, lost="end")
+        made = await asked_of(server, request(), upstream_lost="end", **QUICK)
         assert made[-1].message == "the upstream server stalled"
         await server.gone.wait()
 
@@ -287,8 +357,108 @@ async def test_signs_of_life_are_no_tokens() -> None:
             await asyncio.sleep(0.01)
 
     async with serving(pings) as server:
-        made = await asked_of(server, request(), patience=QUICK, lost="end")
+        made = await asked_of(server, request(), upstream_lost="end", **QUICK)
     assert made[-1].message == "the upstream server stalled"
+
+
+async def test_a_server_that_thinks_is_alive_and_its_thoughts_are_passed_on() -> None:
+    async def thinks(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for _ in range(30):
+            writer.write(thought("hm "))
+            await writer.drain()
+            await asyncio.sleep(STEADY_S / 20)
+        writer.write(chat("a") + finish() + usage(3, 31) + DONE)
+
+    async with serving(thinks) as server:
+        made = await asked_of(server, request(**CHAT), upstream_lost="end", **STEADY)
+    assert made[:30] == [Reasoning("hm ", index) for index in range(30)]
+    assert made[30:] == [Token("a", 30), StreamEnd(31, FinishReason.STOP, 31, 3)]
+
+
+async def test_thoughts_that_led_to_no_text_are_thought_again() -> None:
+    said = STREAM_HEAD + thought("x") + thought("y"), STREAM_HEAD + thought("z") + chat("a")
+    async with serving(said[0], said[1] + finish() + usage(3, 2)) as server:
+        made = await asked_of(server, request(**CHAT, max_tokens=9))
+    assert [type(each) for each in made[:5]] == [Reasoning, Reasoning, Notice, Reasoning, Token]
+    assert made[5] == StreamEnd(2, FinishReason.STOP, 5, 3)
+    assert server.asked[1].body["max_tokens"] == 9
+
+
+async def test_a_continuation_counts_the_thoughts_before_it() -> None:
+    said = STREAM_HEAD + thought("x") + chat("a"), STREAM_HEAD + chat("b") + finish() + usage(4, 1)
+    async with serving(*said) as server:
+        made = await asked_of(server, request(**CHAT, max_tokens=9))
+    assert made[-1] == StreamEnd(3, FinishReason.STOP, 4, 3)
+    assert server.asked[1].body["max_tokens"] == 7
+
+
+async def test_a_filtered_stream_shows_no_thoughts() -> None:
+    async with serving(STREAM_HEAD + thought("x") + chat("a") + finish() + DONE) as server:
+        producer = upstream(server)
+        made = Production(producer, request(**CHAT), 1, blocked_phrases).frames()
+        shown = [decode(raw)[1] async for _, raw in made]
+        await producer.close()
+    assert shown == [Token("a", 0), StreamEnd(2, FinishReason.STOP, 1, 0)]
+
+
+async def test_a_slow_reader_is_no_stalled_server() -> None:
+    said = STREAM_HEAD + completion("a")
+    rest = asyncio.Event()
+
+    async def waits_for_its_reader(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        await rest.wait()
+        writer.write(completion("b") + finish() + DONE)
+
+    async with serving(waits_for_its_reader) as server:
+        config = OriginConfig(upstream=server.url, **STEADY)
+        client = client_of(config)
+        body: dict[str, Any] = {}
+        call = UpstreamCall(client, "completions", body, config)
+        async with aclosing(call.pieces()) as pieces:
+            assert await anext(pieces) == Text("a")
+            # The reader is busy beyond the deadline of the server that it read from.
+            until = asyncio.get_running_loop().time() + STEADY_S * 1.5
+            asyncio.get_running_loop().call_at(until, rest.set)
+            await rest.wait()
+            assert await anext(pieces) == Text("b")
+        await client.aclose()
+
+
+@pytest.mark.parametrize("piece", [completion("x"), thought("x")], ids=["text", "thoughts"])
+async def test_a_server_that_never_ends_is_told_to_stop_at_max_tokens(piece: bytes) -> None:
+    stopped = asyncio.Event()
+
+    async def endless(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        try:
+            while True:
+                writer.write(piece)
+                await writer.drain()
+        finally:
+            stopped.set()
+
+    async with serving(endless) as server:
+        async with asyncio.timeout(30):
+            made = await asked_of(server, request(max_tokens=50))
+            await stopped.wait()
+    assert len(made) == 51
+    assert made[-1] == StreamEnd(50, FinishReason.LENGTH, 50, 0)
+
+
+async def test_max_tokens_is_also_counted_by_a_server_that_counts_as_it_goes() -> None:
+    counted = [
+        event({"choices": [{"index": 0, "text": "x"}], "usage": _usage(3 * n)}) for n in range(1, 9)
+    ]
+    async with serving(STREAM_HEAD + b"".join(counted)) as server:
+        made = await asked_of(server, request(max_tokens=10))
+    assert text(made) == "xxx"
+    assert made[-1].finish_reason is FinishReason.LENGTH
+
+
+def _usage(completion_tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": 3, "completion_tokens": completion_tokens}
 
 
 async def test_a_stall_after_the_finish_costs_only_the_usage(

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from ledger.errors import ConfigError
-from origin.producers.upstream import Retry, UpstreamSettings
+from origin.config import OriginConfig
+from origin.producers.upstream import Retry
 from origin.producers.upstream_probe import choose_model, open_upstream
 from tests.origin.producers.raw_server import Asked, RawServer, answer, serving
 
@@ -30,16 +31,17 @@ async def no_wait(seconds: float) -> None:
 
 async def opened(server: RawServer, progress: Progress | None = None, **more: str) -> str:
     """The name of the model that is served."""
-    settings = UpstreamSettings(server.url, **more)  # type: ignore[arg-type]
+    config = OriginConfig(upstream=server.url, **more)  # type: ignore[arg-type]
     retry = Retry(sleep=no_wait)
-    made = await open_upstream(settings, progress or Progress(), 2, retry)
+    made = await open_upstream(config, progress or Progress(), retry)
     await made.close()
     return made.about.name
 
 
-async def test_the_only_model_is_served() -> None:
+async def test_the_only_model_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVERS_KEY", "secret")
     async with serving(ONE) as server:
-        assert await opened(server, key="secret") == "only"
+        assert await opened(server, upstream_key_env="SERVERS_KEY") == "only"
     assert server.asked[0].path == "/v1/models"
     assert server.asked[0].headers["authorization"] == "Bearer secret"
 
@@ -51,14 +53,14 @@ async def test_a_server_that_is_not_ready_yet_is_waited_for() -> None:
     assert progress.told == [
         ("after 1 tries the upstream server answered 503", 0, 0),
         ("after 2 tries the connection to the upstream server broke", 0, 0),
-        ("after 3 tries the connection to the upstream server broke", 0, 0),
+        ("after 3 tries the upstream server sent what is no HTTP", 0, 0),
     ]
     assert len(server.asked) == 4
 
 
 async def test_a_server_that_keeps_no_list_needs_a_name() -> None:
     async with serving(answer(404, {})) as server:
-        assert await opened(server, model="named") == "named"
+        assert await opened(server, upstream_model="named") == "named"
         with pytest.raises(ConfigError, match=r"lists no models.*--upstream-model"):
             await opened(server)
 
@@ -72,7 +74,7 @@ async def test_a_key_that_is_not_taken_is_no_reason_to_wait() -> None:
 @pytest.mark.parametrize("listed", [{"data": 1}, {"data": [{}]}, [], "models", None])
 async def test_a_list_that_is_none_is_no_list(listed: object) -> None:
     async with serving(answer(200, listed)) as server:
-        assert await opened(server, model="named") == "named"
+        assert await opened(server, upstream_model="named") == "named"
 
 
 def test_of_several_models_one_has_to_be_named() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from origin.producer import About, Data, End, Output, Request, Resumption, Revision, Text
+
+CHILD_S = 120
+"""A forked child that nobody ended is gone after so long."""
 
 
 class Echo:
@@ -68,4 +72,40 @@ class Counting(Echo):
             await asyncio.sleep(0.005)
 
 
+class Forking(Echo):
+    """Has a child process that holds whatever was open; its number goes to a file."""
+
+    about = About("forking", "forking 1", Resumption.REPEATS)
+
+    def __init__(self) -> None:
+        child = os.fork()
+        if not child:
+            signal.alarm(CHILD_S)
+            signal.pause()
+        Path(os.environ["NOTED"]).write_text(str(child))
+
+
+class Waiting(Echo):
+    """Says nothing for a very long time, as a slow server does."""
+
+    async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
+        await asyncio.Event().wait()
+        yield Text("at last")
+
+
+class Blocking(Echo):
+    """Holds the event loop for ever."""
+
+    async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
+        signal.pause()
+        yield Text("at last")
+
+
+def stuck() -> Echo:
+    """A start that never ends."""
+    signal.pause()
+    return Echo()
+
+
 echo, endless, speech, counting = Echo, Endless, Speech, Counting
+forking, waiting, blocking = Forking, Waiting, Blocking

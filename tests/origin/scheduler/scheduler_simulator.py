@@ -13,7 +13,7 @@ from math import inf
 from random import Random
 
 from ledger.errors import Overloaded
-from ledger.schema import Priority
+from ledger.wire.schema import Priority
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PAGE_TOKENS, PagePool
 from origin.scheduler.plan import Drafts, Plan, Work

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.schema import Priority
+from ledger.wire.schema import Priority
 from origin.scheduler.fair_queue import WEIGHTS, FairQueue
 from origin.scheduler.scheduled_run import ScheduledRun
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kernels.paged_kv import PAGE_TOKENS as KERNEL_PAGE_TOKENS
+from kernels.attention.paged_kv import PAGE_TOKENS as KERNEL_PAGE_TOKENS
 from origin.scheduler.pages import PAGE_TOKENS, PagePool, page_key
 
 IDS = tuple(range(PAGE_TOKENS))

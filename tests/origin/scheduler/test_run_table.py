@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from ledger.schema import Priority
+from ledger.wire.schema import Priority
 from origin.scheduler.fair_queue import FairQueue
 from origin.scheduler.pages import PAGE_TOKENS, PagePool
 from origin.scheduler.run_table import PASSING_TOKENS, RunTable
@@ -260,3 +260,96 @@ def test_without_runs_there_is_no_senior_to_serve() -> None:
     table.begin_step()
     assert table.senior is None
     assert table.pool.free == 1
+
+
+def sharing(table: Table, runs: int, common: int) -> list[ScheduledRun]:
+    """Batch runs that begin with the same `common` pages, each with one more of its own."""
+    first = table.come_and_start(BATCH, tokens=common * PAGE_TOKENS + 1)
+    for place in range(common):
+        table.pool.publish(first.pages[place], first.key(place))
+    others = [table.come(BATCH) for _ in range(runs - 1)]
+    for other in others:
+        other.ids = list(first.ids)
+        other.prompt = first.prompt
+    table.start()
+    return [first, *others]
+
+
+def test_nobody_loses_its_place_for_pages_that_others_hold_as_well() -> None:
+    table = Table(40)
+    table.come_and_start(STANDARD)
+    sharing(table, 10, common=20)
+    assert (len(table.running), table.pool.free) == (10, 10)
+    table.come(INTERACTIVE, tokens=39 * PAGE_TOKENS)
+    table.start()
+    assert table.preempted == [], "they hold 29 pages, however often these are counted"
+
+
+def test_all_that_hold_a_common_prefix_give_way_together_to_a_more_urgent_run() -> None:
+    table = Table(40)
+    runs = sharing(table, 10, common=20)
+    assert table.pool.free == 10
+    run = table.come_and_start(INTERACTIVE, tokens=30 * PAGE_TOKENS)
+    assert table.names() == [run.run]
+    assert set(table.preempted) == {r.run for r in runs}
+
+
+def test_the_senior_makes_room_once_and_is_then_left_to_its_end() -> None:
+    table = Table(40)
+    senior, _ = sharing(table, 2, common=20)
+    table.remove(table.come_and_start(INTERACTIVE, tokens=30 * PAGE_TOKENS))
+    table.begin_step()
+    table.start()
+    assert len(table.running) == 2, "both are back"
+    table.begin_step()
+    table.come(INTERACTIVE, tokens=30 * PAGE_TOKENS)
+    table.start()
+    assert senior.run in table.running
+    assert table.preempted == []
+
+
+def test_what_nobody_reads_starts_last_in_its_class_and_makes_room_first() -> None:
+    table = Table(1000, most=13)
+    unread, read = table.come(BATCH), table.come(BATCH)
+    table.attend(unread, unread=True)
+    assert table.waiting[BATCH] == [read, unread]
+    for _ in range(11):
+        table.come(BATCH)
+    table.start()
+    run = table.come_and_start(INTERACTIVE)
+    assert table.preempted == [unread.run]
+    table.remove(run)
+    table.attend(unread, unread=False)
+    assert table.waiting[BATCH] == [unread]
+
+
+def test_a_read_run_takes_a_page_from_an_older_unread_one_of_its_class() -> None:
+    table = Table(6)
+    senior, unread, read = (table.come_and_start(STANDARD) for _ in range(3))
+    table.pool.take(3)
+    assert not table.reach(read, PAGE_TOKENS + 1, {senior.run})
+    table.attend(unread, unread=True)
+    assert table.reach(read, PAGE_TOKENS + 1, {senior.run})
+    assert table.preempted == [unread.run]
+
+
+def test_a_read_run_starts_in_the_place_of_the_newest_unread_one_of_its_class() -> None:
+    table = Table(1000, most=4)
+    runs = [table.come_and_start(STANDARD) for _ in range(4)]
+    for run in runs[:3]:
+        table.attend(run, unread=True)
+    assert table.come_and_start(STANDARD).run in table.running
+    assert table.preempted == [2]
+    waiting = table.come(STANDARD)
+    table.attend(waiting, unread=True)
+    table.start()
+    assert table.preempted == [2], "one that nobody reads takes nobody's place"
+
+
+def test_where_enough_run_a_read_run_starts_beside_the_unread_ones_of_its_class() -> None:
+    table = Table(1000)
+    table.enough = 3
+    for run in [table.come_and_start(STANDARD) for _ in range(3)]:
+        table.attend(run, unread=True)
+    table.come_and_start(STANDARD)
+    assert table.preempted == []

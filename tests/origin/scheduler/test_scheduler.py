@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ledger.errors import ConfigError, Conflict, Overloaded, TooLarge
-from ledger.schema import Priority
+from ledger.wire.schema import Priority
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PAGE_TOKENS, PagePool
 from origin.scheduler.plan import Drafts, Plan, Work

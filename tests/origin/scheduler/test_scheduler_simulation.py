@@ -14,8 +14,10 @@ from random import Random
 from statistics import mean
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ledger.schema import Priority
+from ledger.wire.schema import Priority
 from origin.scheduler import run_table
 from origin.scheduler.fair_queue import WEIGHTS
 from origin.scheduler.limits import Limits
@@ -204,6 +206,62 @@ def test_a_run_starts_soon_however_many_of_other_classes_wait(lone: Priority, pa
         )
         > 0
     )
+
+
+def crowd(
+    pages: int, common: int, runs: int, late: list[tuple[Priority, int, int]], seed: int
+) -> Simulator:
+    """Batch runs with a prefix in common, then runs of (class, pages of prompt, tokens)."""
+    random = Random(seed)
+    stem = prompt(random, common * PAGE_TOKENS)
+    arrivals = [
+        Arrival(0.0, BATCH, stem + prompt(random, random.randint(1, 70)), 100, 100)
+        for _ in range(runs)
+    ]
+    for place, (priority, own, tokens) in enumerate(late):
+        ids = prompt(random, own * PAGE_TOKENS + 1)
+        arrivals.append(Arrival(0.3 + place * 0.1, priority, ids, tokens, tokens))
+    return Simulator(arrivals, max(pages, *map(pages_of, arrivals)), Limits(running=16))
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    pages=st.integers(8, 60),
+    common=st.integers(1, 20),
+    runs=st.integers(1, 24),
+    late=st.lists(
+        st.tuples(st.sampled_from(Priority), st.integers(0, 30), st.integers(1, 90)), max_size=8
+    ),
+    seed=st.integers(0, 2**32),
+)
+def test_no_run_is_preempted_but_for_one_that_starts_or_grows_in_the_same_step(
+    pages: int, common: int, runs: int, late: list[tuple[Priority, int, int]], seed: int
+) -> None:
+    simulator = crowd(pages, common, runs, late, seed)
+    table = simulator.scheduler._table
+    while any(not outcome.ended for outcome in simulator.outcomes):
+        assert len(simulator.plans) < MOST_STEPS, "the runs do not end"
+        held = {run: len(known.pages) for run, known in table.running.items()}
+        simulator.step()
+        plan = simulator.plans[-1]
+        now = {work.run: len(work.pages) for work in plan.work}
+        now |= {run: len(known.pages) for run, known in table.running.items()}
+        gained = [run for run in now if now[run] > held.get(run, 0)]
+        assert gained or not plan.preempted
+
+
+def test_an_interactive_run_takes_the_place_of_a_crowd_with_a_common_prefix() -> None:
+    simulator = crowd(pages=34, common=26, runs=12, late=[(INTERACTIVE, 24, 20)], seed=1)
+    late = next(o for o in simulator.outcomes if o.arrival.priority is INTERACTIVE)
+    while not late.ended:
+        simulator.step()
+    waited = late.times[0] - late.arrival.at
+    alone = crowd(pages=34, common=26, runs=0, late=[(INTERACTIVE, 24, 20)], seed=1)
+    finish(alone)
+    [its] = alone.outcomes
+    assert waited < 2 * (its.times[0] - its.arrival.at)
+    finish(simulator)
+    assert simulator.scheduler.load().preemptions < 3 * 12
 
 
 def test_a_long_run_starts_though_short_ones_always_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,106 @@
+"""The judgement on compilations, made up here; real ones are judged in test_aot.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.gate.aot_gate import MAX_SHARED_BYTES, Compiled, Gate
+
+CODE = {
+    "registers": 40,
+    "shared_bytes": 1024,
+    "spill_bytes": 0,
+    "float_atomics": 0,
+    "before_wait": [],
+    "read_ahead": ["tables_ptr"],
+    "opcodes": ["HGMMA.64x16x16.F32.BF16", "LDG.E.128"],
+}
+
+
+def use(kernel: str = "k.a", **changes: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "module": "k",
+        "shape": "tiny",
+        "name": "tiny.qkv",
+        "step": None,
+        "expects": [],
+    }
+    return {**plain, "kernel": kernel, **changes}
+
+
+def compiled(*uses: dict[str, Any], **changes: Any) -> Compiled:
+    return Compiled(list(uses) or [use()], {**CODE, **changes})
+
+
+def gate(*all_compiled: Compiled, launched: tuple[str, ...] = ()) -> Gate:
+    return Gate("3.7.1", list(all_compiled), list(launched))
+
+
+def test_a_kernel_in_order_offends_nobody() -> None:
+    assert gate(compiled(use(expects=["HGMMA", "LDG"])), launched=("k.a",)).offenders() == []
+
+
+def test_each_offence_is_named_with_its_kernel() -> None:
+    bad = compiled(
+        use(expects=["IDP.4A", "LDG"]),
+        use(name="tiny.o", expects=["IGMMA"]),
+        spill_bytes=16,
+        float_atomics=2,
+        shared_bytes=MAX_SHARED_BYTES + 1,
+    )
+    assert gate(bad).offenders() == [
+        "k.a (tiny.qkv) spills 16 bytes",
+        "k.a (tiny.qkv) adds floats atomically, 2 times",
+        "k.a (tiny.qkv) lacks IDP.4A, IGMMA",
+        "k.a (tiny.qkv) takes 232449 bytes of shared memory, of 232448",
+    ]
+
+
+def test_what_does_not_compile_is_shown_with_its_error() -> None:
+    broken = Compiled([use(expects=["HGMMA"])], None, "at 3:4: no such function")
+    found = gate(broken, compiled())
+    assert found.offenders() == ["k.a (tiny.qkv) does not compile:\nat 3:4: no such function"]
+    assert found.summary()["compile_errors"] == 1
+    assert found.summary()["missing_instructions"] == 0
+
+
+def test_a_dependent_launch_that_writes_too_early_offends() -> None:
+    early = compiled(before_wait=["STG.E"])
+    assert gate(early).offenders() == [
+        "k.a (tiny.qkv) does not wait for the launches ahead before STG.E"
+    ]
+    assert gate(early, compiled()).summary()["before_wait"] == 1
+    assert gate(compiled(read_ahead=["norm_ptr", "x_ptr"])).offenders() == [
+        "k.a (tiny.qkv) reads x_ptr before it waits for the launches ahead"
+    ]
+
+
+def test_a_launched_kernel_without_a_variant_offends() -> None:
+    found = gate(compiled(), launched=("k.a", "k.forgotten"))
+    assert found.offenders() == ["k.forgotten is launched, but no variant compiles it"]
+
+
+def test_launches_are_counted_per_shape_and_alternatives_once() -> None:
+    found = gate(
+        compiled(use("dense.linear", module="dense", step="qkv"), use(step=None)),
+        compiled(use("weights.linear", module="weights", step="qkv")),
+        compiled(use("attention.split", module="attention", step="attend")),
+        compiled(use("attention.merge", module="attention", step="attend")),
+        compiled(use("dense.linear", module="dense", step="qkv", shape="other")),
+    )
+    assert found.launches() == {"tiny": 3, "other": 1}
+    assert found.summary()["launches_per_layer"] == 3
+    assert found.offenders() == []
+
+
+def test_a_step_of_too_many_launches_offends() -> None:
+    steps = [compiled(use(f"k.{step}", step=f"step{step}")) for step in range(6)]
+    assert gate(*steps).offenders() == ["tiny launches 6 kernels per layer, of 5"]
+
+
+def test_the_summary_counts_uses_and_compilations_apart() -> None:
+    found = gate(compiled(use(), use(name="tiny.o")), compiled(use("k.b"), registers=90))
+    summary = found.summary()
+    assert (summary["kernels"], summary["variants"], summary["compilations"]) == (2, 3, 2)
+    assert summary["registers_max"] == 90
+    assert summary["spill_bytes"] == summary["float_atomics"] == 0

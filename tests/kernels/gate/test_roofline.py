@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from kernels.gate.aot_worker import kernel_modules, planned
+from kernels.gate.roofline import (
+    COPY_TB_S,
+    DEPENDENT_US,
+    LAUNCH_US,
+    PEAKS,
+    RAMP_US,
+    STREAM_SHARE,
+    Measured,
+    Operation,
+    attention,
+    linears,
+    main,
+    markdown,
+    points,
+    sampling,
+    step,
+    whole_step,
+)
+from kernels.shapes import BITNET_2B4T, LLAMA_8B, DecoderShape
+from kernels.variant import Variant
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def plan() -> dict[DecoderShape, list[Variant]]:
+    found: dict[DecoderShape, list[Variant]] = {}
+    for entry in planned(kernel_modules("kernels")):
+        found.setdefault(entry.shape, []).append(entry.variant)
+    return found
+
+
+def test_a_floor_is_bytes_over_bandwidth_and_expectation_adds_a_launch() -> None:
+    operation = Operation("x", 43_000_000, launches=2)
+    assert operation.floor_us() == pytest.approx(10.0)
+    assert operation.floor_us(8.6) == pytest.approx(5.0)
+    busy = 10.0 / STREAM_SHARE
+    assert operation.expected_us() == pytest.approx(busy + 2 * (LAUNCH_US + RAMP_US))
+    assert operation.expected_us(dependent=True) == pytest.approx(busy + 2 * DEPENDENT_US)
+    headed = replace(operation, ordinary=1)
+    assert headed.expected_us() == operation.expected_us()
+    between = (operation.expected_us() + operation.expected_us(dependent=True)) / 2
+    assert headed.expected_us(dependent=True) == pytest.approx(between)
+
+
+def test_arithmetic_that_takes_longer_than_memory_is_what_is_expected() -> None:
+    operation = Operation("x", 1, arithmetic=int(PEAKS["dp4a"]), peak=PEAKS["dp4a"])
+    assert operation.expected_us() == pytest.approx(1e6, rel=1e-4)
+
+
+def test_a_step_of_bitnet_moves_its_weights_its_head_and_its_cache(
+    plan: dict[DecoderShape, list[Variant]],
+) -> None:
+    shape, variants = BITNET_2B4T, plan[BITNET_2B4T]
+    weights = shape.layers * sum(o * i for o, i in shape.linears.values()) // 4
+    cache = shape.layers * 512 * 2 * shape.keys * 2
+    for int8, head in ((False, 2 * shape.vocab * shape.hidden), (True, shape.vocab * shape.hidden)):
+        whole = whole_step(shape, variants, int8)
+        least = weights + cache + head
+        assert least < whole.bytes_moved < 1.02 * least
+        assert whole.bytes_moved == sum(p.bytes_moved for p in step(shape, variants, int8))
+        samplers = sampling(shape, variants).launches
+        assert whole.launches == 5 * shape.layers + 2 + samplers
+        assert whole.ordinary == 1
+
+
+def test_the_parts_of_a_step_are_in_order(plan: dict[DecoderShape, list[Variant]]) -> None:
+    parts = [re.split(r"[. ]", part.name)[1] for part in step(LLAMA_8B, plan[LLAMA_8B], False)]
+    assert parts == ["embed", "qkv", "attend", "o", "gate_up", "down", "head", "sample"]
+
+
+def test_linears_are_named_as_in_the_bench(plan: dict[DecoderShape, list[Variant]]) -> None:
+    ternary = linears(BITNET_2B4T, plan[BITNET_2B4T])
+    assert ternary["qkv ternary rows=1"].name == "bitnet-2b4t.qkv ternary rows=1"
+    assert ternary["qkv ternary rows=1"].peak == PEAKS["dp4a"]
+    assert ternary["head int8 rows=1"].name == "bitnet-2b4t.head int8 rows=1"
+    dense = linears(LLAMA_8B, plan[LLAMA_8B])
+    assert dense["down bf16 rows=64"].arithmetic == 2 * 64 * 4096 * 14_336
+    assert dense["down bf16 rows=64"].peak == PEAKS["bf16 tensor cores"]
+
+
+def test_attention_reads_every_cached_token_once() -> None:
+    operation = attention(LLAMA_8B, 32, 32_768)
+    cached = 32 * 32_768 * 2 * 1024 * 2
+    assert cached < operation.bytes_moved < 1.01 * cached
+    assert operation.arithmetic == 4 * 32 * 32_768 * 4096
+
+
+def test_measurements_are_compared_with_the_copy_of_their_own_run(tmp_path: Path) -> None:
+    file = tmp_path / "measured.json"
+    file.write_text(
+        json.dumps({"us": {"x": 10.0}, "copy_tb_s": 4.0, "hardware": {"gpu": "H200"}}), "utf-8"
+    )
+    measured = Measured.read(file)
+    operation = Operation("x", 20_000_000, arithmetic=10**9)
+    assert measured.share(operation) == pytest.approx(0.5)
+    assert measured.share(Operation("y", 1)) is None
+    row = markdown("title", [operation], measured).splitlines()[-1]
+    assert row == "| x | 1 | 20.000 | 5.00 | 7.3 | 5.7 | 10.00 | 50% |"
+    assert points([operation, Operation("y", 5)], measured)[0].measured == pytest.approx(1e14)
+    assert len(points([operation, Operation("y", 5)], measured)) == 1
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"us": 3}', "no json"])
+def test_a_file_that_is_no_measurement_is_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "measured.json"
+    file.write_text(text, "utf-8")
+    assert main(["--measured", str(file)]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_command_prints_tables_and_draws_the_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, picture = tmp_path / "measured.json", tmp_path / "roofline.svg"
+    name = "bitnet-2b4t.qkv ternary rows=1"
+    file.write_text(json.dumps({"us": {name: 2.5}, "copy_tb_s": COPY_TB_S}), "utf-8")
+    assert main(["--measured", str(file), "--picture", str(picture)]) == 0
+    tables = capsys.readouterr().out
+    assert f"| {name} | 1 | " in tables
+    assert "### bitnet-2b4t: a step of one row at 512 tokens" in tables
+    root = ElementTree.parse(picture).getroot()
+    marks = root.findall(f"{SVG}circle[{SVG}title]")
+    titles = [mark[0].text for mark in marks]
+    assert titles.count(name) == 2, "a ring and a disc"
+    assert titles.count("bitnet-2b4t.o ternary rows=1") == 1
+    for mark in marks:
+        assert 0 < float(mark.attrib["cx"]) < 860
+        assert 0 < float(mark.attrib["cy"]) < 560
+
+
+def test_json_holds_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    names = [entry["name"] for entry in entries]
+    assert "llama-8b.attend bfloat16 rows=32 length=32768" in names
+    chained = [entry for entry in entries if entry["launches"] > entry["ordinary"]]
+    assert [e["name"].split(".")[1] for e in entries if e not in chained] == ["embed rows=1"] * 3
+    assert all(entry["expected_us"] > entry["dependent_us"] > 0 for entry in chained)
+    assert all(entry["floor_us"] <= entry["dependent_us"] for entry in entries)

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.linear import int8_triton
+from kernels.linear.int8_linear import int8_linear, quantise_rows
+from kernels.linear.int8_triton import (
+    GEMV_MAX_IN,
+    GEMV_MAX_ROWS,
+    TILE_OUT,
+    GemvPlan,
+    int8_gemm,
+    int8_gemv,
+    variants,
+)
+from kernels.linear.ternary import quantize_activations
+from kernels.shapes import REAL_SHAPES
+from tests.kernels.guarded import Guarded
+
+EPS = 1e-5
+
+
+def normal(*size: int, seed: int = 7) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+def make(out: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    weight, scale = quantise_rows(normal(out, width, seed=out + width))
+    return weight.to(device), scale.to(device)
+
+
+def oracle(x: Tensor, weight: Tensor, scale: Tensor, norm: Tensor | None = None) -> Tensor:
+    norm = None if norm is None else norm.cpu()
+    return int8_linear(x.cpu(), weight.cpu(), scale.cpu(), norm, EPS)
+
+
+def gemv(x: Tensor, weight: Tensor, scale: Tensor, norm: Tensor | None = None) -> Tensor:
+    out = torch.full((len(x), len(weight)), 0.5, device=x.device)
+    int8_gemv(x, weight, scale, out, norm=norm, eps=EPS)
+    return out.cpu()
+
+
+def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    q, factor = quantize_activations(x.cpu())
+    return q.to(torch.int8).to(x.device), factor[:, 0].contiguous().to(x.device)
+
+
+def gemm(q: Tensor, factor: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    out = torch.full((len(q), len(weight)), 0.5, device=q.device)
+    int8_gemm(q, factor, weight, scale, out)
+    return out.cpu()
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("out", "width"),
+    [
+        (1, 4),  # one row, one word
+        (13, 192),  # a tile half empty; half a line
+        (8, 640),  # several warps, a step half empty
+    ],
+)
+def test_a_row_has_the_bits_of_the_oracle(
+    out: int, width: int, normed: bool, device: torch.device
+) -> None:
+    weight, scale = make(out, width, device)
+    x = normal(2, width).to(device)
+    norm = normal(width, seed=8).to(device) if normed else None
+    assert torch.equal(gemv(x, weight, scale, norm), oracle(x, weight, scale, norm))
+
+
+def test_a_program_goes_on_to_further_tiles(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int8_triton, "MULTIPROCESSORS", 1)
+    weight, scale = make(6 * TILE_OUT + 3, 132, device)
+    x = normal(2, 132).to(device)
+    assert GemvPlan.of(len(weight), 132, 2).programs < 3
+    assert torch.equal(gemv(x, weight, scale), oracle(x, weight, scale))
+
+
+def test_a_row_has_the_same_bits_in_every_batch(device: torch.device) -> None:
+    weight, scale = make(9, 192, device)
+    x, norm = normal(17, 192).to(device), normal(192, seed=8).to(device)
+    expected = oracle(x, weight, scale)
+    for rows in (1, 2, 3, 5, GEMV_MAX_ROWS):
+        assert torch.equal(gemv(x[:rows].contiguous(), weight, scale), expected[:rows])
+    alone = torch.cat([gemv(x[row : row + 1], weight, scale, norm) for row in range(3)])
+    assert torch.equal(gemv(x[:3].contiguous(), weight, scale, norm), alone)
+    q, factor = quantised(x)
+    for rows in range(1, len(x) + 1):
+        result = gemm(q[:rows].contiguous(), factor[:rows].contiguous(), weight, scale)
+        assert torch.equal(result, expected[:rows])
+
+
+@pytest.mark.parametrize(("out", "width", "rows"), [(129, 132, 65), (3, 4, 17), (70, 1028, 2)])
+def test_a_gemm_whose_sizes_no_tile_divides_has_the_bits_of_the_oracle(
+    out: int, width: int, rows: int, device: torch.device
+) -> None:
+    weight, scale = make(out, width, device)
+    x = normal(rows, width).to(device)
+    assert torch.equal(gemm(*quantised(x), weight, scale), oracle(x, weight, scale))
+
+
+def test_the_largest_products_do_not_overflow(device: torch.device) -> None:
+    width = 1 << 16
+    weight = torch.full((2, width), 127, dtype=torch.int8, device=device)
+    weight[1] = -127
+    q = torch.full((1, width), 127, dtype=torch.int8, device=device)
+    ones = torch.ones(2, device=device)
+    total = float(127 * 127 * width)
+    assert gemm(q, ones[:1], weight, ones).tolist() == [[total, -total]]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_row_with_nan_or_inf_gives_nan_and_leaves_the_others(
+    bad: float, normed: bool, device: torch.device
+) -> None:
+    weight, scale = make(8, 132, device)
+    x = normal(3, 132).to(device)
+    norm = normal(132, seed=8).to(device) if normed else None
+    expected = oracle(x, weight, scale, norm)
+    x[1, 131] = bad
+    out = gemv(x, weight, scale, norm)
+    assert out[1].isnan().all()
+    assert torch.equal(out[::2], expected[::2])
+
+
+def test_a_gemm_row_whose_factor_is_nan_gives_nan(device: torch.device) -> None:
+    weight, scale = make(8, 132, device)
+    x = normal(2, 132).to(device)
+    q, factor = quantised(x)
+    factor[0] = float("nan")
+    out = gemm(q, factor, weight, scale)
+    assert out[0].isnan().all()
+    assert torch.equal(out[1], oracle(x, weight, scale)[1])
+
+
+def test_neither_reads_nor_writes_beyond_its_tensors(device: torch.device) -> None:
+    plain = (*make(9, 132, device), normal(3, 132).to(device), normal(132, seed=8).to(device))
+    guards = [Guarded(tensor) for tensor in (*plain, *quantised(plain[2]))]
+    weight, scale, x, norm, q, factor = (guard.tensor for guard in guards)
+    out = Guarded(torch.full((3, 9), 0.5, device=device))
+    int8_gemv(x, weight, scale, out.tensor, norm=norm, eps=EPS)
+    assert torch.equal(out.tensor.cpu(), oracle(plain[2], plain[0], plain[1], plain[3]))
+    int8_gemm(q, factor, weight, scale, out.tensor)
+    assert torch.equal(out.tensor.cpu(), oracle(plain[2], plain[0], plain[1]))
+    assert all(guard.intact() for guard in (*guards, out))
+
+
+def test_an_empty_batch_or_weight_launches_nothing(device: torch.device) -> None:
+    weight, scale = make(4, 8, device)
+    x = torch.empty(0, 8, device=device)
+    assert gemv(x, weight, scale).shape == (0, 4)
+    assert gemm(*quantised(x), weight, scale).shape == (0, 4)
+    assert gemv(torch.ones(1, 8, device=device), weight[:0], scale[:0]).shape == (1, 0)
+
+
+@pytest.mark.parametrize("shape", REAL_SHAPES, ids=lambda shape: shape.name)
+def test_every_argument_of_a_variant_is_typed_or_constant(shape: object) -> None:
+    found = list(variants(shape))  # type: ignore[arg-type]
+    assert len({variant.name for variant in found}) == len(found) == 7
+    for variant in found:
+        assert set(variant.signature) | set(variant.constants) == set(variant.kernel.arg_names)
+
+
+@pytest.mark.parametrize("rows", range(1, GEMV_MAX_ROWS + 1))
+@pytest.mark.parametrize("width", [4, 512, 516, 2560, 2564, GEMV_MAX_IN])
+def test_a_plan_covers_the_weight_and_the_batch(width: int, rows: int) -> None:
+    plan = GemvPlan.of(128_256, width, rows)
+    assert (plan.steps - 1) * plan.lines * 128 < width <= plan.steps * plan.lines * 128
+    assert plan.batch // 2 < rows <= plan.batch
+    assert plan.registers * plan.lines * 32 <= 65_536
+
+
+def call_gemv(device: torch.device, **changed: object) -> None:
+    weight, scale = make(4, 8, device)
+    arguments: dict[str, object] = {
+        "x": torch.zeros(2, 8, device=device),
+        "weight": weight,
+        "scale": scale,
+        "out": torch.zeros(2, 4, device=device),
+    }
+    int8_gemv(**(arguments | changed))  # type: ignore[arg-type]
+
+
+def call_gemm(device: torch.device, **changed: object) -> None:
+    weight, scale = make(4, 8, device)
+    arguments: dict[str, object] = {
+        "q": torch.zeros(2, 8, dtype=torch.int8, device=device),
+        "factor": torch.ones(2, device=device),
+        "weight": weight,
+        "scale": scale,
+        "out": torch.zeros(2, 4, device=device),
+    }
+    int8_gemm(**(arguments | changed))  # type: ignore[arg-type]
+
+
+def wide(device: torch.device) -> dict[str, object]:
+    width = GEMV_MAX_IN + 4
+    weight = torch.zeros(4, width, dtype=torch.int8, device=device)
+    return {"x": torch.zeros(2, width, device=device), "weight": weight}
+
+
+def odd(device: torch.device) -> dict[str, object]:
+    weight = torch.zeros(4, 6, dtype=torch.int8, device=device)
+    return {"x": torch.zeros(2, 6, device=device), "weight": weight}
+
+
+REFUSED: list[tuple[Callable[[torch.device], object], type[Exception], str]] = [
+    (lambda d: call_gemv(d, x=torch.zeros(2, 8, device=d).half()), TypeError, "x: dtype"),
+    (lambda d: call_gemv(d, x=torch.zeros(2, 4, device=d)), ValueError, "x: shape (2, 4)"),
+    (lambda d: call_gemv(d, x=torch.zeros(2, 16, device=d)[:, ::2]), ValueError, "x: strides"),
+    (lambda d: call_gemv(d, x=torch.zeros(9, 8, device=d)), ValueError, "x: 9 rows"),
+    (lambda d: call_gemv(d, weight=torch.zeros(4, 8, device=d)), TypeError, "weight: dtype"),
+    (lambda d: call_gemv(d, **wide(d)), ValueError, f"weight: in = {GEMV_MAX_IN + 4}"),
+    (lambda d: call_gemv(d, **odd(d)), ValueError, "weight: in: 6"),
+    (lambda d: call_gemv(d, scale=torch.ones(3, device=d)), ValueError, "scale: shape"),
+    (lambda d: call_gemv(d, norm=torch.ones(4, device=d)), ValueError, "norm: shape"),
+    (lambda d: call_gemv(d, eps=-1.0), ValueError, "eps: -1.0"),
+    (lambda d: call_gemv(d, out=torch.zeros(2, 8, device=d)), ValueError, "out: shape"),
+    (lambda d: call_gemv(d, out=torch.zeros(2, 4, device="meta")), ValueError, "out on meta"),
+    (lambda d: call_gemm(d, q=torch.zeros(2, 8, device=d)), TypeError, "q: dtype"),
+    (lambda d: call_gemm(d, factor=torch.ones(2, 1, device=d)), ValueError, "factor: shape"),
+    (lambda d: call_gemm(d, scale=torch.ones(4, device=d).half()), TypeError, "scale: dtype"),
+    (lambda d: call_gemm(d, out=torch.zeros(4, 2, device=d).T), ValueError, "out: strides"),
+]
+
+
+@pytest.mark.parametrize(("refused", "error", "said"), REFUSED)
+def test_a_wrong_argument_is_refused_by_name(
+    refused: Callable[[torch.device], object],
+    error: type[Exception],
+    said: str,
+    device: torch.device,
+) -> None:
+    with pytest.raises(error, match=re.escape(said)):
+        refused(device)

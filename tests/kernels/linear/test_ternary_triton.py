@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.ternary_triton import (
+    GEMV_MAX_IN,
+    GEMV_MAX_ROWS,
+    PACKED_ROWS,
+    TILE_REGISTERS,
+    GemvPlan,
+    TernaryWeights,
+    ternary_gemv,
+    ternary_gemv_kernel,
+    variants,
+)
+from kernels.rows.norm import order_free_rms_norm
+from kernels.shapes import BITNET_2B4T, LLAMA_8B
+from tests.kernels.guarded import Guarded
+from tests.kernels.linear.ternary_rows import make
+from tests.kernels.linear.ternary_rows import oracle as linear_oracle
+
+EPS = 1e-5
+
+
+def normal(*size: int, seed: int = 7) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+def oracle(x: Tensor, weights: TernaryWeights, norm: Tensor | None = None) -> Tensor:
+    """Of normed rows, if there is a norm."""
+    return linear_oracle(
+        x if norm is None else order_free_rms_norm(x.cpu(), norm.cpu(), EPS), weights
+    )
+
+
+def run(
+    x: Tensor,
+    weights: TernaryWeights,
+    norm: Tensor | None = None,
+    epilogue: Epilogue = Epilogue.STORE,
+) -> Tensor:
+    width = weights.outs[0] if epilogue.gated else weights.out_features
+    out = torch.full((len(x), width), 0.5, device=x.device)
+    ternary_gemv(x, weights, out, norm=norm, eps=EPS, epilogue=epilogue)
+    return out.cpu()
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    return torch.equal(left.view(torch.int32), right.view(torch.int32))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("outs", "width"),
+    [
+        ((4,), 4),  # one packed row, one word
+        ((12, 4, 8), 192),  # groups that straddle parts; half a line
+        ((20,), 132),  # a row beyond the group; one word beyond the line
+        ((8, 8), 640),  # several warps, a step half empty
+    ],
+)
+def test_a_row_has_the_bits_of_the_oracle(
+    outs: tuple[int, ...], width: int, normed: bool, device: torch.device
+) -> None:
+    weights, x = make(outs, width, device), normal(2, width).to(device)
+    norm = normal(width, seed=8).to(device) if normed else None
+    assert same_bits(run(x, weights, norm), oracle(x, weights, norm))
+
+
+def test_a_row_has_the_same_bits_in_every_batch(device: torch.device) -> None:
+    weights, x = make((8,), 192, device), normal(GEMV_MAX_ROWS, 192).to(device)
+    norm = normal(192, seed=8).to(device)
+    alone = torch.cat([run(x[row : row + 1], weights, norm) for row in range(len(x))])
+    assert same_bits(alone, oracle(x, weights, norm))
+    for rows in (2, 3, 5, GEMV_MAX_ROWS):
+        assert same_bits(run(x[:rows].contiguous(), weights, norm), alone[:rows])
+
+
+def test_rows_of_extreme_values_have_the_bits_of_the_oracle(device: torch.device) -> None:
+    x = normal(8, 132)
+    scales = torch.tensor([0.0, 1e-44, 1e-39, 1e-20, 1e-6, 1e18, 1e37, 1.0])
+    x = (x * scales[:, None]).to(device)
+    x[7] = 0.0
+    x[7, 131] = -3.0
+    weights, norm = make((8,), 132, device), normal(132, seed=8).to(device)
+    assert same_bits(run(x, weights), oracle(x, weights))
+    assert same_bits(run(x, weights, norm), oracle(x, weights, norm))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_row_with_nan_or_inf_gives_nan_and_leaves_the_others(
+    bad: float, normed: bool, device: torch.device
+) -> None:
+    weights, x = make((4,), 132, device), normal(3, 132).to(device)
+    norm = normal(132, seed=8).to(device) if normed else None
+    expected = oracle(x, weights, norm)
+    x[1, 131] = bad
+    out = run(x, weights, norm)
+    assert out[1].isnan().all()
+    assert same_bits(out[::2], expected[::2])
+
+
+def test_add_adds_to_what_is_there(device: torch.device) -> None:
+    weights, x = make((20,), 192, device), normal(2, 192).to(device)
+    assert same_bits(run(x, weights, epilogue=Epilogue.ADD), 0.5 + oracle(x, weights))
+
+
+def test_the_gate_is_squared_and_multiplies_up(device: torch.device) -> None:
+    weights, x = make((20, 20), 192, device), normal(2, 192).to(device)
+    norm = normal(192, seed=8).to(device)
+    both = oracle(x, weights, norm)
+    gate, up = both[:, :20].clamp(min=0.0), both[:, 20:]
+    out = run(x, weights, norm, Epilogue.RELU2_GATE)
+    assert torch.equal(out, gate * gate * up)
+    x[0, 3] = float("nan")
+    assert run(x, weights, norm, Epilogue.RELU2_GATE)[0].isnan().all()
+
+
+@pytest.mark.parametrize("epilogue", [Epilogue.ADD, Epilogue.RELU2_GATE])
+def test_it_neither_reads_nor_writes_beyond_its_tensors(
+    epilogue: Epilogue, device: torch.device
+) -> None:
+    plain = make((4, 4), 132, device)
+    packed, scale = Guarded(plain.packed), Guarded(plain.scale)
+    weights = TernaryWeights(packed.tensor, plain.outs, scale.tensor)
+    x, norm = Guarded(normal(1, 132).to(device)), Guarded(normal(132, seed=8).to(device))
+    out = Guarded(torch.full((1, 4 if epilogue.gated else 8), 0.5, device=device))
+    ternary_gemv(x.tensor, weights, out.tensor, norm=norm.tensor, eps=EPS, epilogue=epilogue)
+    expected = run(x.tensor.clone(), plain, norm.tensor.clone(), epilogue)
+    assert expected.isfinite().all()
+    assert same_bits(out.tensor.cpu(), expected)
+    assert all(guarded.intact() for guarded in (packed, scale, x, norm, out))
+
+
+def test_a_dependent_launch_gives_the_same_bits(device: torch.device) -> None:
+    weights, x = make((8,), 132, device), normal(1, 132).to(device)
+    out = torch.empty(1, 8, device=device)
+    ternary_gemv(x, weights, out, dependent=True)
+    ternary_gemv(out @ torch.eye(8, 132, device=device) + x, weights, out, dependent=True)
+    first = oracle(x, weights)
+    assert same_bits(out.cpu(), oracle(first @ torch.eye(8, 132) + x.cpu(), weights))
+
+
+def test_an_empty_batch_launches_nothing(device: torch.device) -> None:
+    weights = make((4,), 8, device)
+    ternary_gemv(torch.empty(0, 8, device=device), weights, torch.empty(0, 4, device=device))
+
+
+@pytest.mark.parametrize("tiles", [1, 2])
+@pytest.mark.parametrize("width", [4, 128, 512, 516, 2560, 3584, 6912, 14_336, GEMV_MAX_IN])
+@pytest.mark.parametrize("packed_rows", [1, 4, 5, 640, 960, 1728, 7168, 32_064])
+def test_a_plan_covers_the_weight_within_the_registers(
+    packed_rows: int, width: int, tiles: int
+) -> None:
+    plan = GemvPlan.of(packed_rows, width, tiles)
+    assert plan.lines in (1, 4, 8, 16)
+    assert (plan.steps - 1) * plan.lines * 128 < width <= plan.steps * plan.lines * 128
+    owned = plan.groups * PACKED_ROWS
+    assert (plan.programs - 1) * owned < packed_rows <= plan.programs * owned
+    assert plan.groups == 1 or plan.steps * 4 * tiles * plan.groups <= TILE_REGISTERS
+
+
+def test_every_argument_of_a_variant_is_typed_or_constant() -> None:
+    found = list(variants(BITNET_2B4T))
+    assert {variant.step for variant in found} == {"qkv", "o", "gate_up", "down", None}
+    assert len({variant.name for variant in found}) == len(found)
+    for variant in found:
+        assert variant.kernel is ternary_gemv_kernel
+        named = set(variant.signature) | set(variant.constants)
+        assert named == set(variant.kernel.arg_names)
+    assert not list(variants(LLAMA_8B))
+
+
+def call(device: torch.device, **changed: object) -> None:
+    arguments: dict[str, object] = {
+        "x": torch.zeros(2, 8, device=device),
+        "weights": make((8, 8), 8, device),
+        "out": torch.zeros(2, 16, device=device),
+    }
+    ternary_gemv(**(arguments | changed))  # type: ignore[arg-type]
+
+
+REFUSED: list[tuple[Callable[[torch.device], object], type[Exception], str]] = [
+    (lambda d: call(d, x=torch.zeros(2, 8, device=d).half()), TypeError, "x: dtype"),
+    (lambda d: call(d, x=torch.zeros(2, 12, device=d)), ValueError, "x: shape (2, 12)"),
+    (lambda d: call(d, x=torch.zeros(2, 16, device=d)[:, ::2]), ValueError, "x: strides"),
+    (
+        lambda d: call(d, x=torch.zeros(9, 8, device=d), out=torch.zeros(9, 16, device=d)),
+        ValueError,
+        "x: 9 rows",
+    ),
+    (lambda d: call(d, out=torch.zeros(2, 8, device=d)), ValueError, "out: shape (2, 8)"),
+    (lambda d: call(d, out=torch.zeros(3, 16, device=d)), ValueError, "out: shape (3, 16)"),
+    (lambda d: call(d, out=torch.zeros(2, 16, device=d).double()), TypeError, "out: dtype"),
+    (lambda d: call(d, norm=torch.zeros(4, device=d)), ValueError, "norm: shape"),
+    (lambda d: call(d, norm=torch.zeros(8, device=d).bfloat16()), TypeError, "norm: dtype"),
+    (lambda d: call(d, norm=torch.zeros(8, device="meta")), ValueError, "norm on meta"),
+    (lambda d: call(d, eps=0.0), ValueError, "eps: 0.0"),
+    (lambda d: call(d, epilogue=Epilogue.SWIGLU), ValueError, "epilogue: SWIGLU"),
+    (
+        lambda d: call(d, weights=make((8, 4), 8, d), epilogue=Epilogue.RELU2_GATE),
+        ValueError,
+        "weights: parts of (8, 4)",
+    ),
+    (
+        lambda d: call(d, epilogue=Epilogue.RELU2_GATE),
+        ValueError,
+        "out: shape (2, 16), expected [2, 8]",
+    ),
+    (
+        lambda d: call(
+            d,
+            x=torch.zeros(2, GEMV_MAX_IN + 4, device=d),
+            weights=make((8, 8), GEMV_MAX_IN + 4, d),
+        ),
+        ValueError,
+        f"x: in = {GEMV_MAX_IN + 4}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("refused", "error", "said"), REFUSED)
+def test_a_wrong_argument_is_refused_by_name(
+    refused: Callable[[torch.device], object],
+    error: type[Exception],
+    said: str,
+    device: torch.device,
+) -> None:
+    with pytest.raises(error, match=re.escape(said)):
+        refused(device)

@@ -1,0 +1,235 @@
+"""Servers that hang, go back in time, or are told to acknowledge too early."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import psycopg
+import pytest
+
+from ledger.errors import ConfigError, LedgerFailed, StaleEpoch
+from ledger.interface import ObjectKey, ObjectWrite
+from ledger.postgres.connection import with_last
+from ledger.postgres.ledger import PostgresLedger
+from tests.ledger.backends import A, Clock, everything, new, token, tokens
+from tests.ledger.postgres_server import PostgresServer
+
+pytestmark = pytest.mark.anyio
+
+KEY = ObjectKey("stream", "one")
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    made = PostgresServer.make()
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@asynccontextmanager
+async def opened(dsn: str, lease_s: float = 3.0) -> AsyncIterator[PostgresLedger]:
+    ledger = await PostgresLedger.open(dsn, Clock(), owner="one", lease_s=lease_s)
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
+async def append_until_it_fails(ledger: PostgresLedger) -> LedgerFailed | ConfigError:
+    """The error that ends the appends to A, of which there was one."""
+    async with asyncio.timeout(PATIENCE_S):
+        for index in range(1, 1 << 30):
+            try:
+                assert await ledger.append(tokens(A, [index])) == []
+            except (LedgerFailed, ConfigError) as error:
+                return error
+    raise AssertionError
+
+
+async def claim_for_ever(ledger: PostgresLedger) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            await ledger.objects.claim(KEY)
+
+
+# ---- acknowledged too early ----
+
+
+async def test_nothing_acknowledged_is_lost_when_synchronous_commit_is_turned_off(
+    server: PostgresServer,
+) -> None:
+    count = 2_000
+    async with opened(server.dsn()) as ledger:
+        await ledger.create(new())
+        await ledger.append(tokens(A, [0]))
+        await asyncio.to_thread(server.set, "synchronous_commit", "off")
+        for first in range(1, count, 20):
+            await ledger.append(tokens(A, range(first, min(first + 20, count))))
+        server.kill()
+        await asyncio.to_thread(server.start, synchronous_commit="on")
+        assert await everything(ledger, A) == [token(index) for index in range(count)]
+
+
+async def test_a_server_whose_fsync_is_turned_off_is_written_to_no_more(
+    server: PostgresServer,
+) -> None:
+    async with opened(server.dsn(), lease_s=0.3) as ledger:
+        await ledger.create(new())
+        await ledger.append(tokens(A, [0]))
+        await asyncio.to_thread(server.set, "fsync", "off")
+        error = await append_until_it_fails(ledger)
+        assert isinstance(error, ConfigError)
+        assert "fsync is off" in error.message
+
+
+# ---- gone back ----
+
+
+async def test_the_promotion_of_a_standby_that_nobody_waited_for_fails_the_ledger(
+    server: PostgresServer,
+) -> None:
+    standby = await asyncio.to_thread(server.standby)
+    await asyncio.to_thread(server.set, "synchronous_standby_names", "")
+    try:
+        async with opened(f"host={server.folder},{standby.folder} user=postgres") as ledger:
+            await ledger.create(new())
+            await ledger.append(tokens(A, [0]))
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(standby.promote)
+            with pytest.raises(LedgerFailed, match="not the server that it was"):
+                await ledger.append(tokens(A, [1]))
+            with pytest.raises(LedgerFailed, match="not the server that it was"):
+                await ledger.info(A)
+    finally:
+        standby.stop()
+
+
+async def test_a_server_that_lacks_a_commit_fails_the_ledger(
+    database: str, postgres: PostgresServer
+) -> None:
+    async with opened(database) as ledger:
+        await ledger.create(new())
+        for index in range(5):
+            await ledger.append(tokens(A, [index]))
+        postgres.execute("UPDATE tailrace.owner SET commits = commits - 1", database)
+        with pytest.raises(LedgerFailed, match="no longer has commit 5"):
+            await ledger.append(tokens(A, [5]))
+
+
+@pytest.mark.parametrize("lost", ["next_index = 3", "epoch = 0"])
+async def test_a_stream_that_went_back_fails_the_ledger(
+    database: str, postgres: PostgresServer, lost: str
+) -> None:
+    async with opened(database) as ledger:
+        await ledger.create(new())
+        await ledger.append(tokens(A, range(5)))
+        postgres.execute(f"UPDATE tailrace.head SET {lost}", database)
+        with pytest.raises(LedgerFailed, match="no longer has"):
+            await ledger.info(A)
+
+
+async def test_a_watched_stream_that_went_back_fails_the_ledger(
+    database: str, postgres: PostgresServer
+) -> None:
+    async with opened(database) as ledger:
+        await ledger.create(new())
+        await ledger.append(tokens(A, [0]))
+        postgres.execute("UPDATE tailrace.head SET epoch = 0", database)
+        ledger.watch(A, lambda: None)  # which has the listener look
+        with pytest.raises(LedgerFailed, match="no longer has"):
+            await claim_for_ever(ledger)
+
+
+async def test_an_epoch_counts_only_with_the_lease_of_its_owner(
+    database: str, postgres: PostgresServer
+) -> None:
+    """A sequence that went back has given the same epoch to another origin."""
+    async with opened(database) as ledger:
+        epoch = (await ledger.objects.claim(KEY)).epoch
+        postgres.execute("UPDATE tailrace.object SET lease = lease + 1", database)
+        assert not await ledger.objects.owns(KEY, epoch)
+        with pytest.raises(StaleEpoch):
+            await ledger.objects.write(ObjectWrite(KEY, epoch, puts={"a": b"1"}))
+
+
+# ---- no answer ----
+
+
+async def test_a_primary_that_hangs_is_left_for_the_one_that_took_its_place(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has lost its standby, so its commits wait for ever; it does not know why."""
+    monkeypatch.setattr("ledger.postgres.connection.ANSWER_PATIENCE_S", 1.0)
+    standby = await asyncio.to_thread(server.standby)
+    try:
+        async with opened(f"host={server.folder},{standby.folder} user=postgres") as ledger:
+            await ledger.create(new())
+            await ledger.append(tokens(A, range(5)))
+            await asyncio.to_thread(standby.promote)
+            appending = asyncio.create_task(ledger.append(tokens(A, [5])))
+            hangs = (
+                "SELECT count(*) FROM pg_stat_activity"
+                " WHERE wait_event = 'SyncRep' AND query LIKE '%moved AS%'"
+            )
+            await asyncio.to_thread(server.until, hangs)
+            assert ledger.silent_s() > 0 or appending.done()
+            async with asyncio.timeout(PATIENCE_S):
+                assert await appending == []
+            assert await ledger.append(tokens(A, [6])) == []
+            stored = standby.execute("SELECT next_index FROM tailrace.head")
+            assert stored == [(7,)]
+            assert await everything(ledger, A) == [token(index) for index in range(7)]
+    finally:
+        standby.stop()
+
+
+async def test_a_lone_server_that_hangs_fails_the_ledger_in_the_end(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledger.postgres.connection.ANSWER_PATIENCE_S", 0.3)
+    monkeypatch.setattr("ledger.postgres.commit.WRITE_PATIENCE_S", 1.0)
+    async with opened(server.dsn()) as ledger:
+        await ledger.create(new())
+        await ledger.append(tokens(A, [0]))
+        await asyncio.to_thread(server.set, "synchronous_standby_names", "ANY 1 (*)")
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(LedgerFailed):
+                await ledger.append(tokens(A, [1]))
+        await asyncio.to_thread(server.set, "synchronous_standby_names", "")
+
+
+async def test_a_commit_that_is_cancelled_on_the_server_is_made_again(
+    database: str, postgres: PostgresServer
+) -> None:
+    async with opened(database) as ledger:
+        await ledger.create(new())
+        with psycopg.connect(database) as other:
+            other.execute("SELECT FROM tailrace.head FOR UPDATE")
+            appending = asyncio.create_task(ledger.append(tokens(A, [0])))
+            cancel = (
+                "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity"
+                " WHERE wait_event_type = 'Lock' AND query LIKE '%moved AS%'"
+            )
+            await asyncio.to_thread(postgres.until, cancel)
+        assert await appending == []
+        assert await everything(ledger, A) == [token(0)]
+
+
+@pytest.mark.parametrize(
+    ("given", "left", "then"),
+    [
+        ({"host": "a,b", "port": "5432"}, ("a", "5432"), {"host": "b,a", "port": "5432,5432"}),
+        ({"host": "a,b"}, ("b", "5432"), {"host": "a,b"}),
+        ({"host": "a,a", "port": "1,2"}, ("a", "1"), {"host": "a,a", "port": "2,1"}),
+        ({"hostaddr": "::1,::2"}, ("::1", "5432"), {"hostaddr": "::2,::1"}),
+        ({"host": "a", "port": "1"}, ("a", "1"), {"host": "a", "port": "1"}),
+    ],
+)
+def test_the_host_that_was_left_is_tried_last(
+    given: dict[str, str], left: tuple[str, str], then: dict[str, str]
+) -> None:
+    host, port = (part.encode() for part in left)
+    assert with_last(given, host, port) == then

@@ -1,0 +1,208 @@
+"""Feeds over a real ledger; the link is a list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ledger.errors import LedgerFailed
+from ledger.frame import (
+    Durability,
+    FinishReason,
+    Frame,
+    Splitter,
+    Status,
+    StreamEnd,
+    StreamError,
+    StreamState,
+    Token,
+    decode,
+    encode,
+)
+from ledger.interface import Append, NewStream, Record
+from ledger.sqlite.ledger import SqliteLedger
+from ledger.sqlite.tail import SEGMENT_BYTES
+from ledger.window import READ_FRAMES, Window
+from origin.edges.feed import Feed
+from origin.generations.readers import Readers
+
+pytestmark = pytest.mark.anyio
+
+STREAM = bytes([1]) * 16
+CORR = 9
+LONG = "x" * (SEGMENT_BYTES // 4)
+
+
+class Outlet:
+    """A link that keeps what it is sent, and can be congested."""
+
+    def __init__(self) -> None:
+        self.congested = False
+        self.frames: list[Frame] = []
+        self.closed_corrs: list[int] = []
+        self.done = asyncio.Event()
+        self._splitter = Splitter()
+
+    def send(self, data: bytes) -> None:
+        for corr, frame in map(decode, self._splitter.feed(data)):
+            assert corr == CORR
+            self.frames.append(frame)
+
+    def closed(self, corr: int) -> None:
+        self.closed_corrs.append(corr)
+        self.done.set()
+
+    @property
+    def indexes(self) -> list[int]:
+        return [f.index for f in self.frames if isinstance(f, Token | StreamEnd)]
+
+
+class Stage:
+    """One stream with a producer and any number of feeds."""
+
+    def __init__(self, ledger: SqliteLedger) -> None:
+        self.ledger = ledger
+        self.readers = Readers()
+        self.count = 0
+
+    async def produce(self, count: int, text: str = "a") -> None:
+        for _ in range(count):
+            record = Record(encode(Token(text, self.count)), (1,))
+            assert await self.ledger.append([Append(STREAM, 1, self.count, record)]) == []
+            self.count += 1
+
+    async def end(self) -> None:
+        end = StreamEnd(self.count, FinishReason.STOP, self.count, 1)
+        await self.ledger.append([Append(STREAM, 1, self.count, Record(encode(end), ()))])
+
+    async def feed(
+        self, start: int = 0, credit: int = 10_000, *, follow: bool = True
+    ) -> tuple[Feed, Outlet]:
+        outlet = Outlet()
+        feed = Feed(
+            outlet,
+            CORR,
+            Window.starting(start, credit),
+            self.ledger,
+            self.readers,
+            follow=follow,
+        )
+        feed.attach(STREAM, (await self.ledger.info(STREAM)).next_index)
+        return feed, outlet
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: 1000)
+    await ledger.create(NewStream(STREAM, "{}", Durability.PROCESS, 60))
+    yield Stage(ledger)
+    await ledger.close()
+
+
+async def test_replay_is_followed_by_the_live_tail_without_gap_or_double(stage: Stage) -> None:
+    await stage.produce(2 * READ_FRAMES, LONG)  # most of it in segments by now
+    feeds = [await stage.feed(start) for start in (0, 7, stage.count - 1)]
+    await stage.produce(20)
+    await stage.end()
+    for start, (_, outlet) in zip((0, 7, 2 * READ_FRAMES - 1), feeds, strict=True):
+        await asyncio.wait_for(outlet.done.wait(), 30)
+        assert outlet.indexes == list(range(start, stage.count + 1))
+        assert outlet.closed_corrs == [CORR]
+
+
+async def test_a_reader_without_credit_is_sent_nothing_and_loses_nothing(stage: Stage) -> None:
+    feed, outlet = await stage.feed(credit=3)
+    await stage.produce(10, LONG)
+    assert outlet.indexes == [0, 1, 2]
+    await stage.end()
+    feed.grant(5)
+    feed.grant(100)
+    await asyncio.wait_for(outlet.done.wait(), 30)
+    assert outlet.indexes == list(range(11))
+
+
+async def test_a_congested_link_waits_and_then_goes_on(stage: Stage) -> None:
+    feed, outlet = await stage.feed()
+    await stage.produce(1)
+    outlet.congested = True
+    await stage.produce(3)
+    assert outlet.indexes == [0]
+    outlet.congested = False
+    feed.pump()
+    assert outlet.indexes == [0, 1, 2, 3]
+
+
+async def test_a_detached_reader_is_sent_nothing_more(stage: Stage) -> None:
+    feed, outlet = await stage.feed()
+    await stage.produce(2)
+    feed.detach()
+    await stage.produce(2)
+    assert outlet.indexes == [0, 1]
+    assert outlet.closed_corrs == []
+
+
+async def test_a_snapshot_of_a_running_stream_ends_with_its_status(stage: Stage) -> None:
+    await stage.produce(4)
+    _, outlet = await stage.feed(start=1, follow=False)
+    await asyncio.wait_for(outlet.done.wait(), 30)
+    assert outlet.indexes == [1, 2, 3]
+    assert outlet.frames[-1] == Status(STREAM, StreamState.RUNNING, 4)
+
+
+async def test_a_snapshot_is_of_one_moment_however_slowly_it_is_read(stage: Stage) -> None:
+    await stage.produce(4)
+    feed, outlet = await stage.feed(credit=2, follow=False)
+    await stage.produce(3)
+    await stage.end()
+    feed.grant(100)
+    await asyncio.wait_for(outlet.done.wait(), 30)
+    assert outlet.indexes == [0, 1, 2, 3]
+    assert outlet.frames[-1] == Status(STREAM, StreamState.RUNNING, 4)
+
+
+async def test_a_snapshot_of_an_ended_stream_ends_with_its_end(stage: Stage) -> None:
+    await stage.produce(2)
+    await stage.end()
+    _, outlet = await stage.feed(follow=False)
+    await asyncio.wait_for(outlet.done.wait(), 30)
+    assert isinstance(outlet.frames[-1], StreamEnd)
+
+
+async def test_a_reader_that_has_all_of_an_ended_stream_is_told_so(stage: Stage) -> None:
+    await stage.produce(2)
+    await stage.end()
+    _, outlet = await stage.feed(start=3)
+    await asyncio.wait_for(outlet.done.wait(), 30)
+    assert outlet.frames == [Status(STREAM, StreamState.ENDED, 3)]
+
+
+async def test_a_storage_error_ends_the_feed_with_a_stream_error(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage.produce(20, LONG)
+
+    async def broken(*_: object) -> list[bytes]:
+        raise LedgerFailed("the disk is gone")
+
+    monkeypatch.setattr(stage.ledger, "frames", broken)
+    _, outlet = await stage.feed()
+    await asyncio.wait_for(outlet.done.wait(), 30)
+    [error] = outlet.frames
+    assert isinstance(error, StreamError)
+    assert (error.code, error.retryable) == ("ledger_failed", True)
+
+
+async def test_who_is_connected_without_credit_does_not_read(stage: Stage) -> None:
+    await stage.produce(3)
+    feed, _ = await stage.feed(credit=2)
+    feed.pump()
+    assert stage.readers.lately() == {STREAM}
+    assert stage.readers.lately() == set(), "it has had what it may have"
+    feed.grant(10)
+    assert stage.readers.lately() == {STREAM}
+    feed.detach()
+    assert stage.readers.lately() == {STREAM}, "it did read a moment ago"
+    assert stage.readers.lately() == set()

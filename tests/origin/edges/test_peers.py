@@ -1,0 +1,192 @@
+"""Origins that share a PostgreSQL: each object has one that runs it, whoever is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from ledger.errors import OriginUnreachable
+from ledger.frame import SCHEMA_HASH, Hello, encode
+from ledger.interface import ObjectKey
+from ledger.objects.object import ObjectRequest
+from ledger.postgres.ledger import PostgresLedger
+from ledger.sqlite.ledger import SqliteLedger
+from origin.config import StreamsConfig
+from origin.edges.peers import SOFTWARE
+from origin.objects import OriginObjects
+from origin.steady_clock import now_ms
+from tests.e2e.processes import free_port
+from tests.origin.edges.test_link import House
+
+pytestmark = pytest.mark.anyio
+
+URL = "http://host/v1/stream/"
+TEXT = ("content-type", "text/plain")
+PATIENCE_S = 60.0
+
+
+class Origin:
+    """One origin without workers: its ledger, its objects, and its link while it is `up`."""
+
+    def __init__(self, ledger: PostgresLedger, port: int, checkpoint: Path) -> None:
+        self.ledger = ledger
+        self.objects = OriginObjects(ledger, StreamsConfig(), now_ms)
+        self._house = House(cast(SqliteLedger, ledger), checkpoint)
+        self._house.service = replace(self._house.service, objects=self.objects)
+        self.port = port
+        self._server: asyncio.Server | None = None
+
+    async def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._house.link, "127.0.0.1", self.port)
+
+    def fall_silent(self) -> None:
+        """Be reached by nobody any more."""
+        if self._server is not None:
+            self._server.close()
+        for link in list(self._house.links):
+            link.close()
+
+    async def ask(self, method: str, name: str, body: bytes = b"", *more: tuple[str, str]) -> int:
+        request = ObjectRequest(method, URL + name, (TEXT, *more), body)
+        async with asyncio.timeout(PATIENCE_S):
+            return (await self.objects.fetch(ObjectKey("stream", name), request)).status
+
+    async def text(self, name: str) -> object:
+        request = ObjectRequest("GET", URL + name)
+        return (await self.objects.fetch(ObjectKey("stream", name), request)).body
+
+    @property
+    def resident(self) -> int:
+        return self.objects.runtime.resident
+
+
+@asynccontextmanager
+async def origin(dsn: str, checkpoint: Path, lease_s: float = 3.0) -> AsyncIterator[Origin]:
+    port = free_port()
+    ledger = await PostgresLedger.open(
+        dsn, now_ms, owner=f"origin {port}", lease_s=lease_s, reached=("127.0.0.1", port)
+    )
+    made = Origin(ledger, port, checkpoint)
+    try:
+        await made.listen()
+        yield made
+    finally:
+        made.fall_silent()
+        await made.objects.close()
+        await ledger.close()
+
+
+async def test_writers_on_two_origins_are_served_by_the_one_that_holds_the_stream(
+    database: str, checkpoint: Path
+) -> None:
+    async with origin(database, checkpoint) as one, origin(database, checkpoint) as other:
+        assert await one.ask("PUT", "s") == 201
+
+        async def write(at: Origin, mark: str) -> None:
+            for index in range(40):
+                assert await at.ask("POST", "s", f"{mark}{index};".encode()) == 204
+
+        await asyncio.gather(*(write(at, mark) for at in (one, other) for mark in "ab"))
+        assert (one.resident, other.resident) == (1, 0)
+        stored = await other.text("s")
+        assert isinstance(stored, bytes)
+        assert len(stored.split(b";")) == 161
+        assert await other.ask("POST", "s", b"x", ("content-type", "text/html")) == 204
+        assert await other.ask("DELETE", "s") == 204
+        assert await one.ask("HEAD", "s") == 404
+
+
+async def test_a_fork_is_made_of_a_stream_that_another_origin_holds(
+    database: str, checkpoint: Path
+) -> None:
+    async with origin(database, checkpoint) as one, origin(database, checkpoint) as other:
+        assert await one.ask("PUT", "s", b"abc") == 201
+        assert await other.ask("PUT", "f", b"d", ("stream-forked-from", "/v1/stream/s")) == 201
+        assert await one.text("f") == b"abcd"
+        assert (one.resident, other.resident) == (1, 1)
+
+
+async def test_an_origin_that_ends_leaves_its_objects_to_the_next_that_is_asked(
+    database: str, checkpoint: Path
+) -> None:
+    async with origin(database, checkpoint) as other:
+        async with origin(database, checkpoint) as one:
+            assert await one.ask("PUT", "s", b"a") == 201
+            assert await other.ask("POST", "s", b"b") == 204
+        assert await other.ask("POST", "s", b"c") == 204
+        assert await other.text("s") == b"abc"
+        assert other.resident == 1
+
+
+async def test_a_writer_waits_for_the_lease_of_an_origin_that_is_gone(
+    database: str, checkpoint: Path
+) -> None:
+    async with (
+        origin(database, checkpoint, lease_s=0.5) as one,
+        origin(database, checkpoint) as other,
+    ):
+        assert await one.ask("PUT", "s", b"a") == 201
+        assert await other.ask("POST", "s", b"b") == 204
+        await one.ledger._lease.stop()  # as if the process had stopped
+        one.fall_silent()
+        assert await other.ask("POST", "s", b"c") == 204
+        assert await other.text("s") == b"abc"
+
+
+async def test_an_origin_that_lives_but_cannot_be_reached_loses_its_objects(
+    database: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("origin.edges.peers.PEER_PATIENCE_S", 0.2)
+    async with origin(database, checkpoint) as one, origin(database, checkpoint) as other:
+        assert await one.ask("PUT", "s", b"a") == 201
+        one.fall_silent()
+        assert await other.ask("POST", "s", b"b") == 204
+        assert await one.ask("POST", "s", b"c") == 204  # it asks the other one now
+        assert await other.text("s") == b"abc"
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+async def test_what_was_under_way_at_an_origin_that_is_lost_may_have_been_done(
+    database: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, hangs_up: bool
+) -> None:
+    monkeypatch.setattr("origin.edges.peers.PEER_SILENCE_S", 30.0 if hangs_up else 0.2)
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode(Hello(SCHEMA_HASH, SOFTWARE)))
+        hello = len(encode(Hello(SCHEMA_HASH, SOFTWARE)))
+        await reader.readexactly(hello + 1)  # the Call has begun to come
+        if not hangs_up:
+            with suppress(ConnectionError):
+                await reader.read()
+        writer.close()
+
+    port = free_port()
+    async with await asyncio.start_server(greet, "127.0.0.1", port):
+        dying = await PostgresLedger.open(
+            database, now_ms, owner="dying", reached=("127.0.0.1", port)
+        )
+        await dying.objects.claim(ObjectKey("stream", "s"))
+        async with origin(database, checkpoint) as other:
+            with pytest.raises(OriginUnreachable) as raised:
+                await other.ask("PUT", "s")
+        assert raised.value.code == "outcome_unknown"
+        await dying.close()
+
+
+async def test_an_address_that_leads_to_another_origin_costs_time_and_nothing_else(
+    database: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("origin.edges.peers.PEER_PATIENCE_S", 0.2)
+    async with origin(database, checkpoint) as other:
+        at_the_other = ("127.0.0.1", other.port)
+        ledger = await PostgresLedger.open(database, now_ms, owner="lost", reached=at_the_other)
+        await ledger.objects.claim(ObjectKey("stream", "s"))
+        assert await other.ask("PUT", "s") == 201  # which it has asked itself for in between
+        await ledger.close()

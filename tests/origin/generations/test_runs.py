@@ -1,0 +1,488 @@
+"""What becomes of streams as workers come, die and make tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ledger.errors import Overloaded, Unavailable
+from ledger.frame import (
+    Durability,
+    FinishReason,
+    FormatKind,
+    Logged,
+    Notice,
+    Priority,
+    Revision,
+    Sampling,
+    StreamEnd,
+    Token,
+    encode,
+)
+from ledger.interface import NewStream
+from origin.generations.history import History
+from origin.generations.runs import FAILED_STARTS, MAX_DEATHS
+from origin.generations.suspects import TOGETHER_DEATHS
+from origin.workers.worker_frame import (
+    MAX_WORKER_FRAME_BYTES,
+    Ask,
+    Emission,
+    Format,
+    Halt,
+    LoadProgress,
+    Ready,
+    Run,
+    Step,
+)
+from tests.origin.stage import READY, RECIPE, A, B, C, Stage
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_stream_waits_for_a_worker_and_then_runs(stage: Stage) -> None:
+    await stage.start(A)
+    one = stage.slots[0]
+    assert one.sent == []
+    await stage.ready(one)
+    run, order = one.last
+    assert order == RECIPE.run(History())
+    await stage.step(one, run, 0, "a")
+    await stage.step(one, run, 1, None)
+    assert await stage.frames(A) == [Token("a", 0), StreamEnd(1, FinishReason.LENGTH, 1, 2)]
+    assert stage.runs.count == 0
+
+
+async def test_streams_go_to_the_worker_with_the_fewest(stage: Stage) -> None:
+    for slot in stage.slots:
+        await stage.ready(slot)
+    for stream in (A, B, C):
+        await stage.start(stream)
+    assert sorted(len(slot.sent) for slot in stage.slots) == [1, 2]
+
+
+async def test_another_worker_goes_on_from_what_the_ledger_holds(stage: Stage) -> None:
+    one, two = stage.slots
+    await stage.ready(one)
+    await stage.start(A)
+    run, _ = one.last
+    await stage.step(one, run, 0, "é")
+    await stage.step(one, run, 1, "b")
+    await stage.ready(two)
+    await stage.lost(one)
+    _, order = two.last
+    assert isinstance(order, Run)
+    assert (order.generated_ids, order.sent_bytes, order.next_index) == ((100, 101), 3, 2)
+    assert (await stage.ledger.info(A)).epoch == 2
+
+
+async def test_a_worker_that_dies_while_it_is_given_a_stream_is_not_sent_it(stage: Stage) -> None:
+    one, two = stage.slots
+    await stage.ready(one)
+    await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
+    giving = asyncio.create_task(stage.runs.restore([A]))
+    await asyncio.sleep(0)  # it waits for the ledger now
+    assert not giving.done()
+    await stage.lost(one)
+    await stage.ready(one)  # the slot's next worker, which has its own order
+    await giving
+    assert len(one.sent) == 1
+    assert two.sent == []
+    assert one.last[0] == stage.runs._streams[A].run
+
+
+async def test_a_lost_workers_late_frames_are_not_stored(stage: Stage) -> None:
+    one, two = stage.slots
+    await stage.ready(one)
+    await stage.start(A)
+    run, _ = one.last
+    await stage.ready(two)
+    await stage.lost(one)
+    await stage.step(one, run, 0, "late")
+    assert await stage.frames(A) == []
+    await stage.step(two, two.last[0], 0, "new")
+    assert await stage.frames(A) == [Token("new", 0)]
+
+
+async def test_a_stream_that_keeps_killing_workers_is_ended_as_failed(stage: Stage) -> None:
+    one = stage.slots[0]
+    await stage.start(A)
+    for _ in range(MAX_DEATHS):
+        await stage.ready(one)
+        stage.begun(one)
+        await stage.lost(one)
+    [end] = await stage.frames(A)
+    assert isinstance(end, StreamEnd)
+    assert end.finish_reason is FinishReason.FAILED
+    assert end.message == f"{MAX_DEATHS} workers died on this stream"
+    await stage.ready(one)
+    assert stage.runs.count == 0
+
+
+async def test_the_neighbours_of_a_stream_that_kills_workers_are_not_blamed(stage: Stage) -> None:
+    one = stage.slots[0]
+    for stream in (A, B):
+        await stage.start(stream)
+    for _ in range(TOGETHER_DEATHS + 1):
+        await stage.ready(one)
+        assert len(stage.runs._of(one)) == 2  # either may be the cause, and most likely neither
+        stage.begun(one)
+        await stage.lost(one)
+    for life in range(MAX_DEATHS):
+        await stage.ready(one)
+        [alone] = stage.runs._of(one)
+        assert alone.id == A
+        await stage.step(one, alone.run, life, "a")
+        _, beside = stage.runs._of(one)  # A is proven, and B is tried beside it
+        assert beside.id == B
+        stage.begun(one, B)
+        await stage.lost(one)
+    assert await stage.frames(A) == [Token("a", index) for index in range(MAX_DEATHS)]
+    [end] = await stage.frames(B)
+    assert isinstance(end, StreamEnd)
+    assert end.finish_reason is FinishReason.FAILED
+    await stage.ready(one)
+    assert stage.runs.count == 1
+
+
+async def test_a_stream_that_only_waited_in_a_worker_is_not_suspected_of_its_death(
+    stage: Stage,
+) -> None:
+    one = stage.slots[0]
+    for stream in (A, B):
+        await stage.start(stream)
+    for _ in range(TOGETHER_DEATHS + 1):
+        await stage.ready(one)
+        assert len(stage.runs._of(one)) == 2
+        stage.begun(one, A)
+        await stage.lost(one)
+    for _ in range(MAX_DEATHS):
+        await stage.ready(one)
+        assert [stream.id for stream in stage.runs._of(one)] == [B]  # A is to wait for it
+        await stage.lost(one)
+    assert await stage.frames(B) == []
+
+
+async def test_newcomers_do_not_wait_for_suspects(stage: Stage) -> None:
+    one = stage.slots[0]
+    for stream in (A, B):
+        await stage.start(stream)
+    for _ in range(TOGETHER_DEATHS + 1):
+        await stage.ready(one)
+        stage.begun(one)
+        await stage.lost(one)
+    await stage.ready(one)
+    await stage.start(C)
+    assert [stream.id for stream in stage.runs._of(one)] == [A, C]  # B waits for A
+
+
+async def test_an_urgent_stream_is_handed_over_first(stage: Stage) -> None:
+    for stream, priority in ((A, "batch"), (B, "standard"), (C, "interactive")):
+        await stage.start(stream, RECIPE.model_copy(update={"priority": priority}))
+    await stage.ready(stage.slots[0])
+    assert [stream.id for stream in stage.runs._of(stage.slots[0])] == [C, B, A]
+
+
+async def test_a_stream_that_makes_tokens_between_deaths_goes_on(stage: Stage) -> None:
+    one = stage.slots[0]
+    await stage.start(A)
+    for index in range(MAX_DEATHS + 2):
+        await stage.ready(one)
+        await stage.step(one, one.last[0], index, "a")
+        await stage.lost(one)
+    assert len(await stage.frames(A)) == MAX_DEATHS + 2
+    assert stage.runs.count == 1
+
+
+async def test_a_running_stream_is_cancelled_by_its_worker(stage: Stage) -> None:
+    one = stage.slots[0]
+    await stage.ready(one)
+    await stage.start(A)
+    run, _ = one.last
+    await stage.runs.cancel(A)
+    assert one.last == (run, Halt())
+
+
+async def test_a_waiting_stream_is_cancelled_at_once(stage: Stage) -> None:
+    await stage.start(A)
+    await stage.runs.cancel(A)
+    [end] = await stage.frames(A)
+    assert isinstance(end, StreamEnd)
+    assert (end.finish_reason, end.prompt_tokens) == (FinishReason.CANCELLED, 2)
+
+
+async def test_a_cancel_is_not_forgotten_when_the_worker_dies_before_it_obeys(
+    stage: Stage,
+) -> None:
+    one, two = stage.slots
+    await stage.ready(one)
+    await stage.start(A)
+    await stage.step(one, one.last[0], 0, "a")
+    await stage.runs.cancel(A)
+    await stage.lost(one)
+    await stage.ready(two)
+    assert two.sent == []
+    [_, end] = await stage.frames(A)
+    assert isinstance(end, StreamEnd)
+    assert (end.finish_reason, end.total_tokens) == (FinishReason.CANCELLED, 1)
+
+
+async def test_cancelling_what_is_over_or_unknown_does_nothing(stage: Stage) -> None:
+    await stage.runs.cancel(A)
+    assert stage.runs.count == 0
+
+
+async def test_another_engine_goes_on_and_says_so(stage: Stage) -> None:
+    one, two = stage.slots
+    await stage.ready(one)
+    await stage.start(A)
+    await stage.step(one, one.last[0], 0, "a")
+    await stage.lost(one)
+    await stage.ready(two, replace(READY, fingerprint="another", device="cuda"))
+    run, order = two.last
+    assert isinstance(order, Run)
+    assert (order.generated_ids, order.next_index) == ((100,), 2)
+    await stage.step(two, run, 2, "b")
+    _, notice, token = await stage.frames(A)
+    assert isinstance(notice, Notice)
+    assert (notice.code, notice.index, token) == ("inexact", 1, Token("b", 2))
+    for said in ("another", "cuda", "fingerprint"):
+        assert said in notice.message
+
+
+async def test_a_notice_is_not_repeated(stage: Stage) -> None:
+    one, two = stage.slots
+    await stage.ready(one)
+    await stage.start(A)
+    await stage.step(one, one.last[0], 0, "a")
+    await stage.lost(one)
+    for _ in range(2):
+        await stage.ready(two, replace(READY, fingerprint="another"))
+        await stage.lost(two)
+    assert len(await stage.frames(A)) == 2
+    assert (await stage.ledger.info(A)).epoch == 3
+
+
+async def test_an_engine_that_takes_a_stream_over_before_it_began_is_exact(stage: Stage) -> None:
+    await stage.start(A)
+    await stage.ready(stage.slots[0], replace(READY, fingerprint="another"))
+    assert await stage.frames(A) == []
+    assert len(stage.slots[0].sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (replace(READY, model="other"), "serves 'other' now"),
+        (replace(READY, kind="text"), "another kind"),
+        (replace(READY, vocab=50, fingerprint="another"), "another vocabulary"),
+        (replace(READY, context=2, fingerprint="another"), "shorter context"),
+    ],
+)
+async def test_a_worker_that_cannot_go_on_ends_the_stream(
+    stage: Stage, other: Ready, why: str
+) -> None:
+    one, two = stage.slots
+    await stage.ready(one)
+    await stage.start(A)
+    await stage.step(one, one.last[0], 0, "a")
+    await stage.lost(one)
+    await stage.ready(two, other)
+    [_, end] = await stage.frames(A)
+    assert isinstance(end, StreamEnd)
+    assert end.finish_reason is FinishReason.ORIGIN_LOST
+    assert end.message is not None
+    assert why in end.message
+
+
+async def test_what_was_dropped_of_the_prompt_is_logged_first_and_once(stage: Stage) -> None:
+    one, two = stage.slots
+    recipe = RECIPE.model_copy(update={"notices": (("truncated", "2 messages"),)})
+    await stage.ready(one)
+    await stage.start(A, recipe)
+    assert await stage.frames(A) == [Notice("truncated", "2 messages", 0)]
+    _, order = one.last
+    assert isinstance(order, Run)
+    assert order.next_index == 1
+    await stage.lost(one)
+    await stage.ready(two)
+    assert two.last[1] == order
+    assert len(await stage.frames(A)) == 1
+
+
+async def test_a_worker_of_kind_text_is_asked(stage: Stage) -> None:
+    one, two = stage.slots
+    recipe = RECIPE.model_copy(update={"prompt_ids": (), "messages": (("user", "Hi"),)})
+    text = replace(READY, kind="text", context=0, vocab=0)
+    await stage.ready(one, text)
+    await stage.start(A, recipe)
+    run, ask = one.last
+    assert ask == Ask(recipe.model_dump_json(), "", 0)
+    frames: list[Logged] = [
+        Token("a", 0),
+        Revision(0, "b", False, 1),
+        Revision(0, "c", True, 2),
+        Token("d", 3),
+    ]
+    for frame in frames:
+        emission = Emission(run, frame.index, (), 0, encode(frame))
+        await stage.runs.worker_step(one, Step((emission,)))
+    await stage.lost(one)
+    await stage.ready(two, text)
+    assert two.last[1] == Ask(recipe.model_dump_json(), "cd", 4)
+
+
+async def test_every_setting_of_a_recipe_reaches_the_worker(stage: Stage) -> None:
+    settings: dict[str, Any] = {
+        "sampling": Sampling(0.7, 3, 0.9, 0.1, 1.2, 0.3, -0.4, 5),
+        "logprobs": 5,
+    }
+    told = {"priority": "batch", "format": ("regex", "a+"), **settings}
+    await stage.ready(stage.slots[0])
+    await stage.start(A, RECIPE.model_copy(update=told))
+    _, order = stage.slots[0].last
+    assert isinstance(order, Run)
+    assert {name: getattr(order, name) for name in settings} == settings
+    assert (order.priority, order.format) == (Priority.BATCH, Format(FormatKind.REGEX, "a+"))
+
+
+async def test_an_order_that_no_frame_can_hold_ends_its_stream_only(stage: Stage) -> None:
+    text = replace(READY, kind="text", context=0, vocab=0)
+    await stage.ready(stage.slots[0], text)
+    recipe = RECIPE.model_copy(update={"prompt_ids": (), "prompt": "x" * MAX_WORKER_FRAME_BYTES})
+    await stage.start(A, recipe)
+    [end] = await stage.frames(A)
+    assert isinstance(end, StreamEnd)
+    assert end.finish_reason is FinishReason.FAILED
+    await stage.start(B, recipe.model_copy(update={"prompt": "x"}))
+    assert stage.runs.count == 1
+
+
+async def test_a_failure_that_may_not_come_again_is_the_one_end_of_the_log(stage: Stage) -> None:
+    one = stage.slots[0]
+    await stage.ready(one)
+    await stage.start(A)
+    run, _ = one.last
+    end = StreamEnd(0, FinishReason.FAILED, 0, 2, "NaN in the logits", retryable=True)
+    await stage.runs.worker_step(one, Step((Emission(run, 0, (), 0, encode(end)),)))
+    await stage.step(one, run, 1, None)  # whatever else it may say of this run
+    await stage.lost(one)
+    await stage.ready(one)
+    assert await stage.frames(A) == [end]
+    assert stage.runs.count == 0
+
+
+async def test_an_unfinished_stream_of_a_dead_origin_is_taken_over(stage: Stage) -> None:
+    await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
+    await stage.runs.restore([A])
+    await stage.ready(stage.slots[0])
+    assert (await stage.ledger.info(A)).epoch == 2
+    assert len(stage.slots[0].sent) == 1
+
+
+async def test_nothing_is_admitted_before_the_first_model_is_loaded(stage: Stage) -> None:
+    with pytest.raises(Unavailable) as error, stage.runs.room():
+        pass
+    assert (error.value.code, error.value.retryable) == ("loading", True)
+    assert error.value.retry_after_ms is not None
+    await stage.ready(stage.slots[0])
+    with stage.runs.room() as ready:
+        assert ready == READY
+    await stage.lost(stage.slots[0])
+    with stage.runs.room() as ready:
+        assert ready == READY  # a restart is a pause, not a refusal
+
+
+async def test_no_more_streams_than_the_limit_are_admitted(stage: Stage) -> None:
+    await stage.ready(stage.slots[0])
+    for n in range(4):
+        with stage.runs.room():
+            await stage.start(bytes([n]) * 16)
+    with pytest.raises(Overloaded, match="the limit is 4"), stage.runs.room():
+        pass
+
+
+async def test_room_is_kept_for_all_streams_of_a_request_or_for_none(stage: Stage) -> None:
+    await stage.ready(stage.slots[0])
+    with stage.runs.room(3):
+        with pytest.raises(Overloaded), stage.runs.room(2):
+            pass
+        with stage.runs.room(1), pytest.raises(Overloaded), stage.runs.room(1):
+            pass
+    with stage.runs.room(4):
+        pass
+    assert stage.runs.count == 0
+
+
+async def test_readiness_tells_what_is_awaited(stage: Stage) -> None:
+    reasons = [stage.runs.reasons]
+    stage.runs.worker_loading(stage.slots[0], LoadProgress("unpack", 2, 6))
+    reasons.append(stage.runs.reasons)
+    await stage.ready(stage.slots[0])
+    reasons.append(stage.runs.reasons)
+    await stage.lost(stage.slots[0])
+    reasons.append(stage.runs.reasons)
+    assert reasons == [
+        ("starting a worker",),
+        ("loading: unpack 2/6",),
+        (),
+        ("starting a worker; 1 died before, the last: ended by SIGKILL",),
+    ]
+    assert stage.changes == 3
+
+
+async def test_readiness_tells_that_all_workers_are_silent(stage: Stage) -> None:
+    for slot in stage.slots:
+        await stage.ready(slot)
+        slot.is_silent = True
+    reasons = [stage.runs.reasons]
+    stage.slots[0].is_silent = False
+    reasons.append(stage.runs.reasons)
+    assert reasons == [("all workers are silent for over 5 s",), ()]
+
+
+async def test_a_silent_worker_is_given_no_stream_until_it_is_heard(stage: Stage) -> None:
+    one, two = stage.slots
+    for slot in stage.slots:
+        await stage.ready(slot)
+    one.is_silent = True
+    for stream in (A, B):
+        await stage.start(stream)
+    assert (len(one.sent), len(two.sent)) == (0, 2)
+    two.is_silent = True
+    await stage.start(C)
+    assert (len(one.sent), len(two.sent)) == (0, 2)
+    one.is_silent = False
+    await stage.runs.worker_heard(one)
+    assert (len(one.sent), len(two.sent)) == (1, 2)
+
+
+async def test_clients_are_told_why_no_worker_starts(stage: Stage) -> None:
+    one = stage.slots[0]
+    one.fate = "ConfigError: No module named 'speech'"
+    await stage.lost(one)
+    with pytest.raises(Unavailable, match="No module named 'speech'") as error, stage.runs.room():
+        pass
+    assert (error.value.code, error.value.retryable) == ("unavailable", True)
+    await stage.ready(one)
+    for _ in range(FAILED_STARTS - 1):
+        await stage.lost(one)
+        with stage.runs.room():
+            pass  # it is restarted: a pause, not a refusal
+    await stage.lost(one)
+    with pytest.raises(Unavailable, match="No module named 'speech'"), stage.runs.room():
+        pass
+
+
+async def test_steps_of_two_workers_at_once_are_all_stored(stage: Stage) -> None:
+    one, two = stage.slots
+    await stage.ready(one)
+    await stage.ready(two)
+    await stage.start(A)
+    await stage.start(B)
+    for index in range(20):
+        await asyncio.gather(*(stage.step(slot, slot.last[0], index, "x") for slot in (one, two)))
+    for stream in (A, B):
+        assert await stage.frames(stream) == [Token("x", index) for index in range(20)]

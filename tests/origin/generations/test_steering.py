@@ -1,0 +1,168 @@
+"""Text for a running stream: taken exactly once, whatever happens to workers, or refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ledger.errors import Conflict, Overloaded, Unavailable
+from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
+from ledger.interface import Append, NewStream, Record
+from origin.generations.logged_ids import STEER_BEGINS, STEERED
+from origin.generations.steering import MAX_PENDING_STEERS
+from origin.workers.worker_frame import Emission, Run, Steer, Step
+from tests.origin.stage import RECIPE, A, Slot, Stage
+
+pytestmark = pytest.mark.anyio
+
+IDS = (7, 8)
+LOGGED = (7 | STEERED | STEER_BEGINS, 8 | STEERED)
+
+
+def steering(stage: Stage, ids: tuple[int, ...] = IDS) -> asyncio.Task[None]:
+    return asyncio.create_task(stage.runs.steer(A, ids))
+
+
+async def takes(stage: Stage, slot: Slot, index: int, steers: int = 1) -> None:
+    """The worker takes an order up: its ids, marked, in one emission."""
+    frame = encode(Token(" and", index))
+    emission = Emission(slot.last[0], index, LOGGED, steers, frame)
+    await stage.runs.worker_step(slot, Step((emission,)))
+
+
+async def begun(stage: Stage) -> Slot:
+    slot = stage.slots[0]
+    await stage.ready(slot)
+    await stage.start(A)
+    await stage.step(slot, slot.last[0], 0, "a")
+    return slot
+
+
+async def test_it_is_answered_when_it_is_durable(stage: Stage) -> None:
+    slot = await begun(stage)
+    asked = steering(stage)
+    await asyncio.sleep(0)
+    run, order = slot.last
+    assert order == Steer(IDS)
+    await stage.step(slot, run, 1, "b")  # a step that does not have it yet
+    assert not asked.done()
+    await takes(stage, slot, 2)
+    await asked
+    assert await stage.frames(A) == [Token("a", 0), Token("b", 1), Token(" and", 2)]
+
+
+async def test_what_no_worker_has_taken_is_sent_to_the_next(stage: Stage) -> None:
+    one = await begun(stage)
+    first, second = steering(stage), steering(stage, (9,))
+    await asyncio.sleep(0)
+    await takes(stage, one, 1)
+    await first
+    await stage.lost(one)
+    two = stage.slots[1]
+    await stage.ready(two)
+    [(_, run), (_, again)] = two.sent
+    assert isinstance(run, Run)
+    assert run.generated_ids == (100, *LOGGED)
+    assert again == Steer((9,))
+    assert not second.done()
+    await takes(stage, two, 2)
+    await second
+
+
+async def test_one_that_waits_for_a_worker_is_sent_behind_its_order_to_run(stage: Stage) -> None:
+    await stage.start(A)
+    asked = steering(stage)
+    await asyncio.sleep(0)
+    slot = stage.slots[0]
+    await stage.ready(slot)
+    assert [type(order) for _, order in slot.sent] == [Run, Steer]
+    await takes(stage, slot, 0)
+    await asked
+
+
+async def test_one_that_was_stored_before_anybody_heard_of_it_is_not_sent_again(
+    stage: Stage,
+) -> None:
+    one = await begun(stage)
+    asked = steering(stage)
+    await asyncio.sleep(0)
+    # The answer to this append is lost with the worker.
+    record = Record(encode(Token(" and", 1)), LOGGED)
+    await stage.ledger.append([Append(A, 1, 1, record)])
+    await stage.lost(one)
+    await stage.ready(stage.slots[1])
+    await asked
+    assert [type(order) for _, order in stage.slots[1].sent] == [Run]
+
+
+async def test_those_of_an_origin_that_is_gone_are_not_counted_as_ours(stage: Stage) -> None:
+    one = await begun(stage)
+    asked = steering(stage)
+    await asyncio.sleep(0)
+    await takes(stage, one, 1)
+    await asked
+    stage.runs._forget(stage.runs._streams[A])
+    await stage.runs.restore([A])  # as another process would
+    again = steering(stage)
+    await asyncio.sleep(0)
+    assert not again.done()
+    assert one.last[1] == Steer(IDS)
+    await takes(stage, one, 2)
+    await again
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+async def test_an_end_that_comes_first_is_said(stage: Stage, reason: FinishReason) -> None:
+    slot = await begun(stage)
+    asked = steering(stage)
+    await asyncio.sleep(0)
+    end = encode(StreamEnd(1, reason, 1, 2))
+    await stage.runs.worker_step(slot, Step((Emission(slot.last[0], 1, (), 0, end),)))
+    with pytest.raises(Conflict, match="ended"):
+        await asked
+
+
+async def test_a_cancel_that_comes_first_is_said(stage: Stage) -> None:
+    await begun(stage)
+    asked = steering(stage)
+    await asyncio.sleep(0)
+    await stage.runs.cancel(A)
+    with pytest.raises(Conflict, match="cancelled"):
+        await stage.runs.steer(A, IDS)
+    await stage.lost(stage.slots[0])
+    await stage.ready(stage.slots[1])
+    with pytest.raises(Conflict, match="cancelled"):
+        await asked
+
+
+async def test_no_more_wait_than_may(stage: Stage) -> None:
+    slot = await begun(stage)
+    waiting = [steering(stage) for _ in range(MAX_PENDING_STEERS)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await stage.runs.steer(A, IDS)
+    await takes(stage, slot, 1, steers=MAX_PENDING_STEERS)
+    await asyncio.gather(*waiting)
+
+
+async def test_a_stream_that_is_not_generated_here_is_not_taken(stage: Stage) -> None:
+    await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
+    with pytest.raises(Unavailable, match="another origin"):
+        await stage.runs.steer(A, IDS)
+
+
+async def test_a_stream_that_has_ended_is_not_steered(stage: Stage) -> None:
+    slot = await begun(stage)
+    await stage.step(slot, slot.last[0], 1, None)
+    with pytest.raises(Conflict, match="has ended"):
+        await stage.runs.steer(A, IDS)
+
+
+async def test_a_worker_that_claims_more_than_it_was_sent_confirms_nothing_else(
+    stage: Stage,
+) -> None:
+    slot = await begun(stage)
+    await takes(stage, slot, 1, steers=5)
+    assert RECIPE.max_tokens > len(IDS)
+    assert stage.runs.count == 1

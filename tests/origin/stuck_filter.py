@@ -1,0 +1,16 @@
+"""A filter whose check never comes back."""
+
+from __future__ import annotations
+
+import signal
+
+from origin.filter import Verdict
+
+
+class Stuck:
+    def check(self, text: str, last: bool) -> Verdict:
+        signal.pause()
+        return Verdict()
+
+
+make = Stuck

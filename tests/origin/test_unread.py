@@ -1,0 +1,239 @@
+"""What becomes of streams that nobody reads, and how much room each class has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from ledger.errors import Overloaded
+from ledger.frame import Durability, FinishReason, Priority, StreamEnd, Token
+from ledger.interface import NewStream
+from ledger.sqlite.ledger import SqliteLedger
+from origin.generations.runs import UNREAD_GRACE_S, Runs
+from origin.metrics import Metrics
+from origin.workers.worker_frame import Attend, Halt, Run, Steer
+from tests.origin.stage import READY, RECIPE, A, B, Slot, Stage
+
+pytestmark = pytest.mark.anyio
+
+PAUSE = RECIPE.model_copy(update={"unread": "pause", "unread_after_s": 30})
+CANCEL = RECIPE.model_copy(update={"unread": "cancel", "unread_after_s": 30})
+PAUSED_S = 1000.0
+
+
+class Audience(Stage):
+    """A stage with one ready worker and a clock."""
+
+    def __init__(self, ledger: SqliteLedger) -> None:
+        super().__init__(ledger)
+        self.metrics = Metrics(lambda: self.clock_s)
+        self.renew()
+
+    def renew(self) -> None:
+        """Another origin on the same ledger."""
+        self.runs = Runs(self.ledger, 4, self._count, self.metrics, paused_s=PAUSED_S)
+        self.slots = [Slot(0, self.runs)]
+
+    async def later(self, seconds: float) -> None:
+        self.clock_s += seconds
+        await self.runs.attend()
+
+    @property
+    def orders(self) -> list[object]:
+        return [frame for _, frame in self.slots[0].sent]
+
+    async def find_orphans(self) -> None:
+        await self.runs.restore(await self.ledger.unfinished())
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Audience]:
+    ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: 0)
+    audience = Audience(ledger)
+    await audience.ready(audience.slots[0])
+    yield audience
+    await ledger.close()
+
+
+async def test_a_stream_that_may_pause_is_taken_from_its_worker_and_goes_on_when_it_is_read(
+    stage: Audience,
+) -> None:
+    await stage.start(A, PAUSE)
+    [run, _] = stage.slots[0].last
+    await stage.step(stage.slots[0], run, 0, "a")
+    await stage.later(29)
+    assert Halt() not in stage.orders
+    await stage.later(1)
+    assert stage.orders[-1] == Halt()
+    await stage.cancelled(stage.slots[0], run, 1)  # what the worker says to it is not the end
+    assert stage.runs.count == 0, "it needs no room"
+    await stage.find_orphans()
+    assert stage.runs.count == 0, "and is not one that was left by its origin"
+    stage.runs.readers.begin(A)
+    await stage.later(0)
+    again = stage.orders[-1]
+    assert isinstance(again, Run)
+    assert (again.generated_ids, again.next_index) == ((100,), 1)
+    assert await stage.frames(A) == [Token("a", 0)]
+
+
+async def test_a_stream_is_read_while_a_reader_could_be_sent_more_and_a_visit_counts(
+    stage: Audience,
+) -> None:
+    await stage.start(A, PAUSE)
+    stage.runs.readers.begin(A)
+    await stage.later(1000)
+    stage.runs.readers.end(A)
+    await stage.later(29)
+    with stage.runs.readers.reading(A):
+        pass
+    await stage.later(29)
+    await stage.later(29)
+    assert Halt() not in stage.orders
+    await stage.later(1)
+    assert Halt() in stage.orders
+
+
+async def test_a_stream_that_is_to_be_cancelled_ends_and_one_that_runs_on_does_not(
+    stage: Audience,
+) -> None:
+    await stage.start(A, CANCEL)
+    await stage.start(B)
+    [run, _] = next(sent for sent in stage.slots[0].sent if isinstance(sent[1], Run))
+    await stage.later(30)
+    assert (run, Halt()) in stage.slots[0].sent
+    await stage.cancelled(stage.slots[0], run, 0)
+    [end] = await stage.frames(A)
+    assert isinstance(end, StreamEnd)
+    await stage.later(100_000)
+    assert stage.runs.count == 1
+
+
+async def test_text_for_a_paused_stream_wakes_it(stage: Audience) -> None:
+    await stage.start(A, PAUSE)
+    await stage.later(30)
+    steering = asyncio.create_task(stage.runs.steer(A, (7,)))
+    while stage.orders[-1] != Steer((7,)):
+        stage.slots[0].ordered.clear()
+        await stage.slots[0].ordered.wait()
+    await stage.later(100)
+    assert stage.orders[-2:] != [Steer((7,)), Halt()], "not while the text waits"
+    steering.cancel()
+
+
+async def test_a_paused_stream_outlives_its_origin_and_is_not_kept_for_ever(
+    stage: Audience,
+) -> None:
+    await stage.start(A, PAUSE)
+    await stage.later(30)
+    stage.renew()
+    await stage.ready(stage.slots[0])
+    await stage.find_orphans()
+    assert isinstance(stage.orders[-1], Run), "its time begins anew"
+    await stage.later(30)
+    assert stage.runs.count == 0
+    await stage.later(PAUSED_S)
+    [end] = await stage.frames(A)
+    assert isinstance(end, StreamEnd)
+    assert end.finish_reason is FinishReason.CANCELLED
+
+
+async def test_what_was_paused_leaves_room_when_an_origin_starts(stage: Audience) -> None:
+    streams = [bytes([n]) * 16 for n in range(10)]
+    for stream in streams:
+        new = NewStream(stream, PAUSE.model_dump_json(), Durability.PROCESS, 60)
+        await stage.ledger.create(new)
+    await stage.find_orphans()
+    await stage.find_orphans()
+    with stage.runs.room(1, Priority.INTERACTIVE):
+        assert stage.runs.count == 4
+    last = streams[-1]
+    stage.runs.readers.begin(last)
+    await stage.later(0)
+    assert stage.runs.count == 4
+
+
+async def test_a_paused_stream_can_be_cancelled(stage: Audience) -> None:
+    await stage.start(A, PAUSE)
+    await stage.later(30)
+    await stage.runs.cancel(A)
+    assert isinstance((await stage.frames(A))[-1], StreamEnd)
+    stage.runs.readers.begin(A)
+    await stage.later(0)
+    assert stage.runs.count == 0
+
+
+async def test_an_origin_takes_over_what_may_pause_when_it_is_read_there(stage: Audience) -> None:
+    await stage.start(A, PAUSE)
+    await stage.start(B)
+    there = Audience(stage.ledger)
+    await there.ready(there.slots[0])
+    there.runs.readers.begin(A)
+    there.runs.readers.begin(B)
+    await there.later(0)
+    assert [type(order) for order in there.orders] == [Run]
+    assert (await stage.ledger.info(A)).epoch == 2
+    # It is taken once, although both are read: two origins would take it from each other.
+    stage.runs.readers.begin(A)
+    await stage.later(0)
+    await stage.step(stage.slots[0], stage.slots[0].sent[0][0], 0, "late")
+    await stage.later(0)
+    await there.later(0)
+    assert (await stage.ledger.info(A)).epoch == 2
+
+
+async def test_a_worker_is_told_who_gives_way(stage: Audience) -> None:
+    await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
+    await stage.runs.start((A, RECIPE), read=False)
+    assert stage.orders[-1] == Attend(unread=True)
+    stage.runs.readers.begin(A)
+    await stage.later(0)
+    assert stage.orders[-1] == Attend(unread=False)
+    stage.runs.readers.end(A)
+    await stage.later(UNREAD_GRACE_S / 2)
+    await stage.later(UNREAD_GRACE_S / 2)
+    assert stage.orders[-1] == Attend(unread=False), "its reader may be about to come back"
+    await stage.later(UNREAD_GRACE_S / 2)
+    assert stage.orders[-1] == Attend(unread=True)
+
+
+# ---- room ----
+
+
+async def test_less_urgent_streams_leave_room_for_more_urgent_ones(tmp_path: Path) -> None:
+    ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: 0)
+    runs = Runs(ledger, 16, lambda: None, Metrics(), random=Random(1))
+    await runs.worker_ready(Slot(0, runs), READY)
+    with runs.room(12, Priority.BATCH):
+        with pytest.raises(Overloaded), runs.room(1, Priority.BATCH):
+            pass
+        with runs.room(2, Priority.STANDARD):
+            with pytest.raises(Overloaded), runs.room(1, Priority.STANDARD):
+                pass
+            both = runs.room(2, Priority.INTERACTIVE), pytest.raises(Overloaded)
+            with both[0], both[1], runs.room(1, Priority.INTERACTIVE):
+                pass
+    with (
+        runs.room(16, Priority.INTERACTIVE),
+        pytest.raises(Overloaded),
+        runs.room(1, Priority.BATCH),
+    ):
+        pass
+    await ledger.close()
+
+
+async def test_those_who_are_refused_are_told_to_come_back_at_different_times(
+    stage: Audience,
+) -> None:
+    waits = set[int]()
+    with stage.runs.room(4, Priority.INTERACTIVE):
+        for _ in range(100):
+            with pytest.raises(Overloaded) as refused, stage.runs.room():
+                pass
+            assert refused.value.retry_after_ms is not None
+            waits.add(-(-refused.value.retry_after_ms // 1000))
+    assert waits == {2, 3, 4, 5}

@@ -1,0 +1,279 @@
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from ledger.frame import FinishReason, Hello, StreamEnd
+from origin.config import OriginConfig
+from origin.engine.engine import Engine
+from origin.models.cpu_model import CpuModel
+from origin.workers.program import program
+from origin.workers.token_worker import MAX_STEP_BYTES, Link, steps
+from origin.workers.watchdog import Watchdog
+from origin.workers.worker_frame import (
+    SCHEMA_HASH,
+    WORKER,
+    Begun,
+    Emission,
+    Fault,
+    Frame,
+    Halt,
+    Load,
+    LoadProgress,
+    Ready,
+    Run,
+    Splitter,
+    Step,
+    decode,
+    encode,
+)
+from tests.origin.engine.runs import continuation, end_of, frame_of, make_run
+
+HELLO = Hello(SCHEMA_HASH, "test")
+SOCKET_TIMEOUT_S = 60.0
+SAMPLED: dict[str, Any] = {"temperature": 1.5, "seed": 3, "ignore_eos": True, "max_tokens": 40}
+
+
+class Supervisor:
+    """The other end of a real worker process."""
+
+    def __init__(self, directory: Path, model: Path, **settings: Any) -> None:
+        path = directory / "worker.sock"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.settimeout(SOCKET_TIMEOUT_S)
+            listener.bind(str(path))
+            listener.listen()
+            config = OriginConfig(model=model, model_name="tiny", **settings)
+            module, document = program(config)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, str(path), document],
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            self.connection, _ = listener.accept()
+        self.connection.settimeout(SOCKET_TIMEOUT_S)
+        self.frames = self._read()
+
+    def send(self, frame: Frame, corr: int = 0) -> None:
+        self.connection.sendall(encode(frame, corr))
+
+    def greet(self) -> Ready:
+        self.send(HELLO)
+        assert next(self.frames) == Hello(SCHEMA_HASH, "tailrace-worker")
+        for frame in self.frames:
+            if isinstance(frame, Ready):
+                return frame
+            assert isinstance(frame, LoadProgress)
+        raise AssertionError("the worker went before it was ready")
+
+    def emissions(self, run_id: int) -> Iterator[Emission]:
+        """The emissions of one run as they come, to its end."""
+        for frame in self.frames:
+            if isinstance(frame, Load | Begun):
+                continue
+            assert isinstance(frame, Step)
+            assert frame.emissions
+            for emission in frame.emissions:
+                if emission.run == run_id:
+                    yield emission
+                    if isinstance(frame_of(emission), StreamEnd):
+                        return
+
+    def close(self) -> tuple[int, str]:
+        """Close the socket; the worker's exit status and its stderr."""
+        self.connection.close()
+        _, errors = self.process.communicate(timeout=SOCKET_TIMEOUT_S)
+        return self.process.returncode, errors
+
+    def _read(self) -> Iterator[Frame]:
+        splitter = Splitter(tags=WORKER)
+        while data := self.connection.recv(1 << 16):
+            for raw in splitter.feed(data):
+                corr, frame = decode(raw)
+                assert corr == 0
+                yield frame
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, checkpoint: Path) -> Iterator[Supervisor]:
+    supervisor = Supervisor(tmp_path, checkpoint)
+    yield supervisor
+    supervisor.process.kill()
+    supervisor.close()
+
+
+def in_process(model: CpuModel, tokenizer: Tokenizer, run: Run) -> list[Emission]:
+    engine = Engine.of(model, tokenizer)
+    engine.add(9, run)
+    emissions: list[Emission] = []
+    while not engine.idle:
+        emissions += engine.step()
+    return emissions
+
+
+def test_it_says_what_it_serves_once_it_is_loaded(supervisor: Supervisor, model: CpuModel) -> None:
+    ready = supervisor.greet()
+    assert (ready.model, ready.device, ready.context, ready.vocab) == (
+        "tiny",
+        "cpu torch",
+        256,
+        300,
+    )
+    assert ready.fingerprint == model.fingerprint
+
+
+def test_a_worker_killed_and_replaced_gives_the_same_frames(
+    supervisor: Supervisor, model: CpuModel, tokenizer: Tokenizer, checkpoint: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    expected = in_process(model, tokenizer, make_run(**SAMPLED))
+    supervisor.greet()
+    supervisor.send(make_run(**SAMPLED), 9)
+    emissions = supervisor.emissions(9)
+    logged = [next(emissions) for _ in range(8)]
+    supervisor.process.kill()
+
+    second = Supervisor(tmp_path_factory.mktemp("second"), checkpoint)
+    second.greet()
+    second.send(continuation(SAMPLED, logged), 9)
+    assert logged + list(second.emissions(9)) == expected
+    assert second.close() == (0, "")
+
+
+def test_it_exits_cleanly_when_the_socket_closes_while_idle(supervisor: Supervisor) -> None:
+    supervisor.greet()
+    assert supervisor.close() == (0, "")
+
+
+def test_it_exits_cleanly_when_the_socket_closes_while_generating(
+    supervisor: Supervisor,
+) -> None:
+    supervisor.greet()
+    supervisor.send(make_run(**SAMPLED | {"max_tokens": 250}), 1)
+    next(supervisor.emissions(1))
+    assert supervisor.close() == (0, "")
+
+
+def test_it_exits_cleanly_when_the_socket_closes_before_a_hello(supervisor: Supervisor) -> None:
+    assert supervisor.close() == (0, "")
+
+
+def test_a_run_sent_right_behind_the_hello_is_not_lost(supervisor: Supervisor) -> None:
+    supervisor.connection.sendall(encode(HELLO) + encode(make_run(max_tokens=2), 3))
+    ready = next(frame for frame in supervisor.frames if isinstance(frame, Ready))
+    assert ready.model == "tiny"
+    assert end_of(list(supervisor.emissions(3))).total_tokens == 2
+
+
+def test_it_takes_runs_and_halts_while_generating(supervisor: Supervisor) -> None:
+    supervisor.greet()
+    long_run = make_run(**SAMPLED | {"max_tokens": 250})
+    supervisor.send(long_run, 1)
+    next(supervisor.emissions(1))
+    supervisor.send(make_run(max_tokens=2), 2)
+    assert end_of(list(supervisor.emissions(2))).finish_reason is FinishReason.LENGTH
+    supervisor.send(Halt(), 1)
+    *_, last = supervisor.emissions(1)
+    end = frame_of(last)
+    assert isinstance(end, StreamEnd)
+    assert end.finish_reason is FinishReason.CANCELLED
+
+
+def test_another_schema_is_refused(supervisor: Supervisor) -> None:
+    supervisor.send(Hello(bytes(8), "other"))
+    assert list(supervisor.frames) == [Hello(SCHEMA_HASH, "tailrace-worker")]
+    status, errors = supervisor.close()
+    assert status == 1
+    assert "SchemaMismatch" in errors
+
+
+def test_bytes_that_are_no_frame_are_refused(supervisor: Supervisor) -> None:
+    supervisor.greet()
+    supervisor.connection.sendall(b"\xff" * 64)
+    assert list(supervisor.frames) == []
+    status, errors = supervisor.close()
+    assert status == 1
+    assert "FrameError" in errors
+
+
+def test_a_checkpoint_that_cannot_be_served_is_named(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, tmp_path / "nothing")
+    supervisor.send(HELLO)
+    hello, fault = supervisor.frames
+    assert hello == Hello(SCHEMA_HASH, "tailrace-worker")
+    assert isinstance(fault, Fault)
+    status, errors = supervisor.close()
+    assert status == 1
+    assert fault.error in errors
+    assert "ModelError" in errors
+    assert "config.json" in errors
+
+
+def test_a_socket_that_is_not_there_is_named(tmp_path: Path, checkpoint: Path) -> None:
+    module, settings = program(OriginConfig(model=checkpoint))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", module, tmp_path / "no", settings),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "FileNotFoundError" in done.stderr
+
+
+def test_a_step_that_never_ends_ends_the_worker_with_a_traceback(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    settings = {"filter": "tests.origin.stuck_filter:make", "worker_silence_s": 2}
+    supervisor = Supervisor(tmp_path, checkpoint, **settings)
+    try:
+        supervisor.greet()
+        supervisor.send(make_run(), 1)
+        assert Begun((1,)) in list(supervisor.frames)
+        status, errors = supervisor.close()
+    finally:
+        supervisor.process.kill()
+    assert status == 1
+    assert "stuck_filter.py" in errors and "in check" in errors
+
+
+class Rests(Watchdog):
+    """Notes when it is off."""
+
+    def __init__(self) -> None:
+        super().__init__(60, 60)
+        self.rests = 0
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        self.rests += 1
+        yield
+
+
+def test_a_worker_may_wait_for_its_supervisor_as_long_as_it_takes() -> None:
+    step = Step((Emission(1, 0, (), 0, bytes(MAX_STEP_BYTES)),))
+    watchdog = Rests()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        received = pool.submit(theirs.recv, len(encode(step)), socket.MSG_WAITALL)
+        Link(ours, watchdog).send(step)
+        assert received.result(SOCKET_TIMEOUT_S) == encode(step)
+    assert watchdog.rests == 1
+
+
+def test_many_long_emissions_go_in_several_steps_but_no_run_is_torn() -> None:
+    emissions = [Emission(run, at, (1, 2), 0, b"x" * 1000) for at in range(3) for run in (1, 2, 3)]
+    split = list(steps(emissions, max_bytes=7000))
+    assert [[e.run for e in step.emissions] for step in split] == [[1, 1, 1, 2, 2, 2], [3, 3, 3]]
+    assert [e.index for e in split[1].emissions] == [0, 1, 2]
+    assert list(steps([])) == []
+    assert list(steps(emissions[:1], max_bytes=1)) == [Step((emissions[0],))]

@@ -1,0 +1,127 @@
+"""The frames between supervisor and worker: their schema, round trips and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger import frame as client
+from ledger.errors import FrameError
+from ledger.frame import PREFIX_BYTES, Hello, Sampling, corr_of
+from ledger.wire.bare import field_types
+from origin.workers.worker_frame import (
+    FRAMES,
+    SCHEMA_HASH,
+    SUPERVISOR,
+    WORKER,
+    Emission,
+    Format,
+    Frame,
+    Halt,
+    LoadProgress,
+    Run,
+    Splitter,
+    Step,
+    decode,
+    encode,
+)
+from tests.frame_strategies import CORRS, any_frame
+from tests.pybare_oracle import Oracle
+from tests.schema_text import WORKER_SCHEMA, read_schema, schema_hash
+
+SCHEMA = read_schema(WORKER_SCHEMA)
+ORACLE = Oracle(SCHEMA)
+ANY_FRAME = any_frame(FRAMES)
+
+
+def test_the_schema_hash_is_that_of_the_schema_file() -> None:
+    assert schema_hash(WORKER_SCHEMA.read_text(encoding="utf-8")) == SCHEMA_HASH
+    assert SCHEMA_HASH != client.SCHEMA_HASH
+
+
+@pytest.mark.parametrize("cls", [*FRAMES.values(), Emission, Format, Sampling])
+def test_a_class_has_the_fields_of_its_struct_in_order(cls: type) -> None:
+    types = {name: of.name for name, of in field_types(cls).items()}
+    assert list(types.items()) == list(SCHEMA.structs[cls.__name__].items())
+
+
+def test_the_table_of_tags_is_the_union_of_the_schema() -> None:
+    assert {cls.__name__: tag for tag, cls in FRAMES.items()} == SCHEMA.unions["Frame"]
+    sent = WORKER | SUPERVISOR
+    assert sent == set(FRAMES)
+
+
+def test_hello_alone_is_shared_with_the_client_schema() -> None:
+    assert set(FRAMES) & set(client.FRAMES) == {Hello.tag}
+    assert FRAMES[Hello.tag] is client.FRAMES[Hello.tag]
+    assert all(32 <= tag < 64 for tag in set(FRAMES) - {Hello.tag})
+
+
+@given(ANY_FRAME, CORRS)
+def test_a_frame_comes_back_as_it_went(frame: Frame, corr: int) -> None:
+    raw = encode(frame, corr)
+    assert decode(raw) == (corr, frame)
+    assert Splitter().feed(raw) == [raw]
+
+
+@given(ANY_FRAME)
+def test_pybare_packs_the_same_payload(frame: Frame) -> None:
+    assert ORACLE.pack(frame) == encode(frame)[PREFIX_BYTES:]
+
+
+@given(ANY_FRAME, st.data())
+def test_a_changed_byte_raises_nothing_but_a_frame_error(frame: Any, data: st.DataObject) -> None:
+    raw = bytearray(encode(frame))
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        _, changed = decode(raw)
+    except FrameError:
+        return
+    assert "nan" in repr(changed) or encode(changed, corr_of(raw)) == raw
+
+
+def test_an_emission_carries_a_client_frame_whole() -> None:
+    token = client.encode(client.Token(" the", 42))
+    step = Step((Emission(run=7, index=42, ids=(262,), steers=0, frame=token),))
+    _, got = decode(encode(step))
+    assert isinstance(got, Step)
+    assert client.decode(got.emissions[0].frame) == (0, client.Token(" the", 42))
+
+
+def test_a_bad_emission_is_refused_by_its_place_in_the_step() -> None:
+    emissions = (Emission(1, 0, (5,), 0, b"x"), Emission(2, 0, (5, -1), 0, b"x"))
+    with pytest.raises(FrameError) as caught:
+        encode(Step(emissions))
+    assert caught.value.field == "Step.emissions[1].ids[1]"
+
+
+def test_a_long_prompt_fits_a_worker_frame() -> None:
+    run = Run(
+        prompt_ids=tuple(range(100_000, 500_000)),
+        generated_ids=(),
+        sent_bytes=0,
+        next_index=0,
+        max_tokens=16,
+    )
+    raw = encode(run, 9)
+    assert len(raw) > client.MAX_FRAME_BYTES
+    assert decode(raw) == (9, run)
+
+
+@pytest.mark.parametrize("frame", [Halt(), LoadProgress("weights", 1, 2)])
+def test_a_client_connection_refuses_worker_frames(frame: Frame) -> None:
+    raw = encode(frame)
+    with pytest.raises(FrameError, match="unknown tag"):
+        client.decode(raw)
+    with pytest.raises(FrameError, match="unknown tag"):
+        client.Splitter().feed(raw)
+
+
+def test_a_worker_connection_refuses_client_frames_but_hello() -> None:
+    splitter = Splitter()
+    assert splitter.feed(client.encode(Hello(SCHEMA_HASH, "tailrace-worker/0.1.0")))
+    with pytest.raises(FrameError, match="unknown tag 0"):
+        splitter.feed(client.encode(client.Token("x", 0)))

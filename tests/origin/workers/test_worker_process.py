@@ -1,0 +1,215 @@
+"""A worker's slot, with real workers that are stopped and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import select
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from ledger.frame import StreamEnd, Token
+from ledger.frame import decode as decode_client
+from origin.config import OriginConfig
+from origin.workers.liveness import Patience
+from origin.workers.program import program
+from origin.workers.worker_frame import Ask, Begun, Load, LoadProgress, Ready, Step
+from origin.workers.worker_process import WorkerSlot
+from tests.origin.producers.asked import recipe
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).resolve().parents[3]
+TIMEOUT_S = 60.0
+SLOTS = 4
+ROUNDS = 5
+PRODUCERS = "tests.origin.producers.text_producers"
+
+
+class Owned:
+    """A slot that runs for real, and what its owner is told."""
+
+    def __init__(self, producer: str, patience: Patience, filter_place: str | None) -> None:
+        place = producer if ":" in producer else f"{PRODUCERS}:{producer}"
+        config = OriginConfig(
+            producer=place, worker_silence_s=patience.silence_s, filter=filter_place
+        )
+        self.slot = WorkerSlot(0, program(config), patience)
+        self.slot.belong_to(self)
+        self.readies: asyncio.Queue[Ready] = asyncio.Queue()
+        self.losses: asyncio.Queue[str] = asyncio.Queue()
+        self.silences: asyncio.Queue[bool] = asyncio.Queue()
+        self.frames: list[object] = []
+        self.ended = asyncio.Event()
+
+    def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None: ...
+
+    async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
+        self.readies.put_nowait(ready)
+
+    def worker_begun(self, slot: WorkerSlot, begun: Begun) -> None: ...
+
+    def worker_load(self, slot: WorkerSlot, load: Load) -> None: ...
+
+    async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
+        self.frames += [decode_client(emission.frame)[1] for emission in step.emissions]
+        if any(isinstance(frame, StreamEnd) for frame in self.frames):
+            self.ended.set()
+
+    async def worker_lost(self, slot: WorkerSlot) -> None:
+        self.losses.put_nowait(slot.fate)
+
+    def worker_silent(self, slot: WorkerSlot) -> None:
+        self.silences.put_nowait(slot.is_silent)
+
+    async def worker_heard(self, slot: WorkerSlot) -> None:
+        self.silences.put_nowait(slot.is_silent)
+
+    def ask(self, run: int, prompt: str) -> None:
+        self.slot.send(Ask(recipe(prompt).model_dump_json(), "", 0), run)
+
+    @property
+    def pid(self) -> int:
+        assert self.slot.pid is not None
+        return self.slot.pid
+
+
+@asynccontextmanager
+async def owned(
+    producer: str, *, filter_place: str | None = None, patience: Patience | None = None
+) -> AsyncIterator[Owned]:
+    it = Owned(producer, patience or Patience(), filter_place)
+    keeping = asyncio.create_task(it.slot.keep())
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield it
+    finally:
+        keeping.cancel()
+        await asyncio.wait((keeping,))
+    assert keeping.cancelled()  # it was still being kept
+
+
+async def killed_with_unread_orders() -> None:
+    """A worker is stopped, asked and killed; the next one in its slot answers."""
+    async with owned("echo") as it:
+        for _ in range(ROUNDS):
+            await it.readies.get()
+            death = os.pidfd_open(it.pid)
+            os.kill(it.pid, signal.SIGSTOP)
+            it.ask(1, "unread")
+            os.kill(it.pid, signal.SIGKILL)
+            # The loop does not look before this: it sees the death and the broken socket at once.
+            select.select([death], [], [])
+            os.close(death)
+            await it.losses.get()
+        await it.readies.get()
+        it.ask(1, "read")
+        await it.ended.wait()
+
+
+async def test_a_worker_that_dies_with_unread_orders_is_replaced() -> None:
+    await asyncio.gather(*(killed_with_unread_orders() for _ in range(SLOTS)))
+
+
+async def test_a_child_that_holds_a_dead_workers_socket_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = tmp_path / "child"
+    monkeypatch.setenv("NOTED", str(noted))
+    children = set()
+    try:
+        async with owned("forking") as it:
+            await it.readies.get()
+            children.add(int(noted.read_text()))
+            os.kill(it.pid, signal.SIGKILL)
+            await it.losses.get()
+            await it.readies.get()
+            children.add(int(noted.read_text()))
+    finally:
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+    assert len(children) == 2
+
+
+async def test_a_worker_is_heard_while_it_is_given_its_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ready(it: Owned, slot: WorkerSlot, ready: Ready) -> None:
+        it.ask(1, "the first of many")
+        await it.ended.wait()
+        it.readies.put_nowait(ready)
+
+    monkeypatch.setattr(Owned, "worker_ready", ready)
+    async with owned("echo") as it:
+        await it.readies.get()
+
+
+async def test_a_worker_that_is_stopped_is_silent_until_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("origin.workers.liveness.SILENT_S", 1.5)
+    async with owned("echo") as it:
+        await it.readies.get()
+        os.kill(it.pid, signal.SIGSTOP)
+        assert await it.silences.get()
+        os.kill(it.pid, signal.SIGCONT)
+        assert not await it.silences.get()
+
+
+async def test_a_worker_that_hangs_is_killed_and_replaced() -> None:
+    async with owned("echo", patience=Patience(silence_s=3)) as it:
+        await it.readies.get()
+        os.kill(it.pid, signal.SIGSTOP)
+        assert (await it.losses.get()).startswith("hung: ")
+        await it.readies.get()
+
+
+async def test_a_start_that_never_ends_is_a_hang_and_leaves_a_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async with owned("stuck", patience=Patience(start_s=0.5)) as it:
+        assert (await it.losses.get()).startswith("hung: ")
+    assert "in stuck" in capfd.readouterr().err
+
+
+async def test_a_worker_that_holds_its_loop_up_ends_itself_with_a_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async with owned("blocking", patience=Patience(silence_s=3)) as it:
+        await it.readies.get()
+        it.ask(1, "x")
+        assert await it.losses.get() == "exit status 1"  # of the watchdog
+    assert "in produce" in capfd.readouterr().err
+
+
+async def test_a_worker_that_cannot_start_says_why() -> None:
+    async with owned("no_such_module:make") as it:
+        assert "No module named 'no_such_module'" in await it.losses.get()
+
+
+def written_from_the_docs(folder: Path) -> None:
+    """The Python files that docs/models.md shows, each of which begins with its name."""
+    text = (ROOT / "docs" / "models.md").read_text("utf-8")
+    for name, code in re.findall(r"```python\n# (\w+\.py)(.*?)```", text, re.DOTALL):
+        (folder / name).write_text(f"# {code}")
+
+
+async def test_the_producer_and_the_filter_of_the_docs_run_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_from_the_docs(tmp_path)
+    for name in ("origin", "json", "pydantic"):  # these take nobody's place
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the wrong place')\n")
+    monkeypatch.chdir(tmp_path)
+    async with owned("speech:Speech", filter_place="my_filter:NoFoxes") as it:
+        assert (await it.readies.get()).model == "speech"
+        it.ask(1, "said")
+        await it.ended.wait()
+    said = "".join(frame.text for frame in it.frames if isinstance(frame, Token))
+    assert said == "recognise speech"

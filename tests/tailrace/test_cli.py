@@ -1,0 +1,155 @@
+"""The command line, as a process: what it prints and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tailrace.certificate import development_certificate
+
+
+def tailrace(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if "TAILRACE" not in name}
+    return subprocess.run(
+        [sys.executable, "-m", "tailrace.cli", *arguments],
+        cwd=folder,
+        env={**clean, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def checked(folder: Path, *arguments: str, **environment: str) -> dict[str, tuple[object, str]]:
+    """What `config check --json` says: setting -> (value, source)."""
+    result = tailrace("config", "check", *arguments, "--json", folder=folder, **environment)
+    assert result.returncode == 0, result.stderr
+    return {row["name"]: (row["value"], row["source"]) for row in json.loads(result.stdout)}
+
+
+# ---- config check ----
+
+
+def test_config_check_without_a_file_shows_defaults(tmp_path: Path) -> None:
+    settings = checked(tmp_path)
+    assert settings["edge.origin"] == (["127.0.0.1:8470"], "default")
+    assert {source for _, source in settings.values()} == {"default"}
+
+
+def test_config_check_shows_where_each_setting_came_from(tmp_path: Path) -> None:
+    file = tmp_path / "tailrace.toml"
+    file.write_text('[edge]\norigin = "10.0.0.1:1"\nhttp = ["0.0.0.0:80"]\n[ledger]\nsweep_s = 5\n')
+    settings = checked(tmp_path, TAILRACE_EDGE_ORIGIN="10.0.0.2:2")
+    assert settings["edge.origin"] == (["10.0.0.2:2"], "TAILRACE_EDGE_ORIGIN")
+    assert settings["edge.http"] == (["0.0.0.0:80"], "tailrace.toml")
+    assert settings["ledger.sweep_s"] == (5, "tailrace.toml")
+    assert settings["origin.workers"] == (1, "default")
+
+
+def test_config_check_reads_the_file_it_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "other.toml"
+    file.write_text("[origin]\nworkers = 3\n")
+    assert checked(tmp_path, str(file))["origin.workers"] == (3, str(file))
+    assert checked(tmp_path, "--config", str(file))["origin.workers"] == (3, str(file))
+
+
+def test_config_check_prints_a_line_a_setting_for_people(tmp_path: Path) -> None:
+    result = tailrace("config", "check", folder=tmp_path)
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["setting", "value", "from"]
+    assert ["origin.workers", "1", "default"] in [line.split() for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[edge]\nhtttp = []\n", "edge.htttp: unknown setting"),
+        ("[origin]\nworkers = 0\n", "origin.workers: "),
+        ("[edge]\norigin = 'nowhere'\n", "write HOST:PORT"),
+        ("[kernels]\n", "unknown table [kernels]"),
+        ("[edge\n", "tailrace.toml"),
+    ],
+)
+def test_config_check_refuses_a_wrong_file_with_exit_code_2(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "tailrace.toml").write_text(text)
+    result = tailrace("config", "check", folder=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+    assert result.stdout == ""
+
+
+def test_config_check_refuses_a_file_that_is_not_there(tmp_path: Path) -> None:
+    result = tailrace("config", "check", "missing.toml", folder=tmp_path)
+    assert result.returncode == 2
+    assert "missing.toml is not a file" in result.stderr
+
+
+def test_a_wrong_setting_in_the_environment_is_named(tmp_path: Path) -> None:
+    result = tailrace("config", "check", folder=tmp_path, TAILRACE_ORIGIN_WORKERS="many")
+    assert result.returncode == 2
+    assert "origin.workers" in result.stderr
+
+
+# ---- usage ----
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["chat"],
+        ["chat", "hello", "--cut-after", "0"],
+        ["chat", "hello", "--temperature", "warm"],
+        ["chat", "hello", "--edge", "localhost:8080"],
+        ["up", "--http-port", "70000"],
+        ["edge", "--origin", "nowhere"],
+        ["origin", "--workers", "0"],
+        ["nothing"],
+        ["--nothing"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_exits_with_2_and_says_why_on_stderr(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    result = tailrace(*arguments, folder=tmp_path)
+    assert result.returncode == 2
+    assert "Error" in result.stderr or result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("setting", ["http", "https"])
+def test_an_edge_whose_port_is_taken_names_the_address(tmp_path: Path, setting: str) -> None:
+    files = development_certificate(tmp_path, datetime.now(UTC))
+    flags = ["--certificate", str(files.certificate), "--key", str(files.key)]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        places = {"http": "127.0.0.1:0", "https": "127.0.0.1:0"}
+        places[setting] = f"127.0.0.1:{taken.getsockname()[1]}"
+        for name, place in places.items():
+            flags += [f"--{name}", place]
+        result = tailrace("edge", *flags, folder=tmp_path)
+    assert result.returncode == 2
+    assert f"edge.{setting}: cannot listen on {places[setting]}: " in result.stderr
+
+
+def test_an_edge_whose_certificate_cannot_be_read_says_so(tmp_path: Path) -> None:
+    (tmp_path / "edge.pem").write_text("no certificate")
+    flags = ["--http", "127.0.0.1:0", "--certificate", "edge.pem", "--key", "edge.pem"]
+    result = tailrace("edge", *flags, folder=tmp_path)
+    assert result.returncode == 2
+    assert "edge.certificate: cannot read edge.pem" in result.stderr
+
+
+def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
+    result = tailrace("--version", folder=tmp_path)
+    assert result.returncode == 0
+    assert result.stdout.startswith("tailrace ")

@@ -1,0 +1,307 @@
+"""The client against edges whose every answer is scripted, over real loopback sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from ledger.errors import CallerError, NotFound, TailraceError
+from ledger.frame import (
+    SAMPLING,
+    FinishReason,
+    Frame,
+    Logged,
+    StreamEnd,
+    StreamError,
+    Token,
+    encode,
+    error_frame,
+)
+from tailrace.client import Client, SamplingSettings, Stream
+
+pytestmark = pytest.mark.anyio
+
+ID = "ab" * 16
+FRAMES: list[Logged] = [*(Token(f" {n}", n) for n in range(4))]
+FRAMES.append(StreamEnd(4, FinishReason.STOP, 4, 1))
+
+
+def body(*frames: Frame) -> bytes:
+    return b"".join(encode(frame) for frame in frames)
+
+
+def ok(data: bytes) -> bytes:
+    """A 200 whose body ends when the connection does."""
+    head = f"HTTP/1.1 200\r\nTailrace-Stream: {ID}\r\nTailrace-Token: v1.t\r\n\r\n"
+    return head.encode() + data
+
+
+def refused(status: int, code: str, *, retryable: bool, headers: str = "") -> bytes:
+    error = {"error": {"code": code, "message": "no", "retryable": retryable}}
+    document = json.dumps(error)
+    return (
+        f"HTTP/1.1 {status}\r\nContent-Length: {len(document)}\r\n{headers}\r\n{document}".encode()
+    )
+
+
+@dataclass
+class Request:
+    line: str
+    headers: dict[str, str]
+
+
+@dataclass
+class ScriptedEdge:
+    """Answers each connection's request with the next of `answers`, then hangs up.
+
+    An answer of None leaves the client waiting.
+    """
+
+    answers: list[bytes | None]
+    requests: list[Request] = field(default_factory=list)
+    url: str = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        line, *fields = head.strip().split("\r\n")
+        headers = dict(field.lower().split(": ", 1) for field in fields)
+        await reader.readexactly(int(headers.get("content-length", "0")))
+        self.requests.append(Request(line, headers))
+        answer = self.answers.pop(0)
+        if answer is None:
+            writer.write(ok(body(FRAMES[0])))
+            await reader.read()
+        else:
+            writer.write(answer)
+        writer.close()
+
+
+@asynccontextmanager
+async def edges(*scripts: list[bytes | None]) -> AsyncIterator[list[ScriptedEdge]]:
+    async with AsyncExitStack() as stack:
+        served = [ScriptedEdge(script) for script in scripts]
+        for edge in served:
+            server = await asyncio.start_server(edge.serve, "127.0.0.1", 0)
+            stack.callback(server.close)
+            port = server.sockets[0].getsockname()[1]
+            edge.url = f"http://127.0.0.1:{port}"
+        yield served
+
+
+async def read(
+    served: list[ScriptedEdge],
+    begin: Callable[[Client], Stream] = lambda client: client.generate(prompt="Once"),
+    patience_s: float = 60,
+) -> tuple[list[Logged], list[str], Stream]:
+    """All frames of a stream, and the states that the client went through."""
+    states: list[str] = []
+    urls = [edge.url for edge in served]
+
+    def on_state(state: str, _detail: str) -> None:
+        states.append(state)
+
+    async with Client(urls, on_state=on_state, patience_s=patience_s) as client:
+        stream = begin(client)
+        return [frame async for frame in stream], states, stream
+
+
+def test_a_caller_may_say_all_of_sampling() -> None:
+    assert {*SamplingSettings.__annotations__} == {*SAMPLING}
+
+
+async def test_an_unbroken_stream_is_read_to_its_end() -> None:
+    async with edges([ok(body(*FRAMES))]) as served:
+        frames, states, stream = await read(served)
+    assert frames == FRAMES
+    assert states == ["connecting", "open", "ended"]
+    assert (stream.id, stream.token, stream.resumes) == (ID, "v1.t", 0)
+    assert stream.end == FRAMES[-1]
+
+
+async def test_a_body_that_was_cut_is_resumed_on_the_next_edge() -> None:
+    cut = ok(body(*FRAMES[:2]) + encode(FRAMES[2])[:5])
+    async with edges([cut], [ok(body(*FRAMES[2:]))]) as served:
+        frames, states, stream = await read(served)
+        [request] = served[1].requests
+    assert frames == FRAMES
+    assert stream.resumes == 1
+    assert states == ["connecting", "open", "waiting", "connecting", "resumed", "ended"]
+    assert request.line == f"GET /v1/generate/{ID}?after=1 HTTP/1.1"
+    assert request.headers["tailrace-token"] == "v1.t"
+
+
+async def test_a_post_without_an_answer_is_sent_again_with_its_key() -> None:
+    async with edges([b"", ok(body(*FRAMES))]) as served:
+        frames, _, stream = await read(served)
+        first, second = served[0].requests
+    assert frames == FRAMES
+    assert stream.resumes == 0
+    assert first.line == second.line == "POST /v1/generate HTTP/1.1"
+    assert first.headers["idempotency-key"] == second.headers["idempotency-key"] != ""
+
+
+async def test_frames_that_come_twice_are_given_once() -> None:
+    async with edges([ok(body(*FRAMES[:3])), ok(body(*FRAMES))]) as served:
+        frames, _, _ = await read(served)
+    assert frames == FRAMES
+
+
+async def test_a_frame_that_is_missing_is_asked_for_again() -> None:
+    gap = ok(body(FRAMES[0], FRAMES[2]))
+    async with edges([gap, ok(body(*FRAMES[1:]))]) as served:
+        frames, _, _ = await read(served)
+        assert served[0].requests[1].line.endswith("?after=0 HTTP/1.1")
+    assert frames == FRAMES
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        refused(503, "overloaded", retryable=True, headers="Retry-After: 0\r\n"),
+        b"HTTP/1.1 502\r\nContent-Length: 0\r\n\r\n",
+        ok(body(error_frame(TailraceError("bye", code="unavailable", retryable=True)))),
+    ],
+)
+async def test_what_may_succeed_later_is_tried_again(busy: bytes) -> None:
+    async with edges([busy, ok(body(*FRAMES))]) as served:
+        frames, states, _ = await read(served)
+    assert frames == FRAMES
+    assert "waiting" in states
+
+
+async def test_what_cannot_succeed_is_raised() -> None:
+    async with edges([refused(404, "not_found", retryable=False)]) as served:
+        with pytest.raises(NotFound):
+            await read(served)
+
+
+async def test_frames_before_a_final_error_are_read_first() -> None:
+    data = body(*FRAMES[:2], StreamError("not_found", "gone", False, 404))
+    async with edges([ok(data)]) as served, Client([served[0].url]) as client:
+        stream = client.generate(prompt="Once")
+        assert [await anext(stream), await anext(stream)] == FRAMES[:2]
+        with pytest.raises(NotFound):
+            await anext(stream)
+
+
+async def test_patience_has_an_end() -> None:
+    async with edges([b""]) as served:
+        with pytest.raises(TailraceError) as caught:
+            await read(served, patience_s=0)
+    assert caught.value.code == "edge_unreachable"
+
+
+async def test_a_wait_that_would_outlast_the_patience_is_not_begun() -> None:
+    busy = refused(503, "overloaded", retryable=True, headers="Retry-After: 3600\r\n")
+    async with edges([busy]) as served:
+        with pytest.raises(TailraceError) as caught:
+            await read(served)
+    assert caught.value.code == "overloaded"
+
+
+async def test_cutting_resumes_after_the_last_frame_that_was_given() -> None:
+    async with edges([ok(body(*FRAMES))], [ok(body(*FRAMES[2:]))]) as served:
+        async with Client([edge.url for edge in served]) as client:
+            stream = client.generate(prompt="Once")
+            frames = []
+            async for frame in stream:
+                frames.append(frame)
+                if frame.index == 1:
+                    stream.cut()
+        assert served[1].requests[0].line.endswith("?after=1 HTTP/1.1")
+    assert frames == FRAMES
+    assert stream.resumes == 1
+
+
+async def test_a_cut_wakes_a_reader_that_waits_for_a_frame() -> None:
+    async with (
+        edges([None, ok(body(*FRAMES[1:]))]) as served,
+        Client([served[0].url]) as client,
+    ):
+        stream = client.generate(prompt="Once")
+        assert await anext(stream) == FRAMES[0]
+        # Runs as soon as the read below has to wait, and nothing but the cut can end it.
+        asyncio.get_running_loop().call_soon(stream.cut)
+        assert await anext(stream) == FRAMES[1]
+
+
+async def test_a_stream_of_which_nothing_is_left_ends_at_once() -> None:
+    nothing = b"HTTP/1.1 204\r\n\r\n"
+    async with edges([nothing]) as served:
+        frames, states, _ = await read(served, lambda client: client.resume(ID, after=4))
+        assert served[0].requests[0].line.endswith("?after=4 HTTP/1.1")
+    assert frames == []
+    assert states == ["connecting", "ended"]
+
+
+async def test_cancel_is_sent_until_it_is_answered() -> None:
+    document = json.dumps({"id": ID, "state": "ended", "next_index": 3})
+    answer = f"HTTP/1.1 200\r\nContent-Length: {len(document)}\r\n\r\n{document}".encode()
+    async with edges([b"", answer]) as served, Client([served[0].url]) as client:
+        status = await client.cancel(ID, "v1.t")
+    assert status.next_index == 3
+    assert [request.line for request in served[0].requests] == [
+        f"POST /v1/generate/{ID}/cancel HTTP/1.1"
+    ] * 2
+
+
+def answered(status: str, document: object) -> bytes:
+    text = json.dumps(document)
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+
+
+async def test_a_steer_is_sent_again_while_it_was_surely_not_taken() -> None:
+    said = answered("200 OK", {"id": ID, "state": "running", "next_index": 3})
+    script: list[bytes | None] = [refused(503, "unavailable", retryable=True), said]
+    async with edges(script) as served, Client([served[0].url]) as client:
+        status = await client.steer(ID, " but", "v1.t")
+    assert status.next_index == 3
+    assert [request.line for request in served[0].requests] == [
+        f"POST /v1/generate/{ID}/steer HTTP/1.1"
+    ] * 2
+
+
+@pytest.mark.parametrize("answer", [b"", refused(503, "outcome_unknown", retryable=True)])
+async def test_a_steer_that_may_have_been_taken_is_not_sent_again(answer: bytes) -> None:
+    async with edges([answer]) as served, Client([served[0].url]) as client:
+        with pytest.raises(TailraceError) as error:
+            await client.steer(ID, " but")
+    assert error.value.code == "outcome_unknown"
+    assert len(served[0].requests) == 1
+
+
+async def test_a_stream_is_steered_with_its_token() -> None:
+    said = answered("200 OK", {"id": ID, "state": "running", "next_index": 3})
+    async with (
+        edges([ok(body(*FRAMES)), said]) as served,
+        Client([served[0].url]) as client,
+    ):
+        stream = client.generate(prompt="x")
+        with pytest.raises(CallerError, match="has not begun"):
+            await stream.steer(" but")
+        await anext(stream)
+        await stream.steer(" but")
+    assert served[0].requests[1].headers["tailrace-token"] == "v1.t"
+
+
+@pytest.mark.parametrize("urls", [[], ["127.0.0.1:8080"]])
+def test_an_edge_is_a_url(urls: list[str]) -> None:
+    with pytest.raises(CallerError):
+        Client(urls)
+
+
+def test_the_client_needs_nothing_of_the_server() -> None:
+    script = (
+        "import sys\n"
+        "for name in ('starlette', 'hypercorn', 'uvloop', 'pydantic', 'structlog', 'apsw'):\n"
+        "    sys.modules[name] = None\n"
+        "import tailrace.client\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
