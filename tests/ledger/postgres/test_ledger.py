@@ -383,6 +383,12 @@ def end_connections(postgres: PostgresServer, database: str, query: str) -> int:
     return count
 
 
+def end_every_connection(postgres: PostgresServer, database: str) -> None:
+    """The ledger is cut off by this, not between two connections of its own."""
+    while end_connections(postgres, database, "%") == 0:
+        pass
+
+
 async def test_a_listener_that_was_cut_off_catches_up(
     backend: PostgresBackend, postgres: PostgresServer
 ) -> None:
@@ -404,10 +410,10 @@ async def test_appends_survive_the_end_of_every_connection(
     ending = []
     for index in range(200):
         if index % 20 == 10:
-            cut = asyncio.to_thread(end_connections, postgres, backend.dsn, "%")
+            cut = asyncio.to_thread(end_every_connection, postgres, backend.dsn)
             ending.append(asyncio.create_task(cut))
         assert await ledger.append(tokens(A, [index])) == []
-    assert min(await asyncio.gather(*ending)) > 0
+    await asyncio.gather(*ending)
     assert await everything(ledger, A) == [token(index) for index in range(200)]
     await ledger.close()
 
