@@ -1,0 +1,139 @@
+"""The seam between protocols and routes: one request, and one response's way to its client.
+
+HTTP/1.1, HTTP/2 and HTTP/3 each make a `Request` and an `Outlet` of what they read. A route that
+carries tokens answers it with a `Handler`, which no task and no queue stands behind: a frame of
+the link ends as a `write` in the very callback that read it. Every other request is the ASGI
+application's, and so is every doubtful one: the same routes exist there.
+
+Sans-I/O: nothing here knows a socket, an event loop or a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+UNSENT_BYTES = 16 << 10
+"""What may wait here for one client: `room` is this less what does. A reader's credit at the
+origin follows from it, so this is what a client that does not read costs."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+log = structlog.get_logger("tailrace.edge")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a route needs of a request, whole with its body."""
+
+    method: str
+    path: bytes
+    """As it came, percent-encoded, without the query."""
+    query: bytes
+    headers: Headers
+    """Names in lower case; `host` stands for `:authority` too."""
+    scheme: str
+    peer: tuple[str, int] | None
+    http_version: str
+    """As ASGI spells it: "1.1", "2", "3"."""
+    body: bytes = b""
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header."""
+        return next((value for each, value in self.headers if each == name), None)
+
+
+class Outlet(Protocol):
+    """One response's way to its client; made by a protocol, used by a handler.
+
+    Nothing raises, and after `end`, `reset`, or the handler's `gone` nothing does anything.
+    """
+
+    def start(self, status: int, headers: Headers) -> None:
+        """The head, once, before anything else. It may wait for the first `write` or `end`."""
+
+    def write(self, data: bytes) -> None:
+        """A piece of the body. It is taken whole, however little room there is: whoever writes
+        looks at `room` before each frame, so that it is exceeded by one frame at most."""
+
+    def end(self) -> None:
+        """The body is whole."""
+
+    def reset(self) -> None:
+        """The body is broken off, and the client can see that it is."""
+
+    def room(self) -> int:
+        """How many bytes may be written now: UNSENT_BYTES less what is unsent, or less than 1.
+
+        When it was less than 1, the handler's `drained` is called once there is some again.
+        """
+
+
+class Handler(Protocol):
+    """Who answers a request by its outlet; the protocol calls it, never while it calls."""
+
+    def drained(self) -> None:
+        """There is room again."""
+
+    def gone(self) -> None:
+        """The client has left: reset, closed, lost. It is called once, unless the response has
+        ended before; the outlet does nothing any more."""
+
+
+class Routes(Protocol):
+    """Which requests are answered past the application."""
+
+    def claims(self, request: Request) -> bool:
+        """Whether `serve` may answer it, as far as its head (`body` is empty) can tell.
+
+        If so, `serve` is to be called with the whole body; a body over the limit of the settings
+        is the application's to refuse.
+        """
+
+    def serve(self, request: Request, outlet: Outlet) -> Handler | None:
+        """Answer it, or None: it is the application's. The outlet may be written to before this
+        returns, but not where it returns None."""
+
+
+class Flushes(Protocol):
+    """Who gathers what is to be written until all of one read has come to it."""
+
+    def flush(self) -> None:
+        """Write what has gathered. Must not block and not raise."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """One callback of the event loop: what it has touched is flushed once, at its end.
+
+    A read of the link brings frames for many streams, and the streams of one HTTP/2 connection
+    leave in one write. So a sink that gets a frame is touched, flushed when the read is through,
+    and writes to its outlet, which touches the connection that it shares; that is flushed then.
+    Whoever begins such a callback (a link's read, a connection's, a deadline, the application's
+    send) calls `flush` at its end. No further turn of the loop passes between read and write.
+    """
+
+    touched: dict[Flushes, None] = field(default_factory=dict)
+    _flushing: bool = False
+
+    def touch(self, who: Flushes) -> None:
+        self.touched[who] = None
+
+    def flush(self) -> None:
+        """Flush all that was touched, in order, and what that touches; not within another one."""
+        if self._flushing:
+            return
+        self._flushing = True
+        try:
+            while self.touched:
+                touched, self.touched = self.touched, {}
+                for who in touched:
+                    try:
+                        who.flush()
+                    except Exception:  # one client's fault must not keep the rest from theirs
+                        log.exception("flush failed")
+        finally:
+            self._flushing = False
