@@ -9,6 +9,7 @@ import structlog
 import uvloop
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
+from hypercorn.protocol import ws_stream
 
 from edge.app import create_app
 from edge.config import EdgeConfig
@@ -24,6 +25,9 @@ KEEP_ALIVE_TIMEOUT_S = 75.0
 """Longer than the usual 60 s of a proxy, so that the proxy is the one to hang up."""
 READ_HEADER_BYTES = 16 << 10
 H2_MAX_CONCURRENT_STREAMS = 256
+H2_MAX_REQUESTS = 1 << 31
+"""As good as none. At its own limit, 1,000, Hypercorn says GOAWAY and then sends nothing more of
+the streams that are under way, whose readers wait for ever."""
 WEBSOCKET_PING_INTERVAL_S = 20.0
 LISTEN_BACKLOG = 1024
 
@@ -33,6 +37,7 @@ log = structlog.get_logger("tailrace.edge")
 def run(config: EdgeConfig) -> None:
     """Serve until told to stop. Raises ConfigError where an address cannot be had."""
     configure_logging(config.log_level)
+    refuse_compression()
     logging.getLogger("quic").setLevel(logging.WARNING)  # aioquic: lines per connection
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config))
@@ -61,7 +66,7 @@ def server_config(config: EdgeConfig) -> Config:
     if config.certificate is not None and config.key is not None:
         server.certfile, server.keyfile = str(config.certificate), str(config.key)
         server.bind = list(config.https)
-        server.quic_bind = list(config.https)
+        server.quic_bind = list(config.https) if config.http3 else []
         server.insecure_bind = list(config.http)
     else:
         server.bind = list(config.http)
@@ -73,9 +78,18 @@ def server_config(config: EdgeConfig) -> Config:
     server.keep_alive_timeout = KEEP_ALIVE_TIMEOUT_S
     server.h11_max_incomplete_size = READ_HEADER_BYTES
     server.h2_max_concurrent_streams = H2_MAX_CONCURRENT_STREAMS
+    server.keep_alive_max_requests = H2_MAX_REQUESTS
     server.websocket_max_message_size = MAX_READ_MESSAGE_BYTES
     server.websocket_ping_interval = WEBSOCKET_PING_INTERVAL_S
     return server
+
+
+def refuse_compression() -> None:
+    """No WebSocket extension is agreed to: of permessage-deflate 400 kB can inflate to 400 MB.
+
+    Hypercorn offers it always and has no setting for it (its issue 307).
+    """
+    vars(ws_stream)["server_extensions_handshake"] = lambda _offered, _ours: None
 
 
 def _try_certificate(config: EdgeConfig) -> None:
@@ -97,7 +111,8 @@ def _try_addresses(config: EdgeConfig) -> None:
         _try_address("http", address, plain)
     for address in config.https if config.certificate is not None else ():
         secure = server_config(config)
-        secure.bind, secure.quic_bind, secure.insecure_bind = [address], [address], []
+        secure.bind, secure.insecure_bind = [address], []
+        secure.quic_bind = [address] if config.http3 else []
         _try_address("https", address, secure)
 
 

@@ -99,7 +99,10 @@ def edge(
     config: ConfigOption = None,
     http: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="HTTP/1.1 and 2.")] = None,
     https: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="HTTPS and, over QUIC, HTTP/3.")
+        str | None, typer.Option(metavar="HOST:PORT", help="HTTPS; needs a certificate.")
+    ] = None,
+    http3: Annotated[
+        bool | None, typer.Option(help="HTTP/3 too, over QUIC where HTTPS listens.")
     ] = None,
     origin: Annotated[
         str | None, typer.Option(metavar="HOST:PORT,…", help="The origin's link, or several.")
@@ -118,7 +121,13 @@ def edge(
         from edge.serve import run
 
     settings = EdgeConfig.load(
-        config, http=http, https=https, origin=origin, certificate=certificate, key=key
+        config,
+        http=http,
+        https=https,
+        http3=http3,
+        origin=origin,
+        certificate=certificate,
+        key=key,
     )
     _watch_parent(until_eof)
     run(settings)

@@ -95,13 +95,11 @@ def _origin_command(place: Place) -> list[str]:
 
 
 def _edge_command(place: Place, files: CertificateFiles) -> list[str]:
-    return _command(
-        "edge",
-        {
-            "--http": place.http,
-            "--https": place.https,
-            "--origin": place.link,
-            "--certificate": files.certificate,
-            "--key": files.key,
-        },
-    )
+    flags = {
+        "--http": place.http,
+        "--https": place.https,
+        "--origin": place.link,
+        "--certificate": files.certificate,
+        "--key": files.key,
+    }
+    return [*_command("edge", flags), "--http3"]
