@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 from typing import cast
 
 import structlog
 
-from edge.relay import LinkState, Relay, Sink
-from ledger.backoff import Backoff
+from edge.relay import RETRY_AFTER_MS, LinkState, Relay, Sink
+from ledger.backoff import Backoff, spread_ms
 from ledger.errors import OriginUnreachable, Overloaded, TailraceError
 from ledger.frame import Credit, Detach, Heartbeat, Splitter, corr_of, encode, error_frame, tag_of
 
@@ -116,6 +117,7 @@ class Link:
         self._misses = 0  # connections in a row that did not come up and settle
         self._up_at: float | None = None  # since when this connection is up
         self._relay = Relay()
+        self._random = Random()
         self._backoff = backoff or Backoff(LINK_RECONNECT_MIN_S, LINK_RECONNECT_MAX_S)
         self._connection: Connection | None = None
         self._closing: TailraceError | None = None
@@ -181,10 +183,13 @@ class Link:
         if self._closing is not None:
             return self._closing
         if self._connection is not None and self._connection.unsent_bytes > MAX_LINK_BUFFER_BYTES:
-            return Overloaded("the link to the origin is full", retry_after_ms=1000)
+            return self._overloaded("the link to the origin is full")
         if self._relay.held_bytes > MAX_HELD_BYTES:
-            return Overloaded("too many requests wait for the origin", retry_after_ms=1000)
+            return self._overloaded("too many requests wait for the origin")
         return None
+
+    def _overloaded(self, message: str) -> Overloaded:
+        return Overloaded(message, retry_after_ms=spread_ms(RETRY_AFTER_MS, self._random))
 
     # ---- for the connection ----
 

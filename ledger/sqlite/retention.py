@@ -12,9 +12,11 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 
 import structlog
 
+from ledger.backoff import spread_ms
 from ledger.errors import LedgerFull
 from ledger.interface import StreamKind
 from ledger.sqlite.group import GroupCommit
@@ -77,7 +79,9 @@ class Retention:
         settings: RetentionSettings,
         spaces: Mapping[StreamKind, Space],
         now_ms: Callable[[], int],
+        random: Random | None = None,
     ) -> None:
+        self._random = random or Random()
         self._residents = residents
         self._storage = storage
         self._upkeep = upkeep
@@ -164,7 +168,8 @@ class Retention:
         """`LedgerFull` where there is none for a new stream of that kind."""
         shortage = self._shortages[kind]
         if shortage is not None:
-            raise LedgerFull(shortage.what, hint=shortage.hint, retry_after_ms=FULL_RETRY_MS)
+            after_ms = spread_ms(FULL_RETRY_MS, self._random)
+            raise LedgerFull(shortage.what, hint=shortage.hint, retry_after_ms=after_ms)
 
     # ---- removing ----
 

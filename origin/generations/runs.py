@@ -238,11 +238,11 @@ class Runs:
             raise Unavailable(
                 "another origin generates this stream, or soon will",
                 hint="an edge of that origin takes it",
-                retry_after_ms=ELSEWHERE_RETRY_MS,
+                retry_after_ms=spread_ms(ELSEWHERE_RETRY_MS, self._random),
             )
         if known.cancelled:
             raise known.not_taken()
-        order, taken = known.steering.add(ids)
+        order, taken = known.steering.add(ids, self._random)
         if known.ordered and known.slot is not None:
             known.slot.send(order, known.run)
         await taken

@@ -6,7 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
+from ledger.backoff import spread_ms
 from ledger.errors import Overloaded, TailraceError
 from origin.generations.logged_ids import STEER_BEGINS
 from origin.workers.worker_frame import Steer
@@ -40,12 +42,12 @@ class Steering:
         """What a worker that takes the stream over is to be sent."""
         return [pending.order for pending in self._pending]
 
-    def add(self, ids: Sequence[int]) -> tuple[Steer, asyncio.Future[None]]:
+    def add(self, ids: Sequence[int], random: Random) -> tuple[Steer, asyncio.Future[None]]:
         """A new order, and what is done when it is durable; `Overloaded` where many wait."""
         if len(self._pending) >= MAX_PENDING_STEERS:
             raise Overloaded(
                 f"{MAX_PENDING_STEERS} texts wait to be taken up by this stream",
-                retry_after_ms=RETRY_MS,
+                retry_after_ms=spread_ms(RETRY_MS, random),
             )
         order = Steer(tuple(ids))
         taken = asyncio.get_running_loop().create_future()

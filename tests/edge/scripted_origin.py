@@ -74,8 +74,10 @@ class ScriptedOrigin:
         """Accept links until the block ends, or until `stop`."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
-        yield
-        self.stop()
+        try:
+            yield
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         """Be gone, as a killed origin is: nothing listens, and every link is lost."""

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from edge.link import LONGEST_LOOK_S, Link, Silence
+from edge.link import LONGEST_LOOK_S, MAX_HELD_BYTES, Link, Silence
 from edge.reader import WINDOW_FRAMES, Reader
 from ledger.backoff import Backoff
 from ledger.errors import NotFound
-from ledger.frame import Credit, Open, Opened, Resume, Token, decode
+from ledger.frame import Call, Credit, Open, Opened, Resume, StreamError, Token, decode, encode
 from tests.edge.scripted_origin import STREAM, TOKEN, ScriptedOrigin, linked
 
 pytestmark = pytest.mark.anyio
@@ -58,11 +58,27 @@ async def test_a_dropped_link_is_only_a_pause() -> None:
     assert origin.received == [OPEN, resume]
 
 
+class FullReader(Reader):
+    """Says when a stream's first window has come whole, however TCP has cut it."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
+        self.full = asyncio.Event()
+        self._delivered = 0
+
+    def deliver(self, raw: bytes) -> None:
+        super().deliver(raw)
+        self._delivered += 1
+        if self._delivered == 1 + WINDOW_FRAMES:  # Opened comes first
+            self.full.set()
+
+
 async def test_credit_is_renewed_when_half_of_the_window_has_drained() -> None:
     origin = ScriptedOrigin(WINDOW_FRAMES * 2)
     async with origin.serving() as link:
-        reader = Reader(link)
+        reader = FullReader(link)
         await reader.open(Open("demo", prompt="all", credit=WINDOW_FRAMES))
+        await reader.full.wait()
         frames = await taken(reader, WINDOW_FRAMES)
         assert len(frames) == WINDOW_FRAMES  # and no more: this batch has not drained yet
         frames += await taken(reader, 1)
@@ -91,6 +107,52 @@ def test_a_link_that_was_never_up_is_not_ready() -> None:
     heartbeat = Link(("127.0.0.1", 9)).heartbeat
     assert not heartbeat.ready
     assert heartbeat.reasons == ("no link to the origin at 127.0.0.1:9",)
+
+
+class Refusals:
+    """A client that keeps how long it is told to wait by each refusal, and why it is refused."""
+
+    def __init__(self) -> None:
+        self.waits: list[int | None] = []
+        self.reasons: set[str] = set()
+
+    def deliver(self, raw: bytes) -> None:
+        _, frame = decode(raw)
+        assert isinstance(frame, StreamError)
+        self.waits.append(frame.retry_after_ms)
+        self.reasons.add(frame.message)
+
+
+def overfill(link: Link, most_bytes: int) -> Refusals:
+    """Send Calls of a megabyte until twenty were refused, and no more than so many bytes before."""
+    client = Refusals()
+    call = Call("stream", "s", "POST", "/", (), bytes(1_000_000), 1)
+    corr = 0
+    while len(client.waits) < 20:
+        corr += 1
+        link.submit(client, encode(call, corr))
+        assert corr * 1_000_000 <= most_bytes + (21 << 20)
+    return client
+
+
+def assert_spread(client: Refusals) -> None:
+    assert None not in client.waits
+    assert len(set(client.waits)) > 1, "all would come back at once"
+
+
+async def test_who_is_refused_while_too_much_waits_for_a_link_is_told_different_times() -> None:
+    client = overfill(Link(("127.0.0.1", 9)), MAX_HELD_BYTES)
+    assert client.reasons == {"too many requests wait for the origin"}
+    assert_spread(client)
+
+
+async def test_who_is_refused_while_the_origin_reads_nothing_is_told_different_times() -> None:
+    origin = ScriptedOrigin(1)
+    async with origin.serving() as link:
+        client = overfill(link, MAX_HELD_BYTES)  # no turn of the loop: the origin reads nothing
+        link.forget(client)
+    assert client.reasons == {"the link to the origin is full"}
+    assert_spread(client)
 
 
 # ---- several origins ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 from ledger.frame import Durability, FinishReason, Sampling, StreamEnd, Token, decode, encode
 from ledger.interface import NewStream
@@ -56,7 +57,9 @@ class Stage:
         self.changes = 0
         self.metrics = Metrics(lambda: self.clock_s)
         self.clock_s = 0.0
-        self.runs = Runs(ledger, max_streams=4, changed=self._count, metrics=self.metrics)
+        self.runs = Runs(
+            ledger, max_streams=4, changed=self._count, metrics=self.metrics, random=Random(1)
+        )
         self.slots = [Slot(number, self.runs) for number in range(2)]
 
     def _count(self) -> None:

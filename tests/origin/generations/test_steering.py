@@ -140,16 +140,26 @@ async def test_no_more_wait_than_may(stage: Stage) -> None:
     slot = await begun(stage)
     waiting = [steering(stage) for _ in range(MAX_PENDING_STEERS)]
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded):
-        await stage.runs.steer(A, IDS)
+    waits = set()
+    for _ in range(20):
+        with pytest.raises(Overloaded) as refused:
+            await stage.runs.steer(A, IDS)
+        waits.add(refused.value.retry_after_ms)
+    assert None not in waits
+    assert len(waits) > 1, "all would come back at once"
     await takes(stage, slot, 1, steers=MAX_PENDING_STEERS)
     await asyncio.gather(*waiting)
 
 
 async def test_a_stream_that_is_not_generated_here_is_not_taken(stage: Stage) -> None:
     await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
-    with pytest.raises(Unavailable, match="another origin"):
-        await stage.runs.steer(A, IDS)
+    waits = set()
+    for _ in range(20):
+        with pytest.raises(Unavailable, match="another origin") as refused:
+            await stage.runs.steer(A, IDS)
+        waits.add(refused.value.retry_after_ms)
+    assert None not in waits
+    assert len(waits) > 1, "all would come back at once"
 
 
 async def test_a_stream_that_has_ended_is_not_steered(stage: Stage) -> None:
