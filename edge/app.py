@@ -16,8 +16,8 @@ from starlette.routing import Route, WebSocketRoute
 from edge import generate, stream
 from edge.config import EdgeConfig
 from edge.cors import Cors
+from edge.errors import client_gone, http_error, internal_error, no_sessions, tailrace_error
 from edge.link import Link
-from edge.problem import client_gone, http_error, internal_error, no_sessions, tailrace_error
 from edge.ws import sessions
 from ledger.errors import TailraceError
 from ledger.frame import SCHEMA_HASH, Heartbeat

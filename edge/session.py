@@ -125,7 +125,7 @@ class Close:
 
 
 @dataclass(slots=True)
-class Stream:
+class OpenStream:
     """What the session knows of an open corr."""
 
     id: bytes | None = None  # of the stream that is read, once it is known
@@ -146,7 +146,7 @@ class Session:
         self._unfinished = unfinished or Unfinished(inf, lambda: 0.0)
         self._random = random or Random()
         self._greeted = False
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, OpenStream] = {}
         # What waits for the client: frames that credit bounds, then what it does not bound.
         self._frames: deque[bytes] = deque()
         self._replies: deque[bytes] = deque([encode(Hello(SCHEMA_HASH, software("edge")))])
@@ -228,7 +228,7 @@ class Session:
                 self._refuse(corr, self._too_many_unfinished())
                 return
             self._unfinished.ask(corr, frame.n)
-        stream = self._streams[corr] = Stream()
+        stream = self._streams[corr] = OpenStream()
         if isinstance(frame, Resume):
             stream.id = frame.stream
             stream.next_index = frame.start
@@ -271,7 +271,7 @@ class Session:
             self._replies.append(raw)
             self.close = Close(CloseCode.GOING_AWAY, "this edge is shutting down")
 
-    def _follow(self, corr: int, stream: Stream, tag: int, raw: bytes) -> None:
+    def _follow(self, corr: int, stream: OpenStream, tag: int, raw: bytes) -> None:
         """Keep count of what this client has opened and what has ended."""
         if tag == Opened.tag:
             opened = decode(raw)[1]

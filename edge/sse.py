@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ledger.errors import TailraceError
+from ledger.errors import TailraceError, error_body
 from ledger.frame import (
     Frame,
     Score,
@@ -20,7 +20,6 @@ from ledger.frame import (
     TokenScores,
     to_error,
 )
-from ledger.problem import error_body
 
 PING = b": ping\n\n"
 """A comment: keeps the connection alive, and no client sees an event."""

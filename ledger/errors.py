@@ -205,6 +205,17 @@ class ModelError(TailraceError):
 # ---- said in more than one place ----
 
 
+def error_body(error: TailraceError) -> dict[str, dict[str, str | bool]]:
+    """The JSON document of an error, whoever answers: the fields that mean something here."""
+    fields: dict[str, str | bool] = {"code": error.code, "message": error.message}
+    if error.field is not None:
+        fields["field"] = error.field
+    if error.hint is not None:
+        fields["hint"] = error.hint
+    fields["retryable"] = error.retryable
+    return {"error": fields}
+
+
 def unknown_stream(stream: bytes) -> NotFound:
     return NotFound(
         f"no stream {stream.hex()}",

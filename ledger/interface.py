@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from ledger.errors import TailraceError
+from ledger.errors import Conflict, StaleEpoch, TailraceError, WrongIndex
 from ledger.frame import Durability
 
 
@@ -77,6 +77,23 @@ class Refusal(NamedTuple):
 
     append: Append
     error: TailraceError
+
+
+def why_refused(append: Append, *, epoch: int, next_index: int, ended: bool) -> Conflict:
+    """The error for an append that cannot be the next one of such a stream."""
+    if append.epoch != epoch:
+        return StaleEpoch(
+            f"epoch {append.epoch} was replaced by epoch {epoch}",
+            field="epoch",
+            hint="another producer owns this stream now; stop appending",
+        )
+    if ended:
+        return Conflict("the stream has ended", field="index", hint="nothing follows its end")
+    return WrongIndex(
+        f"index {append.index} is not the next one",
+        field="index",
+        hint=f"the next index is {next_index}",
+    )
 
 
 # ---- objects ----

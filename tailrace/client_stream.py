@@ -11,9 +11,9 @@ import httpx
 
 from ledger.errors import CallerError, TailraceError, Unavailable
 from ledger.frame import FRAMES_TYPE, Logged, Status, StreamEnd
-from tailrace.cursor import Cursor
 from tailrace.edges import Attempts, Edges, token_header
-from tailrace.refusal import refusal
+from tailrace.http_error import http_error
+from tailrace.position import Position
 
 
 class Stream:
@@ -41,8 +41,8 @@ class Stream:
         self._edges = edges
         self._body = body
         self._idempotency_key = idempotency_key
-        self._cursor = Cursor(after)
-        self.next_index = self._cursor.next_index
+        self._position = Position(after)
+        self.next_index = self._position.next_index
         self._attempts = Attempts(edges)
         self._unread: deque[Logged] = deque()
         self._response: httpx.Response | None = None
@@ -56,7 +56,7 @@ class Stream:
 
     async def __anext__(self) -> Logged:
         while not self._unread:
-            if self._cursor.ended:
+            if self._position.ended:
                 await self.aclose()
                 raise StopAsyncIteration
             await self._advance()
@@ -85,7 +85,7 @@ class Stream:
             return
         self._cut = self._response is not None
         self._unread.clear()
-        self._cursor.rewind(self.next_index)
+        self._position.rewind(self.next_index)
         if self._reading is not None:
             self._reading.reschedule(asyncio.get_running_loop().time())
 
@@ -100,15 +100,15 @@ class Stream:
     async def _advance(self) -> None:
         """One step towards the next frame: connect, or read, or wait to try again."""
         try:
-            if self._cursor.fault is not None:
-                raise self._cursor.fault
+            if self._position.fault is not None:
+                raise self._position.fault
             if self._chunks is None:
                 await self._connect()
             else:
                 await self._read(self._chunks)
         except (httpx.TransportError, TailraceError) as error:
             await self.aclose()
-            self._cursor.reconnect()
+            self._position.reconnect()
             await self._attempts.failed(error)
 
     async def _connect(self) -> None:
@@ -116,12 +116,12 @@ class Stream:
         response = await self._edges.http.send(self._request(), stream=True)
         if response.status_code == 204:
             await response.aclose()
-            self._cursor.ended = True
+            self._position.ended = True
             self._edges.tell("ended", "nothing is left to read")
             return
         if response.status_code != 200:
             body = await response.aread()
-            raise refusal(response.status_code, response.headers, body)
+            raise http_error(response.status_code, response.headers, body)
         self.id = response.headers.get("Tailrace-Stream", self.id)
         self.token = response.headers.get("Tailrace-Token", self.token)
         self._response, self._chunks = response, response.aiter_bytes()
@@ -139,7 +139,7 @@ class Stream:
             return http.build_request(
                 "POST", f"{url}/v1/generate", headers=headers, json=self._body
             )
-        after = self._cursor.after
+        after = self._position.after
         return http.build_request(
             "GET",
             f"{url}/v1/generate/{self.id}",
@@ -160,11 +160,11 @@ class Stream:
         if data is None:
             self._cut = False
             await self.aclose()
-            self._cursor.reconnect()
+            self._position.reconnect()
             self._attempts.next_edge()
             return
         if not data:
             raise Unavailable("the edge ended the body before the stream", code="cut_short")
-        self._unread.extend(self._cursor.feed(data))
-        if self._cursor.fault is None:
+        self._unread.extend(self._position.feed(data))
+        if self._position.fault is None:
             self._attempts.worked()

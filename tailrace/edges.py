@@ -13,7 +13,7 @@ import httpx
 from ledger.backoff import Backoff
 from ledger.errors import TailraceError, Unavailable
 from ledger.frame import Status, StreamState
-from tailrace.refusal import refusal
+from tailrace.http_error import http_error
 
 RECONNECT_MIN_S = 0.05
 RECONNECT_MAX_S = 10.0
@@ -44,7 +44,7 @@ class Edges:
             try:
                 answer = await self.http.post(url, headers=token_header(token))
                 if answer.status_code != 200:
-                    raise refusal(answer.status_code, answer.headers, answer.content)
+                    raise http_error(answer.status_code, answer.headers, answer.content)
             except (httpx.TransportError, TailraceError) as error:
                 await attempts.failed(error)
                 continue
@@ -58,7 +58,7 @@ class Edges:
             try:
                 answer = await self.http.post(url, headers=token_header(token), json={"text": text})
                 if answer.status_code != 200:
-                    raise refusal(answer.status_code, answer.headers, answer.content)
+                    raise http_error(answer.status_code, answer.headers, answer.content)
             except (httpx.ConnectError, Unavailable) as error:
                 if isinstance(error, Unavailable) and error.code == "outcome_unknown":
                     raise

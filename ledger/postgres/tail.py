@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ledger.errors import Conflict, LedgerFailed
-from ledger.interface import Append, StreamInfo
-from ledger.refused import why_refused
+from ledger.interface import Append, StreamInfo, why_refused
 
 TAIL_FRAMES = 256
 """Frames of a stream that stay in memory, as many as a subscriber is given at a time."""

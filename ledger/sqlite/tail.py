@@ -17,8 +17,7 @@ import structlog
 
 from ledger.errors import FrameError, LedgerFull, StreamFull, TooLarge
 from ledger.frame import HEADER_BYTES, LOGGED, Durability, StreamEnd
-from ledger.interface import Append, Record, StreamInfo
-from ledger.refused import why_refused
+from ledger.interface import Append, Record, StreamInfo, why_refused
 from ledger.sqlite.record import MAX_ID, MAX_IDS, pack_segment
 from ledger.sqlite.storage import SegmentRow
 from ledger.wire.codec import LENGTH_MASK, PREFIX_BYTES

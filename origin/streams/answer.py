@@ -6,9 +6,8 @@ import hashlib
 import json
 import math
 
-from ledger.errors import CallerError, TailraceError
+from ledger.errors import CallerError, TailraceError, error_body
 from ledger.objects.object import Headers, ObjectResponse
-from ledger.problem import error_body
 from origin.streams.config import Config
 from origin.streams.json import join_json
 from origin.streams.page import Page, Tip
@@ -49,7 +48,7 @@ def answer(status: int, *headers: tuple[str, str], body: bytes = b"") -> ObjectR
     return ObjectResponse(status, SECURITY + headers, body)
 
 
-def problem(error: TailraceError, *headers: tuple[str, str]) -> ObjectResponse:
+def error_answer(error: TailraceError, *headers: tuple[str, str]) -> ObjectResponse:
     """An error with the protocol's headers, in the one JSON shape that all errors have."""
     body = json.dumps(error_body(error)).encode()
     if error.retry_after_ms is not None:
@@ -60,7 +59,7 @@ def problem(error: TailraceError, *headers: tuple[str, str]) -> ObjectResponse:
 def not_allowed(methods: str) -> ObjectResponse:
     """A method that this stream does not take (RFC 9110, 15.5.6)."""
     error = CallerError("not a method of this stream", code="method_not_allowed", status=405)
-    return problem(error, (ALLOW, methods))
+    return error_answer(error, (ALLOW, methods))
 
 
 def tip_headers(tip: Tip) -> Headers:

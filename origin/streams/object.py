@@ -25,9 +25,9 @@ from origin.streams.answer import (
     READ_METHODS,
     answer,
     described,
+    error_answer,
     not_allowed,
     place_headers,
-    problem,
     tip_headers,
 )
 from origin.streams.append import Refused, Repeated, Standing, judge, messages_of
@@ -85,7 +85,7 @@ class StreamObject(DurableObject):
             await self._load()
             return await method(request)
         except CallerError as error:
-            return problem(error)
+            return error_answer(error)
 
     async def alarm(self, retries: int) -> None:
         """Ends a stream whose time has come, and gives back references that are owed."""
@@ -230,7 +230,7 @@ class StreamObject(DurableObject):
         standing = Standing(state.config.content_type, state.tip, state.seq, last)
         verdict = judge(append, standing)
         if isinstance(verdict, Refused):
-            return problem(verdict.error, *verdict.headers)
+            return error_answer(verdict.error, *verdict.headers)
         if isinstance(verdict, Repeated):
             state.touch(self.context.now_ms())
             return answer(204, *tip_headers(state.tip), *place_headers(last))

@@ -13,7 +13,7 @@ from ledger.errors import CallerError, NotFound
 from ledger.frame import FRAMES_TYPE
 from ledger.interface import Ledger, StreamKind
 from ledger.objects.object import ObjectContext, ObjectRequest, ObjectResponse, ReadContext
-from origin.streams.answer import SECURITY, at_the_end, described, nothing_new, problem, shown
+from origin.streams.answer import SECURITY, at_the_end, described, error_answer, nothing_new, shown
 from origin.streams.config import Config, Create, Part, StreamSettings
 from origin.streams.live import BASE64, event_stream, events_of, frame_stream
 from origin.streams.offset import next_cursor
@@ -122,7 +122,7 @@ async def read_stream(
             return await _head(context, request)
         return await _get(context, request, settings)
     except CallerError as error:
-        return problem(error)
+        return error_answer(error)
 
 
 async def _get(

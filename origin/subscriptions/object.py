@@ -21,7 +21,7 @@ from ledger.objects.object import (
     ObjectRequest,
     ObjectResponse,
 )
-from origin.streams.answer import answer, problem
+from origin.streams.answer import answer, error_answer
 from origin.streams.protocol import CONTENT_TYPE, NEXT_OFFSET
 from origin.subscriptions.index import ENTER, LEAVE, NAME
 from origin.subscriptions.interest import Glob
@@ -99,7 +99,7 @@ class Subscription(DurableObject):
                 raise CallerError("not a method here", code="method_not_allowed", status=405)
             return await act(request)
         except CallerError as error:
-            return problem(error)
+            return error_answer(error)
 
     async def alarm(self, retries: int) -> None:
         """A lease has ended, or a wake is to be told."""

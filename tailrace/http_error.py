@@ -1,4 +1,4 @@
-"""An edge's error answer as an error again: the client's counterpart of `edge.problem`."""
+"""An edge's error answer as an error again: the client's counterpart of `edge.errors`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Retried when the answer itself does not say, as with a proxy's error page."""
 
 
-def refusal(status: int, headers: Mapping[str, str], body: bytes) -> TailraceError:
+def http_error(status: int, headers: Mapping[str, str], body: bytes) -> TailraceError:
     """The error that an HTTP answer tells of, whoever between client and origin wrote it."""
     fields = _fields(body)
     return to_error(

@@ -10,8 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
-from ledger.errors import NotFound, TailraceError
-from ledger.problem import error_body
+from ledger.errors import NotFound, TailraceError, error_body
 
 CLIENT_GONE = 499
 """The status of an answer that nobody is left to read."""
@@ -19,7 +18,7 @@ CLIENT_GONE = 499
 log = structlog.get_logger("tailrace.edge")
 
 
-def problem_response(error: TailraceError) -> JSONResponse:
+def error_response(error: TailraceError) -> JSONResponse:
     """The whole answer, with the headers that RFC 9110 asks for (15.5.2, 10.2.3)."""
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     if error.retry_after_ms is not None:
@@ -34,15 +33,15 @@ def problem_response(error: TailraceError) -> JSONResponse:
 
 async def tailrace_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, TailraceError)
-    return problem_response(error)
+    return error_response(error)
 
 
 async def http_error(request: Request, error: Exception) -> Response:
     """Errors that Starlette's router raises: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return problem_response(_nothing_at(request.url.path))
-    answer = problem_response(
+        return error_response(_nothing_at(request.url.path))
+    answer = error_response(
         TailraceError(
             error.detail,
             code="method_not_allowed" if error.status_code == 405 else "http_error",
@@ -55,7 +54,7 @@ async def http_error(request: Request, error: Exception) -> Response:
 
 async def no_sessions(websocket: WebSocket) -> None:
     """A WebSocket to an unknown path, of which Starlette's router would only say 403."""
-    await websocket.send_denial_response(problem_response(_nothing_at(websocket.url.path)))
+    await websocket.send_denial_response(error_response(_nothing_at(websocket.url.path)))
 
 
 def _nothing_at(path: str) -> NotFound:
@@ -70,4 +69,4 @@ async def client_gone(request: Request, _error: Exception) -> Response:
 
 async def internal_error(_request: Request, _error: Exception) -> Response:
     """Anything else is a fault of ours; the server logs its traceback, the client sees none."""
-    return problem_response(TailraceError("an error of this edge; its log says more"))
+    return error_response(TailraceError("an error of this edge; its log says more"))

@@ -20,7 +20,7 @@ from ledger.frame import (
     Token,
     encode,
 )
-from tailrace.cursor import Cursor
+from tailrace.position import Position
 
 FRAMES: list[Logged] = [
     *(Token(f" {n}", n) for n in range(5)),
@@ -36,69 +36,69 @@ def body(*frames: Frame) -> bytes:
 def test_frames_come_whole_however_the_bytes_are_cut(cuts: list[int]) -> None:
     data = body(*FRAMES)
     edges = [0, *sorted(cuts), len(data)]
-    cursor = Cursor()
+    position = Position()
     pieces = (data[a:b] for a, b in pairwise(edges))
-    assert [frame for piece in pieces for frame in cursor.feed(piece)] == FRAMES
-    assert cursor.ended
+    assert [frame for piece in pieces for frame in position.feed(piece)] == FRAMES
+    assert position.ended
 
 
 @given(st.integers(0, 5), st.integers(0, 5))
 def test_a_second_connection_doubles_nothing(lost_after: int, resumed_from: int) -> None:
-    cursor = Cursor()
-    read = cursor.feed(body(*FRAMES[:lost_after]) + b"\x0a\x00")  # cut inside a frame
-    cursor.reconnect()
-    read += cursor.feed(body(*FRAMES[min(lost_after, resumed_from) :]))
+    position = Position()
+    read = position.feed(body(*FRAMES[:lost_after]) + b"\x0a\x00")  # cut inside a frame
+    position.reconnect()
+    read += position.feed(body(*FRAMES[min(lost_after, resumed_from) :]))
     assert read == FRAMES
-    assert cursor.fault is None
+    assert position.fault is None
 
 
 def test_it_resumes_after_the_last_frame_read() -> None:
-    cursor = Cursor()
-    assert cursor.after is None
-    cursor.feed(body(*FRAMES[:3]))
-    assert cursor.after == 2
+    position = Position()
+    assert position.after is None
+    position.feed(body(*FRAMES[:3]))
+    assert position.after == 2
 
 
 def test_it_begins_where_it_is_told() -> None:
-    cursor = Cursor(after=2)
-    assert cursor.feed(body(*FRAMES)) == FRAMES[3:]
+    position = Position(after=2)
+    assert position.feed(body(*FRAMES)) == FRAMES[3:]
 
 
 def test_rewinding_reads_again_even_what_had_ended() -> None:
-    cursor = Cursor()
-    cursor.feed(body(*FRAMES))
-    cursor.rewind(4)
-    assert not cursor.ended
-    assert cursor.feed(body(*FRAMES)) == FRAMES[4:]
+    position = Position()
+    position.feed(body(*FRAMES))
+    position.rewind(4)
+    assert not position.ended
+    assert position.feed(body(*FRAMES)) == FRAMES[4:]
 
 
 def test_a_heartbeat_is_no_frame_of_the_stream() -> None:
-    cursor = Cursor()
-    assert cursor.feed(body(Heartbeat(0, ready=True), FRAMES[0])) == [FRAMES[0]]
+    position = Position()
+    assert position.feed(body(Heartbeat(0, ready=True), FRAMES[0])) == [FRAMES[0]]
 
 
 @pytest.mark.parametrize(
     ("state", "ended"), [(StreamState.ENDED, True), (StreamState.RUNNING, False)]
 )
 def test_a_status_tells_whether_more_is_to_come(state: StreamState, ended: bool) -> None:
-    cursor = Cursor(after=5)
-    cursor.feed(body(Status(bytes(16), state, 6)))
-    assert cursor.ended is ended
+    position = Position(after=5)
+    position.feed(body(Status(bytes(16), state, 6)))
+    assert position.ended is ended
 
 
 def test_frames_before_an_error_are_not_lost() -> None:
-    cursor = Cursor()
+    position = Position()
     data = body(FRAMES[0], StreamError("not_found", "gone", False, 404), FRAMES[1])
-    assert cursor.feed(data) == [FRAMES[0]]
-    assert isinstance(cursor.fault, NotFound)
-    assert cursor.after == 0
+    assert position.feed(data) == [FRAMES[0]]
+    assert isinstance(position.fault, NotFound)
+    assert position.after == 0
 
 
 def test_a_new_connection_begins_without_fault() -> None:
-    cursor = Cursor()
-    cursor.feed(b"<html>")
-    cursor.reconnect()
-    assert cursor.fault is None
+    position = Position()
+    position.feed(b"<html>")
+    position.reconnect()
+    assert position.fault is None
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_new_connection_begins_without_fault() -> None:
     ],
 )
 def test_a_body_that_cannot_be_right_is_worth_another_connection(data: bytes) -> None:
-    cursor = Cursor()
-    assert cursor.feed(data) == []
-    assert cursor.fault is not None
-    assert cursor.fault.retryable
+    position = Position()
+    assert position.feed(data) == []
+    assert position.fault is not None
+    assert position.fault.retryable

@@ -20,7 +20,7 @@ from ledger.frame import (
 )
 
 
-class Cursor:
+class Position:
     """`next_index` is the index due next; `ended` is set when there is no more to come.
 
     `fault` is what ended the connection's bytes for good: the error that a StreamError
