@@ -10,9 +10,9 @@ the connection: StreamError on corr 0, then a close code of RFC 6455, 7.4.1.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
 from random import Random
@@ -130,6 +130,7 @@ class OpenStream:
 
     id: bytes | None = None  # of the stream that is read, once it is known
     next_index: int = 0  # of the frame that leaves for the client next
+    waiting: deque[bytes] = field(default_factory=deque)  # frames for the client
 
 
 class Session:
@@ -147,8 +148,9 @@ class Session:
         self._random = random or Random()
         self._greeted = False
         self._streams: dict[int, OpenStream] = {}
-        # What waits for the client: frames that credit bounds, then what it does not bound.
-        self._frames: deque[bytes] = deque()
+        # What waits for the client: frames that credit bounds, of each stream by itself so that
+        # none waits behind another, then what credit does not bound. The first stream is next.
+        self._turns: OrderedDict[int, OpenStream] = OrderedDict()
         self._replies: deque[bytes] = deque([encode(Hello(SCHEMA_HASH, software("edge")))])
         self._heartbeat: bytes | None = None
 
@@ -249,7 +251,7 @@ class Session:
             return
         self._unfinished.close(corr, stream.id)
         # The client may use the corr again at once: nothing old may follow on it.
-        self._frames = deque(raw for raw in self._frames if corr_of(raw) != corr)
+        self._turns.pop(corr, None)
         forward.append(encode(Detach(), corr))
 
     def _abandon(self, corr: int, error: TailraceError, forward: list[bytes]) -> None:
@@ -264,9 +266,10 @@ class Session:
         corr, tag = corr_of(raw), tag_of(raw)
         if tag == Heartbeat.tag:
             self._heartbeat = raw  # takes the place of one that is still unsent
-        elif corr in self._streams:
-            self._follow(corr, self._streams[corr], tag, raw)
-            self._frames.append(raw)
+        elif (stream := self._streams.get(corr)) is not None:
+            self._follow(corr, stream, tag, raw)
+            stream.waiting.append(raw)
+            self._turns[corr] = stream
         elif corr == 0 and tag == StreamError.tag and self.close is None:
             self._replies.append(raw)
             self.close = Close(CloseCode.GOING_AWAY, "this edge is shutting down")
@@ -303,23 +306,31 @@ class Session:
         Call it again only when the message has been sent: it frees corrs and counts credit.
         """
         message = bytearray()
-        while (queue := self._replies or self._frames) and _fits(message, queue[0]):
-            raw = queue.popleft()
-            message += raw
-            if queue is self._frames:
-                self._count(raw)
+        while self._replies and _fits(message, self._replies[0]):
+            message += self._replies.popleft()
+        while self._turns and not self._replies:
+            corr, stream = next(iter(self._turns.items()))
+            if not _fits(message, stream.waiting[0]):
+                break
+            message += self._take_turn(corr, stream)
         if self._heartbeat is not None and self._greeted and _fits(message, self._heartbeat):
             message += self._heartbeat
             self._heartbeat = None
         return bytes(message) if message else None
 
-    def _count(self, raw: bytes) -> None:
-        """A frame of a stream leaves for the client."""
-        corr, tag = corr_of(raw), tag_of(raw)
+    def _take_turn(self, corr: int, stream: OpenStream) -> bytes:
+        """The stream's next frame, which leaves for the client."""
+        raw = stream.waiting.popleft()
+        if stream.waiting:
+            self._turns.move_to_end(corr)
+        else:
+            del self._turns[corr]
+        tag = tag_of(raw)
         if tag in CLOSING:
-            self._streams.pop(corr, None)
+            del self._streams[corr]
         elif tag in LOGGED:
-            self._streams[corr].next_index += 1
+            stream.next_index += 1
+        return raw
 
     # ---- errors ----
 
@@ -337,7 +348,7 @@ class Session:
         self._replies.append(encode(error_frame(error), corr))
 
     def _end(self, error: TailraceError, code: CloseCode) -> None:
-        self._frames.clear()
+        self._turns.clear()
         self._refuse(0, error)
         self.close = Close(code, error.code)
 

@@ -36,6 +36,7 @@ from ledger.frame import (
     StreamError,
     StreamState,
     Token,
+    corr_of,
     decode,
     encode,
     error_frame,
@@ -141,6 +142,18 @@ def test_nothing_of_a_detached_stream_follows_on_its_corr(session: Session) -> N
     session.deliver(encode(Token("other", 0), 2))
     session.receive(encode(Detach(), 1) + encode(OPEN, 1))
     assert sent(session) == [(2, Token("other", 0))]
+
+
+def test_detaching_costs_the_same_whatever_waits_for_other_streams(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.receive(encode(OPEN, 1) + encode(OPEN, 2))
+    for index in range(1000):
+        session.deliver(encode(Token("x", index), 2))
+    looked_at: list[bytes] = []
+    monkeypatch.setattr("edge.session.corr_of", lambda raw: looked_at.append(raw) or corr_of(raw))
+    session.receive(encode(Detach(), 1))
+    assert len(looked_at) < 10
 
 
 # ---- bad input ----
@@ -313,6 +326,19 @@ def test_frames_that_wait_together_leave_together(session: Session) -> None:
     message = session.next_message()
     assert message == b"".join(encode(frame, 1) for frame in frames)
     assert session.next_message() is None
+
+
+def test_streams_take_turns_so_that_none_waits_behind_a_long_one(session: Session) -> None:
+    session.receive(encode(OPEN, 1) + encode(OPEN, 2))
+    for index in range(3):
+        session.deliver(encode(Token("long", index), 1))
+    session.deliver(encode(Token("late", 0), 2))
+    assert [(corr, frame.text) for corr, frame in sent(session) if isinstance(frame, Token)] == [
+        (1, "long"),
+        (2, "late"),
+        (1, "long"),
+        (1, "long"),
+    ]
 
 
 def test_no_message_is_over_the_limit_and_no_frame_is_cut(session: Session) -> None:
