@@ -30,8 +30,8 @@ LINK_CONNECT_TIMEOUT_S = 5.0
 Heartbeats, after how long a silence it is to be taken for dead."""
 LINK_SETTLED_S = 1.0
 """A link that was up for so long was sound: when it is lost, the next origin is tried at once."""
-LINK_TICK_S = 0.25
-"""How late a deadline may be noticed."""
+LINK_TICK_S = 0.05
+"""How late a deadline may be noticed, and how finely the heartbeats of clients are spread."""
 MAX_LINK_BUFFER_BYTES = 8 << 20
 """Requests are refused while the origin leaves this much unread."""
 MAX_HELD_BYTES = 64 << 20
@@ -271,6 +271,7 @@ class Link:
             await asyncio.sleep(LINK_TICK_S)
             now = self.now()
             self._relay.expire(now)
+            self._relay.beat(now)
             self._flush()
             connection = self._connection
             if connection is not None and connection.silence.seconds(now) > self._patience_s:

@@ -12,8 +12,9 @@ pause. Only then is the request that a route holds on to decoded.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from random import Random
 from typing import Protocol
 
@@ -51,10 +52,9 @@ CONNECT_PATIENCE_S = 2.0
 """How long a new request waits for a link that is down."""
 ORIGIN_PATIENCE_S = 30.0
 """How long a stream that is under way waits for a lost link to come back."""
-HEARTBEAT_PASSED_MS = 2500
-"""A Heartbeat without news is passed on when the origin's clock is so far from that of the last
-one: the link hears more of them than thousands of idle clients should have to, which get one
-every 5 s at least."""
+HEARTBEAT_EVERY_S = 4.0
+"""A client that only watches gets the origin's last Heartbeat so often, one client after another:
+thousands that got one at the same moment would have all others wait. It is owed one every 5 s."""
 RETRY_AFTER_MS = 1000
 """What a client is told to wait at least that finds the link down."""
 MAX_CORR = 2**32 - 1
@@ -102,8 +102,9 @@ class Relay:
         self.heartbeat: Heartbeat | None = None
         self._routes: dict[int, Route] = {}
         self._by_client: dict[Sink, dict[int, Route]] = {}
-        self._watchers: dict[Sink, None] = {}
-        self._passed_on: Heartbeat | None = None  # the last that watchers have had
+        self._watchers: dict[Sink, None] = {}  # who has had no Heartbeat for longest comes first
+        self._beats = 0.0  # how many watchers are owed the next one
+        self._beat_at: float | None = None
         self._last_corr = last_corr
         self._random = random or Random()
         self._held_bytes = 0
@@ -141,7 +142,7 @@ class Relay:
     def disconnected(self, now: float) -> None:
         """The link is gone: what can be asked for again waits, the rest ends here."""
         self.state = LinkState.DOWN
-        self.heartbeat = self._passed_on = None
+        self.heartbeat = self._beat_at = None
         self._to_send.clear()
         for route in list(self._routes.values()):
             if not route.sent:
@@ -197,9 +198,8 @@ class Relay:
         if isinstance(frame, Hello) and self.state is LinkState.GREETING:
             self._greeted(frame)
         elif isinstance(frame, Heartbeat) and self.state is LinkState.UP:
-            self.heartbeat = frame
-            if is_news(frame, self._passed_on):
-                self._passed_on = frame
+            last, self.heartbeat = self.heartbeat, frame
+            if last is None or (last.ready, last.reasons) != (frame.ready, frame.reasons):
                 self._to_deliver.extend((sink, raw) for sink in self._watchers)
         else:
             name = type(frame).__name__
@@ -291,6 +291,21 @@ class Relay:
         for route in late:
             self._fail(route, unreachable("this edge has no link to an origin", self._random))
 
+    def beat(self, now: float) -> None:
+        """Deliver the last Heartbeat to those watchers whose turn it is by now."""
+        if self.heartbeat is None:
+            return
+        passed = 0.0 if self._beat_at is None else now - self._beat_at
+        self._beat_at = now
+        self._beats += len(self._watchers) * min(passed / HEARTBEAT_EVERY_S, 1.0)
+        turns = list(islice(self._watchers, int(self._beats)))
+        self._beats -= len(turns)
+        raw = encode(self.heartbeat)
+        for sink in turns:
+            del self._watchers[sink]
+            self._watchers[sink] = None
+            self._to_deliver.append((sink, raw))
+
     def refuse_all(self, error: TailraceError) -> None:
         """End every route and tell every watcher: the edge itself is going away."""
         for route in list(self._routes.values()):
@@ -361,13 +376,6 @@ def end_of(route: Route, error: TailraceError) -> TailraceError:
         hint="look first, or send it again as it is if it carries a Producer-Seq",
         retry_after_ms=error.retry_after_ms,
     )
-
-
-def is_news(heartbeat: Heartbeat, last: Heartbeat | None) -> bool:
-    """Whether who has had the `last` one is to have this one too."""
-    if last is None or replace(last, clock_ms=heartbeat.clock_ms) != heartbeat:
-        return True
-    return abs(heartbeat.clock_ms - last.clock_ms) >= HEARTBEAT_PASSED_MS
 
 
 # ---- picking up after a lost link ----

@@ -17,7 +17,7 @@ from edge.link import Link
 from edge.session import MAX_READ_MESSAGE_BYTES
 from ledger.errors import ConfigError, Unavailable
 from ledger.log import configure_logging
-from ledger.process import stop_signal
+from ledger.process import look_less_often, stop_signal
 
 GRACEFUL_TIMEOUT_S = 2.0
 """For responses under way at shutdown; their streams run on, and are resumed elsewhere."""
@@ -57,7 +57,9 @@ async def serve(config: EdgeConfig) -> None:
     _try_certificate(config)
     _try_addresses(config)
     server = server_config(config)
-    await hypercorn_serve(create_app(link, config), server, shutdown_trigger=shutdown)  # type: ignore[arg-type]
+    app = create_app(link, config)
+    look_less_often()
+    await hypercorn_serve(app, server, shutdown_trigger=shutdown)  # type: ignore[arg-type]
 
 
 def server_config(config: EdgeConfig) -> Config:

@@ -1,11 +1,19 @@
-"""How a process of ours is told to end."""
+"""What our long-running processes have in common: how they end, and what they leave alone."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+GC_THRESHOLDS = (50_000, 20, 100)
+"""New objects until Python looks for cycles among the youngest, and looks until among older ones.
+
+An origin's frame and its token ids, and a connection of an edge, are objects that stay and are in
+few cycles. Python's usual 700 makes it look through all of them again and again: a quarter to two
+fifths of the time of an append with 64 streams; pauses of 141 to 301 ms with 2,000 idle WebSockets.
+"""
 
 
 def stop_signal(*others: signal.Signals) -> asyncio.Event:
@@ -14,3 +22,10 @@ def stop_signal(*others: signal.Signals) -> asyncio.Event:
     for number in (*STOP_SIGNALS, *others):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     return stopped
+
+
+def look_less_often() -> None:
+    """Have Python look for cycles less often, and never in what was loaded so far."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)

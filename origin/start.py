@@ -7,26 +7,17 @@ imports little, and what the supervisor needs is imported while the workers impo
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from typing import Any
 
 import uvloop
 
 from ledger.log import configure_logging
-from ledger.process import stop_signal
+from ledger.process import look_less_often, stop_signal
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.workers.liveness import Patience
 from origin.workers.program import program
 from origin.workers.worker_process import WorkerSlot
-
-GC_THRESHOLDS = (50_000, 20, 100)
-"""New objects until Python looks for cycles among the youngest, and looks until among older ones.
-
-A frame and its token ids are two objects that stay for some seconds and are in no cycle.
-Python's usual 700 makes it look through all of them again and again: with 64 streams that
-was a quarter to two fifths of the time of an append, in a few noisy runs.
-"""
 
 
 def run(config: OriginConfig, ledger: LedgerConfig, streams: StreamsConfig) -> None:
@@ -56,10 +47,3 @@ async def _start(config: OriginConfig, ledger: LedgerConfig, streams: StreamsCon
 
 def _import_supervisor() -> None:
     import origin.supervisor  # noqa: F401
-
-
-def look_less_often() -> None:
-    """Have Python look for cycles less often, and never in what was loaded so far."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)

@@ -28,10 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ledger.interface import Append, Record  # noqa: E402
+from ledger.process import look_less_often  # noqa: E402
 from ledger.sqlite.disk.file import SqliteFile  # noqa: E402
 from ledger.sqlite.group import Group  # noqa: E402
 from ledger.sqlite.storage import Commit  # noqa: E402
-from origin.start import look_less_often  # noqa: E402
 from tests.bench.bench_ledger import STEPS, STREAMS, place  # noqa: E402
 from tests.bench.bench_ledger_ours import TOKEN_ID, OurLedger, Reader, stream_id  # noqa: E402
 from tests.bench.bench_ledger_work import Mode, frame, percentile  # noqa: E402

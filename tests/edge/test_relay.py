@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from edge.relay import CONNECT_PATIENCE_S, ORIGIN_PATIENCE_S, LinkState, Relay
+from edge.relay import CONNECT_PATIENCE_S, HEARTBEAT_EVERY_S, ORIGIN_PATIENCE_S, LinkState, Relay
 from ledger.errors import FrameError, SchemaMismatch, TailraceError, Unavailable
 from ledger.frame import (
     LINK_CODEC,
@@ -79,6 +79,7 @@ class Link:
     def passes(self, seconds: float) -> None:
         self.now += seconds
         self.relay.expire(self.now)
+        self.relay.beat(self.now)
         self.deliver()
 
     def deliver(self) -> None:
@@ -156,14 +157,45 @@ def test_watchers_get_the_last_heartbeat_and_those_to_come(link: Link) -> None:
     ]
 
 
-def test_watchers_get_of_heartbeats_without_news_one_in_some_seconds(link: Link) -> None:
+def test_watchers_get_heartbeats_without_news_one_after_another(link: Link) -> None:
+    clients = [Client() for _ in range(8)]
+    link.says(Heartbeat(1, ready=True))
+    for client in clients:
+        link.relay.watch(client)
+    link.passes(0)
+    link.says(Heartbeat(2, ready=True))
+    for client in clients:
+        assert client.frames == [(0, Heartbeat(1, ready=True))]
+    for turn in range(1, 9):
+        link.passes(HEARTBEAT_EVERY_S / 8)
+        assert [len(client.frames) for client in clients] == [2] * turn + [1] * (8 - turn)
+    assert clients[0].frames[1] == (0, Heartbeat(2, ready=True))
+
+
+def test_all_watchers_learn_at_once_that_readiness_has_changed(link: Link) -> None:
+    clients = [Client() for _ in range(8)]
+    for client in clients:
+        link.relay.watch(client)
+    loading = Heartbeat(1, ready=False, reasons=("loading",))
+    link.says(loading, Heartbeat(2, ready=True), Heartbeat(3, ready=True, models=("demo",)))
+    for client in clients:
+        assert client.frames == [(0, loading), (0, Heartbeat(2, ready=True))]
+
+
+def test_time_without_a_link_owes_watchers_nothing(link: Link) -> None:
     client = Client()
     link.relay.watch(client)
-    beats = [Heartbeat(clock_ms, ready=True) for clock_ms in range(0, 9000, 750)]
-    link.says(*beats)
-    link.says(Heartbeat(0, ready=True))  # the origin's clock was set back
-    assert [frame.clock_ms for _, frame in client.frames] == [0, 3000, 6000, 0]  # type: ignore[attr-defined]
-    assert link.relay.heartbeat == Heartbeat(0, ready=True)
+    link.says(Heartbeat(1, ready=True))
+    link.passes(0)
+    link.lose()
+    link.passes(10 * HEARTBEAT_EVERY_S)
+    link.connect()
+    link.says(Heartbeat(2, ready=True))
+    link.passes(0)
+    assert [frame for _, frame in client.frames] == [
+        Heartbeat(1, ready=True),
+        Heartbeat(2, ready=True),
+    ]
 
 
 def bad_token() -> StreamError:
