@@ -36,7 +36,8 @@ def configure_logging(level: str) -> None:
 
 def _rendering(on_terminal: bool) -> list[Processor]:
     if on_terminal:
-        return [structlog.dev.ConsoleRenderer()]
+        # The default shows the local variables of a traceback: prompts and tokens among them.
+        return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     return [
         structlog.processors.format_exc_info,
         structlog.processors.EventRenamer("message"),
