@@ -151,7 +151,12 @@ def test_detaching_costs_the_same_whatever_waits_for_other_streams(
     for index in range(1000):
         session.deliver(encode(Token("x", index), 2))
     looked_at: list[bytes] = []
-    monkeypatch.setattr("edge.session.corr_of", lambda raw: looked_at.append(raw) or corr_of(raw))
+
+    def looks(raw: bytes) -> int:
+        looked_at.append(raw)
+        return corr_of(raw)
+
+    monkeypatch.setattr("edge.session.corr_of", looks)
     session.receive(encode(Detach(), 1))
     assert len(looked_at) < 10
 
