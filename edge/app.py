@@ -20,7 +20,7 @@ from edge.errors import client_gone, http_error, internal_error, no_sessions, ta
 from edge.link import Link
 from edge.ws import sessions
 from ledger.errors import TailraceError
-from ledger.frame import SCHEMA_HASH, Heartbeat
+from ledger.frame import SCHEMA_HASH, STREAM_PATH, Heartbeat
 from ledger.version import tailrace_version
 
 NO_STORE = {"Cache-Control": "no-store"}
@@ -44,7 +44,7 @@ def create_app(link: Link, config: EdgeConfig) -> Starlette:
             Route("/v1/generate/{id}", generate.read, methods=["GET"]),
             Route("/v1/generate/{id}/cancel", generate.cancel, methods=["POST"]),
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
-            Route("/v1/stream/{name:path}", stream.call, methods=stream.METHODS),
+            Route(f"{STREAM_PATH}{{name:path}}", stream.call, methods=stream.METHODS),
             WebSocketRoute("/v1/ws", sessions),
             WebSocketRoute("/{path:path}", no_sessions),
             Route("/healthz", healthz),
@@ -55,7 +55,7 @@ def create_app(link: Link, config: EdgeConfig) -> Starlette:
             Middleware(
                 Cors,
                 allowed={
-                    "/v1/stream/": config.stream_origins,
+                    STREAM_PATH: config.stream_origins,
                     "/v1/generate": config.generate_origins,
                 },
             )

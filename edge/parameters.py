@@ -9,11 +9,10 @@ from enum import Enum
 from starlette.requests import Request
 
 from ledger.errors import CallerError, NotFound, TooLarge
-from ledger.frame import FRAMES_TYPE
+from ledger.frame import FRAMES_TYPE, MAX_IDEMPOTENCY_KEY_CHARS
+from ledger.wire.bare import U64_MAX
 
 MAX_DISCARDED_BYTES = 16 << 20  # of a body over its limit
-MAX_INDEX = 2**64 - 1
-MAX_IDEMPOTENCY_KEY_CHARS = 255
 
 # Spelt out: \d would admit digits of other scripts.
 _STREAM_ID = re.compile(r"[0-9a-f]{32}")
@@ -77,7 +76,7 @@ def parse_after(after: Sequence[str], last_event_id: str | None) -> int | None:
 
 
 def _index(text: str, field: str) -> int:
-    if _NUMBER.fullmatch(text) is None or int(text) > MAX_INDEX:
+    if _NUMBER.fullmatch(text) is None or int(text) > U64_MAX:
         raise CallerError(
             "not an index",
             field=field,

@@ -22,12 +22,11 @@ from edge.config import EdgeConfig
 from edge.parameters import read_body
 from edge.reader import WINDOW_BODIES, Reader
 from ledger.errors import CallerError, NotFound
-from ledger.frame import SAFE_METHODS, Call, Header
+from ledger.frame import RESERVED_NAME, SAFE_METHODS, STREAM_PATH, Call, Header
+from ledger.objects.object import MAX_KEY_CHARS
 
-PREFIX = b"/v1/stream/"
-RESERVED = b"__ds"
-"""The segment below which the subscription API lies, not streams."""
-MAX_NAME_CHARS = 512
+PREFIX = STREAM_PATH.encode()
+RESERVED = RESERVED_NAME.encode()
 
 _HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 # An encoded slash would make two names out of one for whoever decodes at another place.
@@ -109,7 +108,7 @@ def parse_target(raw_path: bytes) -> Target:
     if not raw_path.startswith(PREFIX) or not raw_path.isascii():
         raise _nothing_here()
     rest = raw_path.removeprefix(PREFIX)
-    if len(rest) > 12 * MAX_NAME_CHARS:  # four bytes a character, each written as three
+    if len(rest) > 12 * MAX_KEY_CHARS:  # four bytes a character, each written as three
         raise _too_long()
     segments = rest.split(b"/")
     if segments[0] == RESERVED:
@@ -127,7 +126,7 @@ def _stream_name(rest: bytes, segments: list[bytes]) -> str:
         name = b"/".join(decoded).decode("utf-8")
     except UnicodeDecodeError:
         raise _nothing_here() from None
-    if len(name) > MAX_NAME_CHARS:
+    if len(name) > MAX_KEY_CHARS:
         raise _too_long()
     return name
 
@@ -167,5 +166,5 @@ def _too_long() -> CallerError:
     return CallerError(
         "the stream's name is too long",
         field="path",
-        hint=f"at most {MAX_NAME_CHARS} characters",
+        hint=f"at most {MAX_KEY_CHARS} characters",
     )

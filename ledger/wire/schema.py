@@ -38,6 +38,7 @@ from ledger.wire.codec import F, Tagged, framed
 # so that a running process needs no schema file; a test holds it to the file.
 SCHEMA_HASH = bytes.fromhex("af7140c6fc0fe215")
 STREAM_ID_BYTES = 16
+MAX_IDEMPOTENCY_KEY_CHARS = 255
 MAX_MESSAGES = 1024
 """Of one conversation; no list of a client's frame is longer. 64 KiB have room for 32,000 messages
 without text, which took 32 ms to decode, at the edge and again at its origin."""
@@ -445,6 +446,10 @@ class Steer(Frame):
 # ---- edge to origin: never from a client ----
 
 
+STREAM_PATH = "/v1/stream/"
+"""What follows it is the name of a stream: the rest of the path, percent-decoded."""
+RESERVED_NAME = "__ds"
+"""The first segment of names that are no streams: the subscription API lies below it."""
 SAFE_METHODS = ("GET", "HEAD")
 """Calls that change nothing: they may be sent twice, or stop half way (RFC 9110, 9.2.1)."""
 

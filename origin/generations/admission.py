@@ -11,13 +11,19 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ledger.errors import CallerError, Conflict, NotFound
-from ledger.frame import SAMPLING, Open, Overflow, Sampling, encode
+from ledger.frame import (
+    MAX_IDEMPOTENCY_KEY_CHARS,
+    SAMPLING,
+    Open,
+    Overflow,
+    Sampling,
+    encode,
+)
 from origin.checkpoint.prompt import PromptReader
 from origin.generations.recipe import Recipe, prompt_hash
 
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128
-MAX_KEY_CHARS = 255
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16
 DEFAULT_MAX_TOKENS = 256
@@ -156,9 +162,11 @@ def _check_ranges(request: Open) -> None:
             raise CallerError(f"is {value}", field=name, hint=hint)
     _check_stops(request.stop)
     key = request.idempotency_key
-    if key is not None and not 0 < len(key) <= MAX_KEY_CHARS:
+    if key is not None and not 0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
         raise CallerError(
-            f"has {len(key)} characters", field="idempotency_key", hint=f"1 to {MAX_KEY_CHARS}"
+            f"has {len(key)} characters",
+            field="idempotency_key",
+            hint=f"1 to {MAX_IDEMPOTENCY_KEY_CHARS}",
         )
 
 

@@ -10,6 +10,7 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from ledger.errors import CallerError, NotFound
+from ledger.frame import RESERVED_NAME, STREAM_PATH
 from ledger.objects.object import MAX_KEY_CHARS
 from origin.streams.json import JSON_TYPE
 
@@ -42,10 +43,6 @@ PRODUCER_RECEIVED_SEQ = "producer-received-seq"
 TRUE = "true"
 """The only value that means yes, in any case."""
 
-ROOT = "/v1/stream/"
-RESERVED = "__ds"
-"""The first segment of names that are no streams: the protocol's own resources."""
-
 _GENERATION = re.compile("[0-9a-f]{32}")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
 
@@ -65,7 +62,11 @@ def check_name(name: str) -> str:
     """
     segments = name.split("/")
     fits = 0 < len(name) <= MAX_KEY_CHARS and not _UNSAFE.search(name)
-    if not fits or segments[0] == RESERVED or any(part in ("", ".", "..") for part in segments):
+    if (
+        not fits
+        or segments[0] == RESERVED_NAME
+        or any(part in ("", ".", "..") for part in segments)
+    ):
         raise NotFound("no stream can have this name")
     return name
 
@@ -76,9 +77,9 @@ def named_by(link: str) -> str:
         path = urlsplit(link).path
     except ValueError:
         path = ""
-    if not path.startswith(ROOT):
-        raise NotFound(f"no stream is at {link!r}", hint=f"its path begins with {ROOT}")
-    return check_name(unquote(path[len(ROOT) :]))
+    if not path.startswith(STREAM_PATH):
+        raise NotFound(f"no stream is at {link!r}", hint=f"its path begins with {STREAM_PATH}")
+    return check_name(unquote(path[len(STREAM_PATH) :]))
 
 
 def generation_id(name: str) -> bytes | None:

@@ -9,11 +9,12 @@ from urllib.parse import quote, unquote, urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ledger.errors import CallerError, NotFound
+from ledger.frame import RESERVED_NAME, STREAM_PATH
 from ledger.interface import ObjectKey
 from origin.streams.protocol import check_name
 from origin.subscriptions.interest import Glob
 
-ROOT = "/v1/stream/__ds/"
+ROOT = f"{STREAM_PATH}{RESERVED_NAME}/"
 JWKS = "jwks.json"
 SUBSCRIPTIONS = "subscriptions"
 MAX_ID_CHARS = 256

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import structlog
 
 from ledger.errors import CallerError, Conflict, Unauthorized
+from ledger.frame import STREAM_PATH
 from ledger.interface import ObjectKey
 from ledger.objects.object import ObjectContext, ObjectRequest
 from origin.streams.offset import BEGINNING, parse_offset
@@ -30,7 +31,6 @@ SECRET_BYTES = 32
 MAX_TOKEN_CHARS = 128
 
 JSON = "application/json"
-STREAM_ROOT = "/v1/stream/"
 
 log = structlog.get_logger("subscriptions")
 
@@ -53,7 +53,7 @@ def generation_of(secret: bytes, name: str, token: str) -> int:
 
 
 def stream_url(base: str, path: str) -> str:
-    return f"{base}{STREAM_ROOT}{quote(path)}"
+    return f"{base}{STREAM_PATH}{quote(path)}"
 
 
 def token_of(name: str, state: SubscriptionState) -> str:
