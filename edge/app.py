@@ -17,7 +17,7 @@ from edge import generate, stream
 from edge.config import EdgeConfig
 from edge.cors import Cors
 from edge.errors import client_gone, http_error, internal_error, no_sessions, tailrace_error
-from edge.link import Link
+from edge.origins.link import Link
 from edge.ws import sessions
 from ledger.errors import TailraceError
 from ledger.frame import SCHEMA_HASH, STREAM_PATH, Heartbeat

@@ -12,7 +12,7 @@ from edge.attend import attended, together
 from edge.body import StreamedBody, frames_of
 from edge.config import EdgeConfig
 from edge.document import Collected, answer_document, collect, state_document
-from edge.link import Link
+from edge.origins.link import Link
 from edge.parameters import (
     View,
     check_idempotency_key,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple, TypeVar
 
-from edge.link import Link
+from edge.origins.link import Link
 from ledger.errors import CallerError
 from ledger.frame import (
     LINK_CODEC,

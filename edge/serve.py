@@ -13,7 +13,7 @@ from hypercorn.protocol import ws_stream
 
 from edge.app import create_app
 from edge.config import EdgeConfig
-from edge.link import Link
+from edge.origins.link import Link
 from edge.session import MAX_READ_MESSAGE_BYTES
 from ledger.errors import ConfigError, Unavailable
 from ledger.log import configure_logging

@@ -8,7 +8,7 @@ from starlette.websockets import WebSocket
 
 from edge.attend import first_of
 from edge.config import EdgeConfig
-from edge.link import Link
+from edge.origins.link import Link
 from edge.session import Session, Unfinished
 
 

@@ -31,7 +31,7 @@ ARROWS = {
 }
 # Protocols and rules: plain objects fed bytes and a clock.
 SANS_IO = (
-    *("edge/relay.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),
+    *("edge/origins/relay.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),
     *("ledger/frame.py", "ledger/window.py", "ledger/wire/*.py"),
     *("ledger/sqlite/record.py", "ledger/sqlite/room.py", "ledger/sqlite/tail.py"),
     *("origin/engine/*.py", "origin/scheduler/*.py", "origin/streams/append.py"),

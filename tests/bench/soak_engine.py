@@ -32,7 +32,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from edge.link import Link  # noqa: E402
+from edge.origins.link import Link  # noqa: E402
 from ledger.frame import Priority  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
 from tests.bench.soak_chart import draw  # noqa: E402

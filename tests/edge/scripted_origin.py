@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from edge.link import Link
+from edge.origins.link import Link
 from ledger.backoff import Backoff
 from ledger.errors import BeyondEnd, CallerError, NotFound
 from ledger.frame import (

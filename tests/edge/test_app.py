@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from edge.app import create_app
 from edge.config import EdgeConfig
-from edge.link import Link
+from edge.origins.link import Link
 from ledger.errors import Unavailable
 from ledger.frame import (
     SCHEMA_HASH,

@@ -14,7 +14,7 @@ from starlette.types import Message
 from edge.app import create_app
 from edge.config import EdgeConfig
 from edge.cors import EXPOSED_HEADERS
-from edge.link import Link
+from edge.origins.link import Link
 from edge.reader import WINDOW_BODIES
 from ledger.errors import Conflict, NotFound, TailraceError
 from ledger.frame import (
@@ -286,7 +286,7 @@ async def test_a_header_that_http_1_could_not_carry_is_refused(
 async def test_no_more_calls_are_taken_than_the_edge_can_hold(
     origin: ScriptedOrigin, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.link.MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr("edge.origins.link.MAX_HELD_BYTES", 1000)
     answers(origin)  # none, so that what is asked stays
     waiting = asyncio.create_task(client.post(PATH, content=b"x" * LIMIT))
     await origin.has_received(1)

@@ -4,7 +4,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from edge.relay import CONNECT_PATIENCE_S, HEARTBEAT_EVERY_S, ORIGIN_PATIENCE_S, LinkState, Relay
+from edge.origins.relay import (
+    CONNECT_PATIENCE_S,
+    HEARTBEAT_EVERY_S,
+    ORIGIN_PATIENCE_S,
+    LinkState,
+    Relay,
+)
 from ledger.errors import FrameError, SchemaMismatch, TailraceError, Unavailable
 from ledger.frame import (
     LINK_CODEC,

@@ -15,7 +15,7 @@ from typing import cast
 
 import structlog
 
-from edge.relay import RETRY_AFTER_MS, LinkState, Relay, Sink
+from edge.origins.relay import RETRY_AFTER_MS, LinkState, Relay, Sink
 from ledger.backoff import Backoff, spread_ms
 from ledger.errors import OriginUnreachable, Overloaded, TailraceError
 from ledger.frame import Credit, Detach, Heartbeat, Splitter, corr_of, encode, error_frame, tag_of
@@ -84,6 +84,7 @@ class Connection(asyncio.Protocol):
             self.close(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
         self._done(exc)
 
     @property
@@ -91,7 +92,8 @@ class Connection(asyncio.Protocol):
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None:
+        """Nothing where the connection is ending: uvloop's transports raise then."""
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def close(self, reason: Exception | None) -> None:
@@ -100,8 +102,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _done(self, reason: Exception | None) -> None:
+        """The link learns of it in this very turn: what is submitted in the next one must wait
+        for another connection, and not be written to this one."""
         if not self.lost.done():
             self.lost.set_result(reason)
+            self.link.on_lost(self)
 
 
 class Link:
@@ -198,6 +203,13 @@ class Link:
         self._relay.connected()
         self._flush()
 
+    def on_lost(self, connection: Connection) -> None:
+        """Routes are asked for again on the next connection, or end here."""
+        if connection is self._connection:
+            self._connection = None
+            self._relay.disconnected(self.now())
+            self._flush()
+
     def on_frames(self, frames: list[bytes]) -> None:
         was_up = self.up
         try:
@@ -258,12 +270,7 @@ class Link:
                 _, connection = await loop.create_connection(lambda: Connection(self), host, port)
         except OSError as error:  # TimeoutError is one
             return error
-        try:
-            reason = await connection.lost
-        finally:
-            self._connection = None
-            self._relay.disconnected(self.now())
-            self._flush()
+        reason = await connection.lost
         return reason or OriginUnreachable("the origin closed the link")
 
     async def _tick(self) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from edge.link import LONGEST_LOOK_S, MAX_HELD_BYTES, Link, Silence
+from edge.origins.link import LONGEST_LOOK_S, MAX_HELD_BYTES, Connection, Link, Silence
 from edge.reader import WINDOW_FRAMES, Reader
 from ledger.backoff import Backoff
 from ledger.errors import NotFound
@@ -153,6 +153,40 @@ async def test_who_is_refused_while_the_origin_reads_nothing_is_told_different_t
         link.forget(client)
     assert client.reasons == {"the link to the origin is full"}
     assert_spread(client)
+
+
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})])
+async def test_what_is_asked_for_in_the_turn_after_a_loss_waits_for_the_next_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On uvloop, as an edge runs: there a write to a connection that has ended raises."""
+    origin = ScriptedOrigin(2 * WINDOW_FRAMES)
+    lost = Connection.connection_lost
+    async with origin.serving() as link:
+        reader, other = Reader(link), Reader(link)
+        await reader.open(Open("demo", prompt="all", credit=WINDOW_FRAMES))
+        asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def ask() -> None:
+            try:
+                link.submit(reader, encode(Credit(2 * WINDOW_FRAMES)))
+                link.submit(other, encode(OPEN))
+            except RuntimeError as error:  # uvloop's
+                asked.set_exception(error)
+            else:
+                asked.set_result(None)
+
+        def lose(connection: Connection, exc: Exception | None) -> None:
+            asyncio.get_running_loop().call_soon(ask)
+            lost(connection, exc)
+
+        monkeypatch.setattr(Connection, "connection_lost", lose)
+        origin.drop_links()
+        await asked
+        monkeypatch.undo()
+        assert await taken(reader, 2 * WINDOW_FRAMES) == origin.frames[: 2 * WINDOW_FRAMES]
+        await other.wait(30)
+        assert decode(other.peek())[1] == Opened(STREAM, 1, TOKEN, "demo", 3)
 
 
 # ---- several origins ----

@@ -1,0 +1,1 @@
+"""The edge's end of its links to origins."""
