@@ -16,7 +16,14 @@ from starlette.routing import Route, WebSocketRoute
 from edge import generate, stream
 from edge.config import EdgeConfig
 from edge.cors import Cors
-from edge.errors import client_gone, http_error, internal_error, no_sessions, tailrace_error
+from edge.errors import (
+    client_gone,
+    http_error,
+    internal_error,
+    no_sessions,
+    not_a_websocket,
+    tailrace_error,
+)
 from edge.origins.link import Link
 from edge.ws import sessions
 from ledger.errors import TailraceError
@@ -46,6 +53,7 @@ def create_app(link: Link, config: EdgeConfig) -> Starlette:
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
             Route(f"{STREAM_PATH}{{name:path}}", stream.call, methods=stream.METHODS),
             WebSocketRoute("/v1/ws", sessions),
+            Route("/v1/ws", not_a_websocket),
             WebSocketRoute("/{path:path}", no_sessions),
             Route("/healthz", healthz),
             Route("/readyz", readyz),

@@ -13,10 +13,12 @@ from edge import sse
 from edge.parameters import View
 from edge.reader import Reader
 from ledger.errors import TailraceError
-from ledger.frame import CLOSING, Heartbeat, Status, decode, encode, tag_of
+from ledger.frame import CLOSING, LOGGED, Heartbeat, StreamError, decode, encode, tag_of
 
 log = structlog.get_logger("tailrace.edge")
 
+EVENTS = LOGGED | {StreamError.tag}
+"""Tags of the frames that an event can be made of."""
 SILENCE_S = 15.0
 """After so long without a frame the body gets a sign of life, so that no proxy drops it."""
 
@@ -32,8 +34,15 @@ class Encoder(Protocol):
 
 
 class SseEncoder:
+    def __init__(self) -> None:
+        self._begun = False
+
     def frames(self, frames: list[bytes]) -> bytes:
-        return b"".join(self._event(raw) for raw in frames if tag_of(raw) != Status.tag)
+        events = b"".join(self._event(raw) for raw in frames if tag_of(raw) in EVENTS)
+        if self._begun:
+            return events
+        self._begun = True
+        return sse.RETRY + events
 
     def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
         return sse.PING

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
-from ledger.errors import NotFound, TailraceError, error_body
+from ledger.errors import CallerError, NotFound, TailraceError, error_body
 
 CLIENT_GONE = 499
 """The status of an answer that nobody is left to read."""
@@ -55,6 +55,16 @@ async def http_error(request: Request, error: Exception) -> Response:
 async def no_sessions(websocket: WebSocket) -> None:
     """A WebSocket to an unknown path, of which Starlette's router would only say 403."""
     await websocket.send_denial_response(error_response(_nothing_at(websocket.url.path)))
+
+
+async def not_a_websocket(request: Request) -> Response:
+    """A plain request for what is a WebSocket only (RFC 9110, 15.5.22)."""
+    answer = error_response(
+        CallerError(f"{request.url.path} is a WebSocket", code="upgrade_required", status=426)
+    )
+    if request.scope["http_version"] == "1.1":  # the later ones have no such headers
+        answer.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
+    return answer
 
 
 def _nothing_at(path: str) -> NotFound:

@@ -116,6 +116,8 @@ async def _stream(request: Request, view: View, wanted: Open | Resume) -> Respon
     with ExitStack() as unless_handed_on:
         unless_handed_on.callback(reader.close)
         answer = await attended(request.receive, _answer(reader, view, wanted))
+        if isinstance(answer, StreamedBody) and request.method == "HEAD":
+            return _head_of(answer)
         if isinstance(answer, StreamedBody):
             unless_handed_on.pop_all()  # the body closes it when it has been sent
         return answer
@@ -131,6 +133,13 @@ async def _answer(reader: Reader, view: View, wanted: Open | Resume) -> Response
         return Response(status_code=204, headers=headers)
     headers["Content-Type"] = view.value
     return StreamedBody(reader, frames_of(reader, view), headers=headers)
+
+
+def _head_of(answer: StreamedBody) -> Response:
+    """Its head alone; how long the body will be nobody knows yet."""
+    head = Response(status_code=answer.status_code)
+    head.raw_headers = answer.raw_headers
+    return head
 
 
 async def _document(reader: Reader, wanted: Open | Resume, opened: Opened) -> dict[str, object]:

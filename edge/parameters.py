@@ -64,7 +64,7 @@ def parse_after(after: Sequence[str], last_event_id: str | None) -> int | None:
     Raises CallerError for what is no index, and for two that differ.
     """
     given = {_index(text, "after") for text in after}
-    if last_event_id is not None:
+    if last_event_id:  # EventSource sends an empty one where it would send none: it asks for all
         given.add(_index(last_event_id, "Last-Event-ID"))
     if len(given) > 1:
         raise CallerError(

@@ -21,6 +21,9 @@ from ledger.frame import (
     to_error,
 )
 
+RETRY = b"retry: 500\n\n"
+"""The first words of a body: a browser that loses it asks again after half a second, not after the
+three to five that it would choose. Nothing is lost meanwhile, it only pauses for as long."""
 PING = b": ping\n\n"
 """A comment: keeps the connection alive, and no client sees an event."""
 

@@ -150,6 +150,8 @@ def request_url(scope: Scope) -> str:
     target = scope["raw_path"]
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
+    if not target.isascii():  # HTTP/1.1 cannot carry it; the binary framing of HTTP/2 and 3 can
+        raise CallerError("a character that no URL holds", field="query", hint="percent-encode it")
     return f"{scope['scheme']}://{text}{target.decode('ascii')}"
 
 

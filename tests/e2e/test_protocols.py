@@ -154,6 +154,6 @@ def text_of(events: bytes) -> str:
     texts = []
     for block in events.decode().strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":"))
-        if fields and fields.get("event", "message") == "message":
+        if "data" in fields and fields.get("event", "message") == "message":
             texts.append(json.loads(fields["data"])["text"])
     return "".join(texts)

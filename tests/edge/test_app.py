@@ -23,6 +23,7 @@ from ledger.frame import (
     Detach,
     Embedding,
     FinishReason,
+    Heartbeat,
     Notice,
     Open,
     Reasoning,
@@ -50,6 +51,7 @@ BODY = {"model": "demo", "prompt": "Once"}
 SSE = {"Accept": "text/event-stream"}
 FRAMES = {"Accept": "application/vnd.tailrace.frames"}
 EVENTS = (
+    "retry: 500\n\n"
     'id: 0\ndata: {"text":" w0","index":0}\n\n'
     'id: 1\ndata: {"text":" w1","index":1}\n\n'
     'id: 2\ndata: {"text":" w2","index":2}\n\n'
@@ -275,7 +277,35 @@ async def test_a_steer_that_says_nothing_is_refused(
 
 async def test_events_go_on_after_the_last_event_id(client: httpx.AsyncClient) -> None:
     answer = await client.get(f"/v1/generate/{ID}", headers=SSE | {"Last-Event-ID": "1"})
-    assert answer.text == EVENTS[EVENTS.index("id: 2") :]
+    assert answer.text == "retry: 500\n\n" + EVENTS[EVENTS.index("id: 2") :]
+
+
+async def test_an_empty_last_event_id_asks_for_all(client: httpx.AsyncClient) -> None:
+    answer = await client.get(f"/v1/generate/{ID}", headers=SSE | {"Last-Event-ID": ""})
+    assert answer.text == EVENTS
+
+
+async def test_a_frame_that_is_no_event_is_passed_over(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    origin.frames.insert(0, Heartbeat(0, ready=True))  # type: ignore[arg-type]
+    origin.released += 1
+    answer = await client.get(f"/v1/generate/{ID}", headers=SSE)
+    assert answer.text == EVENTS
+
+
+@pytest.mark.parametrize("view", [SSE, FRAMES])
+async def test_the_head_of_a_running_stream_is_its_head_alone(
+    client: httpx.AsyncClient, origin: ScriptedOrigin, view: dict[str, str]
+) -> None:
+    origin.released = 1
+    async with asyncio.timeout(60):  # it would wait for the end of the stream, which never comes
+        answer = await client.head(f"/v1/generate/{ID}", headers=view)
+    assert (answer.status_code, answer.headers["Tailrace-Stream"]) == (200, ID)
+    assert answer.headers["Content-Type"] == view["Accept"]
+    assert "Content-Length" not in answer.headers
+    await origin.has_received(2)
+    assert [type(frame) for frame in origin.received] == [Resume, Detach]
 
 
 async def test_frames_go_on_after_the_index_in_the_query(
@@ -357,6 +387,7 @@ Ask = Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]
         (lambda c: c.get(f"/v1/generate/{ID}?after=-1", headers=SSE), 400, "invalid_request"),
         (lambda c: c.post("/v1/generate/x/cancel"), 404, "unknown_stream"),
         (lambda c: c.get("/v1/nothing"), 404, "not_found"),
+        (lambda c: c.get("/v1/ws"), 426, "upgrade_required"),
         (lambda c: c.delete("/v1/generate"), 405, "method_not_allowed"),
     ],
 )

@@ -58,6 +58,8 @@ def test_what_cannot_be_a_stream_id_is_answered_as_absent(text: str) -> None:
         (["0"], None, 0),
         ([], "41", 41),
         (["41"], "41", 41),
+        ([], "", None),
+        (["41"], "", 41),
         (["7", "7"], None, 7),
         ([str(2**64 - 1)], None, 2**64 - 1),
     ],
@@ -70,7 +72,7 @@ def test_the_index_to_resume_after_comes_from_query_or_header(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "-1", "+1", "1.0", "1e30", "NaN", " 1", "1\n", "0x1", "1\0", str(2**64), *FOREIGN_DIGITS],
+    ["-1", "+1", "1.0", "1e30", "NaN", " 1", "1\n", "0x1", "1\0", str(2**64), *FOREIGN_DIGITS],
 )
 def test_rubbish_is_no_index_wherever_it_stands(text: str) -> None:
     with pytest.raises(CallerError) as in_query:
@@ -79,6 +81,11 @@ def test_rubbish_is_no_index_wherever_it_stands(text: str) -> None:
         parse_after([], text)
     assert (in_query.value.status, in_query.value.field) == (400, "after")
     assert (in_header.value.status, in_header.value.field) == (400, "Last-Event-ID")
+
+
+def test_an_empty_query_is_no_index() -> None:
+    with pytest.raises(CallerError):
+        parse_after([""], None)
 
 
 def test_two_different_indexes_contradict_each_other() -> None:

@@ -344,6 +344,16 @@ async def test_only_listed_origins_may_read_where_there_is_a_list(
                 assert "Origin" in bad.headers["Vary"]
 
 
+async def test_a_query_that_no_url_holds_is_the_callers_fault(
+    origin: ScriptedOrigin, link: Link
+) -> None:
+    """As a client of HTTP/2 can send it."""
+    app = create_app(link, EdgeConfig(http=("127.0.0.1:0",)))
+    sent = await asgi(app, PATH.encode(), http_version="2", query="offset=é".encode())
+    assert sent[0]["status"] == 400
+    assert origin.received == []
+
+
 # ---- a body as it comes ----
 
 
@@ -353,6 +363,7 @@ async def asgi(
     on_send: Callable[[Message], Awaitable[None]] | None = None,
     left: asyncio.Event | None = None,
     http_version: str = "1.1",
+    query: bytes = b"",
 ) -> list[Message]:
     """One GET as a server makes it; `left` is set when the client goes."""
     scope = {
@@ -363,7 +374,7 @@ async def asgi(
         "scheme": "http",
         "path": path.decode(),
         "raw_path": path,
-        "query_string": b"",
+        "query_string": query,
         "root_path": "",
         "headers": [(b"host", b"edge")],
         "server": ("edge", 80),
