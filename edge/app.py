@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 from edge import generate, stream
-from edge.config import EdgeConfig
-from edge.cors import Cors
+from edge.access.middleware import Access
+from edge.config import EdgeConfig, access_rules
 from edge.errors import (
     client_gone,
     http_error,
@@ -59,15 +59,7 @@ def create_app(link: Link, config: EdgeConfig) -> Starlette:
             Route("/readyz", readyz),
             Route("/version", version),
         ],
-        middleware=[
-            Middleware(
-                Cors,
-                allowed={
-                    STREAM_PATH: config.stream_origins,
-                    "/v1/generate": config.generate_origins,
-                },
-            )
-        ],
+        middleware=[Middleware(Access, rules=access_rules(config))],
         exception_handlers={
             TailraceError: tailrace_error,
             HTTPException: http_error,

@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from edge.access.connections import ConnectionLimits, room_in
+from edge.access.pages import ANY_ORIGIN, HostRule, OriginRule, is_loopback
+from edge.access.proxies import Proxies
+from edge.access.rules import Rules
 from edge.session import MAX_UNFINISHED
 from ledger.frame import MAX_CALL_BODY_BYTES
 from ledger.settings import Address, Settings, parse_address, split_at_commas
 
-Names = Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(split_at_commas)]
+
+def _checked_origin(text: str) -> str:
+    """A web origin as browsers spell it (RFC 6454, 6.2), or `*`."""
+    if text in (ANY_ORIGIN, "null"):
+        return text
+    parts = urlsplit(text)
+    if (
+        not parts.scheme
+        or not parts.netloc
+        or f"{parts.scheme}://{parts.netloc}".lower() != text.lower()
+    ):
+        raise ValueError("write an origin, such as https://app.example, without a path; or *")
+    return text.lower()
+
+
+def _checked_network(text: str) -> str:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        raise ValueError("write an address or a network, such as 10.0.0.0/8") from None
+    return text
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_at_commas)]
+Origins = Annotated[
+    tuple[Annotated[str, AfterValidator(_checked_origin)], ...],
+    NoDecode,
+    BeforeValidator(split_at_commas),
+]
+Networks = Annotated[
+    tuple[Annotated[str, AfterValidator(_checked_network)], ...],
+    NoDecode,
+    BeforeValidator(split_at_commas),
+]
 Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(split_at_commas)]
 
-ANY_ORIGIN = "*"
-"""Pages of every origin."""
+MANY_CONNECTIONS = 20_000
+MANY_PER_ADDRESS = 1_000
 
 
 class EdgeConfig(Settings):
@@ -41,10 +80,33 @@ class EdgeConfig(Settings):
     max_body_bytes: int = Field(
         1 << 20, ge=1024, le=MAX_CALL_BODY_BYTES, description="of a request; 413 beyond"
     )
-    allowed_origins: Names = Field(
-        None,
-        description="web origins whose pages may use /v1/stream and /v1/generate; * is any;"
-        " by default any may use /v1/stream and none /v1/generate",
+    allowed_origins: Origins = Field(
+        (),
+        description="web origins whose pages may use this edge, besides pages that it is the"
+        " origin of itself; * is any",
+    )
+    hosts: Names = Field(
+        (),
+        description="names that requests may ask for in Host, besides localhost and addresses;"
+        " 421 for others; by default any, but none where the edge listens on loopback alone",
+    )
+    trusted_proxies: Networks = Field(
+        (),
+        description="addresses or networks of proxies whose word on client, scheme and host counts",
+    )
+    forwarded_header: Literal["x-forwarded", "forwarded"] = Field(
+        "x-forwarded",
+        description="where those proxies say it: in X-Forwarded-For, -Proto and -Host, or in"
+        " Forwarded (RFC 7239)",
+    )
+    max_connections: int = Field(
+        MANY_CONNECTIONS, ge=1, description="open connections in all; more are closed at once"
+    )
+    max_connections_per_address: int = Field(
+        MANY_PER_ADDRESS,
+        ge=1,
+        description="open connections of one address, or of one /64 of IPv6; those of loopback and"
+        " of trusted proxies do not count by address",
     )
     max_streams_per_connection: int = Field(
         256, ge=1, le=65_536, description="open streams of one WebSocket; 429 beyond"
@@ -72,14 +134,35 @@ class EdgeConfig(Settings):
         return self
 
     @property
-    def stream_origins(self) -> tuple[str, ...]:
-        return (ANY_ORIGIN,) if self.allowed_origins is None else self.allowed_origins
-
-    @property
-    def generate_origins(self) -> tuple[str, ...]:
-        """None unless they are named: any page that somebody here opens could use the model."""
-        return self.allowed_origins or ()
+    def listens_on_loopback_alone(self) -> bool:
+        listening = (*self.http, *(self.https if self.certificate is not None else ()))
+        return all(is_loopback(parse_address(text)[0]) for text in listening)
 
     @property
     def origin_addresses(self) -> tuple[tuple[str, int], ...]:
         return tuple(parse_address(text) for text in self.origin)
+
+    @property
+    def proxies(self) -> Proxies:
+        networks = [ipaddress.ip_network(text) for text in self.trusted_proxies]
+        return Proxies(networks, self.forwarded_header)
+
+
+def access_rules(config: EdgeConfig) -> Rules:
+    """Who may ask an edge with these settings."""
+    is_private = config.listens_on_loopback_alone and not config.trusted_proxies
+    return Rules(
+        proxies=config.proxies,
+        hosts=HostRule(config.hosts, on=bool(config.hosts) or is_private),
+        origins=OriginRule(config.allowed_origins),
+    )
+
+
+def connection_limits(config: EdgeConfig, open_files: int) -> ConnectionLimits:
+    """How many clients may be connected, where so many files may be open."""
+    proxies = config.proxies
+    return ConnectionLimits(
+        room_in(open_files, config.max_connections),
+        config.max_connections_per_address,
+        exempt=lambda address: is_loopback(address) or proxies.trusts(address),
+    )

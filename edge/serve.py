@@ -11,6 +11,8 @@ from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
 from hypercorn.protocol import ws_stream
 
+from edge.access.connections import RESERVED_FILES
+from edge.access.open_files import raise_open_files
 from edge.app import create_app
 from edge.config import EdgeConfig
 from edge.origins.link import Link
@@ -38,6 +40,7 @@ def run(config: EdgeConfig) -> None:
     """Serve until told to stop. Raises ConfigError where an address cannot be had."""
     configure_logging(config.log_level)
     refuse_compression()
+    _take_files(config)
     logging.getLogger("quic").setLevel(logging.WARNING)  # aioquic: lines per connection
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config))
@@ -60,6 +63,21 @@ async def serve(config: EdgeConfig) -> None:
     app = create_app(link, config)
     look_less_often()
     await hypercorn_serve(app, server, shutdown_trigger=shutdown)  # type: ignore[arg-type]
+
+
+def _take_files(config: EdgeConfig) -> int:
+    """How many files may be open; the log says where that is too few."""
+    open_files = raise_open_files()
+    if open_files < config.max_connections + RESERVED_FILES:
+        log.warning(
+            "few files may be open",
+            limit=open_files,
+            connections=max(1, open_files - RESERVED_FILES),
+            wanted=config.max_connections,
+            hint="raise the hard limit: ulimit -Hn, LimitNOFILE of systemd; or lower"
+            " edge.max_connections",
+        )
+    return open_files
 
 
 def server_config(config: EdgeConfig) -> Config:

@@ -83,6 +83,7 @@ async def test_the_durable_streams_suite_passes_whole(
     monkeypatch.setenv("TAILRACE_STREAMS_SUBSCRIPTIONS", "true")
     # The suite's webhooks listen on loopback, where nobody else's may.
     monkeypatch.setenv("TAILRACE_STREAMS_WEBHOOK_HOSTS", "127.0.0.1")
+    monkeypatch.setenv("TAILRACE_EDGE_ALLOWED_ORIGINS", "*")  # it asks for a CORP of cross-origin
     origin = Origin(tmp_path / "data")
     edge = Edge(origin)
     try:

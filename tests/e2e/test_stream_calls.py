@@ -378,9 +378,11 @@ async def test_a_worker_is_woken_through_the_edge_and_after_a_kill_its_lease_sti
 async def test_paths_with_tricks_end_at_the_edge(tmp_path: Path, client: httpx.AsyncClient) -> None:
     async with streams_only(tmp_path) as (_, [edge]):
         for path in ("../generate", "%2e%2e/x", "a%2Fb", "a%00b", "a//b", ".", "%c0%af"):
-            status = await raw_status(edge, f"GET /v1/stream/{path} HTTP/1.1\r\nHost: edge\r\n")
+            status = await raw_status(
+                edge, f"GET /v1/stream/{path} HTTP/1.1\r\nHost: localhost\r\n"
+            )
             assert status == 404
-        too_long = f"GET /v1/stream/{'x' * 600} HTTP/1.1\r\nHost: edge\r\n"
+        too_long = f"GET /v1/stream/{'x' * 600} HTTP/1.1\r\nHost: localhost\r\n"
         assert await raw_status(edge, too_long) == 400
         large = await client.post(f"{edge.url}/v1/stream/a", content=bytes(10 * MIB))
         assert large.status_code == 413

@@ -1,8 +1,10 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from edge.config import EdgeConfig
+from edge.access.connections import RESERVED_FILES
+from edge.config import EdgeConfig, connection_limits
 from ledger.errors import ConfigError
 from ledger.frame import MAX_CALL_BODY_BYTES
 from ledger.settings import parse_address
@@ -42,15 +44,47 @@ def test_several_addresses_are_split_at_commas_in_the_environment(
     assert EdgeConfig.load().http == ("127.0.0.1:1", "[::1]:1")
 
 
-def test_what_pages_of_other_origins_may_do_is_as_it_is_written_or_else_by_route(
-    monkeypatch: pytest.MonkeyPatch,
+def test_origins_of_pages_are_as_browsers_spell_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert EdgeConfig.load().allowed_origins == ()
+    monkeypatch.setenv("TAILRACE_EDGE_ALLOWED_ORIGINS", "https://A.example,http://b:81,*,null")
+    written = EdgeConfig.load().allowed_origins
+    assert written == ("https://a.example", "http://b:81", "*", "null")
+    for wrong in ("a.example", "https://a.example/", "https://a.example/page", "https://"):
+        with pytest.raises(ConfigError, match=r"edge\.allowed_origins\.0: write an origin"):
+            EdgeConfig.load(allowed_origins=wrong)
+
+
+def test_a_trusted_proxy_is_an_address_or_a_network() -> None:
+    config = EdgeConfig.load(trusted_proxies="10.0.0.0/8, 2001:db8::1")
+    assert config.proxies.trusts("10.1.2.3") and config.proxies.trusts("2001:db8::1")
+    with pytest.raises(ConfigError, match=r"edge\.trusted_proxies\.0: write an address"):
+        EdgeConfig.load(trusted_proxies="nginx")
+
+
+@pytest.mark.parametrize(
+    ("settings", "alone"),
+    [
+        ({}, True),
+        ({"http": "localhost:80,[::1]:80,127.9.9.9:1"}, True),
+        ({"http": "127.0.0.1:80,0.0.0.0:81"}, False),
+        ({"http": "[::]:80"}, False),
+        ({"http": "10.0.0.1:80"}, False),
+        ({"http": "edge.example:80"}, False),
+        ({"https": "0.0.0.0:443"}, True),  # nothing listens there without a certificate
+        ({"https": "0.0.0.0:443", "certificate": Path("a"), "key": Path("b")}, False),
+    ],
+)
+def test_whether_an_edge_can_only_be_reached_from_its_machine(
+    settings: dict[str, Any], alone: bool
 ) -> None:
-    config = EdgeConfig.load()
-    assert (config.stream_origins, config.generate_origins) == (("*",), ())
-    for written, meant in (("https://a,https://b", ("https://a", "https://b")), ("", ())):
-        monkeypatch.setenv("TAILRACE_EDGE_ALLOWED_ORIGINS", written)
-        config = EdgeConfig.load()
-        assert config.stream_origins == config.generate_origins == meant
+    assert EdgeConfig.load(**settings).listens_on_loopback_alone is alone
+
+
+def test_connections_are_bounded_by_the_files_that_may_be_open() -> None:
+    config = EdgeConfig.load(max_connections=500)
+    assert connection_limits(config, open_files=1 << 20).most == 500
+    assert connection_limits(config, open_files=RESERVED_FILES + 100).most == 100
+    assert connection_limits(config, open_files=10).most == 1
 
 
 def test_a_flag_is_split_like_the_environment() -> None:

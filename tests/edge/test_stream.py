@@ -11,9 +11,9 @@ import httpx
 import pytest
 from starlette.types import Message
 
+from edge.access.cors import EXPOSED_HEADERS
 from edge.app import create_app
 from edge.config import EdgeConfig
-from edge.cors import EXPOSED_HEADERS
 from edge.origins.link import Link
 from edge.reader import WINDOW_BODIES
 from ledger.errors import Conflict, NotFound, TailraceError
@@ -38,7 +38,10 @@ PATH = "/v1/stream/chats/7"
 
 @asynccontextmanager
 async def edge(link: Link, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    config = EdgeConfig(http=("127.0.0.1:0",), max_body_bytes=LIMIT, **settings)
+    # Behind a proxy any host may be asked for; the test's client is at 127.0.0.1.
+    config = EdgeConfig(
+        http=("127.0.0.1:0",), max_body_bytes=LIMIT, trusted_proxies=("127.0.0.1",), **settings
+    )
     transport = httpx.ASGITransport(create_app(link, config), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
         yield client
@@ -151,7 +154,7 @@ async def test_an_error_of_the_origin_is_the_usual_document(
     assert got.status_code == error.status
     assert error_of(got)["message"] == error.message
     assert got.headers["X-Content-Type-Options"] == "nosniff"
-    assert got.headers["Access-Control-Allow-Origin"] == "*"
+    assert got.headers["Cross-Origin-Resource-Policy"] == "same-origin"
 
 
 # ---- names ----
@@ -262,7 +265,7 @@ async def test_a_body_over_the_limit_is_refused_before_the_origin_sees_it(
     assert (await client.post(PATH, content=b"x" * LIMIT)).status_code == 204
     got = await client.post(PATH, content=b"x" * (LIMIT + 1))
     assert (got.status_code, error_of(got)["code"]) == (413, "too_large")
-    assert got.headers["Access-Control-Allow-Origin"] == "*"
+    assert got.headers["Cross-Origin-Resource-Policy"] == "same-origin"
     assert len(calls(origin)) == 1
 
 
@@ -302,11 +305,12 @@ async def test_no_more_calls_are_taken_than_the_edge_can_hold(
 # ---- other origins' pages ----
 
 
-async def test_any_page_may_read_and_sees_the_headers_of_the_protocol(
-    origin: ScriptedOrigin, client: httpx.AsyncClient
+async def test_where_any_page_may_it_sees_the_headers_of_the_protocol(
+    origin: ScriptedOrigin, link: Link
 ) -> None:
     answers(origin, Answer(200, (Header("vary", "accept"),)), BodyEnd())
-    got = await client.get(PATH, headers={"Origin": "https://page.example"})
+    async with edge(link, allowed_origins=("*",)) as client:
+        got = await client.get(PATH, headers={"Origin": "https://page.example"})
     assert got.headers["Access-Control-Allow-Origin"] == "*"
     assert got.headers["Access-Control-Expose-Headers"] == EXPOSED_HEADERS
     assert got.headers["Cross-Origin-Resource-Policy"] == "cross-origin"
@@ -315,18 +319,30 @@ async def test_any_page_may_read_and_sees_the_headers_of_the_protocol(
     assert got.headers["Vary"] == "accept"
 
 
-async def test_a_preflight_is_answered_by_the_edge(
-    origin: ScriptedOrigin, client: httpx.AsyncClient
-) -> None:
-    got = await client.options(
-        PATH,
-        headers={"Origin": "https://page.example", "Access-Control-Request-Method": "PUT"},
-    )
+async def test_a_preflight_is_answered_by_the_edge(origin: ScriptedOrigin, link: Link) -> None:
+    headers = {"Origin": "https://page.example", "Access-Control-Request-Method": "PUT"}
+    async with edge(link, allowed_origins=("*",)) as client:
+        got = await client.options(PATH, headers=headers)
     assert (got.status_code, got.content) == (204, b"")
     allowed = got.headers["Access-Control-Allow-Headers"].lower().split(", ")
     assert {"if-none-match", "content-type", "stream-ttl", "producer-seq"} <= set(allowed)
     assert "PUT" in got.headers["Access-Control-Allow-Methods"].split(", ")
     assert origin.received == []
+
+
+async def test_unless_it_is_named_a_page_of_another_origin_can_do_nothing(
+    origin: ScriptedOrigin, client: httpx.AsyncClient
+) -> None:
+    """A browser would only hide the answer from it: so it is refused before anything is done."""
+    for method in ("GET", "PUT", "POST", "DELETE", "OPTIONS"):
+        got = await client.request(method, PATH, headers={"Origin": "https://page.example"})
+        assert (got.status_code, error_of(got)["code"]) == (403, "foreign_origin")
+        assert got.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert not [name for name in got.headers if name.startswith("access-control")]
+    assert origin.received == []
+    answers(origin, Answer(204), BodyEnd())
+    own = await client.get(PATH, headers={"Origin": "http://edge"})
+    assert own.status_code == 204
 
 
 async def test_only_listed_origins_may_read_where_there_is_a_list(
@@ -340,6 +356,7 @@ async def test_only_listed_origins_may_read_where_there_is_a_list(
             assert "Origin" in good.headers["Vary"]
             for other in ("https://bad.example", "null"):
                 bad = await client.request(method, PATH, headers={"Origin": other})
+                assert bad.status_code == 403
                 assert not [name for name in bad.headers if name.startswith("access-control")]
                 assert "Origin" in bad.headers["Vary"]
 
@@ -376,8 +393,8 @@ async def asgi(
         "raw_path": path,
         "query_string": query,
         "root_path": "",
-        "headers": [(b"host", b"edge")],
-        "server": ("edge", 80),
+        "headers": [(b"host", b"127.0.0.1")],
+        "server": ("127.0.0.1", 80),
     }
     sent: list[Message] = []
     asked = False

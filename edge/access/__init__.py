@@ -1,0 +1,1 @@
+"""Who is let in: pages, proxies, connections, keys."""

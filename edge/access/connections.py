@@ -1,0 +1,71 @@
+"""How many connections there may be, in all and from one address.
+
+Plain counting: whoever accepts asks `admit` for each connection and says `release` when it has
+ended. What may be open is bounded by the files that the process may have open, too.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Callable
+
+RESERVED_FILES = 128
+"""Files that an edge has open besides its clients' connections, and some to spare: the links to
+its origins, what it listens on, libraries, and a connection that is about to be refused."""
+IPV6_SITE_BITS = 64
+"""One customer's addresses of IPv6: whoever has one of them has them all."""
+
+
+class ConnectionLimits:
+    """The count of open connections. `exempt` addresses count in all, but not by themselves.
+
+    Those are proxies, whose connections are those of many clients.
+    """
+
+    def __init__(
+        self, most: int, most_per_address: int, exempt: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        self.most = most
+        self._most_per_address = most_per_address
+        self._exempt = exempt
+        self._by_place: Counter[str] = Counter()
+        self.count = 0
+
+    def admit(self, address: str) -> bool:
+        """Count a connection in; False where there is no room, and it is to be closed at once."""
+        place = _place(address)
+        is_bounded = not self._exempt(address)
+        if self.count >= self.most:
+            return False
+        if is_bounded and self._by_place[place] >= self._most_per_address:
+            return False
+        self.count += 1
+        self._by_place[place] += 1
+        return True
+
+    def release(self, address: str) -> None:
+        """A connection that was admitted has ended."""
+        place = _place(address)
+        self.count -= 1
+        self._by_place[place] -= 1
+        if not self._by_place[place]:
+            del self._by_place[place]
+
+
+def room_in(open_files: int, wanted: int) -> int:
+    """So many connections of those `wanted` fit into the files that may be open."""
+    return max(1, min(wanted, open_files - RESERVED_FILES))
+
+
+def _place(address: str) -> str:
+    """What counts as one client."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.IPv6Network((int(parsed), IPV6_SITE_BITS), strict=False))
+    return str(parsed)

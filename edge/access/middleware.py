@@ -1,0 +1,78 @@
+"""The rules around an ASGI application: what they refuse never reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from edge.access.cors import preflight_headers
+from edge.access.head import Head
+from edge.access.rules import Rules
+from edge.errors import error_response
+from ledger.frame import STREAM_PATH
+
+PREFIXES = ("/v1/generate", STREAM_PATH)
+"""Routes that answer a preflight."""
+
+
+class Access:
+    """Lets requests and WebSockets through as the client sent them, or answers in their place."""
+
+    def __init__(self, app: ASGIApp, rules: Rules) -> None:
+        self._app = app
+        self._rules = rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        head, headers, refusal = self._rules.admit(head_of(scope))
+        is_http = scope["type"] == "http"
+        with_access = _adding(headers, send) if is_http else send
+        if refusal is not None:
+            answer = error_response(refusal)
+            if is_http:
+                await answer(scope, receive, with_access)
+            else:
+                await WebSocket(scope, receive, send).send_denial_response(answer)
+        elif head.method == "OPTIONS" and head.path.startswith(PREFIXES):
+            await Response(None, 204, preflight_headers(headers))(scope, receive, send)
+        else:
+            await self._app(_with(scope, head), receive, with_access)
+
+
+def head_of(scope: Scope) -> Head:
+    client = scope.get("client")
+    return Head(
+        method=scope.get("method", "GET"),
+        path=scope["path"],
+        scheme=scope.get("scheme", "http"),
+        address=client[0] if client else "",
+        headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
+    )
+
+
+def _with(scope: Scope, head: Head) -> Scope:
+    client = scope.get("client")
+    port = client[1] if client and client[0] == head.address else 0  # no proxy tells of it
+    scope["client"] = (head.address, port) if head.address else None
+    scope["scheme"], scope["headers"] = head.scheme, list(head.headers)
+    return scope
+
+
+def _adding(headers: Mapping[str, str], send: Send) -> Send:
+    async def send_with_access(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            sent = MutableHeaders(scope=message)
+            for name, value in headers.items():
+                if name == "Vary":
+                    sent.add_vary_header(value)
+                else:
+                    sent[name] = value
+        await send(message)
+
+    return send_with_access
