@@ -30,6 +30,7 @@ _BY_BARE_NAME: dict[str, st.SearchStrategy[Any]] = {
     "u16": st.integers(0, 2**16 - 1),
     "u32": st.integers(0, 2**32 - 1),
     "u64": st.integers(0, U64_MAX),
+    "list<u32>": st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple),
     "f32": st.floats(width=32, allow_nan=False),
     "f64": st.floats(allow_nan=False),
     "StreamId": st.binary(min_size=16, max_size=16),

@@ -11,8 +11,10 @@ Every fault is a `FrameError` whose offset is that of the first byte of the valu
 from __future__ import annotations
 
 import struct
+import sys
 import types
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -220,6 +222,55 @@ def list_of(of: Type, most: int | None = None) -> Type:
     return Type(f"list<{of.name}>", encode, decode, 1)
 
 
+# ---- many numbers: as an array, a hundred times as quickly as one by one ----
+
+
+def pack_u32s(numbers: Iterable[int]) -> bytes:
+    """As in `list<u32>` behind its length; OverflowError for what is no u32."""
+    if isinstance(numbers, memoryview) and numbers.format == "I":
+        return _swapped(numbers.tobytes())
+    return _swapped(array("I", numbers).tobytes())
+
+
+def view_u32s(data: bytes) -> memoryview:
+    """The numbers that `pack_u32s` packed, as they lie there: none is made before it is asked for.
+
+    ValueError where the bytes are not those of whole numbers.
+    """
+    if len(data) % U32.min_bytes:
+        raise ValueError(f"{len(data)} bytes are no whole numbers")
+    return memoryview(_swapped(data)).cast("I")
+
+
+def _swapped(data: bytes) -> bytes:
+    """From this machine's order of bytes to that of the wire, and back again."""
+    if sys.byteorder == "little":
+        return data
+    numbers = array("I", data)
+    numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _encode_u32s(out: bytearray, value: Sequence[int]) -> None:
+    try:
+        data = pack_u32s(value)
+    except (OverflowError, TypeError):
+        raise fault("expected integers of 0..2^32-1", len(out)) from None
+    encode_uint(out, len(value))
+    out += data
+
+
+def _decode_u32s(raw: bytes, pos: int) -> tuple[tuple[int, ...], int]:
+    count, start = decode_uint(raw, pos)
+    end = start + count * U32.min_bytes
+    if end > len(raw):
+        raise fault(f"{count} items cannot fit in the {len(raw) - start} bytes left", pos)
+    return tuple(view_u32s(raw[start:end])), end
+
+
+U32S = Type("list<u32>", _encode_u32s, _decode_u32s, 1)
+
+
 def enum_of(cls: type[IntEnum]) -> Type:
     members = {member.value: member for member in cls}
 
@@ -270,6 +321,8 @@ def struct_of(cls: type) -> Type:
 Uint = Annotated[int, UINT]
 U16Int = Annotated[int, U16]
 U32Int = Annotated[int, U32]
+U32Ints = Annotated[Sequence[int], U32S]
+"""A tuple when it was decoded."""
 U64Int = Annotated[int, U64]
 Float32 = Annotated[float, F32]
 Float64 = Annotated[float, F64]

@@ -20,7 +20,7 @@ from ledger.frame import (
     encode,
 )
 from origin.checkpoint.prompt import PromptReader
-from origin.generations.recipe import Recipe, prompt_hash
+from origin.generations.recipe import Recipe, packed_ids, prompt_hash
 
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128
@@ -73,6 +73,7 @@ def _token_recipe(
     is_dropping = request.overflow is Overflow.DROP_OLDEST
     room = request.max_tokens or 1
     read = reader.read(request.prompt, request.messages, room if is_dropping else None)
+    prompt_ids = packed_ids(read.ids)
     form = request.format
     if form is not None:
         # Imported late: numpy and llguidance are a fifth of a second, in every start of an origin.
@@ -83,8 +84,8 @@ def _token_recipe(
         **_any_kind(request),
         fingerprint=fingerprint,
         sampling=sampling,
-        prompt_ids=read.ids,
-        prompt_sha256=prompt_hash(read.ids),
+        prompt_ids=prompt_ids,
+        prompt_sha256=prompt_hash(prompt_ids),
         max_tokens=min(asked, reader.context - len(read.ids)),
         completes=request.prompt is not None,
         logprobs=request.logprobs,
@@ -105,7 +106,7 @@ def _text_recipe(request: Open, fingerprint: str, sampling: Sampling) -> Recipe:
         **_any_kind(request),
         fingerprint=fingerprint,
         sampling=sampling,
-        prompt_ids=(),
+        prompt_ids=packed_ids(()),
         prompt_sha256=prompt_hash(()),
         prompt=request.prompt,
         messages=tuple((message.role, message.content) for message in request.messages),

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import struct
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    model_validator,
+)
 
 from ledger.frame import SAMPLING, FormatKind, Notice, Priority, Sampling, Unread
+from ledger.wire.bare import pack_u32s, view_u32s
 from ledger.wire.schema import Word
 from origin.generations.history import History
 from origin.workers.worker_frame import Ask, Format, Run
@@ -19,6 +27,22 @@ def _one_of(words: Iterable[Word]) -> str:
     return f"^({'|'.join(member.word for member in words)})$"
 
 
+def packed_ids(given: Any) -> memoryview:
+    """Token ids, four bytes each: from their text in JSON, or from a list of them."""
+    if isinstance(given, memoryview):
+        return given
+    try:
+        return view_u32s(b64decode(given) if isinstance(given, str) else pack_u32s(given))
+    except (OverflowError, TypeError) as error:
+        raise ValueError("not token ids") from error
+
+
+def _text_of(ids: memoryview) -> str:
+    return b64encode(pack_u32s(ids)).decode()
+
+
+# As one text, because reading a million numbers one by one would hold up every stream.
+PackedIds = Annotated[memoryview, PlainValidator(packed_ids), PlainSerializer(_text_of)]
 FormatWord = Annotated[str, Field(pattern=_one_of(FormatKind))]
 PriorityWord = Annotated[str, Field(pattern=_one_of(Priority))]
 UnreadWord = Annotated[str, Field(pattern=_one_of(Unread))]
@@ -33,9 +57,9 @@ class Recipe(BaseModel):
     `fingerprint` names the weights, kernels and versions that make the tokens: another
     engine would continue with other tokens than the uninterrupted run.
 
-    For a worker of kind `tokens` the prompt is `prompt_ids`; one of kind `text` knows of no
-    tokens, and gets `prompt`, or `messages` as pairs of role and content. `completes` is true
-    where the text goes on from a `prompt`. `format` is a word of
+    For a worker of kind `tokens` the prompt is `prompt_ids`, which lie packed; one of kind `text`
+    knows of no tokens, and gets `prompt`, or `messages` as pairs of role and content. `completes`
+    is true where the text goes on from a `prompt`. `format` is a word of
     `FormatKind` and the source. `notices`, pairs of code and message, are to be logged before
     anything else. `siblings` are the other streams of the same request, in hex.
     """
@@ -44,7 +68,7 @@ class Recipe(BaseModel):
 
     model: str
     fingerprint: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: PackedIds
     prompt_sha256: str
     prompt: str | None = None
     messages: tuple[tuple[str, str], ...] = ()
@@ -104,6 +128,6 @@ class Recipe(BaseModel):
         return Format(FormatKind.from_word(word), source)
 
 
-def prompt_hash(prompt_ids: tuple[int, ...]) -> str:
+def prompt_hash(prompt_ids: Iterable[int]) -> str:
     """SHA-256 over the ids as little-endian u32, hex."""
-    return hashlib.sha256(struct.pack(f"<{len(prompt_ids)}I", *prompt_ids)).hexdigest()
+    return hashlib.sha256(pack_u32s(prompt_ids)).hexdigest()

@@ -7,7 +7,9 @@ tells, and the ledger has the last word.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import structlog
 from pydantic import ValidationError
@@ -196,12 +198,16 @@ def _cannot_continue(recipe: Recipe, ready: Ready, history: History) -> str | No
         return f"{ready.model!r} is now served by workers of another kind"
     if ready.kind == TEXT:
         return None
-    ids = (id_ & ID_BITS for id_ in history.ids)
-    if max(recipe.prompt_ids) >= ready.vocab or max(ids, default=0) >= ready.vocab:
+    # The same engine has the same vocabulary, which is not held against a million ids again.
+    if recipe.fingerprint != ready.fingerprint and max(_ids(recipe, history)) >= ready.vocab:
         return f"{ready.model!r} has another vocabulary now"
     if len(recipe.prompt_ids) >= ready.context:
         return f"{ready.model!r} has a shorter context now"
     return None
+
+
+def _ids(recipe: Recipe, history: History) -> Iterator[int]:
+    return chain(recipe.prompt_ids, (id_ & ID_BITS for id_ in history.ids))
 
 
 def _inexact(recipe: Recipe, ready: Ready, history: History) -> list[Notice]:

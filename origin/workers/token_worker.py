@@ -64,7 +64,7 @@ from origin.workers.worker_frame import (
 SOFTWARE = "tailrace-worker"
 RECEIVE_BYTES = 1 << 16
 MIB = 1 << 20
-MAX_STEP_BYTES = MAX_WORKER_FRAME_BYTES // 4
+MAX_STEP_BYTES = MAX_WORKER_FRAME_BYTES // 8
 """Of the emissions of several runs; what one run emits in a step is far below a frame's limit."""
 EMISSION_BYTES = 32
 """Around a frame, and of each id, at most."""

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import dataclass_transform
 
 from ledger.frame import Hello, Sampling
-from ledger.wire.bare import U32Int, Uint
+from ledger.wire.bare import U32Int, U32Ints, Uint
 from ledger.wire.codec import Codec, F, Raw, Tagged, framed
 from ledger.wire.splitter import FrameSplitter
 
 # The first 8 bytes of SHA-256 over the canonical text of origin/workers/worker.bare.
-SCHEMA_HASH = bytes.fromhex("742153f84e0e4f69")
+SCHEMA_HASH = bytes.fromhex("9721bcf3634f4a4a")
 
-# A prompt of 2^20 tokens, at most 3 bytes each, fits; so does a Step of many emissions.
-MAX_WORKER_FRAME_BYTES = 4 << 20
+# A prompt of 2^20 tokens, 4 bytes each, fits, and so does a Step of many emissions.
+MAX_WORKER_FRAME_BYTES = 8 << 20
 MAX_FAULT_CHARS = 500
 
 
@@ -161,8 +161,8 @@ class Run(WorkerFrame):
     alternatives.
     """
 
-    prompt_ids: tuple[Uint, ...]
-    generated_ids: tuple[Uint, ...]
+    prompt_ids: U32Ints
+    generated_ids: U32Ints
     sent_bytes: Uint
     next_index: Uint
     max_tokens: Uint

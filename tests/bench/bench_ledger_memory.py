@@ -32,7 +32,7 @@ from ledger.interface import Append, NewStream, Record  # noqa: E402
 from ledger.sqlite.ledger import SqliteLedger  # noqa: E402
 from ledger.window import Window  # noqa: E402
 from origin.edges.feed import Feed  # noqa: E402
-from origin.generations.recipe import Recipe  # noqa: E402
+from origin.generations.recipe import Recipe, packed_ids  # noqa: E402
 from tests.bench.bench_ledger_ours import TOKEN_ID, TTL_S, now_ms, stream_id  # noqa: E402
 from tests.bench.bench_ledger_work import frame  # noqa: E402
 
@@ -167,7 +167,7 @@ def _recipe() -> str:
     return Recipe(
         model="demo",
         fingerprint="0" * 64,
-        prompt_ids=tuple(range(1000, 1000 + PROMPT_IDS)),
+        prompt_ids=packed_ids(range(1000, 1000 + PROMPT_IDS)),
         prompt_sha256="0" * 64,
         max_tokens=256,
         stop=(),

@@ -8,7 +8,7 @@ from random import Random
 from ledger.frame import Durability, FinishReason, Sampling, StreamEnd, Token, decode, encode
 from ledger.interface import NewStream
 from ledger.sqlite.ledger import SqliteLedger
-from origin.generations.recipe import Recipe, prompt_hash
+from origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from origin.generations.runs import Runs
 from origin.metrics import Metrics
 from origin.workers.worker_frame import Begun, Emission, Frame, Ready, Step
@@ -20,7 +20,7 @@ READY = Ready("tokens", "demo", "fingerprint", "cpu", context=64, vocab=300, loa
 RECIPE = Recipe(
     model="demo",
     fingerprint="fingerprint",
-    prompt_ids=(5, 6),
+    prompt_ids=packed_ids((5, 6)),
     prompt_sha256=prompt_hash((5, 6)),
     max_tokens=9,
     stop=(),

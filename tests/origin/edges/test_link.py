@@ -424,7 +424,7 @@ async def test_a_request_for_several_streams_opens_them_all(house: House) -> Non
     assert len(answer.siblings) == 2
     runs = [order for _, order in house.slot.sent]
     assert [run.sampling.seed for run in runs if isinstance(run, Run)] == [2**64 - 1, 0, 1]
-    assert len({run.prompt_ids for run in runs if isinstance(run, Run)}) == 1
+    assert len({tuple(run.prompt_ids) for run in runs if isinstance(run, Run)}) == 1
     for corr, (nth, _) in enumerate(house.slot.sent[1:], 2):
         sibling = answer.siblings[corr - 2]
         await house.step(house.slot, nth, 0, f"of {corr}")

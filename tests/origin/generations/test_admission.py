@@ -151,7 +151,7 @@ def test_a_conversation_that_fits_loses_nothing(reader: PromptReader) -> None:
     request = Open(model="demo", messages=turns(3), overflow=Overflow.DROP_OLDEST)
     recipe = admitted(reader, request)
     assert recipe.notices == ()
-    assert recipe.prompt_ids == rendered(reader, *turns(3))
+    assert tuple(recipe.prompt_ids) == rendered(reader, *turns(3))
 
 
 def test_a_conversation_that_is_too_long_is_refused_unless_it_may_be_cut(
@@ -176,7 +176,7 @@ def test_the_oldest_turns_are_dropped_until_there_is_room(
         for first in range(1, len(messages), 2)  # where the user's turns are
         if len(rendered_or_more(reader, SYSTEM, *messages[first:])) + (max_tokens or 1) <= CONTEXT
     ]
-    assert recipe.prompt_ids == rendered(reader, SYSTEM, *messages[fitting[0] :])
+    assert tuple(recipe.prompt_ids) == rendered(reader, SYSTEM, *messages[fitting[0] :])
     dropped = fitting[0] - 1
     [(code, message)] = recipe.notices
     assert (code, message) == (
@@ -202,7 +202,7 @@ def test_a_room_that_cannot_be_is_made_as_far_as_it_goes(reader: PromptReader) -
         overflow=Overflow.DROP_OLDEST,
     )
     recipe = admitted(reader, request)
-    assert recipe.prompt_ids == rendered(reader, SYSTEM, turns(9)[-1])
+    assert tuple(recipe.prompt_ids) == rendered(reader, SYSTEM, turns(9)[-1])
     assert recipe.max_tokens == CONTEXT - len(recipe.prompt_ids)
 
 
@@ -225,7 +225,7 @@ def test_a_text_worker_is_given_the_text(reader: PromptReader) -> None:
     assert asked(Open(model="demo", prompt="The fox")).prompt == "The fox"
     chat = asked(Open(model="demo", messages=(Message("user", "Hi"), Message("wizard", "x"))))
     assert (chat.prompt, chat.messages) == (None, (("user", "Hi"), ("wizard", "x")))
-    assert chat.prompt_ids == ()
+    assert tuple(chat.prompt_ids) == ()
 
 
 def test_a_text_worker_is_told_the_penalties() -> None:

@@ -26,6 +26,7 @@ class Play:
         self.groups = itertools.count()
         self.deaths = 0
         self.most_blamed = 0  # of the others
+        self.company = 0  # of the killer, itself included, when it became a suspect
 
     def assign(self) -> None:
         company = dict(enumerate(self.workers))
@@ -54,6 +55,8 @@ class Play:
 
     def die(self, runs: list[Standing]) -> None:
         self.deaths += 1
+        if self.killer.group is None:
+            self.company = len(runs)
         for blamed in judge(runs, self.groups):
             blamed.blamed += 1
         self.most_blamed = max(
@@ -75,13 +78,12 @@ def test_a_killer_is_found_in_logarithmically_many_deaths_and_nobody_else_is_end
 ) -> None:
     killer = data.draw(st.integers(0, streams - 1))
     play = Play(streams, killer, workers, data.draw(st.integers(0, 1 << 16)))
-    halvings = (streams + newcomers).bit_length()
     for _ in range(100 * workers):
         play.work(quick, newcomers)
         if play.killer.blamed >= MAX_DEATHS:
             break
     assert play.killer.blamed >= MAX_DEATHS
-    assert play.deaths <= TOGETHER_DEATHS + halvings + MAX_DEATHS
+    assert play.deaths <= TOGETHER_DEATHS + play.company.bit_length() + MAX_DEATHS
     assert play.most_blamed < MAX_DEATHS
     play.waiting = [each for each in play.waiting if each is not play.killer]
     for _ in range(100 * workers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ledger.frame import SAMPLING, Frame, Sampling, decode
-from origin.generations.recipe import Recipe, prompt_hash
+from origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from origin.producer import Producer, Request
 from origin.producers.production import Production
 
@@ -15,7 +15,7 @@ def recipe(prompt: str | None = "Say it.", **more: Any) -> Recipe:
     given: dict[str, Any] = {
         "model": "served",
         "fingerprint": "1",
-        "prompt_ids": (),
+        "prompt_ids": packed_ids(()),
         "prompt_sha256": prompt_hash(()),
         "max_tokens": 100,
         "stop": (),
