@@ -221,6 +221,9 @@ class Session:
         if len(self._streams) >= self._max_streams:
             self._refuse(corr, _too_many(self._max_streams))
             return
+        if frame.caller is not None:
+            self._refuse(corr, _not_a_clients())
+            return
         credit = frame.credit if isinstance(frame, Open | Resume) else 0
         if credit > MAX_CREDIT_FRAMES:
             self._refuse(corr, _too_much_credit(f"{type(frame).__name__}.credit"))
@@ -382,6 +385,10 @@ def _too_many(limit: int) -> CallerError:
         retryable=True,
         hint="detach or finish one first, or open another connection",
     )
+
+
+def _not_a_clients() -> CallerError:
+    return CallerError("who asks is the edge's to say", field="caller", hint="leave it out")
 
 
 def _too_much_credit(field: str) -> CallerError:

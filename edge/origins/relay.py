@@ -420,4 +420,5 @@ def renewal(route: Route) -> Resume:
         token=None if route.tokenless else token,
         follow=request.follow if isinstance(request, Resume) else True,
         credit=max(0, limit - next_index),
+        caller=request.caller,
     )

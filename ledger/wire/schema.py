@@ -36,7 +36,7 @@ from ledger.wire.codec import F, Tagged, framed
 
 # The first 8 bytes of SHA-256 over the canonical text of ledger/wire/tailrace.bare. A constant,
 # so that a running process needs no schema file; a test holds it to the file.
-SCHEMA_HASH = bytes.fromhex("af7140c6fc0fe215")
+SCHEMA_HASH = bytes.fromhex("8fc46b2bcce3eaed")
 STREAM_ID_BYTES = 16
 MAX_IDEMPOTENCY_KEY_CHARS = 255
 MAX_MESSAGES = 1024
@@ -379,6 +379,20 @@ SAMPLING: dict[str, Setting] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """For whom an edge asks: never said by a client. Where it is absent the edge knows no keys.
+
+    Without a tenant it is somebody whom only the resume token speaks for. `rights` are those of
+    the API key, as the bits of `Right`; the others bound what all of the tenant's streams take.
+    """
+
+    tenant: str
+    rights: Uint
+    max_unfinished: Uint | None = None
+    tokens_per_s: Uint | None = None
+
+
 @frame(16)
 class Open(Frame):
     """A request to generate; exactly one of `prompt` and `messages` is given."""
@@ -402,6 +416,7 @@ class Open(Frame):
     unread_after_s: Uint | None = None
     idempotency_key: str | None = None
     credit: Uint = 0
+    caller: Caller | None = None
 
 
 @frame(17)
@@ -413,6 +428,7 @@ class Resume(Frame):
     token: str | None = None
     follow: bool = True
     credit: Uint = 0
+    caller: Caller | None = None
 
     @property
     def start(self) -> int:
@@ -429,6 +445,7 @@ class Credit(Frame):
 class Cancel(Frame):
     stream: StreamId
     token: str | None = None
+    caller: Caller | None = None
 
 
 @frame(20)
@@ -441,6 +458,7 @@ class Steer(Frame):
     stream: StreamId
     token: str | None
     text: str
+    caller: Caller | None = None
 
 
 # ---- edge to origin: never from a client ----
@@ -468,6 +486,7 @@ class Call(Frame):
     headers: tuple[Header, ...] = ()
     body: bytes = b""
     credit: Uint = 0
+    caller: Caller | None = None
 
 
 LOGGED = frozenset(tag for tag, cls in FRAMES.items() if issubclass(cls, Logged))

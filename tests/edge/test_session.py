@@ -19,6 +19,7 @@ from ledger.errors import CallerError
 from ledger.frame import (
     SCHEMA_HASH,
     Call,
+    Caller,
     Cancel,
     Chunk,
     Credit,
@@ -32,6 +33,7 @@ from ledger.frame import (
     Resume,
     Sibling,
     Status,
+    Steer,
     StreamEnd,
     StreamError,
     StreamState,
@@ -277,6 +279,21 @@ def test_what_was_opened_and_has_not_ended_counts_wherever_its_reader_is() -> No
 def test_the_cap_is_256_unless_told_otherwise(session: Session) -> None:
     opens = b"".join(encode(OPEN, corr) for corr in range(1, MAX_STREAMS_PER_CONNECTION + 2))
     assert len(session.receive(opens)) == 256
+
+
+@pytest.mark.parametrize(
+    "request_frame",
+    [
+        Open("demo", prompt="x", caller=Caller("acme", 127)),
+        Resume(STREAM, caller=Caller("acme", 1)),
+        Cancel(STREAM, caller=Caller("", 0)),
+        Steer(STREAM, None, "x", caller=Caller("acme", 4)),
+    ],
+)
+def test_who_asks_is_not_a_clients_to_say(session: Session, request_frame: Frame) -> None:
+    assert session.receive(encode(request_frame, 1)) == []
+    assert errors(session) == [(1, "invalid_request", 400)]
+    assert session.close is None
 
 
 @pytest.mark.parametrize(

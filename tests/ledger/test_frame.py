@@ -27,6 +27,7 @@ from ledger.frame import (
     MAX_MESSAGES,
     SCHEMA_HASH,
     Call,
+    Caller,
     Cancel,
     Chunk,
     Codec,
@@ -69,7 +70,7 @@ from ledger.wire.schema import Word
 from tests.schema_text import CLIENT_SCHEMA, canonical, read_schema, schema_hash
 
 SCHEMA = read_schema(CLIENT_SCHEMA)
-PARTS = (Header, Message, OutputFormat, Sampling, Score, Sibling, TokenScores)
+PARTS = (Caller, Header, Message, OutputFormat, Sampling, Score, Sibling, TokenScores)
 """Structs that are no frames of their own."""
 ENUMS: list[type[Word]] = [
     Durability,

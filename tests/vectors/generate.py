@@ -18,6 +18,7 @@ from ledger.frame import (
     Body,
     BodyEnd,
     Call,
+    Caller,
     Cancel,
     Chunk,
     Classification,
@@ -285,6 +286,7 @@ _FRAMES: list[tuple[str, int, Frame]] = [
     ),
     ("resume from the start", 4, Resume(STREAM)),
     ("resume, all fields", 5, Resume(STREAM, 41, "v1.k1.cGF5bG9hZA.bWFj", False, 512)),
+    ("resume, from an edge", 5, Resume(STREAM, caller=Caller("acme", 5))),
     ("credit", 5, Credit(1024)),
     ("cancel", 6, Cancel(STREAM)),
     ("cancel with a token", 6, Cancel(STREAM, "v1.k1.cGF5bG9hZA.bWFj")),
@@ -303,6 +305,7 @@ _FRAMES: list[tuple[str, int, Frame]] = [
             headers=(Header("content-type", "text/plain"), Header("producer-id", "p")),
             body=b"\x00\xffhello",
             credit=16,
+            caller=Caller("acme", 127, 64, 2000),
         ),
     ),
 ]

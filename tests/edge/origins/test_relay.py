@@ -19,6 +19,7 @@ from ledger.frame import (
     Body,
     BodyEnd,
     Call,
+    Caller,
     Cancel,
     Credit,
     Detach,
@@ -324,10 +325,18 @@ def test_a_stream_without_a_frame_yet_is_resumed_from_its_beginning(link: Link) 
 
 
 def test_a_reader_is_resumed_from_where_it_asked_with_its_own_token(link: Link) -> None:
-    resume = Resume(STREAM, after=40, token="v1.mine", follow=False, credit=8)
+    caller = Caller("acme", 5)
+    resume = Resume(STREAM, after=40, token="v1.mine", follow=False, credit=8, caller=caller)
     opened(link, resume)
     link.lose()
     assert link.connect() == [(1, resume)]
+
+
+def test_whoever_opened_a_stream_is_who_goes_on_with_it(link: Link) -> None:
+    caller = Caller("acme", 127, 64, 2000)
+    opened(link, Open("demo", prompt="Once", credit=8, caller=caller))
+    link.lose()
+    assert link.connect() == [(1, Resume(STREAM, token="v1.token", credit=8, caller=caller))]
 
 
 def test_used_up_credit_is_not_given_twice(link: Link) -> None:
