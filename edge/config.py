@@ -117,6 +117,17 @@ class EdgeConfig(Settings):
         le=65_536,
         description="streams that one WebSocket has opened and not seen end; 429 beyond",
     )
+    header_timeout_s: float = Field(
+        10.0, gt=0, description="for a request's head to come; 408 beyond"
+    )
+    body_timeout_s: float = Field(
+        30.0, gt=0, description="for a request's body to come, after its head; 408 beyond"
+    )
+    stalled_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="a client that takes nothing of what is sent to it for so long is cut off",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )

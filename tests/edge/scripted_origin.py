@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Self
 
 from edge.origins.link import Link
 from ledger.backoff import Backoff
@@ -70,12 +71,12 @@ class ScriptedOrigin:
             yield link
 
     @asynccontextmanager
-    async def listening(self) -> AsyncIterator[None]:
+    async def listening(self) -> AsyncIterator[Self]:
         """Accept links until the block ends, or until `stop`."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         try:
-            yield
+            yield self
         finally:
             self.stop()
 
@@ -122,11 +123,11 @@ async def linked(*origins: ScriptedOrigin, backoff: Backoff) -> AsyncIterator[Li
     """A link to these, which is up."""
     link = Link(*(("127.0.0.1", origin.port) for origin in origins), backoff=backoff)
     async with link.running():
-        await _is_up(link)
+        await is_up(link)
         yield link
 
 
-async def _is_up(link: Link) -> None:
+async def is_up(link: Link) -> None:
     """Wait for the first heartbeat, which follows the Hello."""
 
     class Watcher:

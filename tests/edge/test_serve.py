@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from edge.config import EdgeConfig
-from edge.serve import server_config
+from edge.server.listen import Sockets, alt_svc
 from tailrace.certificate import development_certificate
 
 
@@ -20,12 +20,13 @@ def test_http3_is_served_and_told_only_where_it_was_asked_for(tmp_path: Path, as
         certificate=files.certificate,
         key=files.key,
     )
-    server = server_config(config)
-    made = server.create_sockets()
-    for one in (*made.secure_sockets, *made.quic_sockets):
-        one.close()
-    assert bool(made.quic_sockets) is asked
-    assert (b"alt-svc" in dict(server.response_headers("h2"))) is asked
+    sockets = Sockets.bound(config)
+    try:
+        assert len(sockets.secure) == 1
+        assert bool(sockets.quic) is asked
+        assert bool(alt_svc(sockets.quic)) is asked
+    finally:
+        sockets.close()
 
 
 def test_http3_is_off_unless_it_is_asked_for() -> None:

@@ -1,0 +1,197 @@
+"""One TCP connection, with TLS or without, and the protocol that is spoken on it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Coroutine, Generator
+from types import coroutine
+from typing import Any, TypeVar, cast
+
+from hypercorn.utils import parse_socket_addr
+
+from edge.server.deadlines import Deadline
+from edge.server.http1 import Http1
+from edge.server.hypercorn_h2 import HypercornH2
+from edge.server.outlet import UNSENT_BYTES
+from edge.server.wire import Shared, Speaker
+
+Result = TypeVar("Result")
+
+TLS_HANDSHAKE_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 10.0
+"""For what was written before the close; a client that does not read it does not keep us."""
+
+LINGER_S = 2.0
+"""For a client that is still sending what has been refused."""
+
+
+@coroutine
+def _begun(work: Coroutine[Any, Any, Result], waited_for: Any) -> Generator[Any, Any, Result]:
+    """Goes on with `work`, whose first step is done and which waits for that since then."""
+    try:
+        yield waited_for
+    except asyncio.CancelledError:
+        work.close()
+        raise
+    result: Result = yield from work
+    return result
+
+
+class Connection(asyncio.Protocol):
+    """A `Wire`: it moves bytes and bounds what waits, and leaves the rest to its speaker.
+
+    TLS is begun here, not by the listener: only so are the buffers of both layers ours to bound,
+    and each connection gets the certificate of its moment.
+    """
+
+    speaker: Speaker
+
+    def __init__(self, shared: Shared, tls: ssl.SSLContext | None) -> None:
+        self.secure = tls is not None
+        self.peer: tuple[str, int] | None = None
+        self.server: tuple[str, int] | None = None
+        self._shared = shared
+        self._tls = tls
+        self._transport: asyncio.Transport | None = None
+        self._handshake: asyncio.Task[None] | None = None
+        self._early = b""  # what came with the last bytes of the handshake
+        self._lost = False
+        self._address = ""
+        self._admitted = False
+        self._reading = True
+        self._deadline = Deadline(shared.deadlines, self.abort)  # of a stall, or of the close
+
+    # ---- the transport ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast: uvloop's transports have the interface, but not the base class.
+        plain = cast(asyncio.Transport, transport)
+        peer = plain.get_extra_info("peername")
+        self._address = peer[0] if isinstance(peer, tuple) else ""
+        self._admitted = self._shared.limits.admit(self._address)
+        if not self._admitted:
+            plain.abort()
+            return
+        if self._tls is None:
+            self._begin(plain, "http/1.1")
+            return
+        # So that the upper layer has no more than it says, but for what is being written.
+        plain.set_write_buffer_limits(high=0)
+        loop = asyncio.get_running_loop()
+        shaking = loop.start_tls(
+            plain,
+            self,
+            self._tls,
+            server_side=True,
+            ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S,
+            ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
+        )
+        # It takes the transport over before it first waits, and that must be before the first read.
+        self._handshake = loop.create_task(
+            self._shake_hands(plain, _begun(shaking, shaking.send(None)))
+        )
+
+    async def _shake_hands(
+        self, plain: asyncio.Transport, shaking: Awaitable[asyncio.Transport | None]
+    ) -> None:
+        try:
+            secure = await shaking
+        except (OSError, asyncio.CancelledError):  # ssl's own errors are OSErrors
+            plain.abort()
+            self._release()
+            return
+        if secure is None or self._lost:
+            return
+        chosen = secure.get_extra_info("ssl_object").selected_alpn_protocol()
+        self._begin(secure, chosen or "http/1.1")
+        early, self._early = self._early, b""
+        if early and not self._lost:
+            self.data_received(early)
+
+    def _begin(self, transport: asyncio.Transport, alpn: str) -> None:
+        self._transport = transport
+        # Paused exactly where there is no room.
+        transport.set_write_buffer_limits(high=UNSENT_BYTES - 1, low=UNSENT_BYTES // 4)
+        sock = transport.get_extra_info("socket")
+        try:
+            self.peer = parse_socket_addr(sock.family, sock.getpeername())
+            self.server = parse_socket_addr(sock.family, sock.getsockname())
+        except OSError:  # it has gone already
+            transport.abort()
+            return
+        self._shared.connections.add(self)
+        speaker = HypercornH2 if alpn == "h2" else Http1
+        self.speaker = speaker(self, self._shared)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None:
+            self._early += data
+            return
+        self.speaker.receive(data)
+        self._shared.turn.flush()
+
+    def eof_received(self) -> None:
+        """A client that sends no more is gone: the transport closes itself."""
+
+    def pause_writing(self) -> None:
+        self._deadline.set(self._shared.config.stalled_timeout_s)
+
+    def resume_writing(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._deadline.clear()
+        self.speaker.drained()
+        self._shared.turn.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._release()
+        if self._transport is None:
+            return  # within the handshake
+        self._transport = None
+        self._shared.connections.discard(self)
+        self._deadline.clear()
+        self.speaker.gone()
+        self._shared.turn.flush()
+
+    def _release(self) -> None:
+        self._lost = True
+        if self._admitted:
+            self._admitted = False
+            self._shared.limits.release(self._address)
+
+    # ---- a Wire ----
+
+    def write(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
+
+    def room(self) -> int:
+        transport = self._transport
+        return UNSENT_BYTES - transport.get_write_buffer_size() if transport is not None else 0
+
+    def pause_reading(self) -> None:
+        if self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = True
+            self._transport.resume_reading()
+
+    def close(self, *, lingers: bool = False) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._deadline.set(LINGER_S if lingers else CLOSE_TIMEOUT_S)
+        self.resume_reading()
+        if lingers and transport.can_write_eof():
+            transport.write_eof()  # the client's own end, or the deadline, closes it
+        else:
+            transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,355 @@
+"""HTTP/1.1 on a connection: whose each request is, and how long it may take to come.
+
+A request that a route claims is read here, by h11, and answered past the application; every other,
+and every doubtful one, is handed on as the bytes that came, one at a time, so that the next
+request of the connection is looked at anew. What is handed on never has two readings: the head is
+refused that another server might read otherwise, and bytes behind its request stay here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+import h11
+
+from edge.server.deadlines import Deadline
+from edge.server.hypercorn_h2 import HypercornH2
+from edge.server.outlet import Handler, Headers, Request
+from edge.server.rest import AppRequest, refusal
+from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, MAX_WAITING_BYTES, Shared, Speaker, Wire
+from ledger.errors import CallerError, TailraceError
+
+MAX_HEAD_BYTES = 16 << 10
+MAX_HEADERS = 100
+H2_PREFACE = b"PRI * HTTP/2.0\r\n"
+
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+_FOLDED = re.compile(rb"\n[ \t]")
+_FRAMING = re.compile(
+    rb"\n(content-length|transfer-encoding|upgrade|expect)[ \t]*:[ \t]*([^\r\n]*)", re.IGNORECASE
+)
+_OTHER_UPGRADE = re.compile(
+    rb"\n(?!upgrade[ \t]*:[ \t]*websocket[ \t]*\r?\n)upgrade[ \t]*:[^\n]*(?=\n)", re.IGNORECASE
+)
+_MAYBE_CLAIMED = re.compile(rb"(?:GET|POST) /v1/")
+_WITHOUT_BODY = frozenset((204, 304))
+LAST_CHUNK = b"0\r\n\r\n"
+_DIGITS = re.compile(rb"[0-9]{1,15}")
+
+Framing = dict[bytes, bytes]
+"""The headers that say where a request ends, or that it is no plain one; names in lower case."""
+
+
+class Claimed(NamedTuple):
+    """A request that a route may answer, once its body is whole."""
+
+    request: Request
+    connection: h11.Connection
+    head: bytes
+    framing: Framing
+    body_bytes: int
+
+
+class Http1:
+    """The `Speaker` of HTTP/1.1."""
+
+    def __init__(self, wire: Wire, shared: Shared) -> None:
+        self._wire = wire
+        self._shared = shared
+        self._buffer = bytearray()
+        self._scanned = 0  # bytes of it in which no head ends
+        self._claimed: Claimed | None = None  # its head is read, its body awaited
+        self._due: int | None = 0  # bytes of its request that the application still gets; None: all
+        self._app: AppRequest | None = None
+        self._outlet: Http1Outlet | None = None
+        self._handler: Handler | None = None
+        self._advancing = False
+        self._closed = False
+        self._draining = False
+        self._deadline = Deadline(shared.deadlines, self._overdue)
+        self._deadline.set(shared.config.header_timeout_s)
+
+    # ---- what the connection says ----
+
+    def receive(self, data: bytes) -> None:
+        if self._closed:
+            return  # lingering
+        if self._app is not None and self._due is None:
+            self._app.receive(data)
+            return
+        if not (self._buffer or self._busy):
+            self._deadline.set(self._shared.config.header_timeout_s)
+        self._buffer += data
+        self._advance()
+        if len(self._buffer) > MAX_WAITING_BYTES and self._claimed is None and self._busy:
+            self._wire.pause_reading()
+
+    def drained(self) -> None:
+        if self._app is not None:
+            self._app.drained()
+        elif self._handler is not None:
+            self._handler.drained()
+
+    def gone(self) -> None:
+        self._closed = True
+        self._deadline.clear()
+        if self._app is not None:
+            self._app.gone()
+        if self._handler is not None:
+            handler, self._handler = self._handler, None
+            handler.gone()
+
+    def drain(self) -> None:
+        self._draining = True
+        if not (self._busy or self._buffer):
+            self._close()
+
+    # ---- time ----
+
+    def _overdue(self) -> None:
+        if self._app is not None:
+            if not self._app.body_is_whole:
+                self._app.cut(_too_slow("body"))
+        elif self._claimed is not None:
+            self._refuse(_too_slow("body"))
+        elif self._buffer:
+            self._refuse(_too_slow("head"))
+        else:
+            self._close()  # nobody waits for an answer
+
+    # ---- requests ----
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a request has come, and its answer not ended."""
+        return not (self._claimed is None and self._app is None and self._outlet is None)
+
+    def _advance(self) -> None:
+        """Do with what has come all that can be done; not within itself."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while not self._closed and self._step():
+                pass
+        finally:
+            self._advancing = False
+
+    def _step(self) -> bool:
+        """Whether there may be more to do."""
+        if self._claimed is not None:
+            return self._body(self._claimed)
+        if self._app is not None:
+            self._feed(self._app)
+            return False
+        return self._outlet is None and bool(self._buffer) and self._head()
+
+    def _head(self) -> bool:
+        while self._buffer.startswith(b"\r\n"):  # RFC 9112, 2.2
+            del self._buffer[:2]
+        found = _END_OF_HEAD.search(self._buffer, max(0, self._scanned - 2))
+        self._scanned = len(self._buffer)
+        if found is None:
+            if self._scanned > MAX_HEAD_BYTES:
+                self._refuse(refusal(431))
+            elif self._scanned and self._buffer[0] < 0x21:
+                self._refuse(refusal(400))  # TLS on the plain port, say
+            return False
+        self._scanned = 0
+        head = bytes(self._buffer[: found.end()])
+        if len(head) > MAX_HEAD_BYTES or head.count(b"\n") > MAX_HEADERS + 2:
+            self._refuse(refusal(431))
+            return False
+        if head.startswith(H2_PREFACE):
+            self._give_way(HypercornH2(self._wire, self._shared, bytes(self._buffer)))
+            return False
+        if _FOLDED.search(head):
+            self._refuse(refusal(400))
+            return False
+        self._begin(head)
+        return True
+
+    def _begin(self, head: bytes) -> None:
+        """A whole head: a session's, a route's, or the application's."""
+        framing = {name.lower(): value for name, value in _FRAMING.findall(head)}
+        self._deadline.set(self._shared.config.body_timeout_s)
+        self._claimed = self._claim(head, framing) if _MAYBE_CLAIMED.match(head) else None
+        if self._claimed is None:
+            self._hand_over(head, framing)
+
+    def _claim(self, head: bytes, framing: Framing) -> Claimed | None:
+        """The request, if a route claims it and it is a plain one."""
+        length = framing.get(b"content-length", b"0")
+        if framing.keys() - {b"content-length"} or _DIGITS.fullmatch(length) is None:
+            return None
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        try:
+            connection.receive_data(head)
+            event = connection.next_event()
+        except h11.RemoteProtocolError:
+            return None
+        if not isinstance(event, h11.Request) or event.http_version != b"1.1":
+            return None
+        request = self._request(event)
+        fits = int(length) <= self._shared.config.max_body_bytes
+        if not (fits and self._shared.routes.claims(request)):
+            return None
+        return Claimed(request, connection, head, framing, int(length))
+
+    def _request(self, event: h11.Request) -> Request:
+        path, _, query = event.target.partition(b"?")
+        return Request(
+            method=event.method.decode("ascii"),
+            path=path,
+            query=query,
+            headers=list(event.headers),
+            scheme="https" if self._wire.secure else "http",
+            peer=self._wire.peer,
+            http_version="1.1",
+        )
+
+    def _body(self, claimed: Claimed) -> bool:
+        """Answer a claimed request whose body is whole."""
+        begins, ends = len(claimed.head), len(claimed.head) + claimed.body_bytes
+        if len(self._buffer) < ends:
+            return False
+        self._claimed = None
+        outlet = self._outlet = Http1Outlet(self, self._wire, claimed.connection)
+        body = bytes(self._buffer[begins:ends])
+        del self._buffer[:ends]
+        handler = self._shared.routes.serve(replace(claimed.request, body=body), outlet)
+        if handler is None:
+            self._outlet = None
+            self._buffer[:0] = claimed.head + body
+            self._hand_over(claimed.head, claimed.framing)
+            return True
+        if self._outlet is outlet:  # it has not ended already
+            self._deadline.clear()
+            self._handler = handler
+        return True
+
+    def _hand_over(self, head: bytes, framing: Framing) -> None:
+        """Let the application answer, which gets this request and nothing behind it."""
+        del self._buffer[: len(head)]
+        length = framing.get(b"content-length", b"0")
+        is_plain = framing.keys() <= {b"content-length", b"expect"} and _DIGITS.fullmatch(length)
+        self._due = int(length) if is_plain else None
+        self._app = AppRequest(self._shared.rest, self._wire, self._answered)
+        # RFC 9110, 7.8: a server may go on as if nobody had asked; to HTTP/2 there is no way here.
+        self._app.receive(_OTHER_UPGRADE.sub(b"", head))
+
+    def _feed(self, app: AppRequest) -> None:
+        """What there is of its request."""
+        size = len(self._buffer) if self._due is None else min(self._due, len(self._buffer))
+        if size:
+            app.receive(bytes(self._buffer[:size]))
+            del self._buffer[:size]
+        if self._due is not None:
+            self._due -= size
+
+    # ---- ends ----
+
+    def _answered(self, rest: bytes) -> None:
+        """The application's response has ended; `rest` is not its request's."""
+        self._app = None
+        self._buffer[:0] = rest
+        self._next()
+
+    def headers(self) -> Headers:
+        """Those of every answer."""
+        return self._shared.rest.headers()
+
+    def ended(self, closes: bool) -> None:
+        """For the outlet: the response is whole, or broken off."""
+        self._outlet = self._handler = None
+        if closes:
+            self._close()
+        else:
+            self._next()
+
+    def _next(self) -> None:
+        if self._closed:
+            return
+        self._wire.resume_reading()
+        if self._draining and not self._buffer:
+            self._close()
+            return
+        waits_s = self._shared.config.header_timeout_s if self._buffer else KEEP_ALIVE_TIMEOUT_S
+        self._deadline.set(waits_s)
+        self._advance()
+        self._shared.turn.flush()
+
+    def _refuse(self, error: TailraceError) -> None:
+        self._wire.write(self._shared.rest.error_answer(error))
+        self._closed = True
+        self._deadline.clear()
+        self._wire.close(lingers=True)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._deadline.clear()
+        self._wire.close()
+
+    def _give_way(self, speaker: Speaker) -> None:
+        self._closed = True
+        self._deadline.clear()
+        self._buffer.clear()
+        self._wire.speaker = speaker
+
+
+class Http1Outlet:
+    """One response, as chunks unless its length is declared."""
+
+    __slots__ = ("_chunked", "_closes", "_connection", "_head", "_http1", "_open", "_wire")
+
+    def __init__(self, http1: Http1, wire: Wire, connection: h11.Connection) -> None:
+        self._http1 = http1
+        self._wire = wire
+        self._connection: h11.Connection | None = connection
+        self._head = b""  # until it goes out with what comes first
+        self._chunked = True
+        self._closes = False
+        self._open = True
+
+    def start(self, status: int, headers: Headers) -> None:
+        assert self._connection is not None  # it is started once
+        connection, self._connection = self._connection, None
+        fields = [*headers, *self._http1.headers()]
+        response = h11.Response(status_code=status, headers=fields)
+        self._head = connection.send(response) or b""
+        self._chunked = status not in _WITHOUT_BODY and all(
+            name != b"content-length" for name, _ in headers
+        )
+        self._closes = b"\r\nconnection: close\r\n" in self._head.lower()
+
+    def write(self, data: bytes) -> None:
+        if not (self._open and data):
+            return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._head:
+            data, self._head = self._head + data, b""
+        self._wire.write(data)
+
+    def end(self) -> None:
+        if self._open:
+            self._open = False
+            self._wire.write(self._head + (LAST_CHUNK if self._chunked else b""))
+            self._http1.ended(self._closes)
+
+    def reset(self) -> None:
+        """What was written still leaves, and the last chunk is missing."""
+        if self._open:
+            self._open = False
+            self._http1.ended(True)
+
+    def room(self) -> int:
+        return self._wire.room()
+
+
+def _too_slow(part: str) -> CallerError:
+    return CallerError(
+        f"the request's {part} took too long", code="request_timeout", status=408, retryable=True
+    )

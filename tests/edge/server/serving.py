@@ -1,0 +1,124 @@
+"""An edge's server over real loopback sockets, and a client that sends bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, Self
+
+import h11
+
+from edge.app import create_app
+from edge.config import EdgeConfig, connection_limits
+from edge.origins.link import Link
+from edge.serve import server_config
+from edge.server.deadlines import Deadlines
+from edge.server.listen import Sockets, listening
+from edge.server.outlet import Turn
+from edge.server.rest import Rest
+from edge.server.routes import Routes
+from edge.server.wire import Shared
+from tests.edge.scripted_origin import ScriptedOrigin, is_up
+
+PATIENCE_S = 60.0
+
+
+class Served(NamedTuple):
+    port: int
+    shared: Shared
+
+
+@asynccontextmanager
+async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Served]:
+    """The server of one edge, with a link to `origin` that is up."""
+    link = Link(("127.0.0.1", origin.port))
+    config = EdgeConfig(http=("127.0.0.1:0",), **settings)
+    sockets = Sockets.bound(config)
+    rest = Rest(create_app(link, config), server_config(config))
+    clock = asyncio.get_running_loop().time
+    limits = connection_limits(config, 65_536)
+    shared = Shared(config, link, rest, Routes(), Deadlines(clock), Turn(), limits)
+    port = sockets.plain[0].getsockname()[1]
+    async with rest.running(), listening(sockets, shared, None):
+        await is_up(link)
+        yield Served(port, shared)
+        for connection in shared.connections.all():
+            connection.abort()
+        await shared.connections.none.wait()
+
+
+class Answer(NamedTuple):
+    """A response, whole; `ended` is False where its body was broken off."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    ended: bool = True
+
+    @property
+    def error(self) -> str:
+        """The code of the error that it tells of."""
+        code: str = json.loads(self.body)["error"]["code"]
+        return code
+
+
+class Client:
+    """One connection, over which a test sends just the bytes that it wants to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._parser = h11.Connection(h11.CLIENT)
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, served: Served) -> AsyncIterator[Self]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        try:
+            yield cls(reader, writer)
+        finally:
+            writer.close()
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self, method: str = "GET") -> Answer:
+        """The next response on this connection."""
+        parser = h11.Connection(h11.CLIENT)
+        request = h11.Request(method=method, target="/", headers=[("Host", "edge")])
+        parser.send(request)
+        parser.send(h11.EndOfMessage())
+        if left := self._parser.trailing_data[0]:  # nothing would be the connection's end
+            parser.receive_data(left)
+        self._parser = parser
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._answer(parser)
+
+    async def _answer(self, parser: h11.Connection) -> Answer:
+        head: h11.Response | None = None
+        body, ended = b"", False
+        while True:
+            try:
+                event = parser.next_event()
+            except h11.RemoteProtocolError:
+                break  # it was closed before the body's end
+            if event is h11.NEED_DATA:
+                parser.receive_data(await self.reader.read(65_536))
+            elif isinstance(event, h11.Response):
+                head = event
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                ended = True
+                break
+        assert head is not None, "the connection was closed without an answer"
+        headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
+        return Answer(head.status_code, headers, body, ended)
+
+    async def rest(self) -> bytes:
+        """All that comes until the server closes the connection."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.reader.read()

@@ -1,0 +1,144 @@
+"""HTTP/1.1 on connections of ours: limits, deadlines, and whose each byte is."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+
+from tests.edge.scripted_origin import ScriptedOrigin
+from tests.edge.server.serving import Client, Served, serving
+
+pytestmark = pytest.mark.anyio
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+NOTHING = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+async def served() -> AsyncIterator[Served]:
+    async with (
+        ScriptedOrigin(3).listening() as origin,
+        serving(origin, header_timeout_s=0.2, body_timeout_s=0.2) as served,
+    ):
+        yield served
+
+
+async def test_a_connection_is_used_again_by_requests_sent_together_and_apart(
+    served: Served,
+) -> None:
+    chunked = b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    posted = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nbody"
+    async with Client.connected(served) as client:
+        await client.send(GET + b"\r\n" + posted + NOTHING + GET)
+        assert [(await client.answer()).status for _ in range(4)] == [200, 404, 404, 200]
+        await client.send(GET)
+        assert (await client.answer()).body == b'{"ok":true}'
+        await client.send(chunked)
+        await client.send(b"2\r\n{}\r\n0\r\n\r\n")
+        assert (await client.answer()).error == "invalid_request"
+        await client.send(GET)
+        assert (await client.answer()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"\x16\x03\x01\x02\x00", 400, "bad_request"),
+        (b"GET /healthz\r\n\r\n", 400, "bad_request"),
+        (b"GET /healthz HTTP/1.1\r\nHost : localhost\r\n\r\n", 400, "bad_request"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA: b\r\n c\r\n\r\n", 400, "bad_request"),
+        (
+            b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n"
+            b"Content-Length: 2\r\n\r\n",
+            400,
+            "bad_request",
+        ),
+        (
+            b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+            400,
+            "bad_request",
+        ),
+        (
+            b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: br\r\n\r\n",
+            501,
+            "http_error",
+        ),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 100, 431, "headers_too_large"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"b" * 20_000, 431, "headers_too_large"),
+    ],
+)
+async def test_what_is_no_request_is_refused_in_the_one_shape_of_errors(
+    served: Served, sent: bytes, status: int, code: str
+) -> None:
+    async with Client.connected(served) as client:
+        await client.send(sent + b"\r\n\r\n")
+        answer = await client.answer()
+        assert (answer.status, answer.error) == (status, code)
+        assert answer.headers["connection"] == "close"
+        assert await client.rest() == b""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        GET[:20],
+        b"POST /v1/stream/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nbody",
+        b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n",
+        b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n"
+        b"Content-Length: 9\r\n\r\nbody",
+    ],
+)
+async def test_a_request_that_does_not_come_is_answered_408(served: Served, sent: bytes) -> None:
+    async with Client.connected(served) as client:
+        await client.send(sent)
+        answer = await client.answer()
+        assert (answer.status, answer.error) == (408, "request_timeout")
+        assert await client.rest() == b""
+
+
+async def test_200_connections_that_dawdle_are_gone_after_their_time(served: Served) -> None:
+    async def dawdle(sent: bytes) -> bytes:
+        async with Client.connected(served) as client:
+            await client.send(sent)
+            return await client.rest()
+
+    said = await asyncio.gather(*(dawdle(GET[: n % 2 * 9]) for n in range(200)))
+    # Who has not begun gets no answer to what was not asked.
+    assert all(word == b"" for word in said[::2])
+    assert all(word.startswith(b"HTTP/1.1 408") for word in said[1::2])
+    await served.shared.connections.none.wait()
+
+
+async def test_there_is_no_way_from_http1_to_http2(served: Served) -> None:
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    async with Client.connected(served) as client:
+        await client.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + upgrade + b"\r\n")
+        assert (await client.answer()).status == 200
+
+
+async def test_a_client_that_leaves_in_the_middle_costs_nothing(served: Served) -> None:
+    async with Client.connected(served) as client:
+        await client.send(
+            b"POST /v1/stream/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nbody"
+        )
+    await served.shared.connections.none.wait()
+
+
+async def test_connections_over_the_limit_are_closed_at_once() -> None:
+    async with (
+        ScriptedOrigin(3).listening() as origin,
+        serving(origin, max_connections=2) as served,
+    ):
+        async with Client.connected(served) as one, Client.connected(served) as two:
+            for client in (one, two):
+                await client.send(GET)
+                await client.answer()
+            async with Client.connected(served) as third:
+                with suppress(ConnectionResetError):
+                    assert await third.rest() == b""
+        await served.shared.connections.none.wait()
+        async with Client.connected(served) as again:
+            await again.send(GET)
+            assert (await again.answer()).status == 200
