@@ -8,7 +8,7 @@ from secrets import token_hex
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edge.attend import attended, together
+from edge.attend import attended
 from edge.body import StreamedBody, frames_of
 from edge.config import EdgeConfig
 from edge.document import Collected, answer_document, collect, state_document
@@ -24,6 +24,7 @@ from edge.parameters import (
 from edge.reader import WINDOW_FRAMES, Reader
 from edge.request import parse_generate, parse_steer
 from ledger.frame import Cancel, Open, Opened, Resume, Sibling, Status, Steer, tag_of
+from ledger.tasks import together
 
 TIP_PATIENCE_S = 1.0
 """How long a reader that resumes at the tip waits to learn that the stream has ended."""

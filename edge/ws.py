@@ -6,10 +6,10 @@ import asyncio
 
 from starlette.websockets import WebSocket
 
-from edge.attend import first_of
 from edge.config import EdgeConfig
 from edge.origins.link import Link
 from edge.session import Session, Unfinished
+from ledger.tasks import first_of
 
 
 async def sessions(websocket: WebSocket) -> None:

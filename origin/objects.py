@@ -18,10 +18,10 @@ from origin.streams.object import stream_class
 from origin.subscriptions.index import MAX_SUBSCRIPTIONS, index_class
 from origin.subscriptions.object import subscription_class
 from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
-from origin.subscriptions.updates import HEAR, Updates
+from origin.subscriptions.updates import UPDATE, Updates
 from origin.subscriptions.webhook import Webhooks
 
-HERE = frozenset((HEAR,))
+HERE = frozenset((UPDATE,))
 """What this process has to tell lies in its memory: the subscription comes here for it."""
 
 

@@ -15,6 +15,7 @@ import structlog
 from ledger.errors import ConfigError, LedgerFailed, Unavailable
 from ledger.frame import encode
 from ledger.interface import Ledger
+from ledger.tasks import first_of
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.edges.link import EdgeLink
@@ -114,25 +115,19 @@ class Supervisor:
                     log.info("origin.metrics", port=served)
                 for slot in slots:
                     slot.belong_to(self._runs)
-                await self._run_parts(running)
+                await first_of(
+                    *running,
+                    self._beat(),
+                    self._adopt(),
+                    self._sweep(),
+                    self._objects.run(),
+                    self._failed,
+                )
         finally:
             server.close()
             for link in list(self._links):
                 link.close()
             await server.wait_closed()
-
-    async def _run_parts(self, running: Sequence[asyncio.Task[Any]]) -> None:
-        own = (self._beat, self._adopt, self._sweep, self._objects.run)
-        parts = [*running, *(asyncio.create_task(part()) for part in own)]
-        try:
-            await asyncio.wait((*parts, self._failed), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for part in parts:
-                part.cancel()
-            results = await asyncio.gather(*parts, return_exceptions=True)
-        for result in (*results, self._failed.exception() if self._failed.done() else None):
-            if isinstance(result, Exception):
-                raise result
 
     def _link(self) -> EdgeLink:
         return EdgeLink(self._service, self._links, self._fail)

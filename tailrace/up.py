@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edge.attend import first_of
 from ledger.process import stop_signal
+from ledger.tasks import first_of
 from tailrace.certificate import CertificateFiles, development_certificate
 from tailrace.child import Child
 from tailrace.ports import HOST, claim_port

@@ -1,7 +1,7 @@
 """Sampling that depends on nothing but the logits, the request's settings and the position.
 
 The steps are, in this order: grammar mask, penalties, temperature, top-k, top-p, min-p, noise.
-Ids rank by score, and equal scores by id, the lowest first, at every edge and in the draw.
+Ids rank by score, and equal scores by id, the lowest first, at every cutoff and in the draw.
 
 **Noise.** The random number of a vocabulary id is a function of (seed, position, id), so a
 request draws the same tokens alone, among others, and when it is continued by another worker.

@@ -9,14 +9,14 @@ not depend on the batch, on block sizes or on the order in which programs run.
              weight of the ids is added up in bins of 1/64 of score (integer atomics).
 3. `split`:  finds the bin in which top-k or top-p ends. Ids in better bins survive and are drawn
              from; those in that bin become candidates, in any order.
-4. `settle`: one program a row finds the exact edge among the candidates, draws from them, and
+4. `settle`: one program a row finds the exact cutoff among the candidates, draws from them, and
              takes the best of all winners.
 
 Launches, not a barrier in one launch, order the four: each needs what all blocks of the one
 before found. A row that does not need 2, 3 or the selection of 4 leaves them at once. Scores of
 -32 and less are in no bin: they weigh nothing and no noise can lift them to the best, so that
 it does not matter which of them top-k keeps. Where both top-k and top-p are on, all ids down to
-the edge of top-k are candidates, since the total of top-p is only known when that is.
+the cutoff of top-k are candidates, since the total of top-p is only known when that is.
 
 It must move 4 V bytes a row, twice, or three times with top-k or top-p; they lie in the L2 cache
 of a GPU for all but the first. With penalties or a mask, counts and words come on top.
@@ -38,6 +38,7 @@ from torch import Tensor
 from kernels.checks import check_same_device, check_tensor
 from kernels.dependent_triton import wait_for_launches_ahead
 from kernels.launch import dependent_launch
+from kernels.sampler.cutoff_triton import cutoff, draw_candidates
 from kernels.sampler.draw_triton import (
     best,
     better,
@@ -48,7 +49,6 @@ from kernels.sampler.draw_triton import (
     top_p_weight,
     weights,
 )
-from kernels.sampler.edge_triton import draw_candidates, survivor_edge
 from kernels.sampler.sampler import MASK_BITS
 from kernels.sampler.sampler_plan import BINS_PER_UNIT, SCORE_BINS, SETTLE_WARPS, SamplerPlan
 from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
@@ -285,7 +285,7 @@ def settle(
             size = tl.load(sizes_ptr + row)
             keys_ptr = candidate_keys_ptr + row.to(tl.int64) * vocab
             row_ids_ptr = candidate_ids_ptr + row.to(tl.int64) * vocab
-            last_key, last_id = survivor_edge(
+            last_key, last_id = cutoff(
                 keys_ptr, row_ids_ptr, size, tl.load(targets_ptr + 3 * row),
                 tl.load(targets_ptr + 3 * row + 1),
                 tl.load(targets_ptr + 3 * row + 2).to(tl.int32), top_p, vocab, BLOCK, WAYS,

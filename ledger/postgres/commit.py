@@ -15,13 +15,13 @@ from psycopg import AsyncConnection, errors
 
 from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
 from ledger.interface import Append
-from ledger.postgres.careful import Stamp, commit_carefully, notice
-from ledger.postgres.link import WRITE_PATIENCE_S, Link
+from ledger.postgres.locking import Stamp, commit_locked, notice
 from ledger.postgres.partition import add_partitions
 from ledger.postgres.plan import Item, Plan
 from ledger.postgres.residents import Residents
 from ledger.postgres.rows import Blobs, Flags, Ints, columns
 from ledger.postgres.schema import SID_BITS
+from ledger.postgres.server import WRITE_PATIENCE_S, LastingConnection
 from ledger.postgres.statements import CHANNEL, COMMIT
 
 MAX_FORMING_BYTES = 4 * 1024 * 1024
@@ -50,13 +50,13 @@ class Writer:
 
     def __init__(
         self,
-        link: Link,
+        connection: LastingConnection,
         lease: int,
         residents: Residents,
         now_ms: Callable[[], int],
         release: Callable[[Plan], None],
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._lease = lease
         self._residents = residents
         self._now_ms = now_ms
@@ -163,9 +163,9 @@ class Writer:
                 await add_partitions(
                     connection, {sid >> SID_BITS for sid, _, _, _ in tried[-1].rows}
                 )
-                return await commit_carefully(connection, items, tried, stamp)
+                return await commit_locked(connection, items, tried, stamp)
 
-        return await self._link.run(work, WRITE_PATIENCE_S)
+        return await self._connection.run(work, WRITE_PATIENCE_S)
 
     async def _try(
         self, connection: AsyncConnection, items: list[Item], tried: list[Plan], stamp: Stamp
@@ -177,7 +177,7 @@ class Writer:
                 tried.append(plan)
                 if await _commit_as_believed(connection, plan, stamp):
                     return plan
-        return await commit_carefully(connection, items, tried, stamp)
+        return await commit_locked(connection, items, tried, stamp)
 
     def _believed(self, items: list[Item]) -> Plan | None:
         """The plan by what memory knows; None where a look at the rows is needed."""

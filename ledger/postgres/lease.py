@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 from psycopg import AsyncConnection
 
 from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
-from ledger.postgres.careful import replaced
-from ledger.postgres.link import Link
+from ledger.postgres.locking import replaced
 from ledger.postgres.schema import check_fsync
+from ledger.postgres.server import LastingConnection
 from ledger.postgres.statements import END_OWNER, FORGET_OWNERS, NEW_OWNER, OWN_HOST, RENEW
 
 RENEWALS_PER_LEASE = 3
@@ -28,8 +28,10 @@ Reached = tuple[str | None, int]
 class Lease:
     """A row in `owner`, renewed by a task until `close`, which gives it up at once."""
 
-    def __init__(self, link: Link, name: str, lease_s: float, reached: Reached | None) -> None:
-        self._link = link
+    def __init__(
+        self, connection: LastingConnection, name: str, lease_s: float, reached: Reached | None
+    ) -> None:
+        self._connection = connection
         self._name = name.encode()
         self._lease_s = lease_s
         self._reached = reached
@@ -52,7 +54,7 @@ class Lease:
             assert row is not None  # RETURNING gives the row that was inserted
             return int(row[0])
 
-        self.number = await self._link.run(work)
+        self.number = await self._connection.run(work)
 
     async def _own_address(self, connection: AsyncConnection) -> bytes | None:
         """HOST:PORT for other origins; without a host, that from which the database is reached."""
@@ -89,11 +91,11 @@ class Lease:
                 raise replaced()
             now, fsync, standbys = row
             check_fsync(fsync)
-            self._link.server.synchronous = standbys != ""
+            self._connection.server.synchronous = standbys != ""
             assert isinstance(now, datetime)
             return now
 
-        now = await self._link.run(work)
+        now = await self._connection.run(work)
         if self._renewed is not None and now - self._renewed > self._lasts:
             self._outage = (self._renewed, now)
         self._renewed = now
@@ -128,6 +130,6 @@ class Lease:
             await connection.execute("DELETE FROM owner WHERE lease = $1", (self.number,))
 
         try:
-            await self._link.run(work, patience_s=0.0)
+            await self._connection.run(work, patience_s=0.0)
         except TailraceError:
             return  # it lapses by itself

@@ -16,11 +16,10 @@ from psycopg import AsyncConnection
 
 from ledger.errors import Conflict, unknown_stream
 from ledger.interface import Append, NewStream, Record, Refusal, StreamInfo, StreamKind
-from ledger.postgres.careful import key_bytes, notice, ttl_ms
 from ledger.postgres.commit import Writer
 from ledger.postgres.lease import Lease, Reached
-from ledger.postgres.link import Link, Pool, Server
 from ledger.postgres.listener import Listener
+from ledger.postgres.locking import key_bytes, notice, ttl_ms
 from ledger.postgres.objects import PostgresObjects
 from ledger.postgres.partition import add_partitions, partition_at, purge
 from ledger.postgres.plan import Item, Plan
@@ -28,6 +27,7 @@ from ledger.postgres.residents import Residents
 from ledger.postgres.retention import Retention
 from ledger.postgres.rows import Ints, unpack_ids
 from ledger.postgres.schema import prepare
+from ledger.postgres.server import LastingConnection, Pool, Server
 from ledger.postgres.statements import (
     CHANNEL,
     CREATE,
@@ -59,8 +59,8 @@ class PostgresLedger:
         self._server = server
         self._now_ms = now_ms
         self._pool = Pool(server)
-        self._write_link, self._lease_link = Link(server), Link(server)
-        self._lease = Lease(self._lease_link, owner, lease_s, reached)
+        self._writing, self._leasing = LastingConnection(server), LastingConnection(server)
+        self._lease = Lease(self._leasing, owner, lease_s, reached)
         self._residents = Residents(self._pool)
         self._partition = 0  # the newest that is known to exist
         self._retention = Retention(self._pool, self._residents, now_ms)
@@ -98,7 +98,7 @@ class PostgresLedger:
     async def _begin(self) -> None:
         await self._lease.begin()
         lease = self._lease.number
-        self._writer = Writer(self._write_link, lease, self._residents, self._now_ms, self._stored)
+        self._writer = Writer(self._writing, lease, self._residents, self._now_ms, self._stored)
         self.objects = PostgresObjects(self._pool, self._writer, lease, self._now_ms)
         self._listener = Listener(
             self._server, self._pool, self._residents, lease, self._writer.fail
@@ -113,7 +113,7 @@ class PostgresLedger:
         await self._disconnect()
 
     async def _disconnect(self) -> None:
-        for part in (self._pool, self._write_link, self._lease_link):
+        for part in (self._pool, self._writing, self._leasing):
             await part.close()
 
     # ---- streams ----
@@ -159,7 +159,7 @@ class PostgresLedger:
         number = partition_at(self._now_ms())
         if number > self._partition:
             # One ahead, so that the hour's first stream need not wait.
-            await self._pool.run(lambda link: add_partitions(link, (number, number + 1)))
+            await self._pool.run(lambda one: add_partitions(one, (number, number + 1)))
             self._partition = number
         return number
 

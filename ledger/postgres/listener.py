@@ -15,9 +15,9 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
-from ledger.postgres.link import FIRST_RETRY_S, MAX_RETRY_S, Pool, Server
 from ledger.postgres.residents import Residents
 from ledger.postgres.rows import Ints
+from ledger.postgres.server import FIRST_RETRY_S, MAX_RETRY_S, Pool, Server
 from ledger.postgres.statements import CHANNEL, NEWS
 from ledger.postgres.tail import TAIL_FRAMES, Head, PostgresTail
 

@@ -12,9 +12,9 @@ from typing import Any
 from ledger.errors import CallerError, HeldElsewhere
 from ledger.interface import Alarm, ObjectKey, ObjectState, ObjectWrite, StreamKind
 from ledger.postgres.commit import Writer
-from ledger.postgres.link import Pool
 from ledger.postgres.plan import Item
 from ledger.postgres.rows import Blobs
+from ledger.postgres.server import Pool
 from ledger.postgres.statements import (
     CLAIM,
     DUE,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ledger.errors import unknown_stream
 from ledger.frame import Durability, StreamEnd, tag_of
 from ledger.interface import StreamInfo, StreamKind
-from ledger.postgres.link import Pool
+from ledger.postgres.server import Pool
 from ledger.postgres.statements import STREAM
 from ledger.postgres.tail import Head, PostgresTail
 

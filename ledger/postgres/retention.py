@@ -8,10 +8,10 @@ from psycopg import AsyncConnection
 
 from ledger.errors import unknown_stream
 from ledger.interface import StreamKind
-from ledger.postgres.link import Pool
 from ledger.postgres.partition import drop_partitions, purge_leftovers
 from ledger.postgres.residents import Residents
 from ledger.postgres.rows import Ints
+from ledger.postgres.server import Pool
 from ledger.postgres.statements import DROP_STREAMS, EXPIRED, FORGET_OBJECTS, TOUCH
 from ledger.postgres.tail import PostgresTail
 

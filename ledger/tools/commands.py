@@ -1,6 +1,6 @@
 """What `tailrace ledger` does with a ledger or with one stream, one function for each command.
 
-`story` tells a stream from its beginning to its tip, and `follow` reads it as it grows, while
+`summary` tells a stream from its beginning to its tip, and `follow` reads it as it grows, while
 its owner writes. `collect` is retention by hand: what a running origin does by itself, now and
 to its end. `accept` goes on with what is left where the file or its WAL was damaged.
 """
@@ -32,7 +32,7 @@ RECORDS_AT_ONCE = 4_096
 
 
 @dataclass(slots=True)
-class Story:
+class StreamSummary:
     """What a stream's frames tell."""
 
     frames: int = 0
@@ -48,9 +48,9 @@ class Story:
         return f"ended: {FinishReason(self.end.finish_reason).word}"
 
 
-async def story(reader: LedgerReader, row: StreamRow) -> Story:
+async def summary(reader: LedgerReader, row: StreamRow) -> StreamSummary:
     """Read it all; `Damaged` where it is not whole."""
-    told, text = Story(), StreamText()
+    told, text = StreamSummary(), StreamText()
     async for _, record in reader.records(row):
         told.frames += 1
         told.tokens += len(record.ids)

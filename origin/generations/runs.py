@@ -39,7 +39,7 @@ from ledger.interface import Append, Ledger, Record, Refusal
 from origin.generations.history import History
 from origin.generations.readers import Readers
 from origin.generations.recipe import Recipe
-from origin.generations.stream import TEXT, UNKNOWN_EPOCH, Stream, find, log_refusal
+from origin.generations.stream import TEXT, UNKNOWN_EPOCH, GeneratedStream, find, log_refusal
 from origin.generations.suspects import judge, slot_for
 from origin.metrics import Metrics
 from origin.workers.liveness import SILENT_S
@@ -100,13 +100,13 @@ class Runs:
         self._max_streams = max_streams
         self._reserved: Counter[str] = Counter()  # by class
         self._changed = changed
-        self._streams: dict[bytes, Stream] = {}
-        self._waiting: deque[Stream] = deque()
-        self._deferred: list[Stream] = []  # wait for a ledger that was away
+        self._streams: dict[bytes, GeneratedStream] = {}
+        self._waiting: deque[GeneratedStream] = deque()
+        self._deferred: list[GeneratedStream] = []  # wait for a ledger that was away
         self._left: set[bytes] = set()  # unfinished, and not ours to go on with
         self._paused: dict[bytes, float] = {}  # since when, the first one first
         self._looked_for: set[bytes] = set()  # are read here, and are not ours to go on with
-        self._runs: dict[tuple[WorkerSlot, int], Stream] = {}
+        self._runs: dict[tuple[WorkerSlot, int], GeneratedStream] = {}
         self._slots: list[WorkerSlot] = []
         self._numbers = itertools.count(1)
         self._groups = itertools.count(1)  # of suspects
@@ -174,7 +174,9 @@ class Runs:
         now = self._metrics.clock()
         for stream, recipe in streams:
             if stream not in self._streams:
-                self._enqueue(Stream(stream, recipe, started=False, asked_s=now, unread=not read))
+                self._enqueue(
+                    GeneratedStream(stream, recipe, started=False, asked_s=now, unread=not read)
+                )
         await self._assign()
 
     async def restore(self, streams: Sequence[bytes]) -> None:
@@ -199,7 +201,7 @@ class Runs:
                 self._enqueue(stream)
         await self._assign()
 
-    def _may_wait(self, found: Stream) -> bool:
+    def _may_wait(self, found: GeneratedStream) -> bool:
         """Whether it waits for a reader: where many were left behind, others need room as well."""
         most = self._max_streams * ROOM_SHARES[Priority.BATCH]
         return found.recipe.unread == Unread.PAUSE.word and self.count >= most
@@ -247,7 +249,7 @@ class Runs:
             known.slot.send(order, known.run)
         await taken
 
-    def _enqueue(self, stream: Stream) -> None:
+    def _enqueue(self, stream: GeneratedStream) -> None:
         stream.read_s = self._metrics.clock()
         self._streams[stream.id] = stream
         self._waiting.append(stream)
@@ -258,7 +260,7 @@ class Runs:
         while placed := self._place():
             await asyncio.gather(*(self._hand_over(*each) for each in placed))
 
-    def _place(self) -> list[tuple[Stream, WorkerSlot, int]]:
+    def _place(self) -> list[tuple[GeneratedStream, WorkerSlot, int]]:
         """Give waiting streams, the most urgent class first, to workers that may take them."""
         placed = []
         slots = [slot for slot in self._slots if not slot.is_silent]
@@ -276,10 +278,10 @@ class Runs:
             placed.append((stream, slot, run))
         return placed
 
-    def _of(self, slot: WorkerSlot) -> list[Stream]:
+    def _of(self, slot: WorkerSlot) -> list[GeneratedStream]:
         return [stream for (owner, _), stream in self._runs.items() if owner is slot]
 
-    async def _hand_over(self, stream: Stream, slot: WorkerSlot, run: int) -> None:
+    async def _hand_over(self, stream: GeneratedStream, slot: WorkerSlot, run: int) -> None:
         claim = unreadable = None
         ready = slot.ready
         async with stream.claiming:
@@ -308,7 +310,7 @@ class Runs:
         else:
             await self._order(stream, slot, claim.history)
 
-    async def _order(self, stream: Stream, slot: WorkerSlot, history: History) -> None:
+    async def _order(self, stream: GeneratedStream, slot: WorkerSlot, history: History) -> None:
         """Send a worker its order to run, and what the stream was steered with meanwhile."""
         is_text = slot.ready is not None and slot.ready.kind == TEXT
         try:
@@ -335,7 +337,7 @@ class Runs:
 
     async def _end(
         self,
-        stream: Stream,
+        stream: GeneratedStream,
         reason: FinishReason,
         message: str | None = None,
         *,
@@ -363,7 +365,7 @@ class Runs:
         self._metrics.ended(reason)
         self._forget(stream)
 
-    def _defer(self, stream: Stream, error: Unavailable) -> None:
+    def _defer(self, stream: GeneratedStream, error: Unavailable) -> None:
         """Hand it over again later; raises the error where the ledger is not only away."""
         if isinstance(error, LedgerFailed):
             raise error
@@ -376,7 +378,7 @@ class Runs:
         if stream not in self._waiting and stream not in self._deferred:
             self._deferred.append(stream)
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: GeneratedStream) -> None:
         self._streams.pop(stream.id, None)
         self._paused.pop(stream.id, None)
         self._metrics.streams.set(len(self._streams))
@@ -412,14 +414,14 @@ class Runs:
             await self._wake(id_)
         await self._assign()
 
-    def _is_left(self, stream: Stream, now: float) -> bool:
+    def _is_left(self, stream: GeneratedStream, now: float) -> bool:
         """Whether what its request says of unread streams is due, and can be done now."""
         if stream.recipe.unread == Unread.RUN.word or stream.cancelled or stream.steering.orders:
             return False
         is_settled = stream.ordered or stream in self._waiting
         return is_settled and now - stream.read_s >= stream.recipe.unread_after_s
 
-    def _pause(self, stream: Stream, now: float) -> None:
+    def _pause(self, stream: GeneratedStream, now: float) -> None:
         """Take it from its worker. What is in the ledger is all that it takes to go on."""
         if stream.slot is not None:
             stream.slot.send(Halt(), stream.run)
@@ -443,7 +445,7 @@ class Runs:
         self._paused.pop(stream, None)
         self._enqueue(found)
 
-    def _tell(self, stream: Stream) -> None:
+    def _tell(self, stream: GeneratedStream) -> None:
         """Let its worker know whether it gives way; those that answer in text have no classes."""
         ready = stream.slot.ready if stream.slot is not None and stream.ordered else None
         if stream.slot is not None and ready is not None and ready.kind != TEXT:
@@ -553,17 +555,17 @@ class Runs:
         self._waiting.extend(suspects)
         await self._assign()
 
-    def _is_homeless(self, stream: Stream) -> bool:
+    def _is_homeless(self, stream: GeneratedStream) -> bool:
         """Whether a stream that had a run has not ended since, or been deferred."""
         return stream.id in self._streams and stream not in self._deferred
 
-    async def _blame(self, stream: Stream, fate: str) -> None:
+    async def _blame(self, stream: GeneratedStream, fate: str) -> None:
         stream.standing.blamed += 1
         if stream.standing.blamed >= MAX_DEATHS:
             message = f"{stream.standing.blamed} workers {fate} this stream"
             await self._end(stream, FinishReason.FAILED, message)
 
 
-def _turn(stream: Stream) -> tuple[bool, Priority]:
+def _turn(stream: GeneratedStream) -> tuple[bool, Priority]:
     """By whom a worker is given streams: suspects last."""
     return stream.standing.group is not None, Priority.from_word(stream.recipe.priority)

@@ -49,7 +49,7 @@ class Claim:
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class GeneratedStream:
     """A stream that is generated or waits for it; `slot` and `run` while on a worker.
 
     `started` says that epoch 1 was handed out: the next worker must take over. `epoch` is the
@@ -160,7 +160,7 @@ class Stream:
         )
 
 
-async def find(ledger: Ledger, stream: bytes) -> Stream | None:
+async def find(ledger: Ledger, stream: bytes) -> GeneratedStream | None:
     """A generation that has not ended, as the ledger knows it; None where there is none."""
     try:
         info = await ledger.info(stream)
@@ -178,7 +178,7 @@ async def find(ledger: Ledger, stream: bytes) -> Stream | None:
         fields = [".".join(map(str, finding["loc"])) for finding in error.errors()]
         log.error("stream.unreadable", stream=stream.hex(), fields=fields)
         return None
-    return Stream(stream, recipe, started=True, epoch=info.epoch)
+    return GeneratedStream(stream, recipe, started=True, epoch=info.epoch)
 
 
 def log_refusal(refusal: Refusal) -> None:

@@ -39,7 +39,7 @@ from origin.subscriptions.request import (
 )
 from origin.subscriptions.state import EMPTY, MAX_LINKS, Config, SubscriptionState, entry_of
 from origin.subscriptions.subscription import Event, Phase
-from origin.subscriptions.updates import HEAR, LOOK, Updates
+from origin.subscriptions.updates import SCAN, UPDATE, Updates
 from origin.subscriptions.wake import (
     JSON,
     SECRET_BYTES,
@@ -68,10 +68,10 @@ class Subscription(DurableObject):
         super().__init__(context)
         self._updates = updates
         self._webhooks = webhooks
-        self._survey = Survey(context)
+        self._streams = StreamScan(context)
         self._state: SubscriptionState | None = None
         self._loaded = False
-        self._heard: set[str] | None = None  # streams it has heard of since a look began
+        self._updated: set[str] | None = None  # streams it had updates of since a scan began
         self._actions: dict[
             tuple[Action, str], Callable[[ObjectRequest], Awaitable[ObjectResponse]]
         ] = {
@@ -89,10 +89,10 @@ class Subscription(DurableObject):
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
         await self._load()
         try:
-            if request.method == LOOK:
-                return await self._look()
-            self._hear()
-            if request.method == HEAR:
+            if request.method == SCAN:
+                return await self._scan()
+            self._take_updates()
+            if request.method == UPDATE:
                 return answer(204)
             act = self._actions.get((route_of(request.url).action, request.method))
             if act is None:
@@ -104,7 +104,7 @@ class Subscription(DurableObject):
     async def alarm(self, retries: int) -> None:
         """A lease has ended, or a wake is to be told."""
         await self._load()
-        self._hear()
+        self._take_updates()
         state, now_ms = self._state, self.context.now_ms()
         if state is None:
             return
@@ -154,33 +154,33 @@ class Subscription(DurableObject):
 
     # ---- what streams do ----
 
-    def _hear(self) -> None:
+    def _take_updates(self) -> None:
         updates = self._updates.take(self.context.key.name)
-        if self._heard is not None:
-            self._heard |= updates.keys()
+        if self._updated is not None:
+            self._updated |= updates.keys()
         if self._state is not None:
             self._state.hear(updates)
 
-    async def _look(self) -> ObjectResponse:
+    async def _scan(self) -> ObjectResponse:
         """Look at every stream that it wants to know of: something may have been missed."""
         state = self._state
         if state is None:
             await self._leave()  # the entry of one that was never made, or is deleted
             return answer(204)
-        self._heard = set()
+        self._updated = set()
         try:
             paths = {link.path for link in state.links}
             if not state.links.overflowed:  # else a stream without a link may be an old one
-                paths.update(await self._survey.matching(state.config, MAX_LINKS))
-            tails = await self._survey.tails(state.config.base, paths)
-            self._hear()
+                paths.update(await self._streams.matching(state.config, MAX_LINKS))
+            tails = await self._streams.tails(state.config.base, paths)
+            self._take_updates()
             if self._state is state:
-                for path in tails.keys() - self._heard:  # of the others we have heard later
+                for path in tails.keys() - self._updated:  # of the others we have heard later
                     self._found(state, path, tails[path])
                 state.wake_if_needed()
                 state.arm()  # its alarm may have rung while subscriptions were off
         finally:
-            self._heard = None
+            self._updated = None
         return answer(204)
 
     def _found(self, state: SubscriptionState, path: str, tail: str | None) -> None:
@@ -207,9 +207,9 @@ class Subscription(DurableObject):
     async def _create(self, config: Config) -> None:
         """Entered first: a stream that changes from now on is heard of, once this has ended."""
         await self._enter(entry_of(config, config.streams))
-        matching = await self._survey.matching(config, MAX_LINKS + 1)
+        matching = await self._streams.matching(config, MAX_LINKS + 1)
         room = MAX_LINKS - len(config.streams)
-        tails = await self._survey.tails(config.base, {*config.streams, *matching[:room]})
+        tails = await self._streams.tails(config.base, {*config.streams, *matching[:room]})
         state = SubscriptionState.create(self.context, config)
         for path in config.streams:
             tail = tails[path] or EMPTY
@@ -294,7 +294,7 @@ class Subscription(DurableObject):
 
     async def _link(self, state: SubscriptionState, explicit: set[str], streams: list[str]) -> None:
         await self._enter(entry_of(state.config, explicit.union(streams)))
-        tails = await self._survey.tails(state.config.base, streams)
+        tails = await self._streams.tails(state.config.base, streams)
         for path, found in tails.items():
             tail = found or EMPTY
             state.links.link(path, explicit=True, acked=tail, tail=tail)
@@ -359,7 +359,7 @@ class Subscription(DurableObject):
 
     async def _catch_up(self, state: SubscriptionState, path: str) -> None:
         """A worker may have read further than we have heard."""
-        tail = await self._survey.tail(state.config.base, path)
+        tail = await self._streams.tail(state.config.base, path)
         if tail is not None and state.links.get(path) is not None:
             state.links.reach(path, tail)
 
@@ -376,7 +376,7 @@ class Subscription(DurableObject):
         return state
 
 
-class Survey:
+class StreamScan:
     """What a subscription sees of streams by looking at them, instead of hearing of them.
 
     It looks with the rights of an object: each look is a time outside for it.

@@ -20,7 +20,7 @@ LINK = "link/"
 MAX_LINKS = 1_000
 """Of one subscription. Beyond it a stream that a pattern has found, and that has no work, is
 forgotten for one that has."""
-MAX_TOLD = MAX_LINKS
+MAX_NAMED = MAX_LINKS
 """Streams that one notification names; those with work come first."""
 OVERFLOWED = "overflowed"
 """A value that is there once a stream that the pattern matches has no link."""
@@ -32,7 +32,7 @@ STANDING = "standing"
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class StreamLink:
     """Offsets sort as text, and `BEGINNING`, of a stream not even seen, before all of them."""
 
     path: str
@@ -50,12 +50,12 @@ class Link:
         return "explicit" if self.explicit else "glob"
 
 
-class Links:
+class StreamLinks:
     """The links in memory, and in an object's storage as they change."""
 
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, StreamLink] = {}
         self._pending: dict[str, None] = {}  # paths, those longest in it first
         self._quiet: dict[str, None] = {}  # of the pattern only, and without work; likewise
         self.overflowed = False
@@ -63,27 +63,27 @@ class Links:
     async def load(self) -> None:
         self.overflowed = await self._storage.get(OVERFLOWED) is not None
         for value in (await self._storage.list(prefix=LINK)).values():
-            self._keep(Link(**json.loads(value)))
+            self._keep(StreamLink(**json.loads(value)))
 
     def __len__(self) -> int:
         return len(self._links)
 
-    def __iter__(self) -> Iterator[Link]:
+    def __iter__(self) -> Iterator[StreamLink]:
         """In order of their paths."""
         return iter(sorted(self._links.values(), key=lambda link: link.path))
 
-    def get(self, path: str) -> Link | None:
+    def get(self, path: str) -> StreamLink | None:
         return self._links.get(path)
 
     @property
     def first_pending(self) -> str | None:
         return next(iter(self._pending), None)
 
-    def told(self) -> list[Link]:
+    def told(self) -> list[StreamLink]:
         """What somebody who is woken is told."""
         waiting = [self._links[path] for path in self._pending]
         quiet = [link for link in self if not link.has_pending]
-        return (waiting + quiet)[:MAX_TOLD]
+        return (waiting + quiet)[:MAX_NAMED]
 
     # ---- changes ----
 
@@ -92,7 +92,7 @@ class Links:
         there = self._links.get(path)
         if there is None:
             if explicit or self._make_room():
-                self._put(Link(path, explicit, not explicit, acked, tail))
+                self._put(StreamLink(path, explicit, not explicit, acked, tail))
         elif explicit and not there.explicit:
             self._put(replace(there, explicit=True))
         elif not explicit and not there.glob:
@@ -146,11 +146,11 @@ class Links:
         else:
             self._drop(path)
 
-    def _put(self, link: Link) -> None:
+    def _put(self, link: StreamLink) -> None:
         self._keep(link)
         self._storage.put(_name(link.path), json.dumps(asdict(link)).encode())
 
-    def _keep(self, link: Link) -> None:
+    def _keep(self, link: StreamLink) -> None:
         self._links[link.path] = link
         if link.has_pending:
             self._pending.setdefault(link.path)
@@ -227,7 +227,7 @@ class SubscriptionState:
     def __init__(self, context: ObjectContext, config: Config, standing: Standing) -> None:
         self.config = config
         self.standing = standing
-        self.links = Links(context.storage)
+        self.links = StreamLinks(context.storage)
         self.glob = None if config.pattern is None else Glob(config.pattern)
         self._context = context
 

@@ -25,9 +25,9 @@ from origin.streams.offset import BEGINNING
 from origin.subscriptions.interest import Directory
 from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
 
-HEAR = "HEAR"
+UPDATE = "UPDATE"
 """The method that notifies a subscription: it takes its updates."""
-LOOK = "LOOK"
+SCAN = "SCAN"
 """The method that has it look at every stream that it wants to know of."""
 ENTRY = "entry/"
 """Names of the index's values: one for each subscription, what it wants to know of."""
@@ -83,7 +83,7 @@ class Updates:
         for name in self._directory.interested(event.path):
             updates = self._queues.setdefault(name, {})
             updates[event.path] = updates.get(event.path, Update()).then(event)
-            self._notify(name, HEAR)
+            self._notify(name, UPDATE)
 
     def enter(self, name: str, entry: bytes) -> None:
         """From now on the subscription hears of what `entry` says."""
@@ -136,11 +136,11 @@ class Updates:
         for name, entry in stored.items():
             if self._directory.entry(name) != entry:
                 self.enter(name, entry)
-                self._notify(name, LOOK)
+                self._notify(name, SCAN)
         self._version = found.get(VERSION)
 
     def _notify(self, name: str, method: str) -> None:
-        if method == LOOK or name not in self._to_notify:
+        if method == SCAN or name not in self._to_notify:
             self._to_notify[name] = method
         self._wake.set()
 
@@ -162,7 +162,7 @@ class Updates:
             log.warning("subscription.not_notified", name=key.name, error=str(error))
             # What it took of its updates may be lost with the event.
             await asyncio.sleep(RELOAD_S)
-            self._notify(key.name, LOOK)
+            self._notify(key.name, SCAN)
 
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         del self._notified[name]

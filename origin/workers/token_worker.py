@@ -75,7 +75,7 @@ LOAD_S = 0.5
 TORCH_THREADS = 1
 
 
-class Link:
+class FrameSocket:
     """The supervisor's socket as frames; `closed` once the other side has gone."""
 
     def __init__(self, connection: socket.socket, watchdog: Watchdog) -> None:
@@ -128,39 +128,39 @@ def main(argv: Sequence[str]) -> int:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(path)
             watchdog = Watchdog(config.worker_silence_s, config.worker_start_s)
-            serve(Link(connection, watchdog), config, watchdog)
+            serve(FrameSocket(connection, watchdog), config, watchdog)
     except (TailraceError, OSError) as exc:
         print(f"origin.workers.token_worker: {type(exc).__name__}: {exc}", file=sys.stderr)
         return 1
     return 0
 
 
-def serve(link: Link, config: OriginConfig, watchdog: Watchdog) -> None:
+def serve(supervisor: FrameSocket, config: OriginConfig, watchdog: Watchdog) -> None:
     """Greet, load, and generate until the supervisor closes the socket."""
-    link.send(Hello(SCHEMA_HASH, SOFTWARE))
-    frames = link.receive(wait_s=None)
+    supervisor.send(Hello(SCHEMA_HASH, SOFTWARE))
+    frames = supervisor.receive(wait_s=None)
     first = next(frames, None)
     if first is None:
         return
     _check_hello(*first)
 
     def progress(stage: str, done: int, total: int) -> None:
-        link.send(LoadProgress(stage, done, total))
+        supervisor.send(LoadProgress(stage, done, total))
         watchdog.extend()
 
-    at_work = AtWork(link.send)
+    at_work = AtWork(supervisor.send)
     try:
-        engine = _load_engine(config, progress, at_work, link)
+        engine = _load_engine(config, progress, at_work, supervisor)
     except Exception as error:
-        link.send(Fault.of(error))
+        supervisor.send(Fault.of(error))
         raise
     watchdog.arm()
     _take(frames, engine, at_work)  # what came right behind the Hello
-    generate(link, engine, at_work, watchdog)
+    generate(supervisor, engine, at_work, watchdog)
 
 
 def generate(
-    link: Link,
+    supervisor: FrameSocket,
     engine: Engine,
     at_work: AtWork,
     watchdog: Watchdog,
@@ -168,15 +168,15 @@ def generate(
 ) -> None:
     """Steps for as long as the supervisor listens; now and then, how busy the engine is."""
     told = clock_s()
-    while not link.closed:
+    while not supervisor.closed:
         watchdog.arm()
-        _take(link.receive(wait_s=BEAT_S if engine.idle else 0), engine, at_work)
+        _take(supervisor.receive(wait_s=BEAT_S if engine.idle else 0), engine, at_work)
         emissions = engine.step()
         at_work.made(emission.run for emission in emissions)
         for step in steps(emissions):
-            link.send(step)
+            supervisor.send(step)
         if engine.idle or clock_s() - told >= LOAD_S:
-            link.send(engine.load())
+            supervisor.send(engine.load())
             told = clock_s()
 
 
@@ -201,7 +201,9 @@ def steps(emissions: Sequence[Emission], max_bytes: int = MAX_STEP_BYTES) -> Ite
         yield Step(tuple(together))
 
 
-def _load_engine(config: OriginConfig, progress: Progress, at_work: AtWork, link: Link) -> Engine:
+def _load_engine(
+    config: OriginConfig, progress: Progress, at_work: AtWork, supervisor: FrameSocket
+) -> Engine:
     """Everything that is loaded, and announced as ready."""
     started = time.monotonic()
     model = _load(config.model, config, progress)
@@ -209,7 +211,7 @@ def _load_engine(config: OriginConfig, progress: Progress, at_work: AtWork, link
     engine = Engine(model, around, _limits(config), begin=at_work.begin)
     _warm_up(model, around)
     load_ms = round((time.monotonic() - started) * 1000)
-    link.send(_ready(model, config.served_name, load_ms))
+    supervisor.send(_ready(model, config.served_name, load_ms))
     return engine
 
 

@@ -18,7 +18,7 @@ from origin.objects import OriginObjects
 from origin.steady_clock import now_ms
 from origin.subscriptions.pool import MAX_DELIVERIES_PER_HOST
 from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
-from origin.subscriptions.updates import LOOK
+from origin.subscriptions.updates import SCAN
 from tests.origin.subscriptions.subscription_world import Receiver
 
 pytestmark = pytest.mark.anyio
@@ -138,7 +138,7 @@ async def test_subscriptions_are_off_unless_the_operator_wants_them(tmp_path: Pa
         True,
     )
     assert await ledger.objects.next_alarm_ms() is None
-    look = (pool, LOOK, "__ds/subscriptions/pool", None)
+    look = (pool, SCAN, "__ds/subscriptions/pool", None)
     await ask(StreamsConfig(subscriptions=True), look, claim)
     await ledger.close()
 

@@ -33,7 +33,7 @@ MAX_CHECKPOINT_PASSES = 5
 WAL_FRAME_HEADER_BYTES = 24
 WAL_BYTES = CHECKPOINT_PAGES * (4_096 + WAL_FRAME_HEADER_BYTES)
 """The usual size of the WAL."""
-LONG_WAL_BYTES = 32 * 1024 * 1024
+CUT_ABOVE_BYTES = 32 * 1024 * 1024
 """A WAL file up to it is written over again, which is cheaper than to let it grow anew."""
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
 """The WAL file is cut back to this size when it begins anew."""
@@ -173,7 +173,7 @@ class Wal:
 
     async def settle(self, *, cut: bool) -> None:
         """Move it; the next commit ends that, and cuts a long WAL file off if it shall."""
-        self._cutting = cut and self.size_bytes > LONG_WAL_BYTES
+        self._cutting = cut and self.size_bytes > CUT_ABOVE_BYTES
         if self._checkpoint is None:
             self._checkpoint = asyncio.create_task(self._move_all())
         await self.rest()

@@ -192,7 +192,7 @@ async def test_a_wal_that_begins_anew_or_is_cut_off_is_no_damage(
 ) -> None:
     """The files as they are after each commit are what a kill would leave."""
     monkeypatch.setattr("ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 8)
-    monkeypatch.setattr("ledger.sqlite.disk.wal.LONG_WAL_BYTES", 0)
+    monkeypatch.setattr("ledger.sqlite.disk.wal.CUT_ABOVE_BYTES", 0)
     anew = 0
     async with opened_file(path) as ledger:
         before = read_mark(path)

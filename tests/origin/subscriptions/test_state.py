@@ -62,7 +62,7 @@ async def test_an_origin_that_starts_takes_no_forgotten_stream_for_a_new_one(
     for number in range(5):
         await world.put(f"events/{number}", b"[1]")
     await world.subscribe("p", **PULL)
-    assert (await world.ask("LOOK", "subscriptions/p"))[0] == 204
+    assert (await world.ask("SCAN", "subscriptions/p"))[0] == 204
     status, said = await world.ask("POST", "subscriptions/p/claim", {"worker": "w"})
     assert (status, said["error"]["code"]) == (409, "NO_PENDING_WORK")
 

@@ -17,7 +17,7 @@ from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.sqlite.ledger import SqliteLedger
 from origin.streams.config import Change, StreamEvent
 from origin.subscriptions.request import INDEX_KEY
-from origin.subscriptions.updates import ENTRY, HEAR, LOOK, VERSION, Update, Updates
+from origin.subscriptions.updates import ENTRY, SCAN, UPDATE, VERSION, Update, Updates
 
 pytestmark = pytest.mark.anyio
 
@@ -108,18 +108,21 @@ async def test_who_has_updates_is_notified(ledger: SqliteLedger) -> None:
     updates.enter("a", entry("*"))
     async with at_work(updates, objects):
         updates.on_event(appended("x"))
-        assert await objects.next() == ("a", HEAR)
+        assert await objects.next() == ("a", UPDATE)
 
 
 async def test_entries_of_other_origins_are_seen_and_asked_to_look(ledger: SqliteLedger) -> None:
     updates, objects = Updates(ledger.objects), Notified()
     await enter(ledger, "before", entry("*"))
     async with at_work(updates, objects):
-        assert await objects.next() == ("before", LOOK)
+        assert await objects.next() == ("before", SCAN)
         await enter(ledger, "after", entry(None, "x"))
-        assert await objects.next() == ("after", LOOK)
+        assert await objects.next() == ("after", SCAN)
         updates.on_event(appended("x"))
-        assert {await objects.next(), await objects.next()} == {("before", HEAR), ("after", HEAR)}
+        assert {await objects.next(), await objects.next()} == {
+            ("before", UPDATE),
+            ("after", UPDATE),
+        }
 
 
 async def test_who_could_not_hear_is_asked_to_look(ledger: SqliteLedger) -> None:
@@ -128,5 +131,5 @@ async def test_who_could_not_hear_is_asked_to_look(ledger: SqliteLedger) -> None
     objects.errors.append(Unavailable("lost"))
     async with at_work(updates, objects):
         updates.on_event(appended("x"))
-        assert await objects.next() == ("a", HEAR)
-        assert await objects.next() == ("a", LOOK)
+        assert await objects.next() == ("a", UPDATE)
+        assert await objects.next() == ("a", SCAN)

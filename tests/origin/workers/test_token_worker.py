@@ -15,7 +15,7 @@ from origin.config import OriginConfig
 from origin.engine.engine import Engine
 from origin.models.cpu_model import CpuModel
 from origin.workers.program import program
-from origin.workers.token_worker import MAX_STEP_BYTES, Link, steps
+from origin.workers.token_worker import MAX_STEP_BYTES, FrameSocket, steps
 from origin.workers.watchdog import Watchdog
 from origin.workers.worker_frame import (
     SCHEMA_HASH,
@@ -265,7 +265,7 @@ def test_a_worker_may_wait_for_its_supervisor_as_long_as_it_takes() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as pool:
         received = pool.submit(theirs.recv, len(encode(step)), socket.MSG_WAITALL)
-        Link(ours, watchdog).send(step)
+        FrameSocket(ours, watchdog).send(step)
         assert received.result(SOCKET_TIMEOUT_S) == encode(step)
     assert watchdog.rests == 1
 

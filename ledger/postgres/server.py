@@ -201,7 +201,7 @@ class Server:
         return LedgerFailed(_first_line(error), hint="is the server running?")
 
 
-class Link:
+class LastingConnection:
     """One connection that is made again when it is lost. One piece of work at a time."""
 
     def __init__(self, server: Server) -> None:
@@ -270,16 +270,16 @@ class Link:
 
 
 class Pool:
-    """A few links; work goes to one that is free."""
+    """A few connections; work goes to one that is free."""
 
     def __init__(self, server: Server, size: int = POOL_CONNECTIONS) -> None:
-        self._free = deque(Link(server) for _ in range(size))
-        self._links = tuple(self._free)
+        self._free = deque(LastingConnection(server) for _ in range(size))
+        self._all = tuple(self._free)
         self._places = asyncio.Semaphore(size)
 
     async def run(self, work: Work[T], patience_s: float = READ_PATIENCE_S) -> T:
-        async with self._link() as link:
-            return await link.run(work, patience_s)
+        async with self._one() as one:
+            return await one.run(work, patience_s)
 
     async def rows(self, statement: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
         """What one statement gives. It may be done twice, so twice must be as good as once."""
@@ -293,17 +293,17 @@ class Pool:
         return await self.run(work)
 
     @asynccontextmanager
-    async def _link(self) -> AsyncIterator[Link]:
+    async def _one(self) -> AsyncIterator[LastingConnection]:
         async with self._places:
-            link = self._free.pop()  # the one used last: the others may never be needed
+            one = self._free.pop()  # the one used last: the others may never be needed
             try:
-                yield link
+                yield one
             finally:
-                self._free.append(link)
+                self._free.append(one)
 
     async def close(self) -> None:
-        for link in self._links:
-            await link.close()
+        for one in self._all:
+            await one.close()
 
 
 def failed(error: psycopg.Error | Doubt) -> TailraceError:

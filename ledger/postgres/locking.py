@@ -57,7 +57,7 @@ def notice(lease: int, sids: Sequence[int]) -> str:
     return " ".join(map(str, (lease, *sids)))
 
 
-async def commit_carefully(
+async def commit_locked(
     connection: AsyncConnection, items: Sequence[Item], tried: list[Plan], stamp: Stamp
 ) -> Plan:
     """Store the group and return what was stored and refused.

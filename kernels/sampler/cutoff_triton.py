@@ -1,4 +1,4 @@
-"""Device functions of the sampler: the exact edge of top-k and top-p among the candidates.
+"""Device functions of the sampler: the exact cutoff of top-k and top-p among the candidates.
 
 The candidates of a row are keys and ids in memory, in any order; a key ascends where scores
 descend. One program works on them, so that selections need no atomics and no barriers.
@@ -15,7 +15,7 @@ import triton.language as tl
 from kernels.sampler.draw_triton import better, draw, key_weights, top_p_weight
 from kernels.sampler.sampler_plan import BINS_PER_UNIT
 
-# What `edge` sums over the candidates whose value is at most a pivot.
+# What `least_value` sums over the candidates whose value is at most a pivot.
 _COUNT_KEYS = tl.constexpr(0)
 _WEIGH_KEYS = tl.constexpr(1)
 _COUNT_IDS = tl.constexpr(2)
@@ -24,7 +24,7 @@ _BIN_WIDTH = tl.constexpr(1 / BINS_PER_UNIT)
 
 
 @triton.jit
-def edge(
+def least_value(
     keys_ptr, ids_ptr, size, low, high, target, key, each, AMOUNT: tl.constexpr,
     BLOCK: tl.constexpr, WAYS: tl.constexpr,
 ):  # fmt: skip
@@ -82,7 +82,7 @@ def bin_key(bin):
 
 
 @triton.jit
-def survivor_edge(
+def cutoff(
     keys_ptr, ids_ptr, size, count_target, weight_target, last_bin, top_p, vocab,
     BLOCK: tl.constexpr, WAYS: tl.constexpr,
 ):  # fmt: skip
@@ -97,7 +97,7 @@ def survivor_edge(
     short = tl.full([], 0, tl.int64)
     equal = tl.full([], 0, tl.int64)
     if count_target > 0:
-        key = edge(
+        key = least_value(
             keys_ptr, ids_ptr, size, low, high, count_target, low, each, _COUNT_KEYS, BLOCK, WAYS
         )
         less, weight, equal = below(keys_ptr, size, key, BLOCK)
@@ -107,7 +107,7 @@ def survivor_edge(
             weight_target = top_p_weight(total, top_p)
             low = low * 0
     if weight_target > 0:
-        key = edge(
+        key = least_value(
             keys_ptr, ids_ptr, size, low, key, weight_target, low, each, _WEIGH_KEYS, BLOCK, WAYS
         )
         less, weight, equal = below(keys_ptr, size, key, BLOCK)
@@ -116,7 +116,9 @@ def survivor_edge(
     id = tl.full([], 0, tl.int32) + (vocab - 1)
     # Without the last of the equal ones it would do: the highest ids of them go.
     if each * (equal - 1) >= short:
-        id = edge(keys_ptr, ids_ptr, size, id * 0, id, short, key, each, _COUNT_IDS, BLOCK, WAYS)
+        id = least_value(
+            keys_ptr, ids_ptr, size, id * 0, id, short, key, each, _COUNT_IDS, BLOCK, WAYS
+        )
     return key, id
 
 
@@ -124,7 +126,7 @@ def survivor_edge(
 def draw_candidates(
     keys_ptr, ids_ptr, size, last_key, last_id, least, seed, position, BLOCK: tl.constexpr
 ):
-    """The best (noisy score, id) of the candidates up to an edge that weigh enough."""
+    """The best (noisy score, id) of the candidates up to a cutoff that weigh enough."""
     top = tl.full([], -float("inf"), tl.float32)
     id = tl.full([], _MAX_VALUE, tl.int32)
     for start in range(0, size, BLOCK):
