@@ -6,7 +6,6 @@ import pytest
 
 from ledger.tasks import first_of, together
 
-
 pytestmark = pytest.mark.anyio
 
 

@@ -77,7 +77,9 @@ class Stage:
     def begun(self, slot: Slot, *streams: bytes) -> None:
         """The worker says that it is at work on these; on all that it has, if none are given."""
         runs = [
-            stream.run for stream in self.runs._of(slot) if stream.id in (streams or (stream.id,))
+            stream.run
+            for stream in self.runs._table.on(slot)
+            if stream.id in (streams or (stream.id,))
         ]
         self.runs.worker_begun(slot, Begun(tuple(runs)))
 

@@ -13,7 +13,8 @@ from ledger.errors import Overloaded
 from ledger.frame import Durability, FinishReason, Priority, StreamEnd, Token
 from ledger.interface import NewStream
 from ledger.sqlite.ledger import SqliteLedger
-from origin.generations.runs import UNREAD_GRACE_S, Runs
+from origin.generations.attendance import UNREAD_GRACE_S
+from origin.generations.runs import Runs
 from origin.metrics import Metrics
 from origin.workers.worker_frame import Attend, Halt, Run, Steer
 from tests.origin.stage import READY, RECIPE, A, B, Slot, Stage

@@ -1,0 +1,67 @@
+"""What becomes of streams that nobody reads, and of paused ones that somebody does.
+
+Plain rules over what is known; `origin.generations.runs` carries out what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ledger.frame import Unread
+from origin.generations.stream import GeneratedStream
+
+UNREAD_GRACE_S = 5.0
+"""A stream that was read gives way to others only when nobody has for so long: its reader may
+be about to come back over another connection."""
+MAX_PAUSED = 4096
+"""Of more, those that were paused first are cancelled."""
+
+
+class Attendance:
+    """`paused` says since when each stream is, the first one first; times are in seconds."""
+
+    def __init__(self, paused_s: float) -> None:
+        """`paused_s` is how long a paused stream is kept."""
+        self.paused: dict[bytes, float] = {}
+        self._paused_s = paused_s
+        self._looked_for: set[bytes] = set()  # are read here, and are not ours to go on with
+
+    def look(
+        self, streams: Iterable[GeneratedStream], lately: set[bytes], now: float
+    ) -> list[GeneratedStream]:
+        """Note which of the streams were read `lately`; gives those that it makes a change for."""
+        changed = []
+        for stream in streams:
+            was_unread = stream.unread
+            if stream.id in lately:
+                stream.read_s, stream.unread = now, False
+            elif now - stream.read_s >= UNREAD_GRACE_S:
+                stream.unread = True
+            if stream.unread != was_unread:
+                changed.append(stream)
+        return changed
+
+    def too_old(self, now: float) -> list[bytes]:
+        """Paused streams that are to be cancelled."""
+        late = [id_ for id_, since in self.paused.items() if now - since >= self._paused_s]
+        return late or [*self.paused][:-MAX_PAUSED]
+
+    def wanted(self, lately: set[bytes], ours: Iterable[bytes]) -> set[bytes]:
+        """Streams that are read here and not generated, to be looked for.
+
+        Once for as long as each is read without a pause: two origins would take it from each
+        other.
+        """
+        ours = set(ours)
+        self._looked_for = lately & (self._looked_for | ours)
+        return lately - ours - self._looked_for
+
+    def looked_for(self, stream: bytes) -> None:
+        self._looked_for.add(stream)
+
+
+def is_left(stream: GeneratedStream, now: float) -> bool:
+    """Whether what its request says of unread streams is due."""
+    if stream.recipe.unread == Unread.RUN.word or stream.cancelled or stream.steering.orders:
+        return False
+    return now - stream.read_s >= stream.recipe.unread_after_s

@@ -1,0 +1,174 @@
+"""The streams that an origin generates: which are on a worker, which wait for one.
+
+What is known here and nothing else; `origin.generations.runs` acts on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from math import ceil
+from random import Random
+
+from ledger.backoff import spread_ms
+from ledger.errors import Overloaded
+from ledger.frame import Priority
+from origin.generations.stream import UNKNOWN_EPOCH, GeneratedStream
+from origin.generations.suspects import slot_for
+from origin.metrics import Metrics
+from origin.workers.worker_process import WorkerSlot
+
+ROOM_SHARES = {Priority.INTERACTIVE: 1.0, Priority.STANDARD: 7 / 8, Priority.BATCH: 3 / 4}
+"""How much of `max_streams` a class may fill, together with those that are less urgent."""
+OVERLOADED_RETRY_MS = 1_000
+"""At least; those who are refused are told different times."""
+
+Placed = tuple[GeneratedStream, WorkerSlot, int]
+"""A stream, the slot that it goes to, and the number of its run there."""
+
+
+class StreamTable:
+    """`by_id` holds every stream that runs or waits, or is about to be handed over again."""
+
+    def __init__(self, max_streams: int, metrics: Metrics, random: Random) -> None:
+        self.by_id: dict[bytes, GeneratedStream] = {}
+        self._max_streams = max_streams
+        self._metrics = metrics
+        self._random = random
+        self._reserved: Counter[str] = Counter()  # by class
+        self._waiting: deque[GeneratedStream] = deque()
+        self._deferred: list[GeneratedStream] = []  # wait for a ledger that was away
+        self._runs: dict[tuple[WorkerSlot, int], GeneratedStream] = {}
+        self._numbers = itertools.count(1)
+
+    # ---- room ----
+
+    @property
+    def count(self) -> int:
+        """Streams that run or wait, or are about to."""
+        return len(self.by_id) + self._reserved.total()
+
+    @property
+    def room(self) -> int:
+        """For so many more."""
+        return max(0, self._max_streams - self.count)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether what can wait for its readers should, as others need room as well."""
+        return self.count >= self._max_streams * ROOM_SHARES[Priority.BATCH]
+
+    @contextmanager
+    def reserved(self, streams: int, priority: Priority) -> Iterator[None]:
+        """Keep room for so many new streams; raises `Overloaded` where there is none."""
+        for level in range(priority + 1):  # what is kept for more urgent ones is not for this one
+            self._require_room(streams, Priority(level))
+        self._reserved[priority.word] += streams
+        try:
+            yield
+        finally:
+            self._reserved[priority.word] -= streams
+
+    def _require_room(self, streams: int, priority: Priority) -> None:
+        """For so many more streams of this class or a less urgent one."""
+        words = {p.word for p in Priority if p >= priority}
+        count = sum(stream.recipe.priority in words for stream in self.by_id.values())
+        count += sum(self._reserved[word] for word in words)
+        limit = ceil(self._max_streams * ROOM_SHARES[priority])
+        if count + streams > limit:
+            what = "streams" if len(words) == len(Priority) else f"{priority.word} streams"
+            raise Overloaded(
+                f"{count} {what} run or wait, the limit is {limit}",
+                retry_after_ms=spread_ms(OVERLOADED_RETRY_MS, self._random),
+            )
+
+    # ---- waiting ----
+
+    def enqueue(self, stream: GeneratedStream) -> None:
+        """A stream that was not here: it waits for a worker."""
+        stream.read_s = self._metrics.clock()
+        self.by_id[stream.id] = stream
+        self._waiting.append(stream)
+        self._metrics.streams.set(len(self.by_id))
+
+    def is_waiting(self, stream: GeneratedStream) -> bool:
+        return stream in self._waiting
+
+    def withdraw(self, stream: GeneratedStream) -> None:
+        """It waits no longer."""
+        self._waiting.remove(stream)
+
+    def defer(self, stream: GeneratedStream) -> None:
+        """It is to be handed over again when the ledger is there; its epoch may have passed."""
+        stream.started, stream.epoch = True, UNKNOWN_EPOCH
+        self.take_off(stream)
+        self.by_id[stream.id] = stream
+        if stream not in self._waiting and stream not in self._deferred:
+            self._deferred.append(stream)
+
+    def resume_deferred(self) -> None:
+        self._waiting.extendleft(reversed(self._deferred))
+        self._deferred.clear()
+
+    def wait_again(self, streams: Iterable[GeneratedStream], *, last: bool = False) -> None:
+        """Those that had a run wait again, but for those that have ended since, or are deferred.
+
+        In front of those that have waited for their first token, because their readers see a
+        pause; suspects behind those that wait already, which are likelier to be innocent, and
+        all of them if they are to be `last`.
+        """
+        homeless = [s for s in streams if s.id in self.by_id and s not in self._deferred]
+        if last:
+            self._waiting.extend(homeless)
+            return
+        suspects = [stream for stream in homeless if stream.standing.group is not None]
+        others = [stream for stream in homeless if stream.standing.group is None]
+        others.sort(key=lambda stream: not stream.standing.proven)
+        self._waiting.extendleft(reversed(others))
+        self._waiting.extend(suspects)
+
+    # ---- on workers ----
+
+    def on(self, slot: WorkerSlot) -> list[GeneratedStream]:
+        return [stream for (owner, _), stream in self._runs.items() if owner is slot]
+
+    def run(self, slot: WorkerSlot, run: int) -> GeneratedStream | None:
+        """The stream of a run that is still one."""
+        return self._runs.get((slot, run))
+
+    def place(self, slots: Sequence[WorkerSlot]) -> list[Placed]:
+        """Give waiting streams, the most urgent class first, to workers that may take them."""
+        placed = []
+        company = {slot: [s.standing for s in self.on(slot)] for slot in slots}
+        for stream in sorted(self._waiting, key=_turn) if company else ():
+            slot = slot_for(stream.standing, company)
+            if slot is None:
+                continue  # a suspect: it waits, and holds nobody up
+            self._waiting.remove(stream)
+            run = stream.run = next(self._numbers)
+            stream.slot, stream.ordered = slot, False
+            stream.standing.place(retried=stream.started)
+            company[slot].append(stream.standing)
+            self._runs[slot, run] = stream
+            placed.append((stream, slot, run))
+        return placed
+
+    def take_off(self, stream: GeneratedStream) -> None:
+        """It has no run any more, if it had one."""
+        if stream.slot is not None:
+            self._runs.pop((stream.slot, stream.run), None)
+            stream.slot, stream.ordered = None, False
+
+    def forget(self, stream: GeneratedStream) -> None:
+        """It is over here, and whoever steers it is told."""
+        self.by_id.pop(stream.id, None)
+        self._metrics.streams.set(len(self.by_id))
+        self.take_off(stream)
+        stream.steering.fail(stream.not_taken())
+
+
+def _turn(stream: GeneratedStream) -> tuple[bool, Priority]:
+    """By whom a worker is given streams: suspects last."""
+    return stream.standing.group is not None, Priority.from_word(stream.recipe.priority)
