@@ -239,6 +239,32 @@ def test_who_writes_a_ledger_file_and_who_reads_it_load_different_copies_of_sqli
     assert result.returncode == 0, result.stderr
 
 
+def test_no_file_of_ours_opens_a_third_copy_of_sqlite() -> None:
+    """Tests, too, alter a file by the owner's SQLite and read it by that of the tools."""
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for folder in (*ARROWS, "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        if {name.partition(".")[0] for name in imports_of(path)} & {"aiosqlite", "sqlite3"}
+    }
+    readers = {"ledger/tools/sqlite_reader.py", "tests/ledger/tools/test_sqlite_reader.py"}
+    assert users == readers
+
+
+def test_every_module_of_ours_that_is_imported_is_there() -> None:
+    """A checker that is told to let a library's missing types pass must not let ours pass."""
+    names = {name for package in ARROWS for name in modules_of(package)}
+    for path in (path for package in ARROWS for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                assert node.module.partition(".")[0] not in ARROWS or node.module in names, path
+    mypy = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mypy"]
+    lenient = [one for one in (mypy, *mypy["overrides"]) if "ignore_missing_imports" in one]
+    excused = [name.partition(".")[0] for one in lenient for name in one["module"]]
+    assert excused
+    assert set(excused).isdisjoint({*ARROWS, "*", "tests"})
+
+
 def test_the_supervisor_side_of_the_origin_imports_with_torch_and_triton_blocked() -> None:
     supervisor = [name for name in modules_of("origin") if not name.startswith(WORKER_SIDE)]
     result = run_python(BLOCKED_IMPORT, "torch,triton", *supervisor)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, urlencode
@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, Ledger, NewStream, ObjectKey, ObjectWrite, Record
 from ledger.sqlite.disk.checksum import add_functions, restated, value_crc
+from ledger.sqlite.disk.opening import require_closed_here
 from ledger.sqlite.record import pack_batch
 from tests.ledger.backends import Backend, PostgresBackend, SqliteBackend
 
@@ -88,24 +89,24 @@ class SqlitePlace(SqliteBackend):
         self.place = folder / "ledger.db"
 
     def edit(self, sql: str, *values: object) -> None:
-        connection = sqlite3.connect(self.place)
-        try:
+        with self.opened() as connection:
             connection.execute(sql, values)
-            connection.commit()
-        finally:
-            connection.close()
+
+    @contextmanager
+    def opened(self) -> Iterator[apsw.Connection]:
+        """With the SQLite of owners, so nothing here may be reading it with another one."""
+        require_closed_here(self.place)
+        with closing(apsw.Connection(str(self.place))) as connection:
+            add_functions(connection)
+            yield connection
 
     def mark_ended(self, stream: bytes) -> None:
-        connection = apsw.Connection(str(self.place))
-        add_functions(connection)
         sql = f"UPDATE stream SET ended = 1, crc = {restated(ended='1')} WHERE id = ?"
-        connection.execute(sql, (stream,))
-        connection.close()
+        self.edit(sql, stream)
 
     def put(self, stream: bytes, index: int, frame: bytes) -> None:
-        connection = sqlite3.connect(self.place)
-        [(sid,)] = connection.execute("SELECT sid FROM stream WHERE id = ?", (stream,)).fetchall()
-        connection.close()
+        with self.opened() as connection:
+            [(sid,)] = connection.execute("SELECT sid FROM stream WHERE id = ?", (stream,))
         self.edit("INSERT INTO log VALUES (1000, ?)", pack_batch([sid], [index], [frame], [()]))
 
     def lose_some_of(self, stream: bytes) -> None:

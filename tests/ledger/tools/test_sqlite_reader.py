@@ -1,7 +1,6 @@
 """What only a file can have, and what can only happen to a file."""
 
 import shutil
-import sqlite3
 from pathlib import Path
 
 import aiosqlite
@@ -101,11 +100,8 @@ async def test_a_flipped_bit_in_a_segment_is_named_and_the_other_streams_are_rea
 
 def flip(ledger: SqlitePlace) -> None:
     """Another bit in the middle of the first segment of A."""
-    connection = sqlite3.connect(ledger.place)
-    [(blob,)] = connection.execute(
-        "SELECT records FROM segment WHERE first = 0 AND sid = 1"
-    ).fetchall()
-    connection.close()
+    with ledger.opened() as connection:
+        [(blob,)] = connection.execute("SELECT records FROM segment WHERE first = 0 AND sid = 1")
     at = len(blob) // 2
     damaged = bytes([*blob[:at], blob[at] ^ 1, *blob[at + 1 :]])
     ledger.edit("UPDATE segment SET records = ? WHERE first = 0 AND sid = 1", damaged)
@@ -136,13 +132,12 @@ async def test_what_is_yet_to_be_taken_away_is_no_damage(ledger: SqlitePlace) ->
 
 
 async def test_a_broken_page_is_named_and_does_not_stop_it(ledger: SqlitePlace) -> None:
-    connection = sqlite3.connect(ledger.place)
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    [(page,)] = connection.execute(
-        "SELECT rootpage FROM sqlite_schema WHERE name = 'object_value'"
-    ).fetchall()
-    [(size,)] = connection.execute("PRAGMA page_size").fetchall()
-    connection.close()
+    with ledger.opened() as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        [(page,)] = connection.execute(
+            "SELECT rootpage FROM sqlite_schema WHERE name = 'object_value'"
+        )
+        [(size,)] = connection.execute("PRAGMA page_size")
     with ledger.place.open("r+b") as raw:
         raw.seek((page - 1) * size)
         raw.write(b"\xff" * size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, suppress
@@ -11,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import apsw
 import pytest
 
 from ledger.errors import LedgerFailed, LedgerFull, NotFound, TooLarge
@@ -534,7 +534,7 @@ async def test_a_failing_ledger_ends_the_origin_and_shows_nothing(
 ) -> None:
     client = await house.greeted()
     await opened(client)
-    with closing(sqlite3.connect(tmp_path / "ledger.db")) as vandal:
+    with closing(apsw.Connection(str(tmp_path / "ledger.db"))) as vandal:
         vandal.execute("DROP TABLE log")
     with pytest.raises(LedgerFailed):
         await house.step(house.slot, house.slot.last[0], 0, "never shown")

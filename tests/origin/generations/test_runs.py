@@ -127,9 +127,8 @@ async def test_the_neighbours_of_a_stream_that_kills_workers_are_not_blamed(stag
         await stage.start(stream)
     for _ in range(TOGETHER_DEATHS + 1):
         await stage.ready(one)
-        assert (
-            len(stage.runs._table.on(one)) == 2
-        )  # either may be the cause, and most likely neither
+        # Either may be the cause, and most likely neither.
+        assert len(stage.runs._table.on(one)) == 2
         stage.begun(one)
         await stage.lost(one)
     for life in range(MAX_DEATHS):
