@@ -7,12 +7,7 @@ from enum import IntEnum
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from hypothesis import settings
 from hypothesis import strategies as st
-
-# How long an example takes says more of the machine's load than of the codec.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 U64_MAX = 2**64 - 1
 

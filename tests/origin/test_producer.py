@@ -271,7 +271,7 @@ OUTPUTS = st.one_of(
 
 
 @given(st.lists(OUTPUTS, max_size=8), st.integers(0, 2), st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_outputs_go_on_after_any_frame(
     said: list[Output], notices: int, data: st.DataObject
 ) -> None:

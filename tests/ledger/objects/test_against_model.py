@@ -189,6 +189,5 @@ TestObject = ObjectMachine.TestCase
 TestObject.settings = settings(
     max_examples=40,
     stateful_step_count=20,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -36,7 +36,6 @@ MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 SETTINGS = settings(
     max_examples=60,
     stateful_step_count=50,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 

@@ -101,7 +101,7 @@ def test_a_tokenizer_without_special_tokens_marks_nothing() -> None:
 pieces = st.sampled_from([END, *ROLES, "<think>", MARK, " ", "<|", "|>", "ü", "fox", "\n"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.lists(pieces, max_size=8).map("".join), min_size=1, max_size=3))
 def test_only_the_template_writes_special_tokens(contents: list[str]) -> None:
     rendered = "".join(f"<|user|>{QUOTED.mark(content).strip()}{END}" for content in contents)

@@ -74,7 +74,7 @@ def test_an_id_that_no_token_has_is_no_text() -> None:
 FALLBACK = fallback_tokenizer()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text("ab 狐é🦊", max_size=12))
 def test_bytes_to_fall_back_on_become_characters(text: str) -> None:
     ids = FALLBACK.encode(text).ids
@@ -89,7 +89,7 @@ def test_a_lone_byte_does_not_spoil_what_is_fallen_back_on_before_it() -> None:
     assert given_out == ["5", "", "\ufffd", "\ufffdA"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, TOKENIZER.get_vocab_size() - 1), max_size=30))
 def test_any_ids_give_the_text_that_decoding_them_at_once_gives(ids: list[int]) -> None:
     detokeniser = Detokeniser(VOCABULARY)

@@ -92,7 +92,7 @@ class Guesses:
     def release(self, run: int) -> None: ...
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(1, 40), st.integers(0, 99))
 def test_drafts_never_change_the_text(prompt: list[int], count: int, seed: int) -> None:
     plain, _ = decode(prompt, count, None)

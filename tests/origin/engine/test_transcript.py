@@ -87,7 +87,7 @@ FALLBACK = fallback_tokenizer()
 SPACED = [FALLBACK.get_vocab()[word] for word in ("\u2581", "a", "\u2581a", "\u2581\u2581", "é")]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text("ab é", max_size=3), st.lists(st.sampled_from(SPACED), min_size=1), st.data())
 def test_a_completion_is_what_prompt_and_tokens_decode_to_beyond_the_prompt(
     prompt: str, ids: list[int], data: st.DataObject
@@ -410,7 +410,7 @@ IDS = st.lists(st.sampled_from(PIECES), max_size=14).map(
 STOPS = st.lists(st.sampled_from(["END", "ND", "over", "xE", "\ufffd\ufffd", "狐🐻"]), max_size=3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     ids=IDS,
     orders=st.dictionaries(st.integers(0, 12), IDS.filter(bool), max_size=3),

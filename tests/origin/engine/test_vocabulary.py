@@ -43,7 +43,7 @@ def test_ids_beyond_the_tokenizer_are_empty() -> None:
     assert vocabulary.bytes_of(300) == vocabulary.text_of(300) == b""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 301), max_size=12))
 def test_the_bytes_of_any_ids_are_the_text_that_decoding_gives(ids: list[int]) -> None:
     tokenizer = train_with_added_tokens()

@@ -16,9 +16,7 @@ from origin.checkpoint.model_check import check_model
 from origin.models.tensors import checkpoint_files, read_config, read_tensors
 from tests.origin.tiny_checkpoint import Shape, config, write_checkpoint
 
-QUICK = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(max_examples=60, suppress_health_check=[*HealthCheck])
 SHAPES = {family: Shape(layers=1, ffn=64, family=family, shards=2) for family in Family}
 ROPE_KEYS = (
     "rope_type", "type", "factor", "low_freq_factor", "high_freq_factor", "beta_fast",

@@ -224,7 +224,7 @@ def crowd(
     return Simulator(arrivals, max(pages, *map(pages_of, arrivals)), Limits(running=16))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     pages=st.integers(8, 60),
     common=st.integers(1, 20),

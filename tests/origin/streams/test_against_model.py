@@ -212,7 +212,7 @@ async def play(folder: Path, steps: list[object]) -> None:
             return
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(operations)
 def test_streams_are_what_they_are_meant_to_be(steps: list[object]) -> None:
     with tempfile.TemporaryDirectory() as folder:
