@@ -1,0 +1,1 @@
+"""HTTP/3: our server over a QUIC core that can be swapped."""

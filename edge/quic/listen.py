@@ -1,0 +1,166 @@
+"""The sockets of QUIC, and the loop's part: reading, writing, one timer, and whether it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from math import inf
+from time import monotonic
+
+from edge.quic.core import Address, Cores, Datagrams
+from edge.quic.http3 import Behind
+from edge.quic.probe import PROBE_EVERY_S, Probe
+from edge.quic.server import Limits, QuicServer
+
+MAX_DATAGRAM_BYTES = 4096
+"""A datagram that is longer is no client's: a path carries 1,500 bytes."""
+DATAGRAMS_PER_TURN = 256
+"""Read before what they bring about is sent, and before others have their turn."""
+SOCKET_BUFFER_BYTES = 2 << 20
+"""Asked of the kernel, which may give less: what comes while a turn lasts has to wait there."""
+MAX_UNSENT_DATAGRAMS = 1024
+"""Kept while the kernel takes none; beyond, they are lost, as on any way."""
+TIMER_S = 0.001
+"""The shortest time that the loop can wait; its own clock, too, has no less, and QUIC needs it."""
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where to ask a socket that listens everywhere."""
+
+
+Receive = Callable[[bytes, Address], None]
+
+
+class QuicListener:
+    """Serves QUIC on bound datagram sockets between `start` and `stop`."""
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        cores: Cores,
+        behind: Behind,
+        limits: Limits | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._turn = behind.turn
+        self._ends = [SocketEnd(each) for each in sockets]
+        self._server = QuicServer(cores, behind, monotonic, self._wake_at, limits)
+        self._probes = [Probe(end.reached_at) for end in self._ends]
+        self._probing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waking_at = inf
+
+    @property
+    def answers(self) -> bool:
+        """Whether QUIC answers at every socket, as far as was asked."""
+        return all(probe.answered for probe in self._probes)
+
+    def start(self) -> None:
+        for end in self._ends:
+            end.start(partial(self._server.receive, way=end), self._turn.flush)
+        self._probing = self._loop.create_task(self._probe())
+
+    async def stop(self, patience_s: float) -> None:
+        """No new requests; wait for those under way, as long as `patience_s`; then close all."""
+        idle = asyncio.Event()
+        self._server.when_idle = idle.set
+        self._server.drain()
+        self._turn.flush()
+        if not self._server.idle:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await idle.wait()
+        self._server.close()
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        for end in self._ends:
+            end.close()
+
+    def _wake_at(self, at: float) -> None:
+        if at < self._waking_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._waking_at = at
+            # The loop's timers have milliseconds: less would be at once, and too early.
+            delay_s = max(at - monotonic(), TIMER_S)
+            self._timer = self._loop.call_later(delay_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer, self._waking_at = None, inf
+        self._server.expire()
+        self._turn.flush()
+
+    async def _probe(self) -> None:
+        while True:
+            await asyncio.sleep(PROBE_EVERY_S)
+            for probe in self._probes:
+                await probe.ask()
+
+
+class SocketEnd:
+    """One bound datagram socket: a `Way`."""
+
+    def __init__(self, bound: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = bound
+        self._unsent: deque[tuple[bytes, Address]] = deque()
+        name = bound.getsockname()
+        self.local: tuple[str, int] | None = (name[0], name[1])
+        self.reached_at = (ANY_ADDRESS.get(name[0], name[0]), name[1])
+        bound.setblocking(False)
+        for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            bound.setsockopt(socket.SOL_SOCKET, buffer, SOCKET_BUFFER_BYTES)
+
+    def start(self, receive: Receive, flush: Callable[[], None]) -> None:
+        """Give every datagram to `receive`, and call `flush` after each batch of them."""
+        self._loop.add_reader(self._socket, self._read, receive, flush)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._unsent.clear()
+        self._socket.close()
+
+    def send(self, datagrams: Datagrams) -> None:
+        if self._unsent:
+            room = MAX_UNSENT_DATAGRAMS - len(self._unsent)
+            self._unsent.extend(datagrams[:room])
+            return
+        for n, (data, address) in enumerate(datagrams):
+            try:
+                self._socket.sendto(data, address)
+            except BlockingIOError:
+                self._unsent.extend(datagrams[n:])
+                self._loop.add_writer(self._socket, self._write)
+                return
+            except OSError:
+                pass  # no way to this client: its packets are lost, and it is taken for gone
+
+    def _write(self) -> None:
+        """The kernel takes datagrams again."""
+        while self._unsent:
+            data, address = self._unsent[0]
+            try:
+                self._socket.sendto(data, address)
+            except BlockingIOError:
+                return
+            except OSError:
+                pass
+            self._unsent.popleft()
+        self._loop.remove_writer(self._socket)
+
+    def _read(self, receive: Receive, flush: Callable[[], None]) -> None:
+        for _ in range(DATAGRAMS_PER_TURN):
+            try:
+                data, address = self._socket.recvfrom(MAX_DATAGRAM_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                continue  # what a client's host has said of an earlier datagram
+            receive(data, address)
+        flush()

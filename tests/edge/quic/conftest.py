@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tailrace.certificate import CertificateFiles, development_certificate
+from tests.edge.quic.net import Net
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return development_certificate(tmp_path_factory.mktemp("certificate"), datetime.now(UTC))
+
+
+@pytest.fixture
+def net(certificate: CertificateFiles) -> Net:
+    return Net(certificate)

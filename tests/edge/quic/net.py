@@ -1,0 +1,262 @@
+"""A QUIC server and its clients in memory: real packets, no sockets, and a clock that is moved."""
+
+from __future__ import annotations
+
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aioquic.h3.connection import H3_ALPN, FrameType, H3Connection, encode_frame
+from aioquic.h3.events import DataReceived, HeadersReceived
+from aioquic.quic import events as quic
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
+from starlette.types import ASGIApp
+
+from edge.quic.aioquic_core import AioquicCores
+from edge.quic.core import Address, Datagrams
+from edge.quic.http3 import Behind
+from edge.quic.server import Limits, QuicServer
+from edge.server.application import Application
+from edge.server.outlet import Handler, Outlet, Request, Turn
+from tailrace.certificate import CertificateFiles
+
+STEP_S = 0.005
+"""What passes each time that nothing is under way and something is waited for."""
+MAX_STEPS = 4000
+
+Fields = list[tuple[bytes, bytes]]
+OPEN = b"/stream"
+"""The path whose response stays open, and is written to by the test."""
+APP = b"/app"
+"""The path that no route claims."""
+MAX_BODY_BYTES = 1 << 20
+
+
+class Streaming:
+    """The handler of one response that the test writes to."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        self.outlet = outlet
+        self.left = False
+        self.drains = 0
+
+    def drained(self) -> None:
+        self.drains += 1
+
+    def gone(self) -> None:
+        self.left = True
+
+
+class Replies:
+    """Routes: OPEN stays open, APP is the application's, else the answer is what was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.streams: list[Streaming] = []
+
+    def claims(self, request: Request) -> bool:
+        return request.path != APP
+
+    def serve(self, request: Request, outlet: Outlet) -> Handler | None:
+        self.requests.append(request)
+        outlet.start(200, [(b"content-type", b"text/plain")])
+        if request.path == OPEN:
+            self.streams.append(Streaming(outlet))
+            return self.streams[-1]
+        outlet.write(b"%s %s %d" % (request.method.encode(), request.path, len(request.body)))
+        outlet.end()
+        return Streaming(outlet)
+
+
+class Net:
+    """The server, the way to it, and the time."""
+
+    local: tuple[str, int] | None = ("127.0.0.1", 443)
+    server_address = ("127.0.0.1", 443)
+
+    def __init__(
+        self, files: CertificateFiles, limits: Limits | None = None, app: ASGIApp | None = None
+    ) -> None:
+        self.files = files
+        self.now = 100.0
+        self.routes = Replies()
+        self.turn = Turn()
+        self.lost: Callable[[bytes], bool] = lambda _datagram: False  # on the way to clients
+        self.sent = 0  # datagrams of the server
+        application = Application(app or _no_app, self.turn)
+        behind = Behind(self.turn, self.routes, application, list, MAX_BODY_BYTES)
+        self.clients: list[Client] = []
+        self.strays: list[tuple[bytes, Address]] = []  # for nobody
+        self._to_clients: deque[tuple[bytes, Address]] = deque()
+        cores = AioquicCores(files.certificate, files.key)
+        self.server = QuicServer(cores, behind, lambda: self.now, lambda _at: None, limits)
+
+    def send(self, datagrams: Datagrams) -> None:
+        self.sent += len(datagrams)
+        self._to_clients.extend(each for each in datagrams if not self.lost(each[0]))
+
+    def receive(self, datagram: bytes, address: Address) -> None:
+        self.server.receive(datagram, address, self)
+        self.turn.flush()
+
+    def client(self, **options: Any) -> Client:
+        """One that is connected."""
+        client = Client(self, **options)
+        self.until(lambda: client.connected)
+        return client
+
+    def settle(self) -> None:
+        """Carry what there is to carry, without the time passing."""
+        self.turn.flush()
+        moved = True
+        while moved:
+            moved = False
+            for client in self.clients:
+                for data, _ in client.quic.datagrams_to_send(self.now):
+                    moved = True
+                    self.receive(data, client.address)
+            while self._to_clients:
+                moved = True
+                data, address = self._to_clients.popleft()
+                to = next((c for c in self.clients if c.address == address), None)
+                if to is None or to.silent:
+                    self.strays.append((data, address))
+                else:
+                    to.receive(data)
+
+    def pass_time(self, seconds: float = STEP_S) -> None:
+        """Let it pass in small steps, as QUIC needs them."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + STEP_S)
+            self.server.expire()
+            for client in self.clients:
+                at = client.quic.get_timer()
+                if at is not None and at <= self.now and not client.silent:
+                    client.quic.handle_timer(self.now)
+                    client.take_events()
+            self.settle()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Let time pass until it holds."""
+        self.settle()
+        for _ in range(MAX_STEPS):
+            if condition():
+                return
+            self.pass_time()
+        raise AssertionError("it did not come to that")
+
+
+class Client:
+    """A client of aioquic's; what it got is in `answers`, by stream."""
+
+    def __init__(self, net: Net, host: str = "127.0.0.1", **options: Any) -> None:
+        self.net = net
+        self.address = (host, 40_000 + len(net.clients))
+        self.connected = False
+        self.silent = False  # takes nothing, and says nothing of its own accord
+        self.ended_with: int | None = None
+        self.statuses: dict[int, int] = {}
+        self.headers: dict[int, Fields] = {}
+        self.bodies: dict[int, bytes] = {}
+        self.whole: set[int] = set()
+        self.reset: dict[int, int] = {}
+        self.stopped: dict[int, int] = {}
+        self.raw: dict[int, bytes] = {}
+        self.tickets: list[Any] = []
+        configuration = QuicConfiguration(
+            is_client=True, alpn_protocols=H3_ALPN, server_name="localhost", **options
+        )
+        configuration.load_verify_locations(str(net.files.certificate))
+        configuration.verify_mode = ssl.CERT_REQUIRED
+        self.quic = QuicConnection(
+            configuration=configuration, session_ticket_handler=self.tickets.append
+        )
+        self.http3: H3Connection = H3Connection(self.quic)
+        net.clients.append(self)
+        self.quic.connect(net.server_address, now=net.now)
+
+    def receive(self, datagram: bytes) -> None:
+        self.quic.receive_datagram(datagram, self.net.server_address, self.net.now)
+        self.take_events()
+
+    def take_events(self) -> None:
+        while (event := self.quic.next_event()) is not None:
+            if isinstance(event, quic.HandshakeCompleted):
+                self.connected = True
+            elif isinstance(event, quic.ConnectionTerminated):
+                self.ended_with = event.error_code
+            elif isinstance(event, quic.StreamReset):
+                self.reset[event.stream_id] = event.error_code
+            elif isinstance(event, quic.StopSendingReceived):
+                self.stopped[event.stream_id] = event.error_code
+            elif isinstance(event, quic.StreamDataReceived):
+                self.raw[event.stream_id] = self.raw.get(event.stream_id, b"") + event.data
+            for answer in self.http3.handle_event(event):
+                if isinstance(answer, HeadersReceived):
+                    self.headers[answer.stream_id] = list(answer.headers)
+                    self.statuses[answer.stream_id] = int(dict(answer.headers)[b":status"])
+                    self.bodies.setdefault(answer.stream_id, b"")
+                elif isinstance(answer, DataReceived):
+                    self.bodies[answer.stream_id] += answer.data
+                if isinstance(answer, HeadersReceived | DataReceived) and answer.stream_ended:
+                    self.whole.add(answer.stream_id)
+
+    # ---- requests ----
+
+    def ask(
+        self,
+        path: bytes,
+        method: bytes = b"GET",
+        fields: Sequence[tuple[bytes, bytes]] = (),
+        body: bytes | None = None,
+    ) -> int:
+        """Send a request; gives its stream."""
+        stream = self.quic.get_next_available_stream_id()
+        self.http3.send_headers(stream, head(path, method, fields), end_stream=body is None)
+        if body is not None:
+            self.http3.send_data(stream, body, end_stream=True)
+        return stream
+
+    def get(self, path: bytes) -> bytes:
+        """The body of an answer."""
+        stream = self.ask(path)
+        self.net.until(lambda: stream in self.whole)
+        return self.bodies[stream]
+
+    def open(self) -> tuple[int, Streaming]:
+        """A response that stays open, and its handler at the server."""
+        before = len(self.net.routes.streams)
+        stream = self.ask(OPEN)
+        self.net.until(lambda: stream in self.statuses)
+        assert len(self.net.routes.streams) == before + 1
+        return stream, self.net.routes.streams[-1]
+
+    # ---- what no well-behaved client sends ----
+
+    def fields(self, stream: int, fields: Fields) -> bytes:
+        """A HEADERS frame of whatever fields, encoded without looking at them."""
+        return encode_frame(FrameType.HEADERS, self.http3._encode_headers(stream, fields))
+
+    def send_raw(self, data: bytes, end: bool = False, stream: int | None = None) -> int:
+        """Bytes on a request stream, of a new one unless it is given."""
+        if stream is None:
+            stream = self.quic.get_next_available_stream_id()
+        self.quic.send_stream_data(stream, data, end)
+        return stream
+
+
+def head(path: bytes, method: bytes = b"GET", fields: Sequence[tuple[bytes, bytes]] = ()) -> Fields:
+    return [
+        (b":method", method),
+        (b":scheme", b"https"),
+        (b":authority", b"localhost"),
+        (b":path", path),
+        *fields,
+    ]
+
+
+async def _no_app(*_arguments: object) -> None:
+    raise AssertionError("every request is claimed by a route here")
