@@ -33,7 +33,7 @@ ARROWS = {
 SANS_IO = (
     "edge/access/[!_mo]*.py",  # but the middleware, and what asks for open files
     *("edge/origins/relay.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),
-    *("edge/server/deadlines.py", "edge/server/http1.py"),
+    *("edge/server/deadlines.py", "edge/server/http1.py", "edge/server/http2_core.py"),
     *("ledger/frame.py", "ledger/window.py", "ledger/wire/*.py"),
     *("ledger/sqlite/record.py", "ledger/sqlite/room.py", "ledger/sqlite/tail.py"),
     *("origin/engine/*.py", "origin/scheduler/*.py", "origin/streams/append.py"),
