@@ -25,12 +25,14 @@ from edge.errors import (
     tailrace_error,
 )
 from edge.origins.link import Link
+from edge.quic.listen import QuicListener
 from edge.ws import sessions
 from ledger.errors import TailraceError
 from ledger.frame import SCHEMA_HASH, STREAM_PATH, Heartbeat
 from ledger.version import tailrace_version
 
 NO_STORE = {"Cache-Control": "no-store"}
+HTTP3_IS_SILENT = "nothing answers HTTP/3 at this edge's own address"
 
 
 def create_app(link: Link, config: EdgeConfig) -> Starlette:
@@ -70,6 +72,7 @@ def create_app(link: Link, config: EdgeConfig) -> Starlette:
     )
     app.state.link = link
     app.state.config = config
+    app.state.quic = None  # unless HTTP/3 is served
     return app
 
 
@@ -81,7 +84,9 @@ async def healthz(_request: Request) -> Response:
 async def readyz(request: Request) -> Response:
     """GET /readyz: 200 while the origin takes requests, else 503 with the reasons."""
     link: Link = request.app.state.link
-    status, fields = readiness(link.heartbeat, link.address)
+    quic: QuicListener | None = request.app.state.quic
+    answers = quic is None or quic.answers
+    status, fields = readiness(link.heartbeat, link.address, http3_answers=answers)
     return JSONResponse(fields, status, NO_STORE)
 
 
@@ -91,13 +96,16 @@ async def version(_request: Request) -> Response:
     return JSONResponse(fields, headers=NO_STORE)
 
 
-def readiness(heartbeat: Heartbeat, origin: str) -> tuple[int, dict[str, object]]:
+def readiness(
+    heartbeat: Heartbeat, origin: str, *, http3_answers: bool = True
+) -> tuple[int, dict[str, object]]:
     """The status and document of /readyz."""
+    ready = heartbeat.ready and http3_answers
     fields = {
-        "ready": heartbeat.ready,
-        "reasons": list(heartbeat.reasons),
+        "ready": ready,
+        "reasons": [*heartbeat.reasons, *([] if http3_answers else [HTTP3_IS_SILENT])],
         "models": list(heartbeat.models),
         "devices": list(heartbeat.devices),
         "origin": origin,
     }
-    return 200 if heartbeat.ready else 503, fields
+    return 200 if ready else 503, fields

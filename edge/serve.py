@@ -46,7 +46,6 @@ def run(config: EdgeConfig) -> None:
     configure_logging(config.log_level)
     refuse_compression()
     open_files = _take_files(config)
-    logging.getLogger("quic").setLevel(logging.WARNING)  # aioquic: lines per connection
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config, open_files))
 
@@ -58,19 +57,24 @@ async def serve(config: EdgeConfig, open_files: int) -> None:
     tls = _certificate(config, server)
     sockets = Sockets.bound(config)
     server.alt_svc_headers = alt_svc(sockets.quic)
-    rest = Rest(create_app(link, config), server)
+    app = create_app(link, config)
+    rest = Rest(app, server)
     deadlines = Deadlines(asyncio.get_running_loop().time)
     shared = Shared(
         config, link, rest, Routes(), deadlines, Turn(), connection_limits(config, open_files)
     )
     look_less_often()
-    async with rest.running(), listening(sockets, shared, tls):
+    async with rest.running(), listening(sockets, shared, tls) as quic:
+        app.state.quic = quic
         await stopped.wait()
         log.info("shutting down")
         link.refuse_all(
             Unavailable("this edge is shutting down", hint="resume on another, or here again")
         )
-        await drained(shared, GRACEFUL_TIMEOUT_S)
+        await asyncio.gather(
+            drained(shared, GRACEFUL_TIMEOUT_S),
+            *([quic.stop(GRACEFUL_TIMEOUT_S)] if quic is not None else []),
+        )
 
 
 async def drained(shared: Shared, patience_s: float) -> None:

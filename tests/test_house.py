@@ -33,6 +33,8 @@ ARROWS = {
 SANS_IO = (
     "edge/access/[!_mo]*.py",  # but the middleware, and what asks for open files
     *("edge/origins/relay.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),
+    *("edge/quic/core.py", "edge/quic/aioquic_core.py", "edge/quic/http3.py"),
+    *("edge/quic/server.py", "edge/quic/timers.py"),
     *("edge/server/deadlines.py", "edge/server/http1.py", "edge/server/http2_core.py"),
     *("ledger/frame.py", "ledger/window.py", "ledger/wire/*.py"),
     *("ledger/sqlite/record.py", "ledger/sqlite/room.py", "ledger/sqlite/tail.py"),

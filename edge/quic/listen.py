@@ -11,10 +11,11 @@ from functools import partial
 from math import inf
 from time import monotonic
 
+from edge.access.connections import ConnectionLimits
 from edge.quic.core import Address, Cores, Datagrams
 from edge.quic.http3 import Behind
 from edge.quic.probe import PROBE_EVERY_S, Probe
-from edge.quic.server import Limits, QuicServer
+from edge.quic.server import QuicServer
 
 MAX_DATAGRAM_BYTES = 4096
 """A datagram that is longer is no client's: a path carries 1,500 bytes."""
@@ -41,7 +42,7 @@ class QuicListener:
         sockets: Sequence[socket.socket],
         cores: Cores,
         behind: Behind,
-        limits: Limits | None = None,
+        limits: ConnectionLimits,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._turn = behind.turn
@@ -51,6 +52,7 @@ class QuicListener:
         self._probing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waking_at = inf
+        self._stopped = False
 
     @property
     def answers(self) -> bool:
@@ -64,6 +66,9 @@ class QuicListener:
 
     async def stop(self, patience_s: float) -> None:
         """No new requests; wait for those under way, as long as `patience_s`; then close all."""
+        if self._stopped:
+            return
+        self._stopped = True
         idle = asyncio.Event()
         self._server.when_idle = idle.set
         self._server.drain()

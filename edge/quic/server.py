@@ -7,15 +7,13 @@ whatever its core raises ends it, and it alone.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from ipaddress import ip_address
 from math import inf
 from typing import Protocol
 
 import structlog
 
+from edge.access.connections import ConnectionLimits
 from edge.quic.core import (
     Address,
     Code,
@@ -32,22 +30,12 @@ from edge.quic.http3 import Behind, Http3
 from edge.quic.timers import Timer, Timers
 
 HANDSHAKE_TIMEOUT_S = 10.0
-MAX_CONNECTIONS = 4096
-MAX_CONNECTIONS_PER_ADDRESS = 256
-"""Of an IPv4 address, or of the /64 of an IPv6 one."""
 RETRY_FROM_HANDSHAKES = 64
 """While so many handshakes are under way a client has to show first that it is where it says."""
 FAULT_LINE_EVERY_S = 1.0
 """At most so often is a fault logged with its traceback: a client may cause it again and again."""
 
 log = structlog.get_logger("tailrace.edge")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    connections: int = MAX_CONNECTIONS
-    per_address: int = MAX_CONNECTIONS_PER_ADDRESS
-    retry_from: int = RETRY_FROM_HANDSHAKES
 
 
 class Way(Protocol):
@@ -72,10 +60,9 @@ class Connection:
         self.established = False
         self.handshake_until = now + HANDSHAKE_TIMEOUT_S
         self.over = False
-        self.client = client_of(address)
+        self.peer = (address[0], address[1])
         self._server = server
-        peer = (address[0], address[1])
-        self.http3 = Http3(core, server.behind, peer, way.local, self.touch)
+        self.http3 = Http3(core, server.behind, self.peer, way.local, self.touch)
 
     def touch(self) -> None:
         if not self.over:
@@ -94,7 +81,8 @@ class QuicServer:
         behind: Behind,
         clock_s: Callable[[], float],
         wake_at: Callable[[float], None],
-        limits: Limits | None = None,
+        limits: ConnectionLimits,
+        retry_from: int = RETRY_FROM_HANDSHAKES,
     ) -> None:
         """`wake_at` is told when `expire` is to be called; the earliest counts."""
         self.cores = cores
@@ -102,11 +90,11 @@ class QuicServer:
         self.when_idle: Callable[[], None] = lambda: None  # while draining: nothing is left
         self._clock_s = clock_s
         self._wake_at = wake_at
-        self._limits = limits or Limits()
+        self._limits = limits
+        self._retry_from = retry_from
         self._timers: Timers[Connection] = Timers()
         self._by_cid: dict[bytes, Connection] = {}
         self._connections: dict[Connection, None] = {}
-        self._by_client: Counter[str] = Counter()
         self._handshakes = 0
         self._draining = False
         self.faults = 0  # of ours: connections that ended by what their core raised
@@ -213,20 +201,13 @@ class QuicServer:
             original = self.cores.retried(stray, address, now)
         if original is None:
             way.send([(self.cores.refusal(stray, bad_token=True), address)])
-        elif self._full(address):
-            way.send([(self.cores.refusal(stray, bad_token=False), address)])
-        elif self._handshakes >= self._limits.retry_from and not stray.token:
+        elif self._handshakes >= self._retry_from and not stray.token and not self._draining:
             way.send([(self.cores.retry(stray, address, now), address)])
+        elif self._draining or not self._limits.admit(address[0]):
+            way.send([(self.cores.refusal(stray, bad_token=False), address)])
         else:
             return self._accept(stray, original, address, way, now)
         return None
-
-    def _full(self, address: Address) -> bool:
-        return (
-            self._draining
-            or len(self._connections) >= self._limits.connections
-            or self._by_client[client_of(address)] >= self._limits.per_address
-        )
 
     def _accept(
         self, stray: Stray, original: bytes, address: Address, way: Way, now: float
@@ -237,7 +218,6 @@ class QuicServer:
         for cid in connection.cids:
             self._by_cid[cid] = connection
         self._connections[connection] = None
-        self._by_client[connection.client] += 1
         self._handshakes += 1
         return connection
 
@@ -269,9 +249,7 @@ class QuicServer:
             return
         connection.over = True
         del self._connections[connection]
-        self._by_client[connection.client] -= 1
-        if not self._by_client[connection.client]:
-            del self._by_client[connection.client]
+        self._limits.release(connection.peer[0])
         if not connection.established:
             self._handshakes -= 1
         for cid in connection.cids:
@@ -292,13 +270,3 @@ class QuicServer:
                 self._fault_at = now
                 log.exception("quic connection failed")
             self._drop(connection)
-
-
-def client_of(address: Address) -> str:
-    """Whose connections are counted together: an IPv4 address, or the /64 of an IPv6 one."""
-    host = ip_address(address[0].partition("%")[0])
-    if host.version == 4:
-        return str(host)
-    if host.ipv4_mapped is not None:
-        return str(host.ipv4_mapped)
-    return host.packed[:8].hex()

@@ -10,11 +10,13 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import NamedTuple, Self
 
 import structlog
-from hypercorn.asyncio.udp_server import UDPServer
 from hypercorn.config import Config
 from hypercorn.utils import repr_socket_addr
 
 from edge.config import EdgeConfig
+from edge.quic.aioquic_core import AioquicCores
+from edge.quic.http3 import Behind
+from edge.quic.listen import QuicListener
 from edge.server.connection import Connection
 from edge.server.deadlines import SLOT_S
 from edge.server.wire import Shared
@@ -89,11 +91,15 @@ def _bound_what_waits(listener: socket.socket) -> None:
 @asynccontextmanager
 async def listening(
     sockets: Sockets, shared: Shared, tls: Callable[[], ssl.SSLContext] | None
-) -> AsyncIterator[None]:
-    """Accept connections while the block runs; `tls` gives the certificate of the moment."""
+) -> AsyncIterator[QuicListener | None]:
+    """Accept connections while the block runs; `tls` gives the certificate of the moment.
+
+    What serves QUIC is given to the block, which may stop it before; None where nothing does.
+    """
     loop = asyncio.get_running_loop()
     turning = loop.create_task(_turn(shared))
     servers: list[asyncio.Server] = []
+    quic: QuicListener | None = None
     try:
         for each in sockets.plain:
             servers.append(await _listen(each, lambda: Connection(shared, None)))
@@ -102,13 +108,14 @@ async def listening(
             assert tls is not None
             servers.append(await _listen(each, lambda: Connection(shared, tls())))
             log.info("Running on https://" + _name(each))
-        for each in sockets.quic:
-            await _listen_quic(each, shared)
-            log.info("Running on https://" + _name(each) + " (QUIC)")
-        yield
+        quic = _listen_quic(sockets.quic, shared) if sockets.quic else None
+        yield quic
     finally:
         for server in servers:
             server.close()
+        if quic is not None:
+            await quic.stop(0)
+        await shared.application.ended(0)
         turning.cancel()
         await asyncio.gather(turning, return_exceptions=True)
 
@@ -118,13 +125,23 @@ async def _listen(bound: socket.socket, make: Callable[[], Connection]) -> async
     return await loop.create_server(make, sock=bound, backlog=LISTEN_BACKLOG)
 
 
-async def _listen_quic(bound: socket.socket, shared: Shared) -> None:
-    loop = asyncio.get_running_loop()
-    rest = shared.rest
-    _, protocol = await loop.create_datagram_endpoint(
-        lambda: UDPServer(rest.app, loop, rest.config, rest.context, rest.state), sock=bound
+def _listen_quic(bound: Sequence[socket.socket], shared: Shared) -> QuicListener:
+    config = shared.config
+    assert config.certificate is not None and config.key is not None  # or nothing was bound
+    behind = Behind(
+        shared.turn,
+        shared.routes,
+        shared.application,
+        shared.rest.headers,
+        config.max_body_bytes,
     )
-    rest.spawn(protocol.run())
+    listener = QuicListener(
+        bound, AioquicCores(config.certificate, config.key), behind, shared.limits
+    )
+    listener.start()
+    for each in bound:
+        log.info("Running on https://" + _name(each) + " (QUIC)")
+    return listener
 
 
 async def _turn(shared: Shared) -> None:

@@ -39,6 +39,7 @@ class Rest:
 
     def __init__(self, app: ASGIApp, config: Config) -> None:
         self.config = config
+        self.asgi = app
         self.app = ASGIWrapper(cast(Any, app))
         self.context = WorkerContext(None)
         self.state = LifespanState({})

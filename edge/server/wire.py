@@ -9,6 +9,7 @@ from typing import Protocol
 from edge.access.connections import ConnectionLimits
 from edge.config import EdgeConfig
 from edge.origins.link import Link
+from edge.server.application import Application
 from edge.server.deadlines import Deadlines
 from edge.server.outlet import Routes, Turn
 from edge.server.rest import Rest
@@ -93,3 +94,9 @@ class Shared:
     turn: Turn
     limits: ConnectionLimits
     connections: Connections = field(default_factory=Connections)
+    application: Application = field(init=False)
+    """For HTTP/2 and HTTP/3."""
+
+    def __post_init__(self) -> None:
+        application = Application(self.rest.asgi, self.turn, state=self.rest.state)
+        object.__setattr__(self, "application", application)

@@ -14,10 +14,11 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from starlette.types import ASGIApp
 
+from edge.access.connections import ConnectionLimits
 from edge.quic.aioquic_core import AioquicCores
 from edge.quic.core import Address, Datagrams
 from edge.quic.http3 import Behind
-from edge.quic.server import Limits, QuicServer
+from edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
 from edge.server.application import Application
 from edge.server.outlet import Handler, Outlet, Request, Turn
 from tailrace.certificate import CertificateFiles
@@ -77,7 +78,11 @@ class Net:
     server_address = ("127.0.0.1", 443)
 
     def __init__(
-        self, files: CertificateFiles, limits: Limits | None = None, app: ASGIApp | None = None
+        self,
+        files: CertificateFiles,
+        limits: ConnectionLimits | None = None,
+        app: ASGIApp | None = None,
+        retry_from: int = RETRY_FROM_HANDSHAKES,
     ) -> None:
         self.files = files
         self.now = 100.0
@@ -91,7 +96,14 @@ class Net:
         self.strays: list[tuple[bytes, Address]] = []  # for nobody
         self._to_clients: deque[tuple[bytes, Address]] = deque()
         cores = AioquicCores(files.certificate, files.key)
-        self.server = QuicServer(cores, behind, lambda: self.now, lambda _at: None, limits)
+        self.server = QuicServer(
+            cores,
+            behind,
+            lambda: self.now,
+            lambda _at: None,
+            limits or ConnectionLimits(10_000, 10_000),
+            retry_from,
+        )
 
     def send(self, datagrams: Datagrams) -> None:
         self.sent += len(datagrams)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from edge.access.connections import ConnectionLimits
 from edge.quic.core import Code
-from edge.quic.server import HANDSHAKE_TIMEOUT_S, Limits
+from edge.quic.server import HANDSHAKE_TIMEOUT_S
 from tailrace.certificate import CertificateFiles
 from tests.edge.quic.net import Client, Net
 
@@ -47,7 +48,7 @@ def test_a_handshake_that_does_not_go_on_is_forgotten(net: Net) -> None:
 
 
 def test_under_load_a_client_has_to_show_where_it_is(certificate: CertificateFiles) -> None:
-    net = Net(certificate, Limits(retry_from=3))
+    net = Net(certificate, retry_from=3)
     hanging = [Client(net) for _ in range(3)]
     for client in hanging:
         for data, _ in client.quic.datagrams_to_send(net.now):
@@ -66,7 +67,7 @@ def test_under_load_a_client_has_to_show_where_it_is(certificate: CertificateFil
 def test_an_address_has_so_many_connections_and_others_are_not_kept_out(
     certificate: CertificateFiles,
 ) -> None:
-    net = Net(certificate, Limits(connections=3, per_address=2))
+    net = Net(certificate, ConnectionLimits(3, 2))
     assert [net.client().connected for _ in range(2)] == [True, True]
     third = Client(net)
     net.until(lambda: third.ended_with is not None)
