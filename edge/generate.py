@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from secrets import token_hex
 
 from starlette.requests import Request
@@ -21,7 +22,7 @@ from edge.parameters import (
     parse_stream_id,
     read_body,
 )
-from edge.reader import WINDOW_FRAMES, Reader
+from edge.reader import WINDOW_BYTES, WINDOW_FRAMES, Reader
 from edge.request import parse_generate, parse_steer
 from ledger.frame import Cancel, Open, Opened, Resume, Sibling, Status, Steer, tag_of
 from ledger.tasks import together
@@ -48,6 +49,7 @@ async def start(request: Request) -> Response:
     config: EdgeConfig = request.app.state.config
     body = await read_body(request, config.max_body_bytes)
     wanted = parse_generate(body, idempotency_key=key, credit=WINDOW_FRAMES)
+    wanted = replace(wanted, credit_bytes=WINDOW_BYTES)
     return await _stream(request, view, wanted)
 
 
@@ -61,6 +63,7 @@ async def read(request: Request) -> Response:
         token=request.headers.get("Tailrace-Token"),
         follow=view is not View.JSON,
         credit=WINDOW_FRAMES,
+        credit_bytes=WINDOW_BYTES,
     )
     return await _stream(request, view, wanted)
 
@@ -153,7 +156,12 @@ async def _document(reader: Reader, wanted: Open | Resume, opened: Opened) -> di
 async def _sibling(link: Link, sibling: Sibling) -> Collected:
     reader = Reader(link)
     try:
-        wanted = Resume(sibling.stream, token=sibling.token or None, credit=WINDOW_FRAMES)
+        wanted = Resume(
+            sibling.stream,
+            token=sibling.token or None,
+            credit=WINDOW_FRAMES,
+            credit_bytes=WINDOW_BYTES,
+        )
         await reader.open(wanted)
         return await collect(reader)
     finally:

@@ -37,8 +37,12 @@ from ledger.window import Window
 
 WINDOW_FRAMES = 256
 """Frames in flight per response; the `credit` that its Open or Resume must carry."""
+WINDOW_BYTES = 16 << 10
+"""Bytes of frames in flight per response; its `credit_bytes`. One frame may exceed them."""
 WINDOW_BODIES = 16
 """Body frames in flight per response, of at most 64 KiB each; the credit of its Call."""
+WINDOW_BODY_BYTES = 128 << 10
+"""Bytes of them."""
 CORR = 0
 """One HTTP request, one corr: nothing else rides on this sink."""
 
@@ -60,6 +64,7 @@ class Reader:
         self._queue: list[bytes] = []
         self._filled = asyncio.Event()
         self._window = Window(0, 0)
+        self._most_bytes = 0
 
     def deliver(self, raw: bytes) -> None:
         self._queue.append(raw)
@@ -78,7 +83,10 @@ class Reader:
 
     async def open(self, request: Open | Resume) -> Opened:
         """The stream's frames follow."""
-        self._window = Window(request.start, request.start + request.credit, WINDOW_FRAMES)
+        self._window = Window.starting(
+            request.start, request.credit, WINDOW_FRAMES, request.credit_bytes
+        )
+        self._most_bytes = WINDOW_BYTES
         return await self._ask(encode(request, CORR), Opened)
 
     async def ask(self, request: Cancel | Steer) -> Status:
@@ -94,7 +102,8 @@ class Reader:
                 status=431,
                 hint=f"at most {MAX_CALL_HEAD_BYTES} bytes with the URL",
             )
-        self._window = Window(0, call.credit, WINDOW_BODIES)
+        self._window = Window.starting(0, call.credit, WINDOW_BODIES, call.credit_bytes)
+        self._most_bytes = WINDOW_BODY_BYTES
         return await self._ask(raw, Answer)
 
     async def _ask(self, raw: bytes, kind: type[A]) -> A:
@@ -133,7 +142,7 @@ class Reader:
         frames, self._queue = self._queue, []
         self._settle()
         # All of them are logged, but for one that closes the stream: no credit follows it.
-        self._window.next += len(frames)
+        self._window.passed(len(frames), sum(map(len, frames)))
         return frames
 
     async def take_piece(self) -> Piece:
@@ -145,7 +154,7 @@ class Reader:
             _, frame = decode(self._queue[0])
             if isinstance(frame, Body):
                 parts.append(frame.data)
-                self._window.next += 1
+                self._window.passed(1, len(self._queue[0]))
             elif isinstance(frame, BodyEnd):
                 return Piece(b"".join(parts), ended=True)
             elif parts:
@@ -158,8 +167,9 @@ class Reader:
         return Piece(b"".join(parts), ended=False)
 
     def _renew_credit(self) -> None:
-        if (limit := self._window.renew()) is not None:
-            self.link.submit(self, encode(Credit(limit), CORR))
+        if self._window.renew(self._most_bytes):
+            credit = Credit(self._window.limit, self._window.limit_bytes)
+            self.link.submit(self, encode(credit, CORR))
 
     def _settle(self) -> None:
         if not self._queue:

@@ -20,7 +20,7 @@ from edge.attend import attended
 from edge.body import StreamedBody, answer_of
 from edge.config import EdgeConfig
 from edge.parameters import read_body
-from edge.reader import WINDOW_BODIES, Reader
+from edge.reader import WINDOW_BODIES, WINDOW_BODY_BYTES, Reader
 from ledger.errors import CallerError, NotFound
 from ledger.frame import RESERVED_NAME, SAFE_METHODS, STREAM_PATH, Call, Header
 from ledger.objects.object import MAX_KEY_CHARS
@@ -66,6 +66,7 @@ async def _call(request: Request, limit_bytes: int) -> Call:
         # Content of a GET or HEAD means nothing (RFC 9110, 9.3.1).
         body=b"" if request.method in SAFE_METHODS else body,
         credit=WINDOW_BODIES,
+        credit_bytes=WINDOW_BODY_BYTES,
     )
 
 

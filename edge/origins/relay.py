@@ -12,7 +12,7 @@ pause. Only then is the request that a route holds on to decoded.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
 from random import Random
@@ -87,6 +87,8 @@ class Route:
     sent: bool = False  # the request has been on a link
     opened: bytes | None = None
     passed: int = 0  # logged frames
+    passed_bytes: int = 0  # of them
+    passed_before: int = 0  # bytes that had passed when it was asked for again
     credit: bytes | None = None
     renewed: bool = False  # asked for again; frames that have passed may come once more
     tokenless: bool = False  # its token has lost its worth since the stream was opened
@@ -177,6 +179,7 @@ class Relay:
                         continue
                     route.renewed = False
                 route.passed += 1
+                route.passed_bytes += len(raw)
             elif tag == Opened.tag:
                 if route.opened is not None:
                     continue  # the answer to a renewal: the client has had its own
@@ -260,7 +263,7 @@ class Relay:
             return  # the stream has closed while the credit was on its way
         route.credit = with_corr(raw, route.link_corr)
         if self.state is LinkState.UP:
-            self._to_send.append(route.credit)
+            self._to_send.append(credit_on_link(route))
 
     def _detach(self, route: Route | None) -> None:
         if route is None:
@@ -330,6 +333,7 @@ class Relay:
         route.deadline = None
         if route.opened is not None:
             route.renewed = True
+            route.passed_before = route.passed_bytes
             self._to_send.append(encode(renewal(route), route.link_corr))
         else:
             self._to_send.append(route.request)
@@ -402,17 +406,32 @@ def has_passed(route: Route, raw: bytes) -> bool:
     return index_of(raw) < request.start + route.passed
 
 
+def credit_on_link(route: Route) -> bytes:
+    """The route's last Credit: its bytes count from the client's request, those of a link from the
+    request on that link."""
+    assert route.credit is not None
+    if not route.passed_before:
+        return route.credit
+    corr, credit = decode(route.credit)
+    assert isinstance(credit, Credit)
+    if credit.bytes is None:
+        return route.credit
+    return encode(replace(credit, bytes=max(0, credit.bytes - route.passed_before)), corr)
+
+
 def renewal(route: Route) -> Resume:
     """The Resume that continues an opened route, with the credit that is still unused."""
     _, request = decode(route.request)
     _, opened = decode(route.opened or b"")
     assert isinstance(request, Open | Resume) and isinstance(opened, Opened)
     next_index = request.start + route.passed
-    limit = request.start + request.credit
+    limit, limit_bytes = request.start + request.credit, request.credit_bytes
     if route.credit is not None:
         _, credit = decode(route.credit)
         assert isinstance(credit, Credit)
         limit = max(limit, credit.limit)
+        if credit.bytes is not None:
+            limit_bytes = max(limit_bytes or 0, credit.bytes)
     token = (request.token if isinstance(request, Resume) else None) or opened.token or None
     return Resume(
         stream=opened.stream,
@@ -420,5 +439,6 @@ def renewal(route: Route) -> Resume:
         token=None if route.tokenless else token,
         follow=request.follow if isinstance(request, Resume) else True,
         credit=max(0, limit - next_index),
+        credit_bytes=None if limit_bytes is None else max(0, limit_bytes - route.passed_bytes),
         caller=request.caller,
     )

@@ -36,7 +36,7 @@ from ledger.wire.codec import F, Tagged, framed
 
 # The first 8 bytes of SHA-256 over the canonical text of ledger/wire/tailrace.bare. A constant,
 # so that a running process needs no schema file; a test holds it to the file.
-SCHEMA_HASH = bytes.fromhex("8fc46b2bcce3eaed")
+SCHEMA_HASH = bytes.fromhex("443fb99751f20f92")
 STREAM_ID_BYTES = 16
 MAX_IDEMPOTENCY_KEY_CHARS = 255
 MAX_MESSAGES = 1024
@@ -417,6 +417,7 @@ class Open(Frame):
     idempotency_key: str | None = None
     credit: Uint = 0
     caller: Caller | None = None
+    credit_bytes: Uint | None = None
 
 
 @frame(17)
@@ -429,6 +430,7 @@ class Resume(Frame):
     follow: bool = True
     credit: Uint = 0
     caller: Caller | None = None
+    credit_bytes: Uint | None = None
 
     @property
     def start(self) -> int:
@@ -438,7 +440,11 @@ class Resume(Frame):
 
 @frame(18)
 class Credit(Frame):
+    """What may be sent on this corr: frames with an index below `limit`, and while those that
+    were sent on it have fewer than `bytes` bytes together."""
+
     limit: Uint
+    bytes: Uint | None = None
 
 
 @frame(19)
@@ -476,7 +482,8 @@ SAFE_METHODS = ("GET", "HEAD")
 class Call(Frame):
     """An HTTP request, whole, for the object of class `object` called `name`.
 
-    `url` is absolute, as the client sent it; `credit` counts Body frames.
+    `url` is absolute, as the client sent it; `credit` counts Body frames,
+    `credit_bytes` their bytes.
     """
 
     object: str
@@ -487,6 +494,7 @@ class Call(Frame):
     body: bytes = b""
     credit: Uint = 0
     caller: Caller | None = None
+    credit_bytes: Uint | None = None
 
 
 LOGGED = frozenset(tag for tag, cls in FRAMES.items() if issubclass(cls, Logged))

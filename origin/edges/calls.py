@@ -48,7 +48,8 @@ class CallRun:
         self._call: Call | None = call  # until it is answered
         self._safe = call.method in SAFE_METHODS
         self._head = call.method == "HEAD"
-        self._window = Window.starting(0, call.credit, MAX_CREDIT_BODIES)  # of Body frames
+        # Of Body frames.
+        self._window = Window.starting(0, call.credit, MAX_CREDIT_BODIES, call.credit_bytes)
         self._may_send = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._detached = False
@@ -82,9 +83,9 @@ class CallRun:
         if may_stop and self._task not in (None, asyncio.current_task()):
             self._task.cancel()
 
-    def grant(self, limit: int) -> None:
+    def grant(self, limit: int, limit_bytes: int | None) -> None:
         """Take a Credit frame."""
-        self._window.grant(limit)
+        self._window.grant(limit, limit_bytes)
         self._may_send.set()
 
     def pump(self) -> None:
@@ -117,6 +118,6 @@ class CallRun:
             while not self._window.open or self._outlet.congested:
                 self._may_send.clear()
                 await self._may_send.wait()
-            self._window.next += 1
-            piece = part[start : start + MAX_PIECE_BYTES]
-            self._outlet.send(encode(Body(piece), self._corr))
+            body = encode(Body(part[start : start + MAX_PIECE_BYTES]), self._corr)
+            self._window.passing([body])
+            self._outlet.send(body)

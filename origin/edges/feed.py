@@ -76,8 +76,8 @@ class Feed:
         if self._reading not in (None, asyncio.current_task()):
             self._reading.cancel()
 
-    def grant(self, limit: int) -> None:
-        self._window.grant(limit)
+    def grant(self, limit: int, limit_bytes: int | None) -> None:
+        self._window.grant(limit, limit_bytes)
         if self._stream is not None:
             self._attend(self._stream)
         self.pump()
@@ -127,8 +127,8 @@ class Feed:
 
     def _send(self, frames: Sequence[bytes]) -> None:
         corr = self._corr
+        frames = self._window.passing(frames)
         self._outlet.send(b"".join([with_corr(frame, corr) for frame in frames]))
-        self._window.next += len(frames)
         if self._stream is not None:
             self._attend(self._stream)
         if tag_of(frames[-1]) == StreamEnd.tag:

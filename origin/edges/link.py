@@ -162,7 +162,7 @@ class EdgeLink(asyncio.Protocol):
         match frame:
             case Credit():
                 if (sender := self._feeds.get(corr) or self._calls.get(corr)) is not None:
-                    sender.grant(frame.limit)
+                    sender.grant(frame.limit, frame.bytes)
             case Detach():
                 self._detach(corr)
             case Open():
@@ -185,7 +185,7 @@ class EdgeLink(asyncio.Protocol):
     def _feed(self, corr: int, wanted: Open | Resume, *, follow: bool = True) -> Feed:
         """The feed is known before its stream is: a Credit may overtake the answer."""
         self._check_free(corr)
-        window = Window.starting(wanted.start, wanted.credit)
+        window = Window.starting(wanted.start, wanted.credit, credit_bytes=wanted.credit_bytes)
         service = self._service
         feed = Feed(self, corr, window, service.ledger, service.runs.readers, follow=follow)
         self._feeds[corr] = feed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ledger.errors import CallerError, Conflict, NotFound
@@ -146,8 +147,7 @@ def check_count(request: Open) -> None:
 
 def request_hash(request: Open) -> bytes:
     """What must be equal for an idempotency key to mean the same request: all but the credit."""
-    same = {name: getattr(request, name) for name in Open.__match_args__ if name != "credit"}
-    return hashlib.sha256(encode(Open(**same, credit=0))).digest()
+    return hashlib.sha256(encode(replace(request, credit=0, credit_bytes=None))).digest()
 
 
 def _check_ranges(request: Open) -> None:

@@ -34,10 +34,31 @@ def test_no_client_can_ask_for_unbounded_credit() -> None:
 def test_credit_is_renewed_when_half_of_it_is_used() -> None:
     reader = Window.starting(10, 8, most=8)
     reader.next += 3
-    assert reader.renew() is None
+    assert not reader.renew(100)
     reader.next += 1
-    assert (reader.renew(), reader.limit) == (22, 22)
-    assert reader.renew() is None
+    assert (reader.renew(100), reader.limit, reader.limit_bytes) == (True, 22, 100)
+    assert not reader.renew(100)
+    reader.passed(1, 50)
+    assert (reader.renew(100), reader.limit, reader.limit_bytes) == (True, 23, 150)
+
+
+def test_bytes_of_credit_are_exceeded_by_one_frame_at_most() -> None:
+    reader = Window.starting(0, 100, credit_bytes=25)
+    frames = [bytes(10)] * 50
+    assert reader.wanted(released=50) > 0
+    assert reader.passing(frames) == frames[:3]
+    assert (reader.open, reader.wanted(released=50)) == (False, 0)
+    reader.grant(100, 25)
+    assert not reader.open
+    reader.grant(100, 31)
+    assert reader.passing(frames[: reader.wanted(released=50)]) == frames[:1]
+
+
+def test_no_more_is_fetched_than_will_fit_when_frames_are_large() -> None:
+    reader = Window.starting(0, 100, credit_bytes=1)
+    reader.passing([bytes(1 << 18)])
+    reader.grant(100, (1 << 18) + (1 << 14))
+    assert reader.wanted(released=100) == 1
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2000)), max_size=60))

@@ -288,6 +288,7 @@ _FRAMES: list[tuple[str, int, Frame]] = [
     ("resume, all fields", 5, Resume(STREAM, 41, "v1.k1.cGF5bG9hZA.bWFj", False, 512)),
     ("resume, from an edge", 5, Resume(STREAM, caller=Caller("acme", 5))),
     ("credit", 5, Credit(1024)),
+    ("credit, bytes too", 5, Credit(1024, 16_384)),
     ("cancel", 6, Cancel(STREAM)),
     ("cancel with a token", 6, Cancel(STREAM, "v1.k1.cGF5bG9hZA.bWFj")),
     ("detach", 5, Detach()),

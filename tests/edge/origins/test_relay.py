@@ -346,6 +346,21 @@ def test_used_up_credit_is_not_given_twice(link: Link) -> None:
     assert link.connect() == [(1, Resume(STREAM, after=1, token="v1.token", credit=0))]
 
 
+def test_bytes_of_credit_count_from_the_request_whatever_link_it_is_on(link: Link) -> None:
+    client, _ = opened(link, Open("demo", credit=8, credit_bytes=100))
+    size = len(encode(Token("a", 0)))
+    link.says(Token("a", 0), corr=1)
+    link.lose()
+    left = Resume(STREAM, after=0, token="v1.token", credit=7, credit_bytes=100 - size)
+    assert link.connect() == [(1, left)]
+    link.asks(client, Credit(10, 200))
+    assert link.sent() == [(1, Credit(10, 200 - size))]
+    link.says(Opened(STREAM, 2, "v1.other", "demo", 3), Token("b", 1), corr=1)
+    link.lose()
+    left = Resume(STREAM, after=1, token="v1.token", credit=8, credit_bytes=200 - 2 * size)
+    assert link.connect() == [(1, left)]
+
+
 def test_frames_that_come_again_are_dropped(link: Link) -> None:
     client, _ = opened(link)
     link.says(Token("a", 0), Token("b", 1), corr=1)

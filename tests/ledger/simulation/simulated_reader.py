@@ -66,7 +66,7 @@ class Connection:
             self.congested = True
             self._loop.call_later(self._random.random(), self._drained)
         limit = self._reader.next + self._credit
-        self._loop.call_later(self._random.random() * 0.5, self._feed.grant, limit)
+        self._loop.call_later(self._random.random() * 0.5, self._feed.grant, limit, None)
 
     def _take(self, raw: bytes) -> None:
         _, frame = decode(raw)

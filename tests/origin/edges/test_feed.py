@@ -44,16 +44,24 @@ class Outlet:
         self.frames: list[Frame] = []
         self.closed_corrs: list[int] = []
         self.done = asyncio.Event()
+        self.news = asyncio.Event()
         self._splitter = Splitter()
 
     def send(self, data: bytes) -> None:
         for corr, frame in map(decode, self._splitter.feed(data)):
             assert corr == CORR
             self.frames.append(frame)
+        self.news.set()
 
     def closed(self, corr: int) -> None:
         self.closed_corrs.append(corr)
         self.done.set()
+
+    async def has(self, count: int) -> None:
+        """Wait until so many frames have been sent."""
+        while len(self.frames) < count:
+            self.news.clear()
+            await self.news.wait()
 
     @property
     def indexes(self) -> list[int]:
@@ -79,13 +87,18 @@ class Stage:
         await self.ledger.append([Append(STREAM, 1, self.count, Record(encode(end), ()))])
 
     async def feed(
-        self, start: int = 0, credit: int = 10_000, *, follow: bool = True
+        self,
+        start: int = 0,
+        credit: int = 10_000,
+        *,
+        follow: bool = True,
+        credit_bytes: int | None = None,
     ) -> tuple[Feed, Outlet]:
         outlet = Outlet()
         feed = Feed(
             outlet,
             CORR,
-            Window.starting(start, credit),
+            Window.starting(start, credit, credit_bytes=credit_bytes),
             self.ledger,
             self.readers,
             follow=follow,
@@ -118,10 +131,25 @@ async def test_a_reader_without_credit_is_sent_nothing_and_loses_nothing(stage: 
     await stage.produce(10, LONG)
     assert outlet.indexes == [0, 1, 2]
     await stage.end()
-    feed.grant(5)
-    feed.grant(100)
+    feed.grant(5, None)
+    feed.grant(100, None)
     await asyncio.wait_for(outlet.done.wait(), 30)
     assert outlet.indexes == list(range(11))
+
+
+async def test_a_reader_with_credit_for_few_bytes_is_sent_few_frames(stage: Stage) -> None:
+    await stage.produce(2 * READ_FRAMES, LONG)
+    feed, outlet = await stage.feed(credit_bytes=1)
+    size = len(encode(Token(LONG, 0), CORR))
+    await asyncio.wait_for(outlet.has(1), 30)
+    feed.grant(100, 2 * size + 1)
+    await asyncio.wait_for(outlet.has(3), 30)
+    await stage.produce(1, LONG)
+    assert outlet.indexes == [0, 1, 2]
+    await stage.end()
+    feed.grant(10_000, 1 << 30)
+    await asyncio.wait_for(outlet.done.wait(), 30)
+    assert outlet.indexes == list(range(2 * READ_FRAMES + 2))
 
 
 async def test_a_congested_link_waits_and_then_goes_on(stage: Stage) -> None:
@@ -157,7 +185,7 @@ async def test_a_snapshot_is_of_one_moment_however_slowly_it_is_read(stage: Stag
     feed, outlet = await stage.feed(credit=2, follow=False)
     await stage.produce(3)
     await stage.end()
-    feed.grant(100)
+    feed.grant(100, None)
     await asyncio.wait_for(outlet.done.wait(), 30)
     assert outlet.indexes == [0, 1, 2, 3]
     assert outlet.frames[-1] == Status(STREAM, StreamState.RUNNING, 4)
@@ -201,7 +229,7 @@ async def test_who_is_connected_without_credit_does_not_read(stage: Stage) -> No
     feed.pump()
     assert stage.readers.lately() == {STREAM}
     assert stage.readers.lately() == set(), "it has had what it may have"
-    feed.grant(10)
+    feed.grant(10, None)
     assert stage.readers.lately() == {STREAM}
     feed.detach()
     assert stage.readers.lately() == {STREAM}, "it did read a moment ago"
