@@ -21,6 +21,7 @@ from ledger.frame import (
     encode,
 )
 from origin.checkpoint.prompt import PromptReader
+from origin.generations.callers import tenant_of
 from origin.generations.recipe import Recipe, packed_ids, prompt_hash
 
 MAX_STOPS = 8
@@ -133,6 +134,7 @@ def _any_kind(request: Open) -> dict[str, Any]:
         "priority": request.priority.word,
         "unread": request.unread.word,
         "unread_after_s": _or(request.unread_after_s, DEFAULT_UNREAD_S),
+        "tenant": tenant_of(request.caller),
     }
 
 
@@ -146,8 +148,12 @@ def check_count(request: Open) -> None:
 
 
 def request_hash(request: Open) -> bytes:
-    """What must be equal for an idempotency key to mean the same request: all but the credit."""
-    return hashlib.sha256(encode(replace(request, credit=0, credit_bytes=None))).digest()
+    """What must be equal for an idempotency key to mean the same request.
+
+    All but the credit, and who asks: each tenant has keys of its own.
+    """
+    same = replace(request, credit=0, credit_bytes=None, caller=None)
+    return hashlib.sha256(encode(same)).digest()
 
 
 def _check_ranges(request: Open) -> None:

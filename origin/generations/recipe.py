@@ -61,7 +61,8 @@ class Recipe(BaseModel):
     knows of no tokens, and gets `prompt`, or `messages` as pairs of role and content. `completes`
     is true where the text goes on from a `prompt`. `format` is a word of
     `FormatKind` and the source. `notices`, pairs of code and message, are to be logged before
-    anything else. `siblings` are the other streams of the same request, in hex.
+    anything else. `siblings` are the other streams of the same request, in hex. `tenant` is whose
+    stream it is; of an edge without keys nobody's.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -84,6 +85,7 @@ class Recipe(BaseModel):
     unread_after_s: int = 0
     notices: tuple[tuple[str, str], ...] = ()
     siblings: tuple[str, ...] = ()
+    tenant: str = ""
 
     @model_validator(mode="before")
     @classmethod

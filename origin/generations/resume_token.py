@@ -3,6 +3,8 @@
 `v1.kid.payload.mac`, the payload and mac in unpadded base64url. The payload is the
 16-byte stream id, one byte of rights and the expiry (u64, Unix ms); the mac is
 HMAC-SHA256 over `v1.kid.payload`. There is no algorithm field to be talked into another.
+Where the stream is a tenant's the version is `v2`, and the payload ends with the first 8 bytes
+of SHA-256 over the tenant's name.
 """
 
 from __future__ import annotations
@@ -10,28 +12,35 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import hashlib
 import hmac
 import json
 import os
 import secrets
 import struct
 from collections.abc import Callable
-from enum import IntFlag
 from pathlib import Path
+from typing import NamedTuple
 
 from ledger.errors import ConfigError, Forbidden, NotFound, Unauthorized
+from ledger.rights import Right
 
 MAX_TOKEN_CHARS = 256
 KEY_BYTES = 32
-_PAYLOAD = struct.Struct("<16sBQ")
+TENANT_BYTES = 8
+_PAYLOADS = {"v1": struct.Struct("<16sBQ"), "v2": struct.Struct(f"<16sBQ{TENANT_BYTES}s")}
 
 
-class Right(IntFlag):
-    """What a token allows."""
+class Voucher(NamedTuple):
+    """What a token says that is good: `tenant` is the mark of whose stream it is for."""
 
-    READ = 1
-    CANCEL = 2
-    STEER = 4
+    stream: bytes
+    rights: Right
+    expires_ms: int
+    tenant: bytes = b""
+
+    def is_for(self, tenant: str) -> bool:
+        return self.tenant == _mark(tenant)
 
 
 class TokenKeys:
@@ -61,48 +70,44 @@ class TokenKeys:
             raise ConfigError(f"{path}: a key of {KEY_BYTES} bytes is needed", hint="remove it")
         return cls(keys)
 
-    def issue(self, stream: bytes, rights: Right, expires_ms: int) -> str:
-        """A token for `stream` that is good until `expires_ms` (Unix time)."""
-        payload = _b64(_PAYLOAD.pack(stream, rights, expires_ms))
-        signed = f"v1.{self._signing}.{payload}"
+    def issue(self, stream: bytes, rights: Right, expires_ms: int, tenant: str = "") -> str:
+        """A token for `stream`, of `tenant`, that is good until `expires_ms` (Unix time)."""
+        version = "v2" if tenant else "v1"
+        said = (stream, rights, expires_ms, *((_mark(tenant),) if tenant else ()))
+        signed = f"{version}.{self._signing}.{_b64(_PAYLOADS[version].pack(*said))}"
         return f"{signed}.{self._mac(self._signing, signed)}"
 
-    def check(self, token: str, stream: bytes, right: Right, now_ms: int) -> None:
-        """Raise unless `token` gives `right` on `stream` now.
+    def check(self, token: str, stream: bytes, right: Right, now_ms: int) -> Voucher:
+        """What `token` says; raises unless it gives `right` on `stream` now.
 
         `Unauthorized` for a token that is not ours or has expired (one text for all
         causes), `NotFound` for another stream's, `Forbidden` where the right is missing.
         """
-        payload = self._verified(token)
-        if payload is None:
+        voucher = self._verified(token)
+        if voucher is None or voucher.expires_ms <= now_ms:
             raise _refused()
-        named, rights, expires_ms = payload
-        if expires_ms <= now_ms:
-            raise _refused()
-        if named != stream:
+        if voucher.stream != stream:
             raise NotFound(f"no stream {stream.hex()}", code="unknown_stream")
-        if right not in Right(rights):
-            raise Forbidden(
-                f"this token does not allow to {right.name.lower() if right.name else right}",
-                field="token",
-            )
+        if right not in voucher.rights:
+            raise Forbidden(f"this token does not allow to {right.words[0]}", field="token")
+        return voucher
 
-    def _verified(self, token: str) -> tuple[bytes, int, int] | None:
+    def _verified(self, token: str) -> Voucher | None:
         parts = token.split(".")
         if len(token) > MAX_TOKEN_CHARS or len(parts) != 4 or not token.isascii():
             return None
         version, kid, payload, mac = parts
-        known = version == "v1" and kid in self._keys
+        known = version in _PAYLOADS and kid in self._keys
         # An unknown key costs the same work as a known one: timing tells nothing.
         expected = self._mac(kid if known else self._signing, f"{version}.{kid}.{payload}")
         if not hmac.compare_digest(mac, expected) or not known:
             return None
         try:
             raw = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
-            stream, rights, expires_ms = _PAYLOAD.unpack(raw)
+            stream, rights, *others = _PAYLOADS[version].unpack(raw)
         except (binascii.Error, struct.error):
             return None
-        return stream, rights, expires_ms
+        return Voucher(stream, Right(rights), *others)
 
     def _mac(self, kid: str, signed: str) -> str:
         return _b64(hmac.digest(self._keys[kid], signed.encode(), "sha256"))
@@ -121,6 +126,10 @@ def _make_keys(path: Path, random: Callable[[int], bytes]) -> None:
             os.link(new, path)
     finally:
         new.unlink()
+
+
+def _mark(tenant: str) -> bytes:
+    return hashlib.sha256(tenant.encode()).digest()[:TENANT_BYTES] if tenant else b""
 
 
 def _b64(raw: bytes) -> str:

@@ -31,9 +31,11 @@ from ledger.errors import (
     StreamFull,
     Unavailable,
 )
-from ledger.frame import FinishReason, Priority, StreamEnd, Unread, tag_of
+from ledger.frame import Caller, FinishReason, Priority, StreamEnd, Unread, tag_of
 from ledger.interface import Append, Ledger, Record, Refusal
+from origin.generations.allowance import Allowances
 from origin.generations.attendance import Attendance, is_left
+from origin.generations.callers import tenant_of
 from origin.generations.history import History
 from origin.generations.readers import Readers
 from origin.generations.recipe import Recipe
@@ -82,6 +84,7 @@ class Runs:
     ) -> None:
         """`paused_s` is how long a paused stream is kept."""
         self.readers = Readers()
+        self.allowances = Allowances(metrics.clock, random)
         self._ledger = ledger
         self._random = random or Random()
         self._metrics = metrics
@@ -116,10 +119,16 @@ class Runs:
         return (f"loading: {progress.stage}{how_far}{again}",)
 
     @contextmanager
-    def room(self, streams: int = 1, priority: Priority = Priority.STANDARD) -> Iterator[Ready]:
+    def room(
+        self,
+        streams: int = 1,
+        priority: Priority = Priority.STANDARD,
+        caller: Caller | None = None,
+    ) -> Iterator[Ready]:
         """Keep room for so many new streams, to be started within; gives the model to admit for.
 
-        Raises `Unavailable` while none was loaded, or `Overloaded`.
+        Raises `Unavailable` while none was loaded, or `Overloaded`, or CallerError (429) where
+        the caller's tenant has, or has had, as much as it may.
         """
         if not self._slots and self._deaths >= (1 if self.model is None else FAILED_STARTS):
             after_ms = spread_ms(CANNOT_START_RETRY_MS, self._random)
@@ -127,7 +136,9 @@ class Runs:
         if self.model is None:
             after_ms = spread_ms(LOADING_RETRY_MS, self._random)
             raise Unavailable("the model is loading", code="loading", retry_after_ms=after_ms)
-        with self._table.reserved(streams, priority):
+        tenant = tenant_of(caller)
+        with self._table.reserved(streams, priority, tenant):
+            self.allowances.admit(caller, streams, self._table.unfinished(tenant) - streams)
             yield self.model
 
     # ---- streams ----
@@ -137,6 +148,7 @@ class Runs:
         now = self._metrics.clock()
         for stream, recipe in streams:
             if stream not in self._table.by_id:
+                self.allowances.charge(recipe.tenant, len(recipe.prompt_ids))
                 self._table.enqueue(
                     GeneratedStream(stream, recipe, started=False, asked_s=now, unread=not read)
                 )
@@ -396,6 +408,7 @@ class Runs:
             stream = self._table.run(slot, emission.run)
             if stream is not None:
                 stream.standing.prove()
+                self.allowances.charge(stream.recipe.tenant, len(emission.ids))
                 stream.steering.confirm(emission.steers)
                 if tag_of(emission.frame) == StreamEnd.tag:
                     self._metrics.ended_with(emission.frame)

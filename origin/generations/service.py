@@ -26,6 +26,7 @@ from ledger.errors import (
     Unauthorized,
 )
 from ledger.frame import (
+    SAFE_METHODS,
     STREAM_ID_BYTES,
     Call,
     Cancel,
@@ -40,11 +41,19 @@ from ledger.frame import (
 )
 from ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo, StreamKind
 from ledger.objects.object import ObjectRequest, ObjectResponse
+from ledger.rights import OF_A_STREAM, Right
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig
 from origin.generations.admission import admit, check_count, request_hash
+from origin.generations.callers import (
+    check_right,
+    key_of,
+    name_of,
+    no_subscriptions,
+    rights_on,
+)
 from origin.generations.recipe import Recipe
-from origin.generations.resume_token import Right, TokenKeys
+from origin.generations.resume_token import TokenKeys, Voucher
 from origin.generations.runs import Runs
 from origin.generations.stream import TEXT
 from origin.streams.protocol import generation_id
@@ -99,12 +108,15 @@ class Service:
         what the client is told, is whole.
         """
         check_count(request)
+        check_right(request.caller, Right.GENERATE)
+        given = OF_A_STREAM if request.caller is None else Right(request.caller.rights)
         # A request that is sent again asks for no room: its stream has some.
-        if (key := request.idempotency_key) is not None:
+        key = key_of(request.caller, request.idempotency_key)
+        if key is not None:
             earlier = await self.ledger.made_by(key, request_hash(request))
             if earlier is not None:
-                return self._opened(earlier)
-        with self.runs.room(request.n, request.priority) as ready:
+                return self._opened(earlier, given)
+        with self.runs.room(request.n, request.priority, request.caller) as ready:
             recipe = await self._admit(request, ready)
             ids = [self.random(STREAM_ID_BYTES) for _ in range(request.n)]
             others = [(id_, _choice(recipe, nth)) for nth, id_ in enumerate(ids) if nth]
@@ -114,7 +126,7 @@ class Service:
                 for id_, other in others:
                     await self.ledger.create(self._new(id_, other, request))
                     made.append(id_)
-                new = self._new(ids[0], first, request, request.idempotency_key)
+                new = self._new(ids[0], first, request, key)
                 info, created = await self.ledger.create(new)
             except TailraceError:
                 await self._remove(made)
@@ -123,7 +135,7 @@ class Service:
                 await self.runs.start((info.stream, first), *others, read=request.credit > 0)
             else:
                 await self._remove(made)
-        return self._opened(await self.ledger.info(info.stream))
+        return self._opened(await self.ledger.info(info.stream), given)
 
     async def _admit(self, request: Open, ready: Ready) -> Recipe:
         checked = partial(
@@ -158,8 +170,7 @@ class Service:
 
     async def resume(self, request: Resume) -> Opened:
         """Check that the reader may go on after `request.after`."""
-        self._check(request.token, request.stream, Right.READ)
-        info = await self._generation(request.stream)
+        info, rights = await self._allowed(request, Right.READ)
         if request.after is not None and request.after >= info.next_index:
             last = info.next_index - 1
             raise BeyondEnd(
@@ -169,12 +180,11 @@ class Service:
                 field="after",
                 hint=f"at most {last}" if last >= 0 else "leave it out",
             )
-        return self._opened(info)
+        return self._opened(info, rights)
 
     async def cancel(self, request: Cancel) -> Status:
         """End a stream as cancelled; one that has ended stays as it is."""
-        self._check(request.token, request.stream, Right.CANCEL)
-        info = await self._generation(request.stream)
+        info, _ = await self._allowed(request, Right.CANCEL)
         if not info.ended:
             changed = asyncio.Event()
             self.ledger.watch(info.stream, changed.set)
@@ -187,8 +197,7 @@ class Service:
 
     async def steer(self, request: Steer) -> Status:
         """Have a stream go on with a text; answered when that is durable in its log."""
-        self._check(request.token, request.stream, Right.STEER)
-        info = await self._generation(request.stream)
+        info, _ = await self._allowed(request, Right.STEER)
         ids = await self._steer_ids(info, request.text)
         await self.runs.steer(info.stream, ids)
         return status(await self.ledger.info(info.stream))
@@ -222,6 +231,15 @@ class Service:
             )
         return ids
 
+    async def _allowed(
+        self, request: Resume | Cancel | Steer, right: Right
+    ) -> tuple[StreamInfo, Right]:
+        """The stream, and what the caller may do with it; raises unless `right` is among it."""
+        voucher = self._check(request.token, request.stream, right)
+        info = await self._generation(request.stream)
+        tenant = _tenant(info)
+        return info, rights_on(request.stream, tenant, request.caller, voucher, right)
+
     async def _generation(self, stream: bytes) -> StreamInfo:
         """The stream; an object's is as if absent, because only its object may show or end it."""
         info = await self.ledger.info(stream)
@@ -245,10 +263,16 @@ class Service:
             raise CallerError("no such method", code="method_not_allowed", status=405)
         request = _request(call)
         if call.object == "stream":
-            await self._check_generation(call.name, request.header("tailrace-token"))
-            if (stream := generation_id(call.name)) is not None:
+            stream = generation_id(call.name)
+            if stream is not None and await self._is_generation(stream, call, request):
                 return await self._read(stream, object_key(call), request)
-        return await self.objects.fetch(object_key(call), request)
+            check_right(call.caller, _right_to(call.method))
+        elif call.caller is not None:
+            raise no_subscriptions()
+        key = object_key(call)
+        return await self.objects.fetch(
+            ObjectKey(key.kind, name_of(call.caller, key.name)), request
+        )
 
     async def _read(self, stream: bytes, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
         """Who asks for a generation by that way reads it too."""
@@ -263,17 +287,17 @@ class Service:
         """Hand a request of another origin, which has checked it, to an object that is here."""
         return await self.objects.fetch_here(ObjectKey(call.object, call.name), _request(call))
 
-    async def _check_generation(self, name: str, token: str | None) -> None:
-        """A generation is as protected here as it is from a Resume."""
-        stream = generation_id(name)
-        if stream is None:
-            return
+    async def _is_generation(self, stream: bytes, call: Call, request: ObjectRequest) -> bool:
+        """Whether it is one, which is as protected here as it is from a Resume."""
         try:
             info = await self.ledger.info(stream)
         except NotFound:
-            return  # whatever has this name, it is no generation
-        if info.kind is StreamKind.GENERATION:
-            self._check(token, stream, Right.READ)
+            return False  # whatever has this name, it is no generation
+        if info.kind is not StreamKind.GENERATION:
+            return False
+        voucher = self._check(request.header("tailrace-token"), stream, Right.READ)
+        rights_on(stream, _tenant(info), call.caller, voucher, Right.READ)
+        return True
 
     def heartbeat(self) -> Heartbeat:
         reasons, model = (*self.runs.reasons, *self._silence()), self.runs.model
@@ -289,36 +313,49 @@ class Service:
         log.warning("ledger.silent", seconds=round(silent_s, 1))
         return ("the ledger does not answer",)
 
-    def _check(self, token: str | None, stream: bytes, right: Right) -> None:
+    def _check(self, token: str | None, stream: bytes, right: Right) -> Voucher | None:
+        """What the token says, if there is one."""
         if token is not None:
-            self.keys.check(token, stream, right, self.now_ms())
-        elif self.config.require_token:
+            return self.keys.check(token, stream, right, self.now_ms())
+        if self.config.require_token:
             raise Unauthorized(
                 "this origin needs a resume token",
                 field="token",
                 hint="send the Tailrace-Token of the response that opened the stream",
             )
+        return None
 
-    def _opened(self, info: StreamInfo) -> Opened:
+    def _opened(self, info: StreamInfo, rights: Right) -> Opened:
+        """Its tokens have no more rights than who asked for it."""
         recipe = Recipe.model_validate_json(info.recipe)
         siblings = [bytes.fromhex(stream) for stream in recipe.siblings]
         return Opened(
             stream=info.stream,
             next_index=info.next_index,
-            token=self._token(info.stream),
+            token=self._token(info.stream, rights, recipe.tenant),
             model=recipe.model,
             prompt_tokens=len(recipe.prompt_ids),
-            siblings=tuple(Sibling(stream, self._token(stream)) for stream in siblings),
+            siblings=tuple(
+                Sibling(stream, self._token(stream, rights, recipe.tenant)) for stream in siblings
+            ),
         )
 
-    def _token(self, stream: bytes) -> str:
+    def _token(self, stream: bytes, rights: Right, tenant: str) -> str:
         expires_ms = self.now_ms() + int(self.retention.retention_s * 1000)
-        return self.keys.issue(stream, Right.READ | Right.CANCEL | Right.STEER, expires_ms)
+        return self.keys.issue(stream, rights & OF_A_STREAM, expires_ms, tenant)
 
 
 def status(info: StreamInfo) -> Status:
     state = StreamState.ENDED if info.ended else StreamState.RUNNING
     return Status(info.stream, state, info.next_index)
+
+
+def _tenant(info: StreamInfo) -> str:
+    return Recipe.model_validate_json(info.recipe).tenant
+
+
+def _right_to(method: str) -> Right:
+    return Right.STREAM_READ if method in SAFE_METHODS else Right.STREAM_WRITE
 
 
 def _request(call: Call) -> ObjectRequest:

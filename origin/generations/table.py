@@ -38,6 +38,7 @@ class StreamTable:
         self._metrics = metrics
         self._random = random
         self._reserved: Counter[str] = Counter()  # by class
+        self._reserved_by: Counter[str] = Counter()  # by tenant
         self._waiting: deque[GeneratedStream] = deque()
         self._deferred: list[GeneratedStream] = []  # wait for a ledger that was away
         self._runs: dict[tuple[WorkerSlot, int], GeneratedStream] = {}
@@ -61,15 +62,24 @@ class StreamTable:
         return self.count >= self._max_streams * ROOM_SHARES[Priority.BATCH]
 
     @contextmanager
-    def reserved(self, streams: int, priority: Priority) -> Iterator[None]:
+    def reserved(self, streams: int, priority: Priority, tenant: str = "") -> Iterator[None]:
         """Keep room for so many new streams; raises `Overloaded` where there is none."""
         for level in range(priority + 1):  # what is kept for more urgent ones is not for this one
             self._require_room(streams, Priority(level))
         self._reserved[priority.word] += streams
+        self._reserved_by[tenant] += streams
         try:
             yield
         finally:
             self._reserved[priority.word] -= streams
+            self._reserved_by[tenant] -= streams
+            if not self._reserved_by[tenant]:
+                del self._reserved_by[tenant]
+
+    def unfinished(self, tenant: str) -> int:
+        """Streams of a tenant that run or wait, or are about to."""
+        here = sum(stream.recipe.tenant == tenant for stream in self.by_id.values())
+        return here + self._reserved_by[tenant]
 
     def _require_room(self, streams: int, priority: Priority) -> None:
         """For so many more streams of this class or a less urgent one."""

@@ -9,6 +9,7 @@ id, and written by nobody.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from ledger.errors import CallerError, Conflict, NotFound, TailraceError
@@ -46,7 +47,7 @@ from origin.streams.fork import (
 from origin.streams.offset import BEGINNING
 from origin.streams.page import Tip
 from origin.streams.producer import Place
-from origin.streams.protocol import CONTENT_TYPE, LOCATION, check_name, essence
+from origin.streams.protocol import CONTENT_TYPE, LOCATION, check_name, essence, parted
 from origin.streams.read import READS, USE, Source, generation, gone, read_stream
 from origin.streams.reader import in_slices
 from origin.streams.request import Append, parse_append, parse_create
@@ -81,7 +82,7 @@ class StreamObject(DurableObject):
         if method is None or (request.method in (TAKE, GIVE_BACK, USE) and request.url):
             return not_allowed(METHODS)  # objects ask each other without a URL, clients never
         try:
-            check_name(self.context.key.name)
+            check_name(parted(self.context.key.name)[1])
             await self._load()
             return await method(request)
         except CallerError as error:
@@ -146,7 +147,9 @@ class StreamObject(DurableObject):
 
     async def _tell(self, kind: Change, tip: Tip, since: Tip | None = None) -> None:
         """Tell of a change once it is durable."""
-        if self._settings.on_event is not None:
+        # Subscriptions are nobody's: they hear of no tenant's streams.
+        is_open = not parted(self.context.key.name)[0]
+        if self._settings.on_event is not None and is_open:
             await self.context.outside(_nothing())
             before = BEGINNING if since is None else str(since.offset)
             event = StreamEvent(kind, self.context.key.name, str(tip.offset), before)
@@ -157,12 +160,19 @@ class StreamObject(DurableObject):
     async def _put(self, request: ObjectRequest) -> ObjectResponse:
         if await self._generation() is not None:
             return not_allowed(READ_METHODS)
-        asked = parse_create(request, self._settings.max_body_bytes)
+        asked = self._within(parse_create(request, self._settings.max_body_bytes))
         if (there := await self._confirmed(asked)) is not None:
             return there
         if asked.fork is None:
             return await self._create(request, asked, self._new_id(), None)
         return await self._fork(request, asked, asked.fork.source)
+
+    def _within(self, asked: Create) -> Create:
+        """A fork's source is a stream of the same tenant."""
+        if asked.fork is None:
+            return asked
+        source = parted(self.context.key.name)[0] + asked.fork.source
+        return replace(asked, fork=replace(asked.fork, source=source))
 
     async def _confirmed(self, asked: Create) -> ObjectResponse | None:
         """The answer for a name that is taken: 200 to an equal request, 409 to another."""

@@ -71,6 +71,23 @@ def check_name(name: str) -> str:
     return name
 
 
+TENANT_MARK = "/"
+"""Names of objects that begin with it are a tenant's: none that a client can write does."""
+
+
+def parted(key: str) -> tuple[str, str]:
+    """Whose a stream is, by the name of its object: the tenant's part, if any, and its name."""
+    if not key.startswith(TENANT_MARK):
+        return "", key
+    _, tenant, name = key.split("/", 2)
+    return f"{TENANT_MARK}{tenant}/", name
+
+
+def within(tenant: str, name: str) -> str:
+    """The name of the object of a tenant's stream."""
+    return f"{TENANT_MARK}{tenant}/{name}" if tenant else name
+
+
 def named_by(link: str) -> str:
     """The name in a stream's path or URL; NotFound if `link` is neither."""
     try:

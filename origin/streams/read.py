@@ -28,6 +28,7 @@ from origin.streams.protocol import (
     generation_id,
     is_json,
     is_text,
+    parted,
 )
 from origin.streams.reader import StreamReader
 from origin.streams.request import Live, Read, parse_read
@@ -117,7 +118,7 @@ async def read_stream(
 ) -> ObjectResponse:
     """Answer a GET or a HEAD."""
     try:
-        check_name(context.key.name)
+        check_name(parted(context.key.name)[1])
         if request.method == "HEAD":
             return await _head(context, request)
         return await _get(context, request, settings)

@@ -22,7 +22,7 @@ from ledger.objects.object import (
     ObjectResponse,
 )
 from origin.streams.answer import answer, error_answer
-from origin.streams.protocol import CONTENT_TYPE, NEXT_OFFSET
+from origin.streams.protocol import CONTENT_TYPE, NEXT_OFFSET, parted
 from origin.subscriptions.index import ENTER, LEAVE, NAME
 from origin.subscriptions.interest import Glob
 from origin.subscriptions.request import (
@@ -403,7 +403,9 @@ class StreamScan:
         while True:
             reading = self._context.ledger.objects.names(STREAM, after=last, limit=NAMES_PER_READ)
             names = await self._context.outside(reading)
-            found += [n for n in names if glob.matches(n) and n != config.wake_stream]
+            found += [
+                n for n in names if glob.matches(n) and n != config.wake_stream and not parted(n)[0]
+            ]
             beyond = names and names[-1] > glob.prefix and not names[-1].startswith(glob.prefix)
             if len(names) < NAMES_PER_READ or len(found) >= limit or beyond:
                 return found[:limit]

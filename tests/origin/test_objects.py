@@ -52,6 +52,42 @@ async def test_a_stream_wakes_the_worker_of_its_subscription(tmp_path: Path) -> 
     await ledger.close()
 
 
+async def test_streams_of_tenants_are_apart_forks_too_and_subscriptions_hear_of_none(
+    tmp_path: Path,
+) -> None:
+    ledger = await SqliteLedger.open(tmp_path / "ledger.db", now_ms)
+    objects = OriginObjects(ledger, StreamsConfig(subscriptions=True), now_ms)
+    running = asyncio.create_task(objects.run())
+
+    async def ask(method: str, key: str, *headers: tuple[str, str], body: bytes = b"") -> int:
+        request = ObjectRequest(method, f"{ROOT}/{key.rpartition('/')[2]}", headers, body)
+        return (await objects.fetch(ObjectKey("stream", key), request)).status
+
+    text = ("content-type", "text/plain")
+    assert await ask("PUT", "/acme/a", text, body=b"acme's") == 201
+    assert await ask("GET", "/other/a") == await ask("GET", "a") == 404
+    fork = ("stream-forked-from", "/v1/stream/a")
+    assert await ask("PUT", "/other/fork", fork) == 404
+    assert await ask("PUT", "/acme/fork", fork) == 201
+    for key, status in (("/acme/fork", 200), ("/acme//a", 404), ("/acme/", 404), ("/acme/..", 404)):
+        assert await ask("GET", key) == status
+
+    wanted = {"type": "pull-wake", "pattern": "**", "wake_stream": "wake"}
+    made = ObjectRequest("PUT", f"{ROOT}/__ds/subscriptions/all", JSON, json.dumps(wanted).encode())
+    assert (await objects.fetch(ObjectKey(SUBSCRIPTION, "all"), made)).status == 201
+    assert await ask("PUT", "/acme/later", text) == 201
+    assert await ask("PUT", "later", text) == 201
+    seen = await objects.fetch(
+        ObjectKey(SUBSCRIPTION, "all"), ObjectRequest("GET", f"{ROOT}/__ds/subscriptions/all")
+    )
+    assert isinstance(seen.body, bytes)
+    assert [stream["path"] for stream in json.loads(seen.body)["streams"]] == ["later"]
+    running.cancel()
+    await asyncio.wait([running])
+    await objects.close()
+    await ledger.close()
+
+
 async def test_a_wake_does_not_wait_for_webhooks_that_hang(tmp_path: Path) -> None:
     """More of them than there are places for the alarms of all objects."""
     hanging, receiver = asyncio.Queue[asyncio.StreamWriter](), Receiver()

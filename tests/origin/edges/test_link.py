@@ -45,12 +45,13 @@ from ledger.frame import (
 )
 from ledger.interface import NewStream, ObjectKey, StreamInfo, StreamKind
 from ledger.objects.object import ObjectRequest, ObjectResponse
+from ledger.rights import Right
 from ledger.sqlite.ledger import SqliteLedger
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig
 from origin.edges.link import EdgeLink
 from origin.generations.logged_ids import STEER_BEGINS, STEERED
-from origin.generations.resume_token import Right, TokenKeys
+from origin.generations.resume_token import TokenKeys
 from origin.generations.service import LEDGER_SILENCE_S, MAX_STEER_CHARS, Service
 from origin.workers import worker_frame
 from origin.workers.worker_frame import Emission, Run, Step

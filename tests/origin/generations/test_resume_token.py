@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.errors import ConfigError, Forbidden, NotFound, TailraceError, Unauthorized
-from origin.generations.resume_token import Right, TokenKeys
+from ledger.rights import Right
+from origin.generations.resume_token import TokenKeys
 
 STREAM, OTHER = bytes([1]) * 16, bytes([2]) * 16
 KEYS = TokenKeys({"k1": b"a" * 32, "k0": b"b" * 32})
@@ -32,6 +33,17 @@ def test_a_token_of_another_stream_is_answered_as_if_the_stream_were_absent() ->
     with pytest.raises(NotFound) as error:
         KEYS.check(KEYS.issue(OTHER, ALL, 1000), STREAM, Right.READ, now_ms=0)
     assert error.value.code == "unknown_stream"
+
+
+def test_a_token_says_whose_stream_it_is_for() -> None:
+    token = KEYS.issue(STREAM, ALL, 1000, tenant="acme")
+    voucher = KEYS.check(token, STREAM, Right.READ, now_ms=0)
+    assert (voucher.rights, voucher.expires_ms) == (ALL, 1000)
+    assert [voucher.is_for(tenant) for tenant in ("acme", "other", "")] == [True, False, False]
+    nobodys = KEYS.check(KEYS.issue(STREAM, ALL, 1000), STREAM, Right.READ, now_ms=0)
+    assert [nobodys.is_for(tenant) for tenant in ("acme", "")] == [False, True]
+    with pytest.raises(Unauthorized):  # the version is signed as well
+        KEYS.check(token.replace("v2.", "v1.", 1), STREAM, Right.READ, now_ms=0)
 
 
 def test_an_older_key_still_verifies_and_an_unknown_one_does_not() -> None:
