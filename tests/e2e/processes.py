@@ -14,8 +14,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
+"""What takes a second may take a busy machine so long; a process that ends is noticed sooner."""
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -1,23 +1,53 @@
-"""What becomes of an origin whose folder goes away."""
+"""What becomes of an origin whose folder goes away, and of what lies in one."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from origin.steady_clock import MARK_NAME
-from tests.e2e.processes import Origin
+from ledger.frame import Durability, FinishReason, StreamEnd, encode
+from ledger.interface import Append, NewStream, Record
+from ledger.sqlite.ledger import SqliteLedger
+from origin.steady_clock import MARK_NAME, KeptClock, now_ms
+from tests.e2e.processes import START_TIMEOUT_S, Origin
 
 pytestmark = pytest.mark.anyio
+
+STREAM = bytes(range(16))
+DAY_MS = 86_400_000
+
+
+async def leave_an_ended_stream(data: Path) -> None:
+    """Its time is over by the system's clock, and not by that of the process before."""
+    data.mkdir()
+    clock = KeptClock(data)
+    clock._now -= 3 * DAY_MS
+    clock.keep()
+    ledger = await SqliteLedger.open(data / "ledger.db", lambda: now_ms() - DAY_MS)
+    await ledger.create(NewStream(STREAM, "{}", Durability.PROCESS, ttl_s=3600))
+    end = Record(encode(StreamEnd(0, FinishReason.STOP, 0, 0)), ())
+    await ledger.append([Append(STREAM, 1, 0, end)])
+    await ledger.close()
+
+
+async def has_swept(data: Path) -> None:
+    """The mark is left at the beginning of each sweep: the second one tells that one is over."""
+    seen = set[str]()
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while len(seen) < 3:
+            seen.add((data / MARK_NAME).read_text())
+            await asyncio.sleep(0.01)
 
 
 async def test_an_origin_whose_folder_is_moved_ends_and_says_so(tmp_path: Path) -> None:
     settings, data = tmp_path / "tailrace.toml", tmp_path / "data"
     settings.write_text("[ledger]\nsweep_s = 0.2\n")
+    await leave_an_ended_stream(data)
     origin = Origin(data, config=settings)
     try:
         await origin.start()
         await origin.saw("origin.listening")
-        assert (data / MARK_NAME).exists()  # it lives by the clock that leaves it
+        await has_swept(data)
         data.rename(tmp_path / "moved")
         assert await origin.ended() == 1
         said = [str(event["message"]) for event in origin.events]
@@ -25,6 +55,11 @@ async def test_an_origin_whose_folder_is_moved_ends_and_says_so(tmp_path: Path) 
         assert not any("Traceback" in line for line in said)
     finally:
         await origin.stop()
+    ledger = await SqliteLedger.open(
+        tmp_path / "moved" / "ledger.db", KeptClock(tmp_path / "moved")
+    )
+    assert (await ledger.info(STREAM)).ended  # a step of the clock has ended nobody's time
+    await ledger.close()
 
 
 async def test_an_origin_without_a_folder_to_write_in_says_so_in_one_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -39,6 +40,16 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+OPENED = """
+import asyncio, os, sys
+from pathlib import Path
+from ledger.sqlite.disk.file import SqliteFile
+
+asyncio.run(SqliteFile.open(Path(sys.argv[1]), wal_sync=lambda *_: os._exit(9)))
+"""
+"""Is gone as soon as it has moved the WAL that it found."""
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +99,21 @@ def head(path: Path) -> None:
     edit(wal_of(path), 16, b"\xa5\x5a\xa5")
 
 
-def of_another_boot(path: Path) -> None:
+def rewrite_mark(path: Path, *, boot: bytes | None = None, anew: int = 0) -> None:
+    """As if it had been made when the system was another one, or so many WALs ago."""
     mark = read_mark(path)
     assert mark is not None
     descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR)
     high = HighWater(path, descriptor)
-    high._boot = b"another one"
-    high.reached(mark.frames)
+    high._boot = boot or mark.boot
+    first = int.from_bytes(mark.salts[:4], "big") - anew
+    high._salts, high._frames = first.to_bytes(4, "big") + mark.salts[4:], mark.frames
+    high.reached(mark.frames + anew)
     os.close(descriptor)
+
+
+def of_another_boot(path: Path) -> None:
+    rewrite_mark(path, boot=b"another one")
 
 
 async def require_only_the_first_are_there(path: Path) -> None:
@@ -125,6 +143,15 @@ async def test_a_damaged_wal_is_named_and_not_written_over_before_it_is_accepted
         await require_only_the_first_are_there(path)
     assert not said
     assert await findings(path) == []
+
+
+async def test_behind_a_link_a_damaged_wal_is_named_too(path: Path, tmp_path: Path) -> None:
+    half(path)
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    with pytest.raises(Damaged, match="its WAL ends after"):
+        async with opened_file(link):
+            pass
 
 
 async def test_after_a_power_cut_the_ledger_opens_and_says_what_is_missing(path: Path) -> None:
@@ -208,6 +235,27 @@ async def test_a_wal_that_begins_anew_or_is_cut_off_is_no_damage(
             anew += mark.salts != before.salts
             before = mark
     assert anew > 3
+
+
+async def test_a_kill_between_a_new_wals_first_commit_and_its_mark_is_no_damage(
+    path: Path,
+) -> None:
+    rewrite_mark(path, anew=1)
+    assert await findings(path) == []
+    with capture_logs() as said:
+        async with opened_file(path) as ledger:
+            assert indexes(await everything(ledger, A)) == list(range(COUNT))
+    assert not said
+
+
+async def test_a_kill_while_the_ledger_opens_is_no_damage(path: Path) -> None:
+    opened = await asyncio.create_subprocess_exec(sys.executable, "-c", OPENED, str(path))
+    assert await opened.wait() == 9
+    assert wal_of(path).stat().st_size == 0
+    with capture_logs() as said:
+        async with opened_file(path) as ledger:
+            assert indexes(await everything(ledger, A)) == list(range(COUNT))
+    assert not said
 
 
 def test_a_mark_that_is_damaged_says_nothing(path: Path) -> None:

@@ -19,7 +19,7 @@ from ledger.sqlite.disk.sync import reserve
 from ledger.sqlite.disk.upkeep import SqliteUpkeep
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.retention import RetentionSettings
-from ledger.sqlite.room import DISK_SHARE, HARD_SHARE, MAX_WAL_BYTES, MIB, Room
+from ledger.sqlite.room import DISK_SHARE, HARD_SHARE, LOW_SHARE, MAX_WAL_BYTES, MIB, Room
 from ledger.sqlite.storage import Sizes
 from tests.ledger.sqlite.cold_material import TTL_S, Clock, extend, sentence, store, stream_id
 
@@ -110,6 +110,21 @@ async def test_a_disk_that_something_else_fills_costs_no_ended_stream(tmp_path: 
         assert await ledger.append([Append(running, 1, n, long(n)) for n in range(3)]) == []
         await ledger.create(new)
         assert await ledger.append([Append(running, 1, 3, end(3))]) == []
+
+
+async def test_a_disk_that_something_else_fills_costs_nothing_of_what_is_nearly_too_much(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, max_ledger_bytes=4 * MIB) as (ledger, disk):
+        limit, low = 3 * MIB, 3 * MIB * LOW_SHARE
+        number = 0
+        while not low * 1.03 < disk.sizes().used_bytes < limit:
+            await store(ledger, number, [*(long(n) for n in range(60)), end(60)])
+            number += 1
+        assert await living(ledger, range(number)) == number
+        disk.free_bytes = -disk.sizes().free_bytes
+        assert await ledger.expire() == 0
+        assert await living(ledger, range(number)) == number
 
 
 async def test_free_pages_of_the_file_are_room_on_a_full_disk(tmp_path: Path) -> None:
@@ -241,6 +256,13 @@ def test_nothing_is_removed_for_what_others_or_running_streams_hold(
     limit = room.limit(GENERATION)
     assert room.goal(limit) is None
     assert limit + room.limit(OBJECT) == int(disk * DISK_SHARE)
+
+
+def test_what_only_the_wal_has_yet_will_take_its_room_on_the_disk() -> None:
+    room = Room(None, 0.25)
+    for unmoved, is_short in ((0, False), (50 * MIB, True)):
+        room.sizes = Sizes(MIB, 0, 60 * MIB, unmoved, 1 << 40, 100 * MIB, False)
+        assert (room.shortage(GENERATION) is not None) is is_short
 
 
 def test_a_wal_that_does_not_end_is_no_reason_to_remove_anything() -> None:

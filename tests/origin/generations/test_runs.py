@@ -179,6 +179,21 @@ async def test_newcomers_do_not_wait_for_suspects(stage: Stage) -> None:
     assert [stream.id for stream in stage.runs._table.on(one)] == [A, C]  # B waits for A
 
 
+async def test_suspects_are_handed_over_when_the_others_have_made_something(stage: Stage) -> None:
+    one = stage.slots[0]
+    for stream in (A, B):
+        await stage.start(stream)
+    for _ in range(TOGETHER_DEATHS + 1):
+        await stage.ready(one)
+        stage.begun(one)
+        await stage.lost(one)
+    await stage.start(C)
+    await stage.ready(one)
+    assert [stream.id for stream in stage.runs._table.on(one)] == [C]
+    await stage.step(one, one.last[0], 0, "c")
+    assert [stream.id for stream in stage.runs._table.on(one)] == [C, A]
+
+
 async def test_an_urgent_stream_is_handed_over_first(stage: Stage) -> None:
     for stream, priority in ((A, "batch"), (B, "standard"), (C, "interactive")):
         await stage.start(stream, RECIPE.model_copy(update={"priority": priority}))
