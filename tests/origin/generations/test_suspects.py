@@ -98,7 +98,9 @@ def test_all_are_tried_together_after_the_first_deaths() -> None:
             each.place(retried=deaths > 1)
             each.begun = True
         assert judge(streams, itertools.count()) == []
-        assert {slot_for(each, {"one": []}) for each in streams} == {"one"}
+        assert {each.group for each in streams} == {None}
+        busy = {"one": [Standing(begun=True, retried=True)]}
+        assert {slot_for(each, busy) for each in streams} == {"one"}
 
 
 def test_suspects_are_not_thrown_back_on_those_that_their_worker_took_over() -> None:
