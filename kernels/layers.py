@@ -19,17 +19,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.linear.dense_triton import dense_linear
+from kernels.linear.dense_triton import dense_linear, dense_plan
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.int8_triton import GEMV_MAX_IN, int8_gemm, int8_gemv
 from kernels.linear.int8_triton import GEMV_MAX_ROWS as INT8_GEMV_MAX_ROWS
-from kernels.linear.linear_plan import NORM_MAX_INPUTS, NORM_MAX_ROWS, LinearWorkspace
+from kernels.linear.linear_plan import NORM_MAX_INPUTS, NORM_MAX_ROWS, LinearPlan, LinearWorkspace
 from kernels.linear.ternary_gemm_triton import ternary_gemm
 from kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
 from kernels.linear.ternary_weights import TernaryWeights
+from kernels.linear.weight_only import WeightOnly
+from kernels.linear.weight_only_triton import weight_only_linear, weight_only_plan
 from kernels.rows.activation_triton import relu2_gate_norm_int8
 from kernels.rows.norm_triton import rms_norm, rms_norm_int8
 from kernels.shapes import DecoderShape
+
+Weight = Tensor | WeightOnly
+"""bf16, fp16 or fp32 [out, in], or int8 or int4 with bf16 activations."""
 
 
 class Layer(Protocol):
@@ -137,17 +142,17 @@ class TernaryLayer:
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """Llama and Qwen3: linears of bf16, fp16 or fp32 weights [out, in], SwiGLU."""
+    """Llama and Qwen3: linears of float or quantised weights [out, in], SwiGLU."""
 
     scratch: Scratch
     workspace: LinearWorkspace
     eps: float
     input_norm: Tensor
-    qkv: Tensor
-    output: Tensor
+    qkv: Weight
+    output: Weight
     ffn_input_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Weight
+    down: Weight
 
     def project_in(self, x: Tensor, qkv: Tensor, *, dependent: bool = False) -> None:
         self._normed_linear(x, self.input_norm, self.qkv, qkv, Epilogue.STORE, dependent)
@@ -160,8 +165,8 @@ class DenseLayer:
         self._normed_linear(x, self.ffn_input_norm, self.gate_up, inner, gate, dependent)
         self._added_linear(inner, self.down, x, dependent)
 
-    def _added_linear(self, x: Tensor, weight: Tensor, out: Tensor, dependent: bool) -> None:
-        dense_linear(
+    def _added_linear(self, x: Tensor, weight: Weight, out: Tensor, dependent: bool) -> None:
+        float_linear(
             x, weight, out, workspace=self.workspace, epilogue=Epilogue.ADD, dependent=dependent
         )
 
@@ -169,7 +174,7 @@ class DenseLayer:
         self,
         x: Tensor,
         norm: Tensor,
-        weight: Tensor,
+        weight: Weight,
         out: Tensor,
         epilogue: Epilogue,
         dependent: bool,
@@ -222,25 +227,57 @@ def normed_linear(
     x: Tensor,
     norm: Tensor,
     eps: float,
-    weight: Tensor,
+    weight: Weight,
     out: Tensor,
     scratch: Scratch,
     workspace: LinearWorkspace,
     epilogue: Epilogue,
     dependent: bool,
 ) -> None:
-    """A dense linear of norm(x), with the norm in the launch that is cheaper.
+    """A linear of norm(x), with the norm in the launch that is cheaper.
 
     A launch of its own leaves what the linear multiplies: normed, then rounded to the weight's
     type. A linear that norms rounds the same numbers in the same way, so that a row has the same
     bits in both.
     """
     if len(x) <= NORM_MAX_ROWS and x.shape[1] <= NORM_MAX_INPUTS:
-        dense_linear(
+        float_linear(
             x, weight, out, workspace=workspace, norm=norm, eps=eps, epilogue=epilogue,
             dependent=dependent,
         )  # fmt: skip
         return
-    normed = scratch.normed(len(x), x.shape[1], weight.dtype)
+    dtype = weight.dtype if isinstance(weight, Tensor) else torch.bfloat16
+    normed = scratch.normed(len(x), x.shape[1], dtype)
     rms_norm(x, norm, eps, normed, dependent=dependent)
-    dense_linear(normed, weight, out, workspace=workspace, epilogue=epilogue, dependent=dependent)
+    float_linear(normed, weight, out, workspace=workspace, epilogue=epilogue, dependent=dependent)
+
+
+def float_linear(
+    x: Tensor,
+    weight: Weight,
+    out: Tensor,
+    *,
+    workspace: LinearWorkspace,
+    norm: Tensor | None = None,
+    eps: float = 1e-5,
+    epilogue: Epilogue = Epilogue.STORE,
+    dependent: bool = False,
+) -> None:
+    """`dense_linear` or `weight_only_linear`, as the weight is; see there."""
+    if isinstance(weight, Tensor):
+        dense_linear(
+            x, weight, out, workspace=workspace, norm=norm, eps=eps, epilogue=epilogue,
+            dependent=dependent,
+        )  # fmt: skip
+    else:
+        weight_only_linear(
+            x, weight, out, workspace=workspace, norm=norm, eps=eps, epilogue=epilogue,
+            dependent=dependent,
+        )  # fmt: skip
+
+
+def float_plan(weight: Weight, epilogue: Epilogue = Epilogue.STORE) -> LinearPlan:
+    """How `float_linear` is launched; for a workspace that has room for it."""
+    if isinstance(weight, Tensor):
+        return dense_plan(weight, epilogue)
+    return weight_only_plan(weight, epilogue)

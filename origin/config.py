@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_v
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from ledger.settings import Address, Settings, parse_address, split_at_commas
+from origin.formats import Formats, HeadFormat, KvFormat, WeightsFormat
 
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 MAX_RETENTION_S = 100 * 365 * 86_400
@@ -173,6 +174,23 @@ class OriginConfig(Settings):
         " would make steps longer than step_ms",
     )
     kv_mib: int = Field(512, ge=1, description="size of the KV cache of a model on the CPU")
+    weights: WeightsFormat = Field(
+        "auto",
+        description="format of the layers' weights, made at load; auto: as the checkpoint has them",
+    )
+    kv_cache: KvFormat = Field(
+        "auto",
+        description="format of keys and values; auto: fp32 on a CPU, on a GPU bf16, or fp32 for"
+        " a small model; fp8 needs a GPU of sm_89 or a CPU",
+    )
+    head: HeadFormat = Field(
+        "auto", description="format of the LM head, made at load; auto: as the checkpoint has it"
+    )
+    dependent_launches: bool = Field(
+        False,
+        description="on a GPU of sm_90 or more, a launch of a step begins while those ahead still"
+        " run; never changes a token",
+    )
     speculate: Literal["off", "prompt-lookup"] = Field(
         "off",
         description="guess tokens from the text so far and check several at once; never changes"
@@ -250,6 +268,11 @@ class OriginConfig(Settings):
         if self.producer is not None and self.upstream is not None:
             raise ValueError("give producer or upstream, not both")
         return self
+
+    @property
+    def formats(self) -> Formats:
+        """Of the model's numbers."""
+        return Formats(self.weights, self.kv_cache, self.head)
 
     @property
     def served_name(self) -> str:

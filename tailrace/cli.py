@@ -14,7 +14,7 @@ import typer
 
 from ledger.errors import CallerError, ConfigError, TailraceError
 from tailrace.cli_ledger import ledger_app
-from tailrace.cli_model import model_app
+from tailrace.cli_model import HeadOption, KvCacheOption, WeightsOption, model_app
 from tailrace.extra import extra
 
 EXIT_FAILED = 1
@@ -146,6 +146,9 @@ def origin(
     device: Annotated[
         str | None, typer.Option(metavar="auto|cpu|cuda", help="Where the model runs.")
     ] = None,
+    weights: WeightsOption = None,
+    kv_cache: KvCacheOption = None,
+    head: HeadOption = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes.")] = None,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there.")
@@ -180,6 +183,9 @@ def origin(
         data=data,
         model=model,
         device=device,
+        weights=weights,
+        kv_cache=kv_cache,
+        head=head,
         workers=workers,
         metrics=metrics,
         producer=producer,

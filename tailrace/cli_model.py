@@ -6,6 +6,7 @@ Like tailrace/cli.py, only typer is imported before a command runs.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from origin.checkpoint.finding import Finding
     from origin.checkpoint.model_check import ModelReport
 
+# Of every command that loads a model, or says what loading one takes.
+WeightsOption = Annotated[
+    str | None, typer.Option(metavar="auto|int8|int4", help="Format of the layers' weights.")
+]
+KvCacheOption = Annotated[
+    str | None, typer.Option(metavar="auto|int8|fp8", help="Format of keys and values.")
+]
+HeadOption = Annotated[str | None, typer.Option(metavar="auto|int8", help="Format of the LM head.")]
 EXIT_NOT_SUPPORTED = 1
 MAX_SHOWN_FINDINGS = 20
 """A wrong size makes every tensor wrong; JSON has all of them."""
@@ -43,8 +52,11 @@ def check(
             metavar="SIZE", help="Say how many sequences of a full context fit, such as 24GiB."
         ),
     ] = None,
-    weights: Annotated[
-        bool, typer.Option("--weights", help="Read every weight too: NaN, ternary codes.")
+    weights: WeightsOption = None,
+    kv_cache: KvCacheOption = None,
+    head: HeadOption = None,
+    values: Annotated[
+        bool, typer.Option("--values", help="Read every weight too: NaN, ternary codes.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
@@ -52,7 +64,8 @@ def check(
 
     DIR holds config.json, tokenizer.json and model.safetensors, or shards and their index, as
     `hf download NAME --local-dir DIR` fetches them from the Hugging Face hub. Only headers of the
-    weights are read, unless --weights is given.
+    weights are read, unless --values is given. Formats that are not given are those of the
+    settings of `[origin]`.
     The exit status is 0 if the model can be served, and 1 if not.
     """
     memory_bytes = None if memory is None else _bytes(memory)
@@ -60,9 +73,11 @@ def check(
         raise ConfigError(f"{directory} is no folder", hint=_how_to_get(directory))
     with extra("origin"):
         from origin.checkpoint.model_check import check_model
+        from origin.config import OriginConfig
 
-        report = check_model(directory)
-        if weights and report.supported and report.config is not None:
+        settings = OriginConfig.load(weights=weights, kv_cache=kv_cache, head=head)
+        report = check_model(directory, settings.formats)
+        if values and report.supported and report.config is not None:
             from origin.models.tensors import examine_values
 
             report.findings.extend(examine_values(directory, report.config))
@@ -112,6 +127,7 @@ def _document(report: ModelReport, memory_bytes: int | None) -> dict[str, Any]:
         "context": config and config.context,
         "parameters": report.parameters,
         "chat_template": report.has_template,
+        "formats": asdict(report.formats),
         "files": report.files,
         "disk_bytes": report.disk_bytes,
         "devices": {
@@ -168,6 +184,8 @@ def _rows(report: ModelReport, memory_bytes: int | None) -> list[tuple[str, ...]
         ("chat template", "yes" if report.has_template else "no"),
         ("weights on disk", f"{_size(report.disk_bytes)} in {report.files} file(s)"),
     ]
+    if str(report.formats):
+        rows.append(("held as", str(report.formats)))
     if not devices or config is None:
         return rows
     parts = devices.values()

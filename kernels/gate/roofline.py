@@ -61,7 +61,7 @@ KV_BYTES = 2
 """Of a cached element: bf16."""
 
 # Of a linear: its step, its format, its rows. What a plan calls the kernel is no part of it.
-_LINEAR = re.compile(r"(qkv|o|gate_up|down|head) (\w+(?: with zeros)?) rows=(\d+)")
+_LINEAR = re.compile(r"(qkv|o|gate_up|down|head) (\w+) rows=(\d+)")
 _KERNEL = re.compile(r" (?:dense|gemv|gemm)\b")
 
 

@@ -119,21 +119,18 @@ def launch_linear(
     grid = (-(-rows // (ROWS * groups)), plan.tiles, plan.splits)
     linear_kernel[grid](
         x, weight, scale, zero, norm, out, workspace.partials, workspace.counters, rows, eps,
-        **constants(plan, groups, norm is not None, epilogue, zero is not None),
+        **constants(plan, groups, norm is not None, epilogue),
         PDL=dependent, INTERPRETED=INTERPRETED,
         num_warps=plan.tile.num_warps, num_stages=plan.tile.num_stages, **options,
     )  # fmt: skip
 
 
-def constants(
-    plan: LinearPlan, groups: int, norm: bool, epilogue: Epilogue, zero: bool = False
-) -> dict[str, Any]:
+def constants(plan: LinearPlan, groups: int, norm: bool, epilogue: Epilogue) -> dict[str, Any]:
     """What the kernel is compiled with, but for where it runs."""
     return {
         "OUT": plan.out,
         "IN": plan.inputs,
         "BITS": plan.bits,
-        "ZERO": zero,
         "BLOCK_OUT": plan.tile.block_out,
         "BLOCK_WORDS": plan.tile.block_words,
         "SPLITS": plan.splits,
@@ -153,9 +150,7 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
         yield from linear_variants(f"{shape.name}.{step} dense bf16", step, plan, "*bf16")
 
 
-def linear_variants(
-    name: str, step: str, plan: LinearPlan, weight_type: str, zero: bool = False
-) -> Iterator[Variant]:
+def linear_variants(name: str, step: str, plan: LinearPlan, weight_type: str) -> Iterator[Variant]:
     """What the linear `step` launches at batches of 1, 16 and 64 rows."""
     normed = step in _NORMED
     for rows, norm, dependent in (
@@ -173,7 +168,7 @@ def linear_variants(
             "x_ptr": "*bf16" if x_bytes == 2 else "*fp32",
             "weight_ptr": weight_type,
             "scale_ptr": "*fp32" if plan.bits else None,
-            "zero_ptr": "*u8" if zero else None,
+            "zero_ptr": "*u8" if plan.bits == 4 else None,
             "norm_ptr": "*fp32" if norm else None,
             "out_ptr": "*fp32",
             "partial_ptr": "*fp32",
@@ -184,7 +179,7 @@ def linear_variants(
             name=f"{name} rows={rows}" + " dependent" * dependent,
             kernel=linear_kernel,
             signature=signature | {"rows": "i32", "eps": "fp32"},
-            constants=constants(plan, groups, norm, _EPILOGUES.get(step, Epilogue.STORE), zero)
+            constants=constants(plan, groups, norm, _EPILOGUES.get(step, Epilogue.STORE))
             | {argument: None for argument, kind in given.items() if not kind}
             | {"PDL": dependent, "INTERPRETED": False},
             divisible=frozenset(signature),

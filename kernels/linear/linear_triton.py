@@ -99,17 +99,12 @@ def weight_place(
 
 @triton.jit
 def group_constants(
-    scale_ptr, zero_ptr, out, real, chunk, OUT: tl.constexpr, ZERO: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-):  # fmt: skip
+    scale_ptr, zero_ptr, out, real, chunk, OUT: tl.constexpr, INTERPRETED: tl.constexpr
+):
     """Scale, and 128 + zero, of each row in one group of inputs: fp32, and bf16, [BLOCK_OUT]."""
     scale = tl.load(scale_ptr + chunk * OUT + out, mask=real, other=0.0)
-    if ZERO:
-        zero = tl.load(zero_ptr + chunk * OUT + out, mask=real, other=0)
-        offset = zero.to(tl.float32) + 128.0
-    else:
-        offset = tl.full(scale.shape, 136.0, tl.float32)
-    return scale, rounded(offset, tl.bfloat16, INTERPRETED)
+    zero = tl.load(zero_ptr + chunk * OUT + out, mask=real, other=0)
+    return scale, rounded(zero.to(tl.float32) + 128.0, tl.bfloat16, INTERPRETED)
 
 
 @triton.jit
@@ -191,7 +186,7 @@ def add_scaled(sums, products, scale, GROUPS: tl.constexpr):
 @triton.jit
 def add_chunk(
     sums, words, scale_ptr, zero_ptr, out, real, x_ptr, norm_ptr, inverse, first_row, rows,
-    chunk, word, OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr,
+    chunk, word, OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr,
     BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, GROUPS: tl.constexpr, NORM: tl.constexpr,
     FULL: tl.constexpr, dtype: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
@@ -199,9 +194,7 @@ def add_chunk(
     PARTS: tl.constexpr = 1 if BITS == 0 else 16 // BITS
     products, offset = sums, 0.0
     if BITS == 4:
-        scale, offset = group_constants(
-            scale_ptr, zero_ptr, out, real, chunk, OUT, ZERO, INTERPRETED
-        )
+        scale, offset = group_constants(scale_ptr, zero_ptr, out, real, chunk, OUT, INTERPRETED)
         offset = tl.broadcast_to(offset[:, None], (BLOCK_OUT, BLOCK_WORDS))
         products = zeros(BLOCK_OUT, GROUPS)
     for part in tl.static_range(PARTS):
@@ -294,7 +287,7 @@ def tile_rows(tile, OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, GATED: tl.conste
 @triton.jit(do_not_specialize=["rows", "eps"])
 def linear_kernel(
     x_ptr, weight_ptr, scale_ptr, zero_ptr, norm_ptr, out_ptr, partial_ptr, counter_ptr, rows, eps,
-    OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr,
+    OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr,
     BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLITS: tl.constexpr,
     GROUPS: tl.constexpr, NORM_BLOCK: tl.constexpr, EPILOGUE: tl.constexpr,
     PDL: tl.constexpr, INTERPRETED: tl.constexpr,
@@ -340,7 +333,7 @@ def linear_kernel(
             words = tl.load(place, mask=real[:, None] & inputs[None, :], other=0)
         sums = add_chunk(
             sums, words, scale_ptr, zero_ptr, out, real, x_ptr, norm_ptr, inverse, first_row, rows,
-            chunk, word, OUT, IN, BITS, ZERO, BLOCK_OUT, BLOCK_WORDS, GROUPS, NORM_BLOCK > 0, FULL,
+            chunk, word, OUT, IN, BITS, BLOCK_OUT, BLOCK_WORDS, GROUPS, NORM_BLOCK > 0, FULL,
             dtype, INTERPRETED,
         )  # fmt: skip
 

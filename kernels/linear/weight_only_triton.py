@@ -69,14 +69,13 @@ def check_weights(weights: WeightOnly) -> None:
     words = GROUP * weights.bits // WORD_BITS
     check_tensor("words", weights.words, torch.int16, None, None, words)
     groups, out, _ = weights.words.shape
-    if weights.bits == 8:
+    if (weights.zero is None) != (weights.bits == 8):
+        raise ValueError("zero: expected with 4 bits, and none with 8, which are symmetric")
+    if weights.zero is None:
         check_tensor("scale", weights.scale, torch.float32, out)
-        if weights.zero is not None:
-            raise ValueError("zero: given with 8 bits, which are symmetric")
         return
     check_tensor("scale", weights.scale, torch.float32, groups, out)
-    if weights.zero is not None:
-        check_tensor("zero", weights.zero, torch.uint8, groups, out)
+    check_tensor("zero", weights.zero, torch.uint8, groups, out)
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
@@ -84,7 +83,6 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
     if shape.family is Family.BITNET:
         return
     for step, (out, inputs) in shape.linears.items():
-        for bits, zero in ((8, False), (4, False), (4, True)):
+        for bits in (8, 4):
             plan = plan_linear(out, inputs, 2, bits, gated=step == "gate_up")
-            name = f"{shape.name}.{step} int{bits}" + " with zeros" * zero
-            yield from linear_variants(name, step, plan, "*i16", zero)
+            yield from linear_variants(f"{shape.name}.{step} int{bits}", step, plan, "*i16")

@@ -16,6 +16,7 @@ from ledger.errors import ModelError, TailraceError
 from ledger.frame import Message
 from origin.checkpoint.chat_template import examine_template
 from origin.checkpoint.finding import Finding, Findings
+from origin.checkpoint.formats_check import examine_formats
 from origin.checkpoint.layout import examine_weights
 from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, examine_config
 from origin.checkpoint.model_json import read_object
@@ -29,6 +30,7 @@ from origin.checkpoint.model_memory import (
 from origin.checkpoint.prompt import PromptReader
 from origin.checkpoint.tokenizer_file import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, check_tokenizer
 from origin.checkpoint.weights_file import StoredTensor, stored_tensors, weight_files
+from origin.formats import AS_STORED, Formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class ModelReport:
     files: int
     disk_bytes: int
     parameters: int | None
+    formats: Formats
     footprints: dict[str, Footprint] = field(default_factory=dict)
     """By device: cpu, and gpu where the GPU kernels take the model."""
 
@@ -50,8 +53,11 @@ class ModelReport:
         return not any(finding.fault for finding in self.findings)
 
 
-def check_model(directory: Path) -> ModelReport:
-    """Look at every file of a checkpoint; what is wrong becomes a finding, nothing is raised."""
+def check_model(directory: Path, formats: Formats = AS_STORED) -> ModelReport:
+    """Look at every file of a checkpoint; what is wrong becomes a finding, nothing is raised.
+
+    formats: those that it would be served in.
+    """
     findings = Findings()
     config = examine_config(directory, findings)
     if config is None:  # what the files should hold is not known, but whether they are whole is
@@ -60,12 +66,13 @@ def check_model(directory: Path) -> ModelReport:
     else:
         check_tokenizer(directory, config.vocab, config.eos_ids, findings)
         stored = examine_weights(directory, config, findings)
+        examine_formats(formats, directory, config, findings)
     has_template = examine_template(directory, findings) is not None
     if config is not None and not findings.faults:
         _try_prompts(directory, has_template, findings)
     footprints: dict[str, Footprint] = {}
     if config is not None and not findings.faults:
-        footprints = _footprints(directory, config, stored, findings)
+        footprints = _footprints(directory, config, stored, formats, findings)
     files = [path for path in weight_files(directory, Findings()) if path.is_file()]
     return ModelReport(
         directory=directory,
@@ -75,16 +82,21 @@ def check_model(directory: Path) -> ModelReport:
         files=len(files),
         disk_bytes=sum(path.stat().st_size for path in files),
         parameters=None if config is None else parameters(config),
+        formats=formats,
         footprints=footprints,
     )
 
 
 def _footprints(
-    directory: Path, config: ModelConfig, stored: Mapping[str, StoredTensor], findings: Findings
+    directory: Path,
+    config: ModelConfig,
+    stored: Mapping[str, StoredTensor],
+    formats: Formats,
+    findings: Findings,
 ) -> dict[str, Footprint]:
-    devices = {"cpu": cpu_footprint(config, stored)}
+    devices = {"cpu": cpu_footprint(config, stored, formats)}
     if config.head_dim in GPU_HEAD_DIMS:
-        devices["gpu"] = gpu_footprint(config, stored)
+        devices["gpu"] = gpu_footprint(config, stored, formats)
     else:
         right = "on a GPU one of " + ", ".join(map(str, GPU_HEAD_DIMS))
         problem = f"{config.head_dim}: runs on a CPU only"

@@ -10,13 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernels.shapes import Family
+from origin.checkpoint.formats_check import WEIGHT_GROUP
 from origin.checkpoint.layout import EMBEDDING, HEAD, WEIGHTS_PER_BYTE, linears, norms
 from origin.checkpoint.model_config import ModelConfig
 from origin.checkpoint.weights_file import StoredTensor
+from origin.formats import AS_STORED, Formats
 from origin.scheduler.pages import PAGE_TOKENS
 
 FP32_BYTES = 4
 BF16_BYTES = 2
+SCALED_KV = ("int8", "fp8")
+"""Formats of a byte an element, with an fp32 scale per token and head."""
+INT4_GROUP_BYTES = {"cpu": 2 * BF16_BYTES, "gpu": FP32_BYTES + 1}
+"""Scale and zero of so many int4 weights as share them."""
 GPU_HEAD_DIMS = (32, 64, 80, 96, 128, 256)
 """What the GPU kernels of attention are built for."""
 GPU_FP32_HEAD_BYTES = 64 * 1024 * 1024
@@ -52,35 +58,50 @@ def parameters(config: ModelConfig) -> int:
     return tables + config.layers * layer + config.hidden
 
 
-def cpu_footprint(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> Footprint:
+def cpu_footprint(
+    config: ModelConfig, stored: Mapping[str, StoredTensor], formats: Formats = AS_STORED
+) -> Footprint:
     """fp32 throughout, but ternary weights as int8, and an untied embedding as it is stored.
 
-    A processor without an instruction for int8 products holds ternary weights as fp32, too.
+    A processor without an instruction for int8 products holds ternary weights and an int8 head as
+    fp32, too.
     """
-    ternary = config.family is Family.BITNET
-    linear = _linear_weights(config) * (1 if ternary else FP32_BYTES)
-    if ternary:  # a scale for every row
-        linear += sum(rows for rows, _ in linears(config).values()) * FP32_BYTES
-    weights = config.vocab * config.hidden * FP32_BYTES + config.layers * linear
-    if not config.tied_head:
-        weights += _stored_bytes(stored, EMBEDDING)
+    if config.family is Family.BITNET:
+        linear = _int8_bytes(config)
+    elif formats.weights == "auto":
+        linear = _linear_weights(config) * FP32_BYTES
+    else:
+        linear = _quantised_bytes(config, formats, "cpu")
+    weights = config.layers * linear
+    if formats.head == "int8":
+        weights += _int8_head_bytes(config) + _stored_bytes(stored, EMBEDDING)
+    else:
+        weights += config.vocab * config.hidden * FP32_BYTES
+        if not config.tied_head:
+            weights += _stored_bytes(stored, EMBEDDING)
     return Footprint(
         weights_bytes=weights + _small_bytes(config),
-        kv_token_bytes=_kv_elements(config) * FP32_BYTES,
+        kv_token_bytes=_kv_token_bytes(config, formats, FP32_BYTES),
         kv_share=1.0,
     )
 
 
-def gpu_footprint(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> Footprint:
+def gpu_footprint(
+    config: ModelConfig, stored: Mapping[str, StoredTensor], formats: Formats = AS_STORED
+) -> Footprint:
     """Ternary weights packed, dense ones and the embedding as they are stored."""
     small = config.vocab * config.hidden * FP32_BYTES <= GPU_FP32_HEAD_BYTES
     weights = _stored_bytes(stored, EMBEDDING)
-    if small:
+    if formats.head == "int8":
+        weights += _int8_head_bytes(config)
+    elif small:
         weights += config.vocab * config.hidden * FP32_BYTES
     elif not config.tied_head:
         weights += _stored_bytes(stored, HEAD)
     if config.family is Family.BITNET:
         weights += config.layers * _linear_weights(config) // WEIGHTS_PER_BYTE
+    elif formats.weights != "auto":
+        weights += config.layers * _quantised_bytes(config, formats, "gpu")
     else:
         names = (
             f"model.layers.{at}.{name}.weight"
@@ -90,7 +111,7 @@ def gpu_footprint(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> Fo
         weights += sum(_stored_bytes(stored, name) for name in names)
     return Footprint(
         weights_bytes=weights + _small_bytes(config),
-        kv_token_bytes=_kv_elements(config) * (FP32_BYTES if small else BF16_BYTES),
+        kv_token_bytes=_kv_token_bytes(config, formats, FP32_BYTES if small else BF16_BYTES),
         kv_share=GPU_KV_SHARE,
     )
 
@@ -107,9 +128,30 @@ def _small_bytes(config: ModelConfig) -> int:
     return (norms_of_all + tables) * FP32_BYTES
 
 
-def _kv_elements(config: ModelConfig) -> int:
-    """Elements of the keys and values of one token."""
-    return 2 * config.keys * config.layers
+def _int8_bytes(config: ModelConfig) -> int:
+    """The linears of one layer in int8, with a scale for every row."""
+    rows = sum(rows for rows, _ in linears(config).values())
+    return _linear_weights(config) + rows * FP32_BYTES
+
+
+def _quantised_bytes(config: ModelConfig, formats: Formats, device: str) -> int:
+    """The linears of one layer in the format that was asked for."""
+    if formats.weights == "int8":
+        return _int8_bytes(config)
+    weights = _linear_weights(config)
+    return weights // 2 + weights // WEIGHT_GROUP * INT4_GROUP_BYTES[device]
+
+
+def _int8_head_bytes(config: ModelConfig) -> int:
+    return config.vocab * (config.hidden + FP32_BYTES)
+
+
+def _kv_token_bytes(config: ModelConfig, formats: Formats, plain_bytes: int) -> int:
+    """Keys and values of one token in all layers, in elements of so many bytes if not scaled."""
+    head = config.head_dim * plain_bytes
+    if formats.kv_cache in SCALED_KV:
+        head = config.head_dim + FP32_BYTES
+    return 2 * config.layers * config.kv_heads * head
 
 
 def _stored_bytes(stored: Mapping[str, StoredTensor], name: str) -> int:

@@ -20,10 +20,10 @@ from kernels.attention.paged_kv import PAGE_TOKENS
 from kernels.rows.norm import rms_norm
 from kernels.shapes import Family
 from origin.checkpoint.model_config import ModelConfig
-from origin.models.cpu_linear import DenseLinear, TernaryLinear
+from origin.models.cpu_linear import FloatLinear, TernaryLinear
 from origin.models.layer_tensors import LayerTensors
 
-Linear = TernaryLinear | DenseLinear
+Linear = TernaryLinear | FloatLinear
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX, unpack_ternary
+from kernels.linear.weight_only import (
+    GROUP,
+    quantise_int4,
+    quantise_int8,
+    unpack_words,
+)
 from origin.models.layer_tensors import Part
 
 TILE_ROWS = 8
@@ -23,8 +29,8 @@ CACHE_LINE_BYTES = 64
 """The BLAS may sum in another order where an array begins elsewhere."""
 
 
-MOST_EXACT_INPUTS = ((1 << 24) - 1) // INT8_MAX
-"""Of a ternary layer: the sums of so many products are below 2**24, whole numbers in fp32."""
+MOST_EXACT_SUM = (1 << 24) - 1
+"""fp32 holds all whole numbers up to this."""
 TRIED_ROWS = (1, 16)
 """Of the products whose times decide: one stream, and many."""
 MOST_TRIED_OUTPUTS = 256
@@ -34,36 +40,38 @@ TRIALS = 8
 FP32_SPEEDUP = 2.0
 """How much quicker fp32 has to be: it takes four times the memory. Where int8 is multiplied one by
 one it is ten times and more."""
+INT4_ROWS = 16
+"""Rows of a weight that the product of int4 takes together."""
+MIDDLE_CODE = 8
+"""Of int4, from which that product counts."""
 
 
-class TernaryLinear:
-    """One or more ternary layers of the same input, fused into one product of whole numbers.
+class Int8Linear:
+    """int8 weights times activations that are quantised to int8, in sums of whole numbers.
 
-    Equals `ternary_linear` of each part bit for bit, hence in any batch. Where a processor
-    multiplies int8 by itself (VNNI), weights stay int8, a quarter of fp32: a decoded token reads
-    all of them, and reading is what takes the time. Elsewhere torch does so one by one, and fp32
-    is quicker. Its sums are the same, as fp32 holds all whole numbers on the way.
+    Equals `int8_linear` bit for bit, hence in any batch. Where a processor multiplies int8 by
+    itself (VNNI), weights stay int8, a quarter of fp32: a decoded token reads all of them, and
+    reading is what takes the time. Elsewhere torch does so one by one, and fp32 is quicker. Its
+    sums are the same: so many inputs go together as fp32 holds all whole numbers of on the way.
     """
 
-    def __init__(self, parts: Sequence[Part], in_fp32: bool | None = None) -> None:
-        """parts: (packed uint8 [out / 4, in], scale [1]) of each fused layer, in output order.
+    def __init__(
+        self, weight: Tensor, scale: Tensor, in_fp32: bool | None = None, largest: int = INT8_MAX
+    ) -> None:
+        """weight: int8 [out, in], no number above `largest`. scale: fp32 [out].
 
         in_fp32: what to multiply in; by default what suits this processor.
         """
-        unpacked = [unpack_ternary(packed) for packed, _ in parts]
-        rows = torch.tensor([len(part) for part in unpacked])
-        weight = torch.cat(unpacked)
         outputs, inputs = weight.shape
-        is_exact = inputs <= MOST_EXACT_INPUTS
         if in_fp32 is None:
-            in_fp32 = is_exact and is_fp32_quicker(min(outputs, MOST_TRIED_OUTPUTS), inputs)
-        if in_fp32 and not is_exact:
-            raise ValueError(f"fp32 does not hold every sum of {inputs} products")
-        self._weight = weight.float() if in_fp32 else weight.t()
+            in_fp32 = is_fp32_quicker(min(outputs, MOST_TRIED_OUTPUTS), inputs)
+        self._in_fp32 = in_fp32
+        self._inputs = MOST_EXACT_SUM // (INT8_MAX * largest) if in_fp32 else inputs
+        parts = torch.split(weight, self._inputs, 1)
+        self._parts = [part.float() for part in parts] if in_fp32 else [weight.t()]
         # A sum that begins with +0 is never -0, as none of whole numbers is.
-        self._nothing = torch.zeros(outputs) if in_fp32 else None
-        scales = [scale.float() for _, scale in parts if scale is not None]
-        self._scale = torch.cat(scales).repeat_interleave(rows)
+        self._nothing = torch.zeros(outputs if in_fp32 else 0)
+        self._scale = scale
         self._int8_max = torch.tensor(float(INT8_MAX))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -78,10 +86,33 @@ class TernaryLinear:
 
     def _sums(self, quantized: Tensor) -> Tensor:
         """fp32 [T, in] of whole numbers -> int32 or fp32 [T, out]."""
-        if self._nothing is not None:
-            return F.linear(quantized, self._weight, self._nothing)
-        # The only int8 product with int32 sums that torch has on CPUs; torchao rests on it too.
-        return torch._int_mm(quantized.to(torch.int8), self._weight)
+        if not self._in_fp32:
+            # The only int8 product with int32 sums that torch has on CPUs; torchao uses it too.
+            return torch._int_mm(quantized.to(torch.int8), self._parts[0])
+        inputs = torch.split(quantized, self._inputs, 1)
+        pairs = zip(inputs, self._parts, strict=True)
+        sums = [F.linear(x, part, self._nothing) for x, part in pairs]
+        if len(sums) == 1:
+            return sums[0]
+        total = sums[0].to(torch.int32)
+        for more in sums[1:]:
+            total += more.to(torch.int32)
+        return total
+
+
+class TernaryLinear(Int8Linear):
+    """One or more ternary layers of the same input, fused into one product of whole numbers.
+
+    Equals `ternary_linear` of each part bit for bit.
+    """
+
+    def __init__(self, parts: Sequence[Part], in_fp32: bool | None = None) -> None:
+        """parts: (packed uint8 [out / 4, in], scale [1]) of each fused layer, in output order."""
+        unpacked = [unpack_ternary(packed) for packed, _ in parts]
+        rows = torch.tensor([len(part) for part in unpacked])
+        scales = [scale.float() for _, scale in parts if scale is not None]
+        scale = torch.cat(scales).repeat_interleave(rows)
+        super().__init__(torch.cat(unpacked), scale, in_fp32, largest=1)
 
 
 @cache
@@ -102,8 +133,12 @@ def _seconds(product: Callable[[], Tensor]) -> float:
     return min(Timer(product).repeat(TRIALS, number=1))
 
 
+Multiply = Callable[[Tensor], Tensor]
+"""fp32 [T, in] -> fp32 [T, out]; may read but a copy of what it is given."""
+
+
 class Products:
-    """Which fp32 products give a row the bits that it has alone in a tile, found by trying.
+    """Which products give a row the bits that it has alone in a tile, found by trying.
 
     A BLAS sums in an order that depends on the shape of the product, and promises nothing about
     a row's place in it or what lies beside it. So a weight's shape is tried out once: first
@@ -111,28 +146,27 @@ class Products:
     """
 
     def __init__(self) -> None:
-        self._found: dict[torch.Size, tuple[int, ...]] = {}
+        self._found: dict[tuple[str, torch.Size], tuple[int, ...]] = {}
 
-    def rows(self, weight: Tensor) -> tuple[int, ...]:
-        """Ascending, of PRODUCT_ROWS; (1,) if places in the tile differ."""
-        if weight.shape not in self._found:
-            self._found[weight.shape] = _rows_alike(weight)
-        return self._found[weight.shape]
+    def rows(self, kind: str, size: torch.Size, multiply: Multiply) -> tuple[int, ...]:
+        """For weights [out, in] of one kind and size: ascending, of PRODUCT_ROWS.
+
+        (1,) if places in the tile differ.
+        """
+        if (kind, size) not in self._found:
+            self._found[kind, size] = _rows_alike(size[1], multiply)
+        return self._found[kind, size]
 
 
-class DenseLinear:
-    """One or more fp32 layers of the same input, fused into one product.
+class FloatLinear:
+    """A linear layer whose sums are of floats, in an order that its product chooses.
 
-    Rows are filled up with zeros to a number that `products` allows; if it allows but one row, each
+    Rows are filled up with zeros to a number that `Products` allows; if it allows but one row, each
     goes alone. Either way a row's bits are the same in any batch.
     """
 
-    def __init__(self, parts: Sequence[Part], products: Products) -> None:
-        """parts: floating [out, in] of each fused layer, in output order; none has a scale."""
-        # A copy even of a single fp32 part: where it begins is then ours, not the file's.
-        self.weight = torch.cat([weight.float() for weight, _ in parts])
-        assert self.weight.data_ptr() % CACHE_LINE_BYTES == 0, "torch allocates cache lines"
-        self.rows = products.rows(self.weight)
+    def __init__(self, rows: tuple[int, ...]) -> None:
+        self.rows = rows
 
     def __call__(self, x: Tensor) -> Tensor:
         """fp32 [T, in] -> fp32 [T, out]."""
@@ -145,23 +179,88 @@ class DenseLinear:
         rows = next(rows for rows in self.rows if rows >= len(x))
         # A copy either way, because a part of a tensor may begin off a cache line.
         whole = x.clone() if rows == len(x) else F.pad(x, (0, 0, 0, rows - len(x)))
-        return F.linear(whole, self.weight)[: len(x)]
+        return self._multiply(whole)[: len(x)]
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        """fp32 [one of self.rows, in] -> fp32 [the same, out]."""
+        raise NotImplementedError
 
 
-def _rows_alike(weight: Tensor) -> tuple[int, ...]:
+class DenseLinear(FloatLinear):
+    """One or more fp32 layers of the same input, fused into one product."""
+
+    def __init__(self, parts: Sequence[Part], products: Products) -> None:
+        """parts: floating [out, in] of each fused layer, in output order; none has a scale."""
+        # A copy even of a single fp32 part: where it begins is then ours, not the file's.
+        self.weight = torch.cat([weight.float() for weight, _ in parts])
+        assert self.weight.data_ptr() % CACHE_LINE_BYTES == 0, "torch allocates cache lines"
+        super().__init__(products.rows("fp32", self.weight.shape, self._multiply))
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class Int8WeightLinear(FloatLinear):
+    """One or more layers of the same input with int8 weights, fused into one product.
+
+    It computes what `weight_only_linear` does, of bf16 activations as there, and rounds the sums
+    to bf16: the product that torch has for such weights gives no more. It reads a quarter of the
+    bytes of fp32, which is what takes the time of few rows.
+    """
+
+    def __init__(self, parts: Sequence[Part], products: Products) -> None:
+        """parts: as of DenseLinear. Raises ValueError for inputs that make no whole groups."""
+        weights = quantise_int8(_joined(parts))
+        codes = unpack_words(weights.words, 8)
+        self._codes = ((codes ^ 0x80) - 0x80).to(torch.int8)
+        self._scale = weights.scale
+        self._ones = torch.ones(len(codes), dtype=torch.bfloat16)
+        super().__init__(products.rows("int8", codes.shape, self._multiply))
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        # Its own scales would be rounded to bf16 too.
+        sums = torch._weight_int8pack_mm(x.bfloat16(), self._codes, self._ones)
+        return sums.float().mul_(self._scale)
+
+
+class Int4WeightLinear(FloatLinear):
+    """The same with int4 weights and an eighth of the bytes; scales and zeros are bf16, too."""
+
+    def __init__(self, parts: Sequence[Part], products: Products) -> None:
+        """As of Int8WeightLinear."""
+        weights = quantise_int4(_joined(parts))
+        assert weights.zero is not None, "int4 has zeros"
+        self._outputs = weights.shape[0]
+        filled = 0, -self._outputs % INT4_ROWS
+        codes = unpack_words(weights.words, 4)
+        packed = F.pad(codes, (0, 0, *filled))
+        self._codes = torch._convert_weight_to_int4pack_for_cpu(packed, 1)
+        middle = (MIDDLE_CODE - weights.zero.float()) * weights.scale
+        scales = torch.stack([weights.scale, middle], -1)
+        self._scales = F.pad(scales, (0, 0, *filled)).bfloat16()
+        super().__init__(products.rows("int4", codes.shape, self._multiply))
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        sums = torch._weight_int4pack_mm_for_cpu(x.bfloat16(), self._codes, GROUP, self._scales)
+        return sums[:, : self._outputs].float()
+
+
+def _joined(parts: Sequence[Part]) -> Tensor:
+    return torch.cat([weight for weight, _ in parts])
+
+
+def _rows_alike(inputs: int, multiply: Multiply) -> tuple[int, ...]:
     random = torch.Generator().manual_seed(1)
-    x = torch.randn(PRODUCT_ROWS[-1], weight.shape[1], generator=random)
-    alone = torch.zeros(TILE_ROWS, weight.shape[1])
+    x = torch.randn(PRODUCT_ROWS[-1], inputs, generator=random)
+    alone = torch.zeros(TILE_ROWS, inputs)
     alone[0] = x[0]
-    expected = F.linear(alone, weight)[0]
+    expected = multiply(alone)[0]
     for place in range(TILE_ROWS):
         tile = x[:TILE_ROWS].roll(place, 0)
         tile[(place + 1) % TILE_ROWS] = torch.nan
-        if not torch.equal(F.linear(tile, weight)[place], expected):
+        if not torch.equal(multiply(tile)[place], expected):
             return (1,)
-    tiles = torch.cat([F.linear(tile.clone(), weight) for tile in torch.split(x, TILE_ROWS)])
+    tiles = torch.cat([multiply(tile.clone()) for tile in torch.split(x, TILE_ROWS)])
     return tuple(
-        rows
-        for rows in PRODUCT_ROWS
-        if torch.equal(F.linear(x[:rows].clone(), weight), tiles[:rows])
+        rows for rows in PRODUCT_ROWS if torch.equal(multiply(x[:rows].clone()), tiles[:rows])
     )

@@ -17,16 +17,26 @@ from torch import Tensor
 
 import kernels
 from kernels.attention.kv_cache import KvCache
-from kernels.attention.paged_kv import PAGE_TOKENS
+from kernels.attention.paged_kv import FP8, PAGE_TOKENS
 from kernels.attention.rope import rope_table
+from kernels.linear.int8_linear import quantise_rows
 from kernels.rows.norm import rms_norm
 from kernels.sampler.sampler_batch import NO_TOKEN, sample_batch
 from kernels.shapes import Family
 from ledger.errors import ModelError
+from origin.checkpoint.formats_check import refuse_formats
 from origin.checkpoint.layout import EMBEDDING, HEAD
 from origin.checkpoint.model_config import ModelConfig, read_config
+from origin.formats import AS_STORED, Formats
 from origin.models.cpu_layers import Batch, CpuLayer, Linear, Span, attends_in_place
-from origin.models.cpu_linear import DenseLinear, Products, TernaryLinear
+from origin.models.cpu_linear import (
+    DenseLinear,
+    Int4WeightLinear,
+    Int8Linear,
+    Int8WeightLinear,
+    Products,
+    TernaryLinear,
+)
 from origin.models.layer_tensors import LayerTensors, Part, layer_tensors
 from origin.models.model import (
     DEFAULT_KV_BYTES,
@@ -42,6 +52,7 @@ from origin.models.piece_check import check_pieces
 from origin.models.tensors import read_tensors
 
 NORM = "model.norm.weight"
+KV_DTYPES = {"auto": torch.float32, "int8": torch.int8, "fp8": FP8}
 
 
 class CpuModel:
@@ -50,8 +61,6 @@ class CpuModel:
     All calls are deterministic for the same fingerprint and thread count.
     """
 
-    device = "cpu torch"
-
     def __init__(
         self,
         config: ModelConfig,
@@ -59,16 +68,18 @@ class CpuModel:
         fingerprint: str,
         progress: Progress = lambda *_: None,
         kv_bytes: int = DEFAULT_KV_BYTES,
+        formats: Formats = AS_STORED,
     ) -> None:
         """Takes the tensors out of the dictionary, so that no weight is held twice."""
         self.config = config
         self.fingerprint = fingerprint
-        self.pages = pages_within(config, kv_bytes)
-        self._cache = _cache(config, self.pages)
+        self.device = formats.on("cpu torch")
+        kv_dtype = KV_DTYPES[formats.kv_cache]
+        self.pages = pages_within(config, kv_bytes, kv_dtype)
+        self._cache = _cache(config, self.pages, kv_dtype)
+        self._formats = formats
         self._products = Products()
-        head = tensors.pop(EMBEDDING if config.tied_head else HEAD)
-        self._head = DenseLinear([(head, None)], self._products)
-        self._embedding = self._head.weight if config.tied_head else tensors.pop(EMBEDDING)
+        self._embedding, self._head = self._tables(tensors)
         self._final_norm = tensors.pop(NORM).float()
         cos, sin = rope_table(
             config.context, config.head_dim, config.rope_theta, config.rope_scaling
@@ -112,6 +123,16 @@ class CpuModel:
         """Hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
         return self._head(rms_norm(hidden, self._final_norm, self.config.norm_eps))
 
+    def _tables(self, tensors: dict[str, Tensor]) -> tuple[Tensor, DenseLinear | Int8Linear]:
+        """Embeddings and LM head, whose tensors leave the dictionary."""
+        tied = self.config.tied_head
+        embedding = tensors.pop(EMBEDDING)
+        stored = embedding if tied else tensors.pop(HEAD)
+        if self._formats.head == "int8":
+            return embedding, Int8Linear(*quantise_rows(stored))
+        head = DenseLinear([(stored, None)], self._products)
+        return (head.weight if tied else embedding), head
+
     def _layer(self, tensors: dict[str, Tensor], index: int) -> CpuLayer:
         """Layer `index`, whose tensors leave the dictionary."""
         parts: LayerTensors[Linear] = layer_tensors(tensors, index, self._linear)
@@ -122,7 +143,13 @@ class CpuModel:
     def _linear(self, parts: Sequence[Part]) -> Linear:
         if self.config.family is Family.BITNET:
             return TernaryLinear(parts)
-        return DenseLinear(parts, self._products)
+        match self._formats.weights:
+            case "int8":
+                return Int8WeightLinear(parts, self._products)
+            case "int4":
+                return Int4WeightLinear(parts, self._products)
+            case "auto":
+                return DenseLinear(parts, self._products)
 
     def _batch(self, pieces: Sequence[Piece]) -> Batch:
         spans: list[Span] = []
@@ -155,13 +182,13 @@ def _scores(logits: Tensor, token: int, best: int | None) -> Scores | None:
     return Scores(float(logprobs[token]), tuple(pairs)[:best])
 
 
-def pages_within(config: ModelConfig, kv_bytes: int) -> int:
+def pages_within(config: ModelConfig, kv_bytes: int, kv_dtype: torch.dtype = torch.float32) -> int:
     """As many pages as fit in so many bytes, and at least those of one whole context."""
-    page = KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim)
+    page = KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim, kv_dtype)
     return max(kv_bytes // page, context_pages(config))
 
 
-def _cache(config: ModelConfig, pages: int) -> KvCache:
+def _cache(config: ModelConfig, pages: int, dtype: torch.dtype) -> KvCache:
     try:
         return KvCache(
             config.layers,
@@ -169,9 +196,10 @@ def _cache(config: ModelConfig, pages: int) -> KvCache:
             config.kv_heads,
             config.head_dim,
             in_place=attends_in_place(config),
+            dtype=dtype,
         )
     except RuntimeError as exc:  # what torch raises for it
-        size = pages * KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim)
+        size = pages * KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim, dtype)
         raise ModelError(
             f"{pages} pages of keys and values take {size} bytes, which there are not",
             field="max_position_embeddings",
@@ -180,17 +208,22 @@ def _cache(config: ModelConfig, pages: int) -> KvCache:
 
 
 def load(
-    directory: Path, progress: Progress = lambda *_: None, kv_bytes: int = DEFAULT_KV_BYTES
+    directory: Path,
+    progress: Progress = lambda *_: None,
+    kv_bytes: int = DEFAULT_KV_BYTES,
+    formats: Formats = AS_STORED,
 ) -> CpuModel:
     """Read, check and unpack a checkpoint; see `load.load_model`."""
     config = read_config(directory)
+    refuse_formats(formats, directory, config)
     progress("read", 0, 1)
     tensors = read_tensors(directory, config)
     # torch picks its CPU kernels by instruction set, and shares sums out among its threads.
     arithmetic = torch.backends.cpu.get_cpu_capability(), f"{torch.get_num_threads()} threads"
-    identity = fingerprint(directory, _numeric_code(), platform.machine(), *arithmetic)
+    machine = platform.machine(), *arithmetic, str(formats)
+    identity = fingerprint(directory, _numeric_code(), *machine)
     progress("read", 1, 1)
-    return CpuModel(config, tensors, identity, progress, kv_bytes)
+    return CpuModel(config, tensors, identity, progress, kv_bytes, formats)
 
 
 def _numeric_code() -> list[Path]:

@@ -22,7 +22,10 @@ EVERY_ID = -1
 class GpuDraw:
     """Up to `rows` rows of `vocab` logits at a time."""
 
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+    def __init__(
+        self, rows: int, vocab: int, device: torch.device, *, dependent: bool = False
+    ) -> None:
+        self._dependent = dependent
         self._vocab = vocab
         self._device = device
         self._workspace = SamplerWorkspace(rows, vocab, device)
@@ -39,7 +42,7 @@ class GpuDraw:
             self._counts(draws),
         )
         drawn = self._drawn[:, : len(draws)]
-        sample_rows(logits, rows, drawn[0], drawn[1], self._workspace)
+        sample_rows(logits, rows, drawn[0], drawn[1], self._workspace, dependent=self._dependent)
         ids, faults = drawn.tolist()
         if FAULT_EMPTY_MASK in faults:
             raise ValueError("mask: it allows no token")

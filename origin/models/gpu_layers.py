@@ -3,7 +3,7 @@
 The residual stream, the norms and the sums are fp32. Dense weights stay as they are stored, and
 what they multiply is rounded to their type. Keys, values and the LM head of a small model are
 fp32 (`origin.checkpoint.model_memory`), so that it computes what the CPU path computes, and gives
-the same tokens but for the last bits of the float sums.
+the same tokens but for the last bits of the float sums. `Formats` may say otherwise.
 """
 
 from __future__ import annotations
@@ -13,21 +13,32 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import PAGE_TOKENS, PagedKv
+from kernels.attention.paged_kv import FP8, PAGE_TOKENS, SCALED_DTYPES, PagedKv
 from kernels.attention.rope import Rope, rope_table
 from kernels.decoder import Decoder
-from kernels.layers import DenseHead, DenseLayer, Head, Int8Head, Layer, Scratch, TernaryLayer
-from kernels.linear.dense_triton import dense_plan
+from kernels.layers import (
+    DenseHead,
+    DenseLayer,
+    Head,
+    Int8Head,
+    Layer,
+    Scratch,
+    TernaryLayer,
+    Weight,
+    float_plan,
+)
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.int8_linear import quantise_rows
 from kernels.linear.linear_plan import LinearWorkspace
 from kernels.linear.ternary_triton import GEMV_MAX_ROWS
 from kernels.linear.ternary_weights import TernaryWeights
+from kernels.linear.weight_only import quantise_int4, quantise_int8
 from kernels.shapes import DecoderShape, Family
 from ledger.errors import ModelError
 from origin.checkpoint.layout import EMBEDDING, HEAD
 from origin.checkpoint.model_config import ModelConfig
 from origin.checkpoint.model_memory import GPU_FP32_HEAD_BYTES, GPU_KV_SHARE
+from origin.formats import Formats
 from origin.models.gpu_forward import MAX_PREFILL_ROWS, MAX_STEP_ROWS
 from origin.models.layer_tensors import LayerTensors, Part, layer_tensors
 from origin.models.model import Progress, context_pages
@@ -47,10 +58,13 @@ class DecoderParts:
         tensors: dict[str, Tensor],
         device: torch.device,
         progress: Progress,
+        formats: Formats,
         *,
-        int8_head: bool,
+        dependent: bool,
     ) -> None:
         self.shape = decoder_shape(config)
+        self._formats = formats
+        self._dependent = dependent
         self._config = config
         self._device = device
         self._scratch = Scratch(self.shape, MAX_PREFILL_ROWS, device)
@@ -61,7 +75,7 @@ class DecoderParts:
             self._move_ternary(tensors, progress)
         else:
             self._move_dense(tensors, progress)
-        self.head = self._head(tensors, int8_head)
+        self.head = self._head(tensors)
 
     def decoder(self, pages: int) -> Decoder:
         """The whole, with a KV cache of so many pages."""
@@ -73,17 +87,17 @@ class DecoderParts:
         return Decoder(
             self.shape, self.table, self.layers, self.ropes, self.head, cache,
             max_rows=MAX_PREFILL_ROWS, step_rows=MAX_STEP_ROWS,
-            max_length=context_pages(config) * PAGE_TOKENS,
+            max_length=context_pages(config) * PAGE_TOKENS, dependent=self._dependent,
         )  # fmt: skip
 
     def pages_that_fit(self) -> int:
         """Pages for a share of the memory that is free now; ModelError if that holds none."""
-        config, wanted = self._config, context_pages(self._config)
+        wanted = context_pages(self._config)
         if self._device.type != "cuda":
             return wanted * INTERPRETED_SEQUENCES
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self._device)
-        page = 2 * self.shape.keys * PAGE_TOKENS * self._kv_dtype.itemsize * config.layers
+        page = page_bytes(self.shape, self._kv_dtype)
         pages = min(int(free * GPU_KV_SHARE) // page, wanted * MAX_FULL_SEQUENCES)
         if pages < 1:
             raise ModelError(
@@ -94,7 +108,13 @@ class DecoderParts:
 
     @property
     def _kv_dtype(self) -> torch.dtype:
-        return torch.float32 if is_small(self.shape) else torch.bfloat16
+        match self._formats.kv_cache:
+            case "int8":
+                return torch.int8
+            case "fp8":
+                return FP8
+            case "auto":
+                return torch.float32 if is_small(self.shape) else torch.bfloat16
 
     def _move_ternary(self, tensors: dict[str, Tensor], progress: Progress) -> None:
         cos, sin = self._rope_table()
@@ -108,12 +128,12 @@ class DecoderParts:
         cos, sin = self._rope_table()
         parts = []
         for index in range(self.shape.layers):
-            parts.append(layer := layer_tensors(tensors, index, _dense, self._device))
+            parts.append(layer := layer_tensors(tensors, index, self._join, self._device))
             norms = layer.q_norm, layer.k_norm
             self.ropes.append(Rope(cos, sin, *norms, eps=self.shape.norm_eps))
             progress("move", index + 1, self.shape.layers)
         plans = [
-            dense_plan(weight, Epilogue.SWIGLU if weight is layer.gate_up else Epilogue.STORE)
+            float_plan(weight, Epilogue.SWIGLU if weight is layer.gate_up else Epilogue.STORE)
             for layer in parts
             for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
         ]
@@ -137,7 +157,7 @@ class DecoderParts:
             gemv_rows=GEMV_MAX_ROWS if self._device.type == "cuda" else 0,
         )
 
-    def _dense_layer(self, layer: LayerTensors[Tensor], workspace: LinearWorkspace) -> DenseLayer:
+    def _dense_layer(self, layer: LayerTensors[Weight], workspace: LinearWorkspace) -> DenseLayer:
         return DenseLayer(
             scratch=self._scratch,
             workspace=workspace,
@@ -150,16 +170,26 @@ class DecoderParts:
             down=layer.down,
         )
 
-    def _head(self, tensors: dict[str, Tensor], int8: bool) -> Head:
+    def _join(self, parts: Sequence[Part]) -> Weight:
+        weight = torch.cat([weight for weight, _ in parts])
+        match self._formats.weights:
+            case "int8":
+                return quantise_int8(weight)
+            case "int4":
+                return quantise_int4(weight)
+            case "auto":
+                return weight
+
+    def _head(self, tensors: dict[str, Tensor]) -> Head:
         eps = self.shape.norm_eps
         norm = tensors["model.norm.weight"].float().to(self._device)
         tied = self._config.tied_head
         weight = self.table if tied else tensors[HEAD].to(self._device)
-        if int8:
+        if self._formats.head == "int8":
             return Int8Head(self._scratch, eps, norm, *quantise_rows(weight))
         if is_small(self.shape):
             weight = weight.float()
-        workspace = LinearWorkspace([dense_plan(weight)], MAX_PREFILL_ROWS, self._device)
+        workspace = LinearWorkspace([float_plan(weight)], MAX_PREFILL_ROWS, self._device)
         return DenseHead(self._scratch, workspace, eps, norm, weight)
 
     def _rope_table(self) -> tuple[Tensor, Tensor]:
@@ -188,6 +218,13 @@ def decoder_shape(config: ModelConfig) -> DecoderShape:
     )
 
 
+def page_bytes(shape: DecoderShape, dtype: torch.dtype) -> int:
+    """What one page of the KV cache takes in all layers."""
+    scale = torch.float32.itemsize if dtype in SCALED_DTYPES else 0
+    head = shape.head_dim * dtype.itemsize + scale
+    return 2 * shape.layers * shape.kv_heads * PAGE_TOKENS * head
+
+
 def is_small(shape: DecoderShape) -> bool:
     """So few weights that fp32 costs no time worth having."""
     return shape.vocab * shape.hidden * 4 <= GPU_FP32_HEAD_BYTES
@@ -196,7 +233,3 @@ def is_small(shape: DecoderShape) -> bool:
 def _ternary(parts: Sequence[Part]) -> TernaryWeights:
     scaled = [(packed, scale) for packed, scale in parts if scale is not None]
     return TernaryWeights.from_parts(scaled)
-
-
-def _dense(parts: Sequence[Part]) -> Tensor:
-    return torch.cat([weight for weight, _ in parts])

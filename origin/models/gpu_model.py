@@ -13,7 +13,9 @@ from torch import Tensor
 import kernels
 from kernels.attention.paged_kv import HEAD_DIMS
 from ledger.errors import ModelError
+from origin.checkpoint.formats_check import refuse_formats
 from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, read_config
+from origin.formats import AS_STORED, Formats
 from origin.models.gpu_draw import GpuDraw
 from origin.models.gpu_forward import MAX_STEP_ROWS, GpuForward
 from origin.models.gpu_layers import DecoderParts
@@ -21,13 +23,18 @@ from origin.models.model import Draw, Drawn, Piece, Progress, fingerprint
 from origin.models.piece_check import check_pieces
 from origin.models.tensors import read_tensors
 
+FP8_CAPABILITY = (8, 9)
+"""Of a GPU that converts fp8."""
+DEPENDENT_CAPABILITY = (9, 0)
+"""Of one whose launches can begin while those ahead still run."""
+
 
 class GpuModel:
     """A loaded checkpoint on `device`; see `model.Model`.
 
-    pages: of the KV cache; None for as many as fit. int8_head: the LM head is quantised to int8,
-    which halves what a step reads for it and changes its logits a little. On a CPU the kernels run
-    in Triton's interpreter, far slower than `cpu_model`: that is for tests.
+    pages: of the KV cache; None for as many as fit. dependent: launches begin while those ahead
+    still run. On a CPU the kernels run in Triton's interpreter, far slower than `cpu_model`: that
+    is for tests.
     """
 
     def __init__(
@@ -37,19 +44,20 @@ class GpuModel:
         identity: str,
         device: torch.device,
         progress: Progress,
+        formats: Formats = AS_STORED,
         *,
         pages: int | None = None,
-        int8_head: bool = False,
+        dependent: bool = False,
     ) -> None:
         self.config = config
         self.fingerprint = identity
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"
-        self.device = f"{device.type} triton ({name})"
-        parts = DecoderParts(config, tensors, device, progress, int8_head=int8_head)
+        self.device = formats.on(f"{device.type} triton ({name})")
+        parts = DecoderParts(config, tensors, device, progress, formats, dependent=dependent)
         self.pages = parts.pages_that_fit() if pages is None else pages
         self._decoder = parts.decoder(self.pages)
         self._forward = GpuForward(self._decoder, progress)
-        self._draw = GpuDraw(MAX_STEP_ROWS, config.vocab, device)
+        self._draw = GpuDraw(MAX_STEP_ROWS, config.vocab, device, dependent=dependent)
 
     @torch.inference_mode()
     def forward(self, pieces: Sequence[Piece]) -> Tensor:
@@ -80,7 +88,8 @@ def load(
     device: torch.device | None = None,
     *,
     pages: int | None = None,
-    int8_head: bool = False,
+    formats: Formats = AS_STORED,
+    dependent: bool = False,
 ) -> GpuModel:
     """Read, check and move a checkpoint; see `load.load_model` and `GpuModel`."""
     place = device or torch.device("cuda")
@@ -96,11 +105,34 @@ def load(
             field=str(directory / CONFIG_FILE),
             hint="set device to cpu",
         )
+    refuse_formats(formats, directory, config)
+    _refuse_old_gpu(place, formats, dependent)
     progress("read", 0, 1)
     tensors = read_tensors(directory, config)
-    identity = fingerprint(directory, _numeric_code(), *_machine(place), *["int8 head"] * int8_head)
+    identity = fingerprint(directory, _numeric_code(), *_machine(place), str(formats))
     progress("read", 1, 1)
-    return GpuModel(config, tensors, identity, place, progress, pages=pages, int8_head=int8_head)
+    return GpuModel(
+        config, tensors, identity, place, progress, formats, pages=pages, dependent=dependent
+    )
+
+
+def _refuse_old_gpu(device: torch.device, formats: Formats, dependent: bool) -> None:
+    """Raise ModelError for what this GPU has no instructions for."""
+    if device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    asked = {
+        "kv_cache": (formats.kv_cache == "fp8", FP8_CAPABILITY, "kv_cache = int8"),
+        "dependent_launches": (dependent, DEPENDENT_CAPABILITY, "dependent_launches = false"),
+    }
+    for setting, (wanted, least, instead) in asked.items():
+        if wanted and capability < least:
+            have, need = (f"sm_{major}{minor}" for major, minor in (capability, least))
+            raise ModelError(
+                f"needs a GPU of {need} or more, this one is {have}",
+                field=setting,
+                hint=f"set {instead}",
+            )
 
 
 def _numeric_code() -> list[Path]:

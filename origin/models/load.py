@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from kernels.attention.paged_kv import HEAD_DIMS
+from origin.formats import AS_STORED, Formats
 from origin.models.model import DEFAULT_KV_BYTES, LEAST_CAPABILITY, Device, Model, Progress
 from origin.models.tensors import read_config
 
@@ -16,19 +17,23 @@ def load_model(
     progress: Progress = lambda *_: None,
     device: Device = Device.AUTO,
     kv_bytes: int = DEFAULT_KV_BYTES,
+    formats: Formats = AS_STORED,
+    *,
+    dependent: bool = False,
 ) -> Model:
     """Read, check and load the checkpoint in `directory`.
 
     progress(stage, done, total) is called as loading goes on. kv_bytes limits the pages of a
-    CPU model. Raises ModelError, also for a device that is not there.
+    CPU model. dependent: on a GPU, launches begin while those ahead still run. Raises ModelError,
+    also for a device that is not there, and for formats that the model or device cannot have.
     """
     if device == Device.CUDA or (device == Device.AUTO and _runs_on_gpu(Path(directory))):
         from origin.models import gpu_model  # triton is not there without a GPU
 
-        return gpu_model.load(Path(directory), progress)
+        return gpu_model.load(Path(directory), progress, formats=formats, dependent=dependent)
     from origin.models import cpu_model
 
-    return cpu_model.load(Path(directory), progress, kv_bytes)
+    return cpu_model.load(Path(directory), progress, kv_bytes, formats)
 
 
 def _runs_on_gpu(directory: Path) -> bool:

@@ -29,6 +29,7 @@ from origin.engine.drafts import Drafter, DraftModel, PromptLookup
 from origin.engine.engine import Engine
 from origin.engine.generation import Surroundings
 from origin.filter import load_filter
+from origin.formats import AS_STORED
 from origin.models.load import load_model
 from origin.models.model import (
     Device,
@@ -216,7 +217,12 @@ def _load_engine(
 
 
 def _load(directory: Path, config: OriginConfig, progress: Progress) -> Model:
-    return load_model(directory, progress, Device(config.device), config.kv_mib * MIB)
+    device, kv_bytes = Device(config.device), config.kv_mib * MIB
+    # What a draft model guesses is no one's output: its formats are its checkpoint's.
+    formats = config.formats if directory == config.model else AS_STORED
+    return load_model(
+        directory, progress, device, kv_bytes, formats, dependent=config.dependent_launches
+    )
 
 
 def _surroundings(model: Model, config: OriginConfig, progress: Progress) -> Surroundings:

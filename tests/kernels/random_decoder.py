@@ -7,16 +7,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import PAGE_TOKENS, PagedKv
+from kernels.attention.paged_kv import PAGE_TOKENS, PagedKv, quantise_heads
 from kernels.attention.rope import Rope, rope_table
 from kernels.decoder import Decoder
-from kernels.layers import DenseHead, DenseLayer, Head, Int8Head, Layer, Scratch, TernaryLayer
+from kernels.layers import (
+    DenseHead,
+    DenseLayer,
+    Head,
+    Int8Head,
+    Layer,
+    Scratch,
+    TernaryLayer,
+    Weight,
+    float_plan,
+)
 from kernels.linear.dense_triton import dense_plan
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.int8_linear import quantise_rows
 from kernels.linear.linear_plan import LinearWorkspace
 from kernels.linear.ternary import WEIGHTS_PER_BYTE
 from kernels.linear.ternary_weights import TernaryWeights
+from kernels.linear.weight_only import quantise_int4, quantise_int8
 from kernels.shapes import DecoderShape, Family
 
 
@@ -33,6 +44,10 @@ class Recipe:
     """Positions that a sequence may have."""
     dtype: torch.dtype = torch.bfloat16
     """Of dense weights, embeddings and the cache."""
+    bits: int = 0
+    """8 or 4 of quantised weights instead."""
+    kv_dtype: torch.dtype | None = None
+    """Of the cache, where it is another."""
     int8_head: bool = False
     dependent: bool = False
     """Launches begin while those ahead still run."""
@@ -83,15 +98,24 @@ class _Draw:
         ]
         cache = PagedKv.allocate(
             shape.layers, recipe.sequences * recipe.pages, shape.kv_heads, shape.head_dim,
-            dtype=recipe.dtype, device=recipe.device,
+            dtype=recipe.kv_dtype or recipe.dtype, device=recipe.device,
         )  # fmt: skip
         for layer in cache:  # as if every position had been decoded
-            layer.keys.normal_(generator=self._random)
-            layer.values.normal_(generator=self._random)
+            self._fill(layer.keys, layer.key_scales)
+            self._fill(layer.values, layer.value_scales)
         return Decoder(
             shape, table, layers, [self._rope() for _ in range(shape.layers)], self._head(table),
             cache, max_rows=recipe.rows, max_length=recipe.length, dependent=recipe.dependent,
         )  # fmt: skip
+
+    def _fill(self, cells: Tensor, scales: Tensor | None) -> None:
+        if scales is None:
+            cells.normal_(generator=self._random)
+            return
+        noise = torch.empty(cells.shape, device=cells.device).normal_(generator=self._random)
+        stored, factors = quantise_heads(noise, cells.dtype)
+        cells.copy_(stored)
+        scales.copy_(factors)
 
     def _ternary_layer(self) -> TernaryLayer:
         shape = self._shape
@@ -110,9 +134,9 @@ class _Draw:
 
     def _dense_layer(self) -> DenseLayer:
         shape = self._shape
-        weights = {name: self._dense(*size) for name, size in shape.linears.items()}
+        weights = {name: self._weight(*size) for name, size in shape.linears.items()}
         gates = {"gate_up": Epilogue.SWIGLU}
-        plans = [dense_plan(w, gates.get(n, Epilogue.STORE)) for n, w in weights.items()]
+        plans = [float_plan(w, gates.get(n, Epilogue.STORE)) for n, w in weights.items()]
         return DenseLayer(
             scratch=self._scratch,
             workspace=LinearWorkspace(plans, self._recipe.rows, self._recipe.device),
@@ -145,6 +169,12 @@ class _Draw:
     def _ternary(self, outs: list[int], inputs: int) -> TernaryWeights:
         seed = int(torch.randint(1 << 31, (), generator=self._random, device=self._random.device))
         return random_ternary(outs, inputs, self._recipe.device, seed)
+
+    def _weight(self, rows: int, columns: int) -> Weight:
+        dense = self._dense(rows, columns)
+        if self._recipe.bits:
+            return quantise_int8(dense) if self._recipe.bits == 8 else quantise_int4(dense)
+        return dense
 
     def _dense(self, rows: int, columns: int) -> Tensor:
         weight = torch.empty(rows, columns, dtype=self._recipe.dtype, device=self._recipe.device)

@@ -5,10 +5,12 @@ import torch
 from torch import Tensor
 
 from kernels.attention.paged_attention import FAULT_SEQUENCE, paged_attention
+from kernels.attention.paged_kv import FP8
 from kernels.decoder import Chunks, Decoder, Rows
-from kernels.layers import DenseHead, DenseLayer
+from kernels.layers import DenseHead, DenseLayer, Weight
 from kernels.linear.dense import dense_linear as dense_oracle
 from kernels.linear.epilogue import Epilogue
+from kernels.linear.weight_only import weight_only_linear as weight_only_oracle
 from kernels.shapes import DecoderShape, Family
 from tests.kernels.random_decoder import Recipe, random_decoder
 
@@ -89,6 +91,21 @@ def test_a_step_is_that_of_the_oracles(family: Family, device: torch.device) -> 
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("bits", "kv_dtype"), [(8, FP8), (4, torch.int8)])
+def test_a_quantised_step_is_that_of_the_oracles(
+    bits: int, kv_dtype: torch.dtype, device: torch.device
+) -> None:
+    """What is rounded to 8 bits on the way may fall to the other side of a tie, here and there."""
+    shape = DecoderShape("tiny", Family.LLAMA, 128, 128, 1, 4, 2, 32, 96, LENGTH)
+    recipe = Recipe(shape, device, 2, 2, LENGTH, bits=bits, kv_dtype=kv_dtype, seed=3)
+    decoder = random_decoder(recipe)
+    rows = Rows.of([4, 90], [10, 63], [0, 1], device)
+    expected = oracle_logits(random_decoder(recipe), rows, recipe.tables())
+    logits = decoder.logits(decoder.decode(rows, recipe.tables(), LENGTH))
+    error = (logits - expected).square().mean().sqrt() / expected.std()
+    assert error < 0.01
+
+
 @pytest.mark.parametrize("family", [Family.LLAMA, Family.QWEN3])
 def test_a_prompt_in_chunks_gives_the_hidden_rows_of_steps(
     family: Family, device: torch.device
@@ -134,14 +151,14 @@ def test_parts_that_do_not_fit_the_shape_are_refused(device: torch.device) -> No
 
 
 def oracle_logits(decoder: Decoder, rows: Rows, tables: Tensor) -> Tensor:
-    """A step of dense layers by the plain torch operations beside the kernels."""
+    """A step of float layers by the plain torch operations beside the kernels."""
     shape, count = decoder.shape, len(rows)
     x = decoder.table[rows.ids.long()].float()
     qkv = x.new_empty(count, shape.queries + 2 * shape.keys)
     inner = x.new_empty(count, shape.ffn)
     for layer, rope, cache in decoder.parts:
         assert isinstance(layer, DenseLayer)
-        dense_oracle(x, layer.qkv, qkv, norm=layer.input_norm, eps=layer.eps)
+        linear_oracle(x, layer.qkv, qkv, norm=layer.input_norm, eps=layer.eps)
         sizes = [shape.queries, shape.keys, shape.keys]
         q, k, v = (part.reshape(count, -1, shape.head_dim) for part in torch.split(qkv, sizes, -1))
         q, k = rope.turn(q, rows.positions, rope.q_norm), rope.turn(k, rows.positions, rope.k_norm)
@@ -149,11 +166,25 @@ def oracle_logits(decoder: Decoder, rows: Rows, tables: Tensor) -> Tensor:
             one = slice(row, row + 1)
             cache.write(tables[sequence], rows.positions[one], k[one], v[one])
         mixed = paged_attention(q.flatten(1), rows.lengths, rows.sequences, cache, tables)
-        dense_oracle(mixed, layer.output, x, epilogue=Epilogue.ADD)
+        linear_oracle(mixed, layer.output, x, epilogue=Epilogue.ADD)
         norm, eps = layer.ffn_input_norm, layer.eps
-        dense_oracle(x, layer.gate_up, inner, norm=norm, eps=eps, epilogue=Epilogue.SWIGLU)
-        dense_oracle(inner, layer.down, x, epilogue=Epilogue.ADD)
+        linear_oracle(x, layer.gate_up, inner, norm=norm, eps=eps, epilogue=Epilogue.SWIGLU)
+        linear_oracle(inner, layer.down, x, epilogue=Epilogue.ADD)
     head, logits = decoder.head, x.new_empty(count, shape.vocab)
     assert isinstance(head, DenseHead)
-    dense_oracle(x, head.weight, logits, norm=head.norm, eps=head.eps)
+    linear_oracle(x, head.weight, logits, norm=head.norm, eps=head.eps)
     return logits
+
+
+def linear_oracle(
+    x: Tensor,
+    weight: Weight,
+    out: Tensor,
+    norm: Tensor | None = None,
+    eps: float = 1e-5,
+    epilogue: Epilogue = Epilogue.STORE,
+) -> None:
+    if isinstance(weight, Tensor):
+        dense_oracle(x, weight, out, norm=norm, eps=eps, epilogue=epilogue)
+    else:
+        weight_only_oracle(x, weight, out, norm=norm, eps=eps, epilogue=epilogue)

@@ -70,6 +70,18 @@ def test_what_is_wrong_is_told_with_what_would_be_right(copy: Path) -> None:
     assert not document["supported"] and document["devices"] == {}
 
 
+def test_formats_are_told_and_refused_as_an_origin_would() -> None:
+    status, said = check(DEMO, "--kv-cache", "int8", "--head", "int8", "--json")
+    document = json.loads(said)
+    assert status == 0
+    assert document["formats"] == {"weights": "auto", "kv_cache": "int8", "head": "int8"}
+    assert document["devices"]["cpu"]["kv_token_bytes"] == 2 * 3 * (32 + 4) * 6
+    status, said = check(DEMO, "--weights", "int4")
+    assert status == 1
+    assert "ternary weights of bitnet cannot be held as int4" in said
+    assert "origin.weights" in check(DEMO, "--weights", "int3")[1]
+
+
 def test_many_findings_are_cut_for_people_only(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"hidden_size": 384, "head_dim": 64}))
@@ -86,7 +98,7 @@ def test_every_weight_is_read_where_that_is_wanted(copy: Path) -> None:
     content[start + header[name]["data_offsets"][0]] = 0xFF
     path.write_bytes(content)
     assert check(copy)[0] == 0
-    status, said = check(copy, "--weights", code=WITH_TORCH)
+    status, said = check(copy, "--values", code=WITH_TORCH)
     assert status == 1
     assert f"{name}: holds the code 3" in said
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kernels.attention.kv_cache import KvCache
-from kernels.attention.paged_kv import PAGE_TOKENS
+from kernels.attention.paged_kv import FP8, PAGE_TOKENS, PagedKv
 
 HEADS, SIZE = 3, 8
 
@@ -71,3 +71,27 @@ def test_a_page_has_the_bytes_that_its_storage_has() -> None:
     keys, values = cache.read(0, cache.place([0]), PAGE_TOKENS)
     of_a_layer = (keys.numel() + values.numel()) * keys.element_size()
     assert KvCache.page_bytes(2, HEADS, SIZE) == 2 * of_a_layer
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, FP8])
+@pytest.mark.parametrize("pages", [[1, 2, 3], [5, 0, 3]])
+def test_what_is_quantised_is_what_a_paged_kv_holds(dtype: torch.dtype, pages: list[int]) -> None:
+    """A page of 32 elements a head, and a head with NaN, which is seen when it is read."""
+    size, tokens = 32, 150
+    cache = KvCache(layers=2, pages=6, kv_heads=1, head_dim=size, dtype=dtype)
+    paged = PagedKv.allocate(2, 6, 1, size, dtype=dtype, device=torch.device("cpu"))[1]
+    written = torch.randn(tokens, 2, size, generator=torch.Generator().manual_seed(1))
+    written[70, 0, 3] = torch.nan
+    positions = range(tokens)
+    cache.write(1, torch.tensor(cache.slots(pages, positions)), written)
+    table = torch.tensor(pages, dtype=torch.int32)
+    paged.write(table, torch.arange(tokens), written[:, :1], written[:, 1:])
+    expected_keys, expected_values = paged.gather(table, tokens)
+    keys, values = cache.read(1, cache.place(pages), tokens)
+    assert torch.equal(keys.nan_to_num(9.0), expected_keys.permute(1, 2, 0).nan_to_num(9.0))
+    assert torch.equal(values, expected_values.transpose(0, 1))
+    assert keys[0, :, 70].isnan().all() and not keys[0, :, :70].isnan().any()
+
+
+def test_a_quantised_page_is_its_elements_and_scales() -> None:
+    assert KvCache.page_bytes(2, HEADS, SIZE, FP8) == 2 * 2 * HEADS * PAGE_TOKENS * (SIZE + 4)

@@ -18,11 +18,11 @@ STORE = Epilogue.STORE
 Quantise = Callable[[Tensor], WeightOnly]
 
 
-def quantise_with_zeros(w: Tensor) -> WeightOnly:
-    return quantise_int4(w + 0.5, symmetric=False)
+def quantise_to_one_side(w: Tensor) -> WeightOnly:
+    return quantise_int4(w + 0.5)
 
 
-FORMATS: list[Quantise] = [quantise_int8, quantise_int4, quantise_with_zeros]
+FORMATS: list[Quantise] = [quantise_int8, quantise_int4, quantise_to_one_side]
 every_format = pytest.mark.parametrize("quantise", FORMATS)
 
 
@@ -155,6 +155,8 @@ def test_arguments_that_do_not_fit_are_refused_by_name(device: torch.device) -> 
         run(x, replace(int4, scale=int8.scale))
     with pytest.raises(ValueError, match="zero"):
         run(x, replace(int8, zero=byte))
+    with pytest.raises(ValueError, match="zero"):
+        run(x, replace(int4, zero=None))
     with pytest.raises(TypeError, match="zero"):
         run(x, replace(int4, zero=byte.int()))
     with pytest.raises(TypeError, match="x"):

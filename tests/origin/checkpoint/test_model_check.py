@@ -1,7 +1,5 @@
 import json
-from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,12 +10,14 @@ from kernels.attention.paged_kv import PAGE_TOKENS as CACHE_PAGE_TOKENS
 from kernels.shapes import Family
 from ledger.errors import ModelError
 from origin.checkpoint.model_check import ModelReport, check_model
-from origin.checkpoint.model_config import ModelConfig, read_config
+from origin.checkpoint.model_config import read_config
 from origin.checkpoint.model_memory import GPU_HEAD_DIMS, Footprint
-from origin.models import cpu_linear
+from origin.formats import AS_STORED, Formats
+from origin.models import cpu_linear, cpu_model
 from origin.models.cpu_model import CpuModel
 from origin.models.tensors import examine_values, read_tensors
 from origin.scheduler.pages import PAGE_TOKENS
+from tests.origin.held_bytes import held_bytes
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
 BITNET = Shape(layers=1, hidden=128)
@@ -73,43 +73,29 @@ def test_parameters_are_counted_as_the_tensors_hold_them(tmp_path: Path, shape: 
     assert check_model(tmp_path).parameters == packed
 
 
-@pytest.mark.parametrize("family", list(Family))
+@pytest.mark.parametrize(
+    ("family", "formats"),
+    [
+        *((family, AS_STORED) for family in Family),
+        (Family.BITNET, Formats(kv_cache="fp8", head="int8")),
+        (Family.LLAMA, Formats("int8", "int8", "int8")),
+        (Family.LLAMA, Formats("int4")),
+    ],
+)
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_bytes_on_a_cpu_are_those_of_the_loaded_model(
-    tmp_path: Path, family: Family, tied: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, family: Family, formats: Formats, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_linear, "is_fp32_quicker", lambda *_: False)
-    write(tmp_path, Shape(family=family, tied_head=tied))
+    write(tmp_path, Shape(family=family, tied_head=tied, hidden=128, ffn=256, vocab=512))
     config = read_config(tmp_path)
-    model = CpuModel(config, read_tensors(tmp_path, config), "")
-    kv_bytes = sum(held.untyped_storage().nbytes() for held in tensors_of(model._cache))
-    held_bytes = sum(held.untyped_storage().nbytes() for held in tensors_of(model)) - kv_bytes
-    footprint = check_model(tmp_path).footprints["cpu"]
+    model = CpuModel(config, read_tensors(tmp_path, config), "", formats=formats)
+    kv_bytes = held_bytes(model._cache)
+    weights_bytes = held_bytes(model) - kv_bytes
+    footprint = check_model(tmp_path, formats).footprints["cpu"]
     assert kv_bytes == model.pages * footprint.kv_page_bytes
     # Beside the weights a model holds a few single numbers.
-    assert 0 <= held_bytes - footprint.weights_bytes < 0.01 * held_bytes
-
-
-def tensors_of(holder: object, seen: set[int] | None = None) -> list[torch.Tensor]:
-    """Every tensor that an object holds, each memory once."""
-    seen = set() if seen is None else seen
-    if isinstance(holder, torch.Tensor):
-        at = holder.untyped_storage().data_ptr()
-        fresh = at not in seen
-        seen.add(at)
-        return [holder] if fresh else []
-    if isinstance(holder, list | tuple):
-        parts: list[Any] = list(holder)
-    elif not type(holder).__module__.startswith(("kernels.", "origin.")) or isinstance(
-        holder, ModelConfig | Enum
-    ):
-        return []
-    elif hasattr(holder, "__dict__"):
-        parts = list(vars(holder).values())
-    else:
-        names = [name for kind in type(holder).__mro__ for name in getattr(kind, "__slots__", ())]
-        parts = [getattr(holder, name) for name in names if hasattr(holder, name)]
-    return [tensor for part in parts for tensor in tensors_of(part, seen)]
+    assert 0 <= weights_bytes - footprint.weights_bytes < 0.01 * weights_bytes
 
 
 def test_the_figures_are_those_of_the_kernels() -> None:
@@ -124,6 +110,29 @@ def test_sequences_take_whole_pages_of_what_the_weights_leave() -> None:
     assert footprint.sequences(1000 + 640 * 4 - 1, context=65) == 1
     assert footprint.sequences(999, context=65) == 0
     assert Footprint(0, 10, 0.5).sequences(640 * 4, context=64) == 2
+
+
+@pytest.mark.parametrize(
+    ("formats", "shape", "place"),
+    [
+        (Formats("int8"), BITNET, "model_type"),
+        (Formats("int4"), Shape(family=Family.LLAMA, hidden=128), "mlp.down_proj"),
+        (
+            Formats(head="int8"),
+            Shape(family=Family.QWEN3, hidden=98, heads=2, kv_heads=1, head_dim=32),
+            "hidden_size",
+        ),
+    ],
+)
+def test_formats_that_a_model_cannot_have_are_refused_by_the_place(
+    tmp_path: Path, formats: Formats, shape: Shape, place: str
+) -> None:
+    report = check_model(write(tmp_path, shape), formats)
+    assert places(report) == [("config.json", place)]
+    assert not report.supported and report.footprints == {}
+    with pytest.raises(ModelError, match=place) as caught:
+        cpu_model.load(tmp_path, formats=formats)
+    assert caught.value.hint is not None and "auto" in caught.value.hint
 
 
 def test_heads_that_the_gpu_kernels_do_not_take_are_said_and_served(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""200 random (request, batch, cut) triples: what a reader gets never depends on the last two."""
+"""241 random (request, batch, cut) triples: what a reader gets never depends on the last two."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from tokenizers import Tokenizer
 
 from kernels.attention.kv_cache import KvCache
 from kernels.shapes import Family
-from origin.models.cpu_model import load
+from origin.formats import AS_STORED, Formats
+from origin.models.cpu_model import KV_DTYPES, load
 from tests.origin.engine.exact_trials import Engines, draw_trial, frames_alone, frames_cut
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
 TRIALS = 67  # of each family: 201 in all
+QUANTISED_TRIALS = 20
 NARROW_PAGES = 5
 SHAPES = {
     Family.BITNET: Shape(),
@@ -23,18 +25,27 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("family", list(Family))
+QUANTISED = Shape(family=Family.LLAMA, hidden=128, ffn=128, tied_head=False)
+CASES = {
+    **{family.value: (SHAPES[family], AS_STORED, TRIALS) for family in Family},
+    "int8": (QUANTISED, Formats("int8", "int8", "int8"), QUANTISED_TRIALS),
+    "int4": (QUANTISED, Formats("int4", "fp8"), QUANTISED_TRIALS),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_cut_run_in_any_company_gives_what_it_gives_alone(
-    tmp_path: Path, tokenizer: Tokenizer, family: Family
+    tmp_path: Path, tokenizer: Tokenizer, case: str
 ) -> None:
-    random = Random(int.from_bytes(family.value.encode()))
-    folder = write_checkpoint(tmp_path, SHAPES[family])
-    roomy = load(folder)
-    config = roomy.config
-    page = KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim)
-    narrow = load(folder, kv_bytes=NARROW_PAGES * page)
+    shape, formats, trials = CASES[case]
+    random = Random(int.from_bytes(case.encode()))
+    folder = write_checkpoint(tmp_path, shape)
+    roomy = load(folder, formats=formats)
+    config, kv_dtype = roomy.config, KV_DTYPES[formats.kv_cache]
+    page = KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim, kv_dtype)
+    narrow = load(folder, kv_bytes=NARROW_PAGES * page, formats=formats)
     engines = Engines([roomy, narrow], tokenizer, random)
-    for number in range(TRIALS):
+    for number in range(trials):
         trial = draw_trial(random, config.vocab)
         whole = frames_alone(engines.plain, trial)
         assert frames_cut(engines.any, trial, len(whole)) == whole, f"trial {number}: {trial}"

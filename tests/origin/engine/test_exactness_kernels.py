@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from kernels.shapes import Family
+from origin.formats import AS_STORED, Formats
 from origin.models.gpu_model import load
 from tests.origin.engine.exact_trials import (
     Engines,
@@ -20,11 +21,18 @@ from tests.origin.engine.exact_trials import (
     frames_alone,
     frames_cut,
 )
-from tests.origin.tiny_checkpoint import KERNEL_SHAPES, write_checkpoint
+from tests.origin.tiny_checkpoint import KERNEL_SHAPES, Shape, write_checkpoint
 
-GPU_TRIALS = 334  # of each family: 1,002 in all
+GPU_TRIALS = 334  # of each case
 INTERPRETED_TRIALS = 1  # of each; one takes most of a minute
 NARROW_PAGES = 5
+CASES = {
+    **{family.value: (KERNEL_SHAPES[family], AS_STORED) for family in Family},
+    "quantised": (
+        Shape(hidden=128, ffn=128, layers=1, family=Family.LLAMA),
+        Formats("int4", "int8", "int8"),
+    ),
+}
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 
@@ -47,14 +55,16 @@ def small(trial: Trial) -> Trial:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("family", list(Family))
+@pytest.mark.parametrize("case", CASES)
 def test_a_cut_run_in_any_company_gives_on_the_kernels_what_it_gives_alone(
-    tmp_path: Path, tokenizer: Tokenizer, device: torch.device, family: Family
+    tmp_path: Path, tokenizer: Tokenizer, device: torch.device, case: str
 ) -> None:
     is_gpu = device.type == "cuda"
-    random = Random(int.from_bytes(family.value.encode()))
-    folder = write_checkpoint(tmp_path, KERNEL_SHAPES[family])
-    roomy, narrow = load(folder, device=device), load(folder, device=device, pages=NARROW_PAGES)
+    shape, formats = CASES[case]
+    random = Random(int.from_bytes(case.encode()))
+    folder = write_checkpoint(tmp_path, shape)
+    roomy = load(folder, device=device, formats=formats)
+    narrow = load(folder, device=device, formats=formats, pages=NARROW_PAGES)
     engines = Engines([roomy, narrow], tokenizer, random)
     for number in range(GPU_TRIALS if is_gpu else INTERPRETED_TRIALS):
         trial = draw_trial(random, roomy.config.vocab)

@@ -3,17 +3,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.linear.int8_linear import int8_linear, quantise_rows
 from kernels.linear.ternary import pack_ternary, ternary_linear
+from kernels.linear.weight_only import quantise_int4, quantise_int8, weight_only_linear
 from origin.models import cpu_linear
 from origin.models.cpu_linear import (
-    MOST_EXACT_INPUTS,
+    MOST_EXACT_SUM,
     TILE_ROWS,
     DenseLinear,
+    Int4WeightLinear,
+    Int8Linear,
+    Int8WeightLinear,
     Products,
     TernaryLinear,
 )
 from origin.models.cpu_model import load
 from tests.origin.models.sequences import prompt_logits
+
+QUANTISED = {8: (quantise_int8, Int8WeightLinear), 4: (quantise_int4, Int4WeightLinear)}
+quantised_bits = pytest.mark.parametrize("bits", QUANTISED)
 
 
 def noise(*size: int, seed: int = 1) -> torch.Tensor:
@@ -72,16 +80,25 @@ def test_products_in_int8_and_in_fp32_have_the_same_bits(
     assert torch.equal(*ways)
 
 
-def test_the_largest_sums_that_fp32_is_asked_for_are_exact() -> None:
-    parts = [(pack_ternary(torch.ones(4, MOST_EXACT_INPUTS, dtype=torch.int8)), torch.ones(1))]
-    x = torch.ones(1, MOST_EXACT_INPUTS)
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("largest", [1, 127])
+def test_the_largest_sums_are_exact_in_fp32_too(largest: int, more: int) -> None:
+    """More inputs than fp32 holds the sum of go in two sums."""
+    inputs = MOST_EXACT_SUM // (127 * largest) + more
+    weight, scale = torch.full((4, inputs), largest, dtype=torch.int8), torch.ones(4)
+    x = torch.ones(1, inputs)
     x[0, 7] = 126 / 127  # a sum that is odd
-    ways = [TernaryLinear(parts, in_fp32)(x) for in_fp32 in (False, True)]
+    ways = [Int8Linear(weight, scale, in_fp32, largest)(x) for in_fp32 in (False, True)]
     assert torch.equal(*ways)
-    wider = [(pack_ternary(torch.ones(4, MOST_EXACT_INPUTS + 1, dtype=torch.int8)), torch.ones(1))]
-    with pytest.raises(ValueError, match="does not hold every sum"):
-        TernaryLinear(wider, in_fp32=True)
-    TernaryLinear(wider)
+
+
+@BOTH_WAYS
+def test_an_int8_layer_equals_the_oracle_bit_for_bit(in_fp32: bool) -> None:
+    weight, scale = quantise_rows(noise(30, 2100).bfloat16())
+    x = noise(5, 2100, seed=2) * 3
+    x[2, 7], x[3] = torch.nan, 0.0
+    found, expected = Int8Linear(weight, scale, in_fp32)(x), int8_linear(x, weight, scale)
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
 
 
 def test_a_processor_that_is_slow_at_int8_multiplies_in_fp32(
@@ -181,3 +198,27 @@ def test_products_that_sum_in_another_order_are_not_used(monkeypatch: pytest.Mon
     assert layer.rows == (4, TILE_ROWS)
     x = noise(13, 1, seed=2)
     torch.testing.assert_close(layer(x), product(x, layer.weight), rtol=0, atol=0)
+
+
+@quantised_bits
+def test_a_quantised_layer_is_the_oracle_in_bf16(bits: int) -> None:
+    """Its 40 rows are no multiple of those that a product takes together."""
+    quantise, layer = QUANTISED[bits]
+    parts, x = [noise(24, 384).bfloat16(), noise(16, 384, seed=2).bfloat16()], noise(5, 384, seed=3)
+    expected = torch.empty(5, 40)
+    weight_only_linear(x, quantise(torch.cat(parts)), expected)
+    found = layer([(part, None) for part in parts], Products())(x)
+    error = (found - expected).square().mean().sqrt() / expected.std()
+    assert 1e-5 < error < 0.004  # half a last place of bf16, and of the scales of int4
+
+
+@quantised_bits
+def test_a_row_of_a_quantised_layer_has_the_same_bits_in_any_batch(bits: int) -> None:
+    layer = QUANTISED[bits][1]([(noise(64, 256), None)], Products())
+    x = noise(80, 256, seed=2)
+    alone = torch.cat([layer(row[None]) for row in x])
+    x[5] = torch.nan
+    for count in (2, 3, 5, 8, 9, 33, 64, 80):
+        end = layer(x[-count:])
+        whole = [row for row in range(count) if 80 - count + row != 5]
+        assert torch.equal(end[whole], alone[-count:][whole])

@@ -15,6 +15,7 @@ from kernels.sampler.sampler import Sampling, sample
 from kernels.shapes import Family
 from ledger.errors import ModelError, TooLarge
 from origin.checkpoint.model_config import read_config
+from origin.models.cpu_linear import DenseLinear
 from origin.models.cpu_model import CpuModel, load, pages_within
 from origin.models.model import Draw, Piece, context_pages, prefill
 from origin.models.tensors import read_tensors
@@ -311,4 +312,5 @@ def test_no_weight_is_held_twice(checkpoint: Path) -> None:
     tensors = read_tensors(checkpoint, config)
     model = CpuModel(config, tensors, "")
     assert not tensors
+    assert isinstance(model._head, DenseLinear)
     assert model._head.weight is model._embedding

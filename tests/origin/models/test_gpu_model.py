@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,20 +11,24 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kernels.sampler.sampler import Sampling
+from kernels.sampler.sampler_triton import sample_rows
 from kernels.shapes import Family
 from ledger.errors import ModelError, TooLarge
 from origin.checkpoint.layout import EMBEDDING, HEAD
+from origin.checkpoint.model_check import check_model
 from origin.checkpoint.model_config import ModelConfig, read_config
 from origin.config import DEMO_MODEL
 from origin.engine.engine import Engine
-from origin.models import cpu_model, gpu_model
-from origin.models.gpu_layers import INTERPRETED_SEQUENCES
+from origin.formats import Formats
+from origin.models import cpu_model, gpu_draw, gpu_model
+from origin.models.gpu_layers import INTERPRETED_SEQUENCES, DecoderParts, page_bytes
 from origin.models.gpu_model import GpuModel
 from origin.models.load import load_model
 from origin.models.model import Device, Draw, Drawn, Model, Piece, prefill
 from origin.models.tensors import read_tensors
 from tests.origin.engine.runs import make_run, run_all
-from tests.origin.tiny_checkpoint import KERNEL_SHAPES, write_checkpoint
+from tests.origin.held_bytes import held_bytes
+from tests.origin.tiny_checkpoint import KERNEL_SHAPES, Shape, write_checkpoint
 
 PROMPT = "Once upon a time there was a fox"
 TOKENS = 3
@@ -49,6 +54,13 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Load:
         return written[family]
 
     return of
+
+
+@pytest.fixture(scope="module")
+def quantisable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Inputs in whole groups."""
+    shape = Shape(hidden=128, ffn=128, layers=1, family=Family.LLAMA, tied_head=False)
+    return write_checkpoint(tmp_path_factory.mktemp("quantisable"), shape)
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +135,81 @@ def test_dense_weights_of_bf16_are_multiplied_with_activations_of_bf16(
 def test_an_int8_head_draws_from_nearly_the_same_logits(
     write: Load, on_gpu: GpuModel, device: torch.device
 ) -> None:
-    quantised = gpu_model.load(write(Family.BITNET), device=device, int8_head=True)
+    quantised = gpu_model.load(write(Family.BITNET), device=device, formats=Formats(head="int8"))
     hidden = on_gpu.forward([Piece([1, 2, 3], 0, [0], prefill=True)])[[0, 1, 2] * 3]
     expected, found = on_gpu.logits(hidden), quantised.logits(hidden)
     error = (found - expected).square().mean().sqrt() / expected.std()
     assert 1e-5 < error < 0.02
     assert quantised.fingerprint != on_gpu.fingerprint
+
+
+@pytest.mark.parametrize("formats", [Formats("int8", "fp8", "int8"), Formats("int4", "int8")])
+def test_quantised_formats_compute_what_they_do_on_the_cpu(
+    formats: Formats, quantisable: Path, device: torch.device
+) -> None:
+    """But for the last bits of sums and what they become in bf16; and not what plain ones do."""
+    plain, on_cpu = cpu_model.load(quantisable), cpu_model.load(quantisable, formats=formats)
+    on_gpu = gpu_model.load(quantisable, device=device, formats=formats)
+    exact, expected, found = (through(model, [1, 2, 3, 4]) for model in (plain, on_cpu, on_gpu))
+    assert (found - expected).square().mean() < (found - exact).square().mean() / 4
+    assert on_cpu.device == f"cpu torch, {formats}"
+    assert on_gpu.device.endswith(f"), {formats}")
+    assert on_cpu.fingerprint != plain.fingerprint
+
+
+@pytest.mark.parametrize("formats", [Formats(), Formats("int8", "fp8", "int8"), Formats("int4")])
+def test_the_bytes_on_a_gpu_are_those_of_the_loaded_parts(
+    formats: Formats, quantisable: Path, device: torch.device
+) -> None:
+    config = read_config(quantisable)
+    tensors = read_tensors(quantisable, config)
+    parts = DecoderParts(config, tensors, device, lambda *_: None, formats, dependent=False)
+    footprint = check_model(quantisable, formats).footprints["gpu"]
+    buffers = [getattr(part, "workspace", None) for part in (*parts.layers, parts.head)]
+    all_bytes = held_bytes([parts.table, parts.layers, parts.ropes, parts.head])
+    assert all_bytes - held_bytes([parts._scratch, *buffers]) == footprint.weights_bytes
+    cache = parts.decoder(pages=3).parts
+    assert held_bytes([cells for _, _, cells in cache]) == 3 * footprint.kv_page_bytes
+    assert page_bytes(parts.shape, cache[0][2].keys.dtype) == footprint.kv_page_bytes
+
+
+@pytest.mark.parametrize(
+    ("capability", "asked", "setting"),
+    [
+        ((8, 6), {"formats": Formats(kv_cache="fp8")}, "kv_cache"),
+        ((8, 9), {"dependent": True}, "dependent_launches"),
+    ],
+)
+def test_what_a_gpu_has_no_instructions_for_is_refused(
+    capability: tuple[int, int],
+    asked: dict[str, Any],
+    setting: str,
+    write: Load,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    with pytest.raises(ModelError, match="or more, this one is sm_8") as caught:
+        gpu_model.load(write(Family.LLAMA), device=torch.device("cuda"), **asked)
+    assert caught.value.field == setting
+
+
+def test_dependent_launches_are_those_of_every_step(
+    write: Load, on_gpu: GpuModel, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of the sampler; the tokens stay."""
+    said: list[bool] = []
+
+    def sample(*args: Any, dependent: bool) -> None:
+        said.append(dependent)
+        sample_rows(*args, dependent=dependent)
+
+    monkeypatch.setattr(gpu_draw, "sample_rows", sample)
+    dependent = gpu_model.load(write(Family.BITNET), device=device, dependent=True)
+    assert dependent._decoder.dependent
+    assert generate(dependent, [1, 2], [SAMPLED]) == generate(on_gpu, [1, 2], [SAMPLED])
+    assert said == [True] * TOKENS + [False] * TOKENS
+    assert dependent.fingerprint == on_gpu.fingerprint
 
 
 def test_a_batch_draws_what_each_draws_alone(on_gpu: GpuModel) -> None:
