@@ -11,8 +11,7 @@ import httpx
 
 from ledger.errors import CallerError, TailraceError, Unavailable
 from ledger.frame import FRAMES_TYPE, Logged, Status, StreamEnd
-from tailrace.edges import Attempts, Edges, token_header
-from tailrace.http_error import http_error
+from tailrace.edges import Attempts, Edges, http_error, token_header
 from tailrace.position import Position
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 
 from ledger.backoff import Backoff
 from ledger.errors import TailraceError, Unavailable
-from ledger.frame import Status, StreamState
-from tailrace.http_error import http_error
+from ledger.frame import Status, StreamError, StreamState, to_error
 
 RECONNECT_MIN_S = 0.05
 RECONNECT_MAX_S = 10.0
+RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Retried when the answer itself does not say, as with a proxy's error page."""
 
 State = Literal["connecting", "open", "waiting", "resumed", "ended"]
 OnState = Callable[[State, str], None]
@@ -121,3 +123,39 @@ def _status(answer: httpx.Response) -> Status:
 
 def token_header(token: str | None) -> dict[str, str]:
     return {} if token is None else {"Tailrace-Token": token}
+
+
+def http_error(status: int, headers: Mapping[str, str], body: bytes) -> TailraceError:
+    """The error that an HTTP answer tells of, whoever between client and origin wrote it."""
+    fields = _fields(body)
+    return to_error(
+        StreamError(
+            code=str(fields.get("code", "http_error")),
+            message=str(fields.get("message", f"the answer was HTTP status {status}")),
+            retryable=bool(fields.get("retryable", status in RETRYABLE_STATUSES)),
+            status=status,
+            field=_text(fields.get("field")),
+            hint=_text(fields.get("hint")),
+            retry_after_ms=_retry_after_ms(headers.get("Retry-After")),
+        )
+    )
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return {}
+    error = document.get("error") if isinstance(document, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _retry_after_ms(header: str | None) -> int | None:
+    """Seconds only: no edge sends the date form (RFC 9110, 10.2.3)."""
+    if header is None or not (header.isascii() and header.isdigit()):
+        return None
+    return int(header) * 1000

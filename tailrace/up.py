@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ledger.errors import ConfigError
 from ledger.process import stop_signal
+from ledger.settings import MAX_PORT
 from ledger.tasks import first_of
 from tailrace.certificate import CertificateFiles, development_certificate
 from tailrace.child import Child
-from tailrace.ports import HOST, claim_port
 from tailrace.welcome import Place, print_addresses, print_sample, ready_line, wait_until_ready
 
 
@@ -103,3 +105,43 @@ def _edge_command(place: Place, files: CertificateFiles) -> list[str]:
         "--key": files.key,
     }
     return [*_command("edge", flags), "--http3"]
+
+
+HOST = "127.0.0.1"
+DRAWS = 20  # of a port that must be free twice, over TCP and over UDP
+
+
+def claim_port(port: int, flag: str, *, quic: bool = False) -> int:
+    """`port` on loopback if it is free, a free one for 0; with `quic` free for UDP as well.
+
+    Asked before anything starts, so that the error can name the flag.
+
+    Raises ConfigError naming the port and the flag that chooses another.
+    """
+    for _ in range(DRAWS if port == 0 else 1):
+        chosen = _bind(socket.SOCK_STREAM, port)
+        if chosen is not None and (not quic or _bind(socket.SOCK_DGRAM, chosen) is not None):
+            return chosen
+    raise ConfigError(
+        f"port {port} is in use",
+        field=flag,
+        hint=f"stop what listens there, or choose another: {flag} {_another(port)}",
+    )
+
+
+def _bind(kind: socket.SocketKind, port: int) -> int | None:
+    """The port that could be bound, None if it is taken."""
+    with socket.socket(socket.AF_INET, kind) as probe:
+        if kind == socket.SOCK_STREAM:
+            # As servers do: a port in TIME_WAIT is free. For UDP it would allow sharing.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return None
+        bound: int = probe.getsockname()[1]
+        return bound
+
+
+def _another(port: int) -> int:
+    return port + 1 if port < MAX_PORT else 0

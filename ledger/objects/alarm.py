@@ -31,17 +31,15 @@ log = structlog.get_logger("objects")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a failed alarm is tried again, and after how many ms."""
+    """How often a failed alarm is tried again, and after how many ms: not a `Backoff`, since
+    Cloudflare documents the very delays."""
 
     first_ms: int = 2_000  # and twice as long each time
     most: int = 6
-    jitter: Callable[[int], int] = lambda delay_ms: 0
-    """ms to be added to a delay, so that what failed together does not come back together."""
 
     def delay_ms(self, retry: int) -> int:
         """How long after a failure the retry number `retry` (1, 2, …) begins."""
-        delay = self.first_ms << max(0, min(retry, self.most) - 1)
-        return delay + self.jitter(delay)
+        return self.first_ms << max(0, min(retry, self.most) - 1)
 
     def after(self, alarm: Alarm, now_ms: int) -> Alarm | None:
         """What a failed alarm becomes; None when it has been tried often enough."""

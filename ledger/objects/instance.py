@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol, TypeVar
 
 import structlog
 
 from ledger.errors import Overloaded, TailraceError
 from ledger.interface import Ledger, ObjectKey
-from ledger.objects.body import LiveBody
 from ledger.objects.changes import Changes
 from ledger.objects.event import Event, Stage, current
 from ledger.objects.gate import InputGate, OutputGate, lost
@@ -310,3 +309,47 @@ class Context:
 
     async def call(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
         return await self._instance.outside(self._instance.host.fetch(key, request))
+
+
+class LiveBody:
+    """Reads `source` behind the output gate. It ends when read to its end, or with `aclose`.
+
+    `ended` is called once, whichever comes first.
+    """
+
+    def __init__(
+        self, source: AsyncIterator[bytes], output: OutputGate, ended: Callable[[], None]
+    ) -> None:
+        self._source = source
+        self._output = output
+        self._ended: Callable[[], None] | None = ended
+
+    def __aiter__(self) -> LiveBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._ended is None:
+            raise StopAsyncIteration
+        more = False
+        try:
+            self._output.check()
+            chunk = await anext(self._source)
+            # It may tell of changes that are on their way to storage.
+            await self._output.wait()
+            more = True
+            return chunk
+        finally:
+            if not more:
+                await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the source. Not while a chunk is being waited for: cancel that first."""
+        ended, self._ended = self._ended, None
+        if ended is None:
+            return
+        try:
+            close = getattr(self._source, "aclose", None)
+            if close is not None:
+                await close()
+        finally:
+            ended()

@@ -64,10 +64,9 @@ import structlog
 from ledger.errors import CallerError, HeldElsewhere, NotFound, TailraceError, Unavailable
 from ledger.interface import Ledger, ObjectKey
 from ledger.objects.alarm import Alarms, LoopTimer, Timer
-from ledger.objects.body import LiveBody
 from ledger.objects.event import Event, Stage, enter
 from ledger.objects.gate import lost
-from ledger.objects.instance import Instance
+from ledger.objects.instance import Instance, LiveBody
 from ledger.objects.limits import ObjectLimits
 from ledger.objects.object import (
     MAX_KEY_CHARS,

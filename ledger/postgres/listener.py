@@ -14,10 +14,11 @@ from functools import partial
 import psycopg
 from psycopg import AsyncConnection
 
+from ledger.backoff import Backoff
 from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
 from ledger.postgres.residents import Residents
 from ledger.postgres.rows import Ints
-from ledger.postgres.server import FIRST_RETRY_S, MAX_RETRY_S, Pool, Server
+from ledger.postgres.server import RETRY_MAX_S, RETRY_MIN_S, Pool, Server
 from ledger.postgres.statements import CHANNEL, NEWS
 from ledger.postgres.tail import TAIL_FRAMES, Head, PostgresTail
 
@@ -69,23 +70,19 @@ class Listener:
     # ---- notices ----
 
     async def _listen(self) -> None:
-        pause = FIRST_RETRY_S
+        backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
         while True:
             try:
                 connection = await self._server.connect()
+                backoff.reset()
+                try:
+                    await self._listen_on(connection)
+                finally:
+                    await connection.close()
             except psycopg.Error:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, MAX_RETRY_S)
-                continue
-            pause = FIRST_RETRY_S
-            try:
-                await self._hear(connection)
-            except psycopg.Error:
-                await asyncio.sleep(pause)
-            finally:
-                await connection.close()
+                await asyncio.sleep(backoff.next_delay_s())
 
-    async def _hear(self, connection: AsyncConnection) -> None:
+    async def _listen_on(self, connection: AsyncConnection) -> None:
         await connection.execute(f"LISTEN {CHANNEL}".encode())
         self._look_at_all()
         async for heard in connection.notifies():

@@ -24,6 +24,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import Diagnostic
 from psycopg.pq import PGconn, Ping, TransactionStatus
 
+from ledger.backoff import Backoff
 from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
 from ledger.postgres.connection import Connection, with_last
 from ledger.postgres.rows import register
@@ -34,9 +35,9 @@ T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
 
 CONNECT_TIMEOUT_S = 5
-FIRST_RETRY_S = 0.05
-MAX_RETRY_S = 1.0
-"""Pauses between attempts to connect double from the one to the other."""
+RETRY_MIN_S = 0.05
+RETRY_MAX_S = 1.0
+"""Between attempts to connect."""
 WRITE_PATIENCE_S = 60.0
 """How long commits wait for a lost server; then the ledger has failed."""
 READ_PATIENCE_S = 10.0
@@ -177,7 +178,8 @@ class Server:
         Raises `ConfigError` at once where a setting must be wrong, `LedgerFailed` where the
         server is away.
         """
-        deadline, pause = asyncio.get_running_loop().time() + OPEN_PATIENCE_S, FIRST_RETRY_S
+        deadline = asyncio.get_running_loop().time() + OPEN_PATIENCE_S
+        backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
         while True:
             try:
                 connection = await self.connect()
@@ -186,8 +188,7 @@ class Server:
                 told = await self._explain(error)
                 if isinstance(told, ConfigError) or asyncio.get_running_loop().time() > deadline:
                     raise told from error
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, MAX_RETRY_S)
+            await asyncio.sleep(backoff.next_delay_s())
         await connection.close()
 
     async def _explain(self, error: psycopg.Error) -> TailraceError:
@@ -217,6 +218,7 @@ class LastingConnection:
         """
         async with self._turn:
             deadline = asyncio.get_running_loop().time() + patience_s
+            backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
             pause, undoings = 0.0, 0  # a connection that went stale is made again at once
             while True:
                 begun = asyncio.get_running_loop().time()
@@ -235,7 +237,7 @@ class LastingConnection:
                         self.server.lost_at = self.server.lost_at or begun
                         await self.close()
                         await asyncio.sleep(pause)
-                        pause = min(max(2 * pause, FIRST_RETRY_S), MAX_RETRY_S)
+                        pause = backoff.next_delay_s()
 
     async def _once(self, work: Work[T]) -> T:
         connection = self._connection

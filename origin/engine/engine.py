@@ -17,13 +17,12 @@ from torch import Tensor
 from ledger.errors import CallerError, Conflict, Overloaded, TailraceError, TooLarge
 from ledger.frame import FinishReason, Priority
 from origin.engine.generation import NOT_A_NUMBER, Generation, Surroundings, refuse
-from origin.generations.logged_ids import plain_ids
 from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Model, Piece
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PagePool
 from origin.scheduler.plan import Plan, Work
 from origin.scheduler.scheduler import Scheduler
-from origin.workers.worker_frame import Emission, Load, Run
+from origin.workers.worker_frame import Emission, Load, Run, plain_ids
 
 
 class Engine:

@@ -18,9 +18,8 @@ from origin.engine.scores import Scorer
 from origin.engine.transcript import Transcript
 from origin.engine.vocabulary import Vocabulary
 from origin.filter import FilterFactory
-from origin.generations.logged_ids import plain_ids
 from origin.models.model import Draw, Drawn
-from origin.workers.worker_frame import Emission, Run
+from origin.workers.worker_frame import Emission, Run, plain_ids
 
 NOT_A_NUMBER = "the logits hold NaN or infinite values"
 

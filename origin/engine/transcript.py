@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Sequence
 
 from ledger.frame import FinishReason, ScoredToken, StreamEnd, Token, TokenScores, encode
-from origin.engine.detokenise import Detokeniser
 from origin.engine.scores import PendingScores
-from origin.engine.stops import StopMatcher
 from origin.engine.vocabulary import Vocabulary
 from origin.filter import FilterFactory, FilterGate
-from origin.generations.logged_ids import ID_BITS, STEER_BEGINS, STEERED
-from origin.workers.worker_frame import Emission, Run
+from origin.workers.worker_frame import ID_BITS, STEER_BEGINS, STEERED, Emission, Run
 
 MAX_FRAME_TEXT_CHARS = 16 * 1024
 """A text frame has at most 64 KiB of UTF-8; what a token gives beyond it is more frames."""
@@ -201,3 +199,73 @@ def _orders(logged: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
             yield False, [token]
     if order:
         yield True, order
+
+
+class Detokeniser:
+    """Token ids to text, as soon as the bytes end on a whole character; special tokens are none.
+
+    Bytes that are no UTF-8 become U+FFFD, as soon as they are certain to be none and as many as
+    the Unicode standard recommends (section 3.9, substitution of maximal subparts).
+    A step takes time by the bytes of its token alone. Stepping a new one through all ids gives
+    the same pieces again.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, goes_on: bool = False) -> None:
+        """goes_on: there is text before the first token, of which its space parts it."""
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strips_space = vocabulary.strips_space and not goes_on
+
+    def step(self, token: int) -> str:
+        """The text that `token` completes; empty while a character is unfinished."""
+        raw = self._vocabulary.text_of(token)
+        if raw and self._strips_space:
+            self._strips_space = False
+            raw = raw.removeprefix(b" ")
+        return self._decoder.decode(raw)
+
+    def flush(self) -> str:
+        """An unfinished character as U+FFFD; nothing is held any more. More ids may follow."""
+        return self._decoder.decode(b"", final=True)
+
+
+class StopMatcher:
+    """Holds back text for as long as it may be the beginning of a stop sequence.
+
+    The text before one goes out, the sequence never does. What comes out depends on the text
+    alone, not on how it is cut into tokens. Once `matched`, the text from the first stop sequence
+    on is gone and nothing comes any more.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.matched = False
+
+    def feed(self, text: str) -> str:
+        """The text that is now certain to be no part of a stop sequence."""
+        if self.matched or not self._stops:
+            return "" if self.matched else text
+        self._held += text
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        self.matched = bool(found)
+        # Of several, the first to be complete counts, so that it is of no account how many
+        # tokens brought the text; of several that end there, the one that began first.
+        certain = min(found)[1] if found else len(self._held) - self._suspect_length()
+        released = self._held[:certain]
+        self._held = "" if self.matched else self._held[certain:]
+        return released
+
+    def flush(self) -> str:
+        """What is held back, when no more text will come, or none that belongs to it."""
+        held, self._held = self._held, ""
+        return held
+
+    def _suspect_length(self) -> int:
+        """Length of the longest end of the held text that some stop sequence begins with."""
+        longest = max(len(stop) for stop in self._stops) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            end = self._held[-length:]
+            if any(stop.startswith(end) for stop in self._stops):
+                return length
+        return 0

@@ -10,8 +10,7 @@ from random import Random
 
 from ledger.backoff import spread_ms
 from ledger.errors import Overloaded, TailraceError
-from origin.generations.logged_ids import STEER_BEGINS
-from origin.workers.worker_frame import Steer
+from origin.workers.worker_frame import STEER_BEGINS, Steer
 
 MAX_PENDING_STEERS = 16
 """Of one stream."""

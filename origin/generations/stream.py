@@ -18,12 +18,11 @@ from ledger.errors import Conflict, Damaged, NotFound
 from ledger.frame import FinishReason, Notice, StreamEnd, encode
 from ledger.interface import Append, Ledger, Record, Refusal, StreamKind
 from origin.generations.history import History, read_history
-from origin.generations.logged_ids import ID_BITS
 from origin.generations.recipe import Recipe
 from origin.generations.steering import Steering
 from origin.generations.suspects import Standing
 from origin.metrics import Metrics
-from origin.workers.worker_frame import Ready
+from origin.workers.worker_frame import ID_BITS, Ready
 from origin.workers.worker_process import WorkerSlot
 
 TEXT = "text"

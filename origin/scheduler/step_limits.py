@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from origin.scheduler.batch_limit import BatchLimit
 from origin.scheduler.limits import Limits
 from origin.scheduler.plan import Plan
-from origin.scheduler.row_limit import RowLimit
 
+INCREASE_TOKENS = 8
+DECREASE = 7 / 8
+DECREASE_DIVISOR = 8
+MEAN_GAIN = 1 / 8
 AIM = 0.85
 """Of the time that a step may take: what the limits aim at is passed now and then."""
 START_PATIENCE = 32
@@ -66,3 +68,83 @@ class StepLimits:
             in_time = self._in_time[chunks]
             in_time.observe(plan.rows, seconds, chunks=chunks, wanted=plan.skipped)
         self._tokens.observe(plan.tokens, seconds, full=plan.full)
+
+
+class BatchLimit:
+    """Additive increase, multiplicative decrease (Chiu, Jain 1989), towards `seconds` a step.
+
+    A step that took all it was allowed and was in time raises the limit by INCREASE_TOKENS, or
+    doubles it while steps last less than half of the target; a step that was late lowers it to
+    DECREASE of what that step took, but at most by half. This needs no model of the machine: a
+    line fitted to (rows, prompt tokens, seconds) is not determined while all steps look alike,
+    which is the normal case, and is wrong where long sequences make the cost a curve.
+
+    It never falls below `least`: on a machine where even that is late, work goes on and is late.
+    """
+
+    def __init__(self, least: int, most: int, seconds: float) -> None:
+        self._least = least
+        self._most = most
+        self._seconds = seconds
+        self.tokens = least
+        """What the next step may take."""
+
+    @property
+    def is_least(self) -> bool:
+        return self.tokens == self._least
+
+    def observe(self, tokens: int, seconds: float, *, full: bool) -> None:
+        """A step of `tokens` took so long; `full`: the limit left something out."""
+        if seconds > self._seconds:
+            lower = max(int(min(tokens, self.tokens) * DECREASE), self.tokens // 2)
+            self.tokens = max(self._least, lower)
+        elif full:
+            quick = seconds * 2 < self._seconds
+            more = self.tokens * 2 if quick else self.tokens + INCREASE_TOKENS
+            self.tokens = min(self._most, more)
+
+
+class RowLimit:
+    """Additive increase, multiplicative decrease, as of `BatchLimit`, in rows instead of tokens.
+
+    It is raised by a row after `patience` steps in time, one after the other, and quickly only
+    while steps last less than half of the target; it begins with the `least`. Where a lowered limit
+    comes about only as runs end, it is not lowered again before.
+
+    Fewer rows are not always quicker. Where a step with hardly a row in it is late already (its
+    time is that of reading the weights), there would only be fewer of them: it rises then, too.
+    """
+
+    def __init__(self, least: int, most: int, seconds: float, patience: int) -> None:
+        self._least = least
+        self._most = most
+        self._seconds = seconds
+        self._patience = patience
+        self._alone: dict[bool, float] = {}  # mean seconds with `least` rows or fewer, by `chunks`
+        self._in_time = 0
+        self.rows = least
+        """How many a step may have now."""
+
+    def observe(self, rows: int, seconds: float, *, chunks: bool, wanted: bool) -> None:
+        """A step of so many rows, and with or without `chunks` of prompts, took so long.
+
+        `wanted`: there would have been more if they were let in.
+        """
+        if rows <= self._least:
+            mean = self._alone.setdefault(chunks, seconds)
+            self._alone[chunks] = mean + (seconds - mean) * MEAN_GAIN
+        hopeless = self._alone.get(chunks, 0.0) > self._seconds
+        if seconds > self._seconds and not hopeless:
+            self._in_time = 0
+            if rows <= self.rows:
+                lower = rows - max(rows // DECREASE_DIVISOR, 1)
+                self.rows = min(self.rows, max(self._least, lower))
+        elif wanted and rows >= self.rows:
+            self._rise(quickly=hopeless or seconds * 2 < self._seconds)
+
+    def _rise(self, *, quickly: bool) -> None:
+        self._in_time += 1
+        if quickly or self._in_time >= self._patience:
+            self._in_time = 0
+            more = max(self.rows // DECREASE_DIVISOR, 1) if quickly else 1
+            self.rows = min(self._most, self.rows + more)

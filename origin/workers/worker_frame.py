@@ -7,7 +7,7 @@ supervisor and unique on one worker connection; 0 is the connection. Both sides 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import dataclass_transform
 
@@ -22,6 +22,13 @@ SCHEMA_HASH = bytes.fromhex("9721bcf3634f4a4a")
 # A prompt of 2^20 tokens, 4 bytes each, fits, and so does a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 8 << 20
 MAX_FAULT_CHARS = 500
+
+# Token ids as the ledger holds them: those that were not drawn are marked.
+STEERED = 1 << 31
+"""Set in the id of a token that came from a Steer order."""
+STEER_BEGINS = 1 << 30
+"""Set too in the first id of each order, so that a log tells how many orders it holds."""
+ID_BITS = STEER_BEGINS - 1
 
 
 class WorkerFrame(Tagged):
@@ -232,3 +239,8 @@ def encode(frame: Frame, corr: int = 0) -> bytes:
 def decode(raw: Raw) -> tuple[int, Frame]:
     """(corr, frame) of exactly one whole frame; FrameError, and nothing else, if it is not."""
     return CODEC.decode(raw)
+
+
+def plain_ids(logged: Sequence[int]) -> list[int]:
+    """Logged ids, as `Run.generated_ids` has them, without the marks of steered ones."""
+    return [token & ID_BITS for token in logged]

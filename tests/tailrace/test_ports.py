@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from ledger.errors import ConfigError
-from tailrace.ports import HOST, claim_port
+from tailrace.up import HOST, claim_port
 
 
 def test_a_free_port_is_claimed_as_it_is() -> None:

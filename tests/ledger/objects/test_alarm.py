@@ -143,11 +143,6 @@ def test_the_policy_doubles_each_time_and_ends(retries: int, now_ms: int, most: 
     assert again == (None if retries >= most else expected)
 
 
-def test_jitter_is_injected() -> None:
-    policy = RetryPolicy(jitter=lambda delay_ms: delay_ms // 4)
-    assert [policy.delay_ms(retry) for retry in (1, 2)] == [2_500, 5_000]
-
-
 async def test_an_alarm_set_by_the_handler_takes_the_place_of_the_running_one(
     world: World,
 ) -> None:

@@ -12,7 +12,7 @@ from ledger.errors import (
     Unavailable,
 )
 from ledger.interface import ObjectKey
-from ledger.objects.body import LiveBody
+from ledger.objects.instance import LiveBody
 from ledger.objects.limits import ObjectLimits
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from tests.ledger.objects.object_world import BASIC, KEY, Scripted, World, step, world_at

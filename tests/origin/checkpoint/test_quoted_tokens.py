@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from ledger.frame import Message
-from origin.checkpoint.prompt import PromptReader
-from origin.checkpoint.quoted_tokens import MARK, QuotedTokens
+from origin.checkpoint.prompt import MARK, PromptReader, QuotedTokens
 from tests.origin.tiny_checkpoint import END, END_ID, Shape, train_tokenizer, write_checkpoint
 
 TEMPLATE = (

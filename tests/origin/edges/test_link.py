@@ -50,11 +50,10 @@ from ledger.sqlite.ledger import SqliteLedger
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig
 from origin.edges.link import EdgeLink
-from origin.generations.logged_ids import STEER_BEGINS, STEERED
 from origin.generations.resume_token import TokenKeys
 from origin.generations.service import LEDGER_SILENCE_S, MAX_STEER_CHARS, Service
 from origin.workers import worker_frame
-from origin.workers.worker_frame import Emission, Run, Step
+from origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Step
 from tests.origin.stage import Slot, Stage
 from tests.origin.tiny_checkpoint import write_checkpoint
 

@@ -19,8 +19,7 @@ from origin.engine.scores import MAX_FRAME_SCORE_BYTES, SCORE_BYTES
 from origin.engine.transcript import MAX_FRAME_TEXT_CHARS, Transcript
 from origin.engine.vocabulary import Vocabulary
 from origin.filter import Filter, FilterFactory
-from origin.generations.logged_ids import STEER_BEGINS, STEERED, plain_ids
-from origin.workers.worker_frame import Emission, Run
+from origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, plain_ids
 from tests.origin import blocked_phrase
 from tests.origin.engine.runs import (
     continuation,

@@ -9,9 +9,8 @@ import pytest
 from ledger.errors import Conflict, Overloaded, Unavailable
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, NewStream, Record
-from origin.generations.logged_ids import STEER_BEGINS, STEERED
 from origin.generations.steering import MAX_PENDING_STEERS
-from origin.workers.worker_frame import Emission, Run, Steer, Step
+from origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Steer, Step
 from tests.origin.stage import RECIPE, A, Slot, Stage
 
 pytestmark = pytest.mark.anyio

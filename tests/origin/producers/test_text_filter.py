@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from ledger.frame import FinishReason, Notice, StreamEnd, Token, decode
 from origin.filter import Verdict
 from origin.producer import About, Data, End, Label, Output, Request, Resumption, Revision, Text
-from origin.producers.production import Production
-from origin.producers.text_filter import TextFilter
+from origin.producers.production import Production, TextFilter
 from tests.origin.blocked_phrase import MESSAGE, BlockedPhrases
 from tests.origin.producers.asked import request
 

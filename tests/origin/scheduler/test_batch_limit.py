@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from origin.scheduler.batch_limit import DECREASE, INCREASE_TOKENS, BatchLimit
+from origin.scheduler.step_limits import DECREASE, INCREASE_TOKENS, BatchLimit
 
 LEAST, MOST, SECONDS = 128, 4096, 0.05
 
