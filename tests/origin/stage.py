@@ -84,9 +84,25 @@ class Stage:
         self.runs.worker_begun(slot, Begun(tuple(runs)))
 
     async def start(self, stream: bytes, recipe: Recipe = RECIPE) -> None:
-        new = NewStream(stream, recipe.model_dump_json(), Durability.PROCESS, 60)
-        await self.ledger.create(new)
+        await self.create(stream, recipe.model_dump_json())
         await self.runs.start((stream, recipe))
+
+    async def running(self, stream: bytes, slot: int = 0) -> tuple[Slot, int]:
+        """A worker of this slot that is ready, and the run of a stream that was started on it."""
+        await self.ready(self.slots[slot])
+        await self.start(stream)
+        return self.slots[slot], self.slots[slot].last[0]
+
+    async def end_of(self, stream: bytes, *, after: int = 0) -> StreamEnd:
+        """The end of a stream, which comes after so many frames."""
+        *before, end = await self.frames(stream)
+        assert isinstance(end, StreamEnd)
+        assert len(before) == after
+        return end
+
+    async def create(self, stream: bytes, recipe: str = RECIPE.model_dump_json()) -> None:
+        """In the ledger, and not started here."""
+        await self.ledger.create(NewStream(stream, recipe, Durability.PROCESS, 60))
 
     async def step(self, slot: Slot, run: int, index: int, text: str | None) -> None:
         """One engine step that makes one frame: a token, or the end where there is no text."""

@@ -97,9 +97,8 @@ def test_a_latency_is_in_every_bucket_from_its_own_on() -> None:
 
 
 async def test_streams_are_counted_by_how_they_end(stage: Stage) -> None:
-    one, two = stage.slots
-    await stage.ready(one)
-    await stage.start(A)
+    two = stage.slots[1]
+    one, _ = await stage.running(A)
     await stage.start(B)
     assert value(stage.metrics, "num_streams") == 2
     await stage.step(one, one.sent[0][0], 0, "a")
@@ -120,9 +119,7 @@ async def test_streams_are_counted_by_how_they_end(stage: Stage) -> None:
 
 
 async def test_a_step_that_is_refused_measures_nothing(stage: Stage) -> None:
-    one = stage.slots[0]
-    await stage.ready(one)
-    await stage.start(A)
+    one, _ = await stage.running(A)
     run = one.last[0]
     await stage.ledger.take_over(A)
     emissions = (

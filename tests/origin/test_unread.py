@@ -108,8 +108,7 @@ async def test_a_stream_that_is_to_be_cancelled_ends_and_one_that_runs_on_does_n
     await stage.later(30)
     assert (run, Halt()) in stage.slots[0].sent
     await stage.cancelled(stage.slots[0], run, 0)
-    [end] = await stage.frames(A)
-    assert isinstance(end, StreamEnd)
+    await stage.end_of(A)
     await stage.later(100_000)
     assert stage.runs.count == 1
 
@@ -138,8 +137,7 @@ async def test_a_paused_stream_outlives_its_origin_and_is_not_kept_for_ever(
     await stage.later(30)
     assert stage.runs.count == 0
     await stage.later(PAUSED_S)
-    [end] = await stage.frames(A)
-    assert isinstance(end, StreamEnd)
+    end = await stage.end_of(A)
     assert end.finish_reason is FinishReason.CANCELLED
 
 
@@ -188,7 +186,7 @@ async def test_an_origin_takes_over_what_may_pause_when_it_is_read_there(stage: 
 
 
 async def test_a_worker_is_told_who_gives_way(stage: Audience) -> None:
-    await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
+    await stage.create(A)
     await stage.runs.start((A, RECIPE), read=False)
     assert stage.orders[-1] == Attend(unread=True)
     stage.runs.readers.begin(A)

@@ -10,7 +10,6 @@ import pytest
 
 from ledger.errors import Overloaded, Unavailable
 from ledger.frame import (
-    Durability,
     FinishReason,
     FormatKind,
     Logged,
@@ -22,7 +21,6 @@ from ledger.frame import (
     Token,
     encode,
 )
-from ledger.interface import NewStream
 from origin.generations.history import History
 from origin.generations.runs import FAILED_STARTS, MAX_DEATHS
 from origin.generations.suspects import TOGETHER_DEATHS
@@ -64,10 +62,8 @@ async def test_streams_go_to_the_worker_with_the_fewest(stage: Stage) -> None:
 
 
 async def test_another_worker_goes_on_from_what_the_ledger_holds(stage: Stage) -> None:
-    one, two = stage.slots
-    await stage.ready(one)
-    await stage.start(A)
-    run, _ = one.last
+    two = stage.slots[1]
+    one, run = await stage.running(A)
     await stage.step(one, run, 0, "é")
     await stage.step(one, run, 1, "b")
     await stage.ready(two)
@@ -81,7 +77,7 @@ async def test_another_worker_goes_on_from_what_the_ledger_holds(stage: Stage) -
 async def test_a_worker_that_dies_while_it_is_given_a_stream_is_not_sent_it(stage: Stage) -> None:
     one, two = stage.slots
     await stage.ready(one)
-    await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
+    await stage.create(A)
     giving = asyncio.create_task(stage.runs.restore([A]))
     await asyncio.sleep(0)  # it waits for the ledger now
     assert not giving.done()
@@ -94,10 +90,8 @@ async def test_a_worker_that_dies_while_it_is_given_a_stream_is_not_sent_it(stag
 
 
 async def test_a_lost_workers_late_frames_are_not_stored(stage: Stage) -> None:
-    one, two = stage.slots
-    await stage.ready(one)
-    await stage.start(A)
-    run, _ = one.last
+    two = stage.slots[1]
+    one, run = await stage.running(A)
     await stage.ready(two)
     await stage.lost(one)
     await stage.step(one, run, 0, "late")
@@ -113,8 +107,7 @@ async def test_a_stream_that_keeps_killing_workers_is_ended_as_failed(stage: Sta
         await stage.ready(one)
         stage.begun(one)
         await stage.lost(one)
-    [end] = await stage.frames(A)
-    assert isinstance(end, StreamEnd)
+    end = await stage.end_of(A)
     assert end.finish_reason is FinishReason.FAILED
     assert end.message == f"{MAX_DEATHS} workers died on this stream"
     await stage.ready(one)
@@ -141,8 +134,7 @@ async def test_the_neighbours_of_a_stream_that_kills_workers_are_not_blamed(stag
         stage.begun(one, B)
         await stage.lost(one)
     assert await stage.frames(A) == [Token("a", index) for index in range(MAX_DEATHS)]
-    [end] = await stage.frames(B)
-    assert isinstance(end, StreamEnd)
+    end = await stage.end_of(B)
     assert end.finish_reason is FinishReason.FAILED
     await stage.ready(one)
     assert stage.runs.count == 1
@@ -213,10 +205,7 @@ async def test_a_stream_that_makes_tokens_between_deaths_goes_on(stage: Stage) -
 
 
 async def test_a_running_stream_is_cancelled_by_its_worker(stage: Stage) -> None:
-    one = stage.slots[0]
-    await stage.ready(one)
-    await stage.start(A)
-    run, _ = one.last
+    one, run = await stage.running(A)
     await stage.runs.cancel(A)
     assert one.last == (run, Halt())
 
@@ -224,24 +213,21 @@ async def test_a_running_stream_is_cancelled_by_its_worker(stage: Stage) -> None
 async def test_a_waiting_stream_is_cancelled_at_once(stage: Stage) -> None:
     await stage.start(A)
     await stage.runs.cancel(A)
-    [end] = await stage.frames(A)
-    assert isinstance(end, StreamEnd)
+    end = await stage.end_of(A)
     assert (end.finish_reason, end.prompt_tokens) == (FinishReason.CANCELLED, 2)
 
 
 async def test_a_cancel_is_not_forgotten_when_the_worker_dies_before_it_obeys(
     stage: Stage,
 ) -> None:
-    one, two = stage.slots
-    await stage.ready(one)
-    await stage.start(A)
-    await stage.step(one, one.last[0], 0, "a")
+    two = stage.slots[1]
+    one, run = await stage.running(A)
+    await stage.step(one, run, 0, "a")
     await stage.runs.cancel(A)
     await stage.lost(one)
     await stage.ready(two)
     assert two.sent == []
-    [_, end] = await stage.frames(A)
-    assert isinstance(end, StreamEnd)
+    end = await stage.end_of(A, after=1)
     assert (end.finish_reason, end.total_tokens) == (FinishReason.CANCELLED, 1)
 
 
@@ -251,10 +237,9 @@ async def test_cancelling_what_is_over_or_unknown_does_nothing(stage: Stage) -> 
 
 
 async def test_another_engine_goes_on_and_says_so(stage: Stage) -> None:
-    one, two = stage.slots
-    await stage.ready(one)
-    await stage.start(A)
-    await stage.step(one, one.last[0], 0, "a")
+    two = stage.slots[1]
+    one, run = await stage.running(A)
+    await stage.step(one, run, 0, "a")
     await stage.lost(one)
     await stage.ready(two, replace(READY, fingerprint="another", device="cuda"))
     run, order = two.last
@@ -269,10 +254,9 @@ async def test_another_engine_goes_on_and_says_so(stage: Stage) -> None:
 
 
 async def test_a_notice_is_not_repeated(stage: Stage) -> None:
-    one, two = stage.slots
-    await stage.ready(one)
-    await stage.start(A)
-    await stage.step(one, one.last[0], 0, "a")
+    two = stage.slots[1]
+    one, run = await stage.running(A)
+    await stage.step(one, run, 0, "a")
     await stage.lost(one)
     for _ in range(2):
         await stage.ready(two, replace(READY, fingerprint="another"))
@@ -300,14 +284,12 @@ async def test_an_engine_that_takes_a_stream_over_before_it_began_is_exact(stage
 async def test_a_worker_that_cannot_go_on_ends_the_stream(
     stage: Stage, other: Ready, why: str
 ) -> None:
-    one, two = stage.slots
-    await stage.ready(one)
-    await stage.start(A)
-    await stage.step(one, one.last[0], 0, "a")
+    two = stage.slots[1]
+    one, run = await stage.running(A)
+    await stage.step(one, run, 0, "a")
     await stage.lost(one)
     await stage.ready(two, other)
-    [_, end] = await stage.frames(A)
-    assert isinstance(end, StreamEnd)
+    end = await stage.end_of(A, after=1)
     assert end.finish_reason is FinishReason.ORIGIN_LOST
     assert end.message is not None
     assert why in end.message
@@ -369,18 +351,14 @@ async def test_an_order_that_no_frame_can_hold_ends_its_stream_only(stage: Stage
     await stage.ready(stage.slots[0], text)
     recipe = RECIPE.model_copy(update={"prompt_ids": (), "prompt": "x" * MAX_WORKER_FRAME_BYTES})
     await stage.start(A, recipe)
-    [end] = await stage.frames(A)
-    assert isinstance(end, StreamEnd)
+    end = await stage.end_of(A)
     assert end.finish_reason is FinishReason.FAILED
     await stage.start(B, recipe.model_copy(update={"prompt": "x"}))
     assert stage.runs.count == 1
 
 
 async def test_a_failure_that_may_not_come_again_is_the_one_end_of_the_log(stage: Stage) -> None:
-    one = stage.slots[0]
-    await stage.ready(one)
-    await stage.start(A)
-    run, _ = one.last
+    one, run = await stage.running(A)
     end = StreamEnd(0, FinishReason.FAILED, 0, 2, "NaN in the logits", retryable=True)
     await stage.runs.worker_step(one, Step((Emission(run, 0, (), 0, encode(end)),)))
     await stage.step(one, run, 1, None)  # whatever else it may say of this run
@@ -391,7 +369,7 @@ async def test_a_failure_that_may_not_come_again_is_the_one_end_of_the_log(stage
 
 
 async def test_an_unfinished_stream_of_a_dead_origin_is_taken_over(stage: Stage) -> None:
-    await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
+    await stage.create(A)
     await stage.runs.restore([A])
     await stage.ready(stage.slots[0])
     assert (await stage.ledger.info(A)).epoch == 2

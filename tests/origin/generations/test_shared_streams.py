@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import Damaged, LedgerFailed, Unavailable
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
-from ledger.interface import NewStream, Record
+from ledger.frame import FinishReason, StreamEnd, Token, encode
+from ledger.interface import Record
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.retention import RetentionSettings
 from origin.generations.history import read_history
@@ -48,9 +48,7 @@ async def test_a_stream_that_another_origin_took_over_is_halted_and_forgotten(
 
 
 async def test_the_other_streams_of_a_step_are_stored_when_one_is_refused(stage: Stage) -> None:
-    one = stage.slots[0]
-    await stage.ready(one)
-    await stage.start(A)
+    one, _ = await stage.running(A)
     await stage.start(B)
     (run_a, _), (run_b, _) = one.sent
     await stage.ledger.take_over(A)
@@ -64,10 +62,7 @@ async def test_the_other_streams_of_a_step_are_stored_when_one_is_refused(stage:
 async def test_a_stream_that_another_origin_generates_is_cancelled_here(
     stage: Stage, other: Stage
 ) -> None:
-    one = stage.slots[0]
-    await stage.ready(one)
-    await stage.start(A)
-    run, _ = one.last
+    one, run = await stage.running(A)
     await stage.step(one, run, 0, "a")
     await other.runs.cancel(A)
     await stage.step(one, run, 1, "late")
@@ -106,10 +101,8 @@ async def test_a_cancel_ends_a_waiting_stream_that_another_origin_took(
 async def test_cancelling_what_another_origin_has_ended_changes_nothing(
     stage: Stage, other: Stage
 ) -> None:
-    one = stage.slots[0]
-    await stage.ready(one)
-    await stage.start(A)
-    await stage.step(one, one.last[0], 0, None)
+    one, run = await stage.running(A)
+    await stage.step(one, run, 0, None)
     epoch = (await stage.ledger.info(A)).epoch
     await other.runs.cancel(A)
     assert len(await stage.frames(A)) == 1
@@ -119,11 +112,9 @@ async def test_cancelling_what_another_origin_has_ended_changes_nothing(
 async def test_what_another_origin_took_while_it_waited_is_dropped(
     stage: Stage, other: Stage
 ) -> None:
-    one = stage.slots[0]
-    await stage.ready(one)
-    await stage.start(A)
+    one, _ = await stage.running(A)
     await stage.lost(one)  # it waits, and so does another's from before
-    await stage.ledger.create(NewStream(B, RECIPE.model_dump_json(), Durability.PROCESS, 60))
+    await stage.create(B)
     await stage.runs.restore([B])
     await other.ready(other.slots[0])
     await other.runs.restore([A, B])
@@ -154,7 +145,7 @@ async def test_what_runs_or_waits_here_is_not_restored_again(stage: Stage) -> No
 
 async def test_a_stream_that_is_restored_before_it_is_started_runs_once(stage: Stage) -> None:
     await stage.ready(stage.slots[0])
-    await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
+    await stage.create(A)
     await stage.runs.restore([A])
     await stage.runs.start((A, RECIPE))
     assert len(stage.slots[0].sent) == 1
@@ -168,8 +159,8 @@ async def test_what_has_ended_or_is_gone_is_not_restored(stage: Stage) -> None:
 
 
 async def test_a_stream_of_another_version_is_left_to_others(stage: Stage) -> None:
-    await stage.ledger.create(NewStream(A, '{"version": 9}', Durability.PROCESS, 60))
-    await stage.ledger.create(NewStream(B, RECIPE.model_dump_json(), Durability.PROCESS, 60))
+    await stage.create(A, '{"version": 9}')
+    await stage.create(B)
     await stage.ready(stage.slots[0])
     await stage.runs.restore([A, B])
     assert stage.runs.count == 1
@@ -179,9 +170,7 @@ async def test_a_stream_of_another_version_is_left_to_others(stage: Stage) -> No
 async def test_no_more_streams_are_restored_than_there_is_room_for(stage: Stage) -> None:
     streams = [bytes([n]) * 16 for n in range(6)]
     for stream in streams:
-        await stage.ledger.create(
-            NewStream(stream, RECIPE.model_dump_json(), Durability.PROCESS, 60)
-        )
+        await stage.create(stream)
     await stage.runs.restore(streams)
     assert stage.runs.count == 4
     await stage.runs.cancel(streams[0])
@@ -192,10 +181,7 @@ async def test_no_more_streams_are_restored_than_there_is_room_for(stage: Stage)
 async def test_a_run_that_is_not_in_step_with_the_ledger_begins_again_from_there(
     stage: Stage,
 ) -> None:
-    one = stage.slots[0]
-    await stage.ready(one)
-    await stage.start(A)
-    run, _ = one.last
+    one, run = await stage.running(A)
     await stage.step(one, run, 0, "a")
     await stage.step(one, run, 2, "c")
     (_, halt), (again, order) = one.sent[-2:]
@@ -206,22 +192,16 @@ async def test_a_run_that_is_not_in_step_with_the_ledger_begins_again_from_there
 
 
 async def test_a_stream_that_no_run_keeps_in_step_is_ended_as_failed(stage: Stage) -> None:
-    one = stage.slots[0]
-    await stage.ready(one)
-    await stage.start(A)
+    one, _ = await stage.running(A)
     for _ in range(MAX_DEATHS):
         await stage.step(one, one.last[0], 1, "b")
-    [end] = await stage.frames(A)
-    assert isinstance(end, StreamEnd)
+    end = await stage.end_of(A)
     assert end.message == f"{MAX_DEATHS} workers fell out of step with this stream"
     assert stage.runs.count == 0
 
 
 async def test_a_stream_that_was_deleted_is_halted_and_forgotten(stage: Stage) -> None:
-    one = stage.slots[0]
-    await stage.ready(one)
-    await stage.start(A)
-    run, _ = one.last
+    one, run = await stage.running(A)
     await stage.ledger.delete(A)
     await stage.step(one, run, 0, "a")
     assert one.last == (run, Halt())
@@ -299,8 +279,7 @@ async def test_a_stream_that_killed_its_workers_during_an_outage_is_ended_after_
     assert len(one.sent) == 2  # it is given once more: that it was to be ended was not stored
     stage.begun(one)
     await stage.lost(one)
-    [end] = await stage.frames(A)
-    assert isinstance(end, StreamEnd)
+    end = await stage.end_of(A)
     assert end.finish_reason is FinishReason.FAILED
 
 
@@ -311,7 +290,7 @@ async def test_a_ledger_that_has_failed_is_no_outage(
         raise LedgerFailed("the disk is full")
 
     await stage.ready(stage.slots[0])
-    await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
+    await stage.create(A)
     monkeypatch.setattr(stage.ledger, "take_over", failed)
     with pytest.raises(LedgerFailed):
         await stage.runs.restore([A])
@@ -321,14 +300,10 @@ async def test_a_stream_at_its_size_limit_ends_as_length(tmp_path: Path) -> None
     ledger = await SqliteLedger.open(tmp_path / "small.db", lambda: 1000, retention=SMALL)
     try:
         stage = Stage(ledger)
-        one = stage.slots[0]
-        await stage.ready(one)
-        await stage.start(A)
-        run, _ = one.last
+        one, run = await stage.running(A)
         await stage.step(one, run, 0, "x" * 90)
         await stage.step(one, run, 1, "y" * 90)
-        [_, end] = await stage.frames(A)
-        assert isinstance(end, StreamEnd)
+        end = await stage.end_of(A, after=1)
         assert (end.finish_reason, end.index) == (FinishReason.LENGTH, 1)
         assert one.last == (run, Halt())
         assert stage.runs.count == 0
@@ -341,15 +316,11 @@ async def test_a_stream_that_the_ledger_has_no_room_for_may_be_tried_again(tmp_p
     ledger = await SqliteLedger.open(tmp_path / "tiny.db", lambda: 1000, retention=tiny)
     try:
         stage = Stage(ledger)
-        one = stage.slots[0]
-        await stage.ready(one)
-        await stage.start(A)
-        run, _ = one.last
+        one, run = await stage.running(A)
         await stage.step(one, run, 0, "x" * 100_000)
         await ledger.expire()
         await stage.step(one, run, 1, "y")
-        [_, end] = await stage.frames(A)
-        assert isinstance(end, StreamEnd)
+        end = await stage.end_of(A, after=1)
         assert (end.finish_reason, end.index) == (FinishReason.FAILED, 1)
         assert end.retryable
         assert stage.runs.count == 0
@@ -360,9 +331,8 @@ async def test_a_stream_that_the_ledger_has_no_room_for_may_be_tried_again(tmp_p
 async def test_a_damaged_stream_is_ended_as_failed_and_the_others_go_on(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = stage.slots
-    await stage.ready(one)
-    await stage.start(A)
+    two = stage.slots[1]
+    one, _ = await stage.running(A)
     await stage.start(B)
     (run_a, _), (run_b, _) = one.sent
     await stage.step(one, run_a, 0, "a")
@@ -378,8 +348,7 @@ async def test_a_damaged_stream_is_ended_as_failed_and_the_others_go_on(
     await stage.lost(one)
     await stage.ready(two)
     monkeypatch.undo()
-    [_, end] = await stage.frames(A)
-    assert isinstance(end, StreamEnd)
+    end = await stage.end_of(A, after=1)
     assert (end.finish_reason, end.index) == (FinishReason.FAILED, 1)
     await stage.step(two, two.last[0], 1, "c")
     assert await stage.frames(B) == [Token("b", 0), Token("c", 1)]

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from ledger.errors import Conflict, Overloaded, Unavailable
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
-from ledger.interface import Append, NewStream, Record
+from ledger.frame import FinishReason, StreamEnd, Token, encode
+from ledger.interface import Append, Record
 from origin.generations.steering import MAX_PENDING_STEERS
 from origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Steer, Step
 from tests.origin.stage import RECIPE, A, Slot, Stage
@@ -31,9 +31,7 @@ async def takes(stage: Stage, slot: Slot, index: int, steers: int = 1) -> None:
 
 
 async def begun(stage: Stage) -> Slot:
-    slot = stage.slots[0]
-    await stage.ready(slot)
-    await stage.start(A)
+    slot, _ = await stage.running(A)
     await stage.step(slot, slot.last[0], 0, "a")
     return slot
 
@@ -151,7 +149,7 @@ async def test_no_more_wait_than_may(stage: Stage) -> None:
 
 
 async def test_a_stream_that_is_not_generated_here_is_not_taken(stage: Stage) -> None:
-    await stage.ledger.create(NewStream(A, RECIPE.model_dump_json(), Durability.PROCESS, 60))
+    await stage.create(A)
     waits = set()
     for _ in range(20):
         with pytest.raises(Unavailable, match="another origin") as refused:
