@@ -16,7 +16,7 @@ from ledger.objects.event import Event, Stage, current
 from ledger.objects.gate import InputGate, OutputGate, lost
 from ledger.objects.limits import ObjectLimits
 from ledger.objects.object import DurableObject, ObjectFactory, ObjectRequest, ObjectResponse
-from ledger.objects.storage import BufferedStorage
+from ledger.objects.storage import ObjectStorage
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Instance:
         self._epoch = 0
         self._input = InputGate()
         self.output = OutputGate(self._write, self._stored, self._failed)
-        self.storage: BufferedStorage
+        self.storage: ObjectStorage
         self._object: DurableObject | None = None
 
     @property
@@ -127,7 +127,7 @@ class Instance:
         try:
             state = await self._store.claim(self.key)
             self._epoch = state.epoch
-            self.storage = BufferedStorage(
+            self.storage = ObjectStorage(
                 self.key, self._store, state.alarm, self.output, self._guard
             )
             self._object = self._factory(Context(self))

@@ -7,20 +7,16 @@ one alarm. The rules of its gates are in `ledger/objects/runtime.py`, which runs
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from ledger.errors import NotFound
-from ledger.interface import Ledger, NewStream, ObjectKey, Record
+from ledger.interface import Ledger, ObjectKey
+from ledger.objects.storage import ObjectStorage
 
 MAX_KEY_CHARS = 512
 """Longest class and longest name of an object, in characters; the shortest is 1."""
-MAX_VALUE_BYTES = 2 * 1024 * 1024
-"""Largest value, in bytes. What is larger belongs into a stream."""
-MAX_VALUE_NAME_BYTES = 2 * 1024
-"""Longest name of a value, in bytes of UTF-8."""
 
 T = TypeVar("T")
 
@@ -60,80 +56,6 @@ class ObjectResponse:
     def header(self, name: str) -> str | None:
         """The first value of a header; `name` in lower case."""
         return next((value for key, value in self.headers if key == name), None)
-
-
-class ObjectStorage(Protocol):
-    """The values, the alarm and the streams of one object.
-
-    Changes are buffered, seen at once by the object itself, and stored in order: all changes
-    between two awaits as one atomic write. Nothing that the object does is seen outside before
-    the changes made until then are durable. Once a write has failed every method raises its
-    error. Reads raise `LedgerFailed` when storage does.
-    """
-
-    async def get(self, name: str) -> bytes | None: ...
-
-    async def get_many(self, names: Iterable[str]) -> dict[str, bytes]:
-        """The values that exist among `names`, in the order of `names`."""
-        ...
-
-    async def list(
-        self,
-        *,
-        prefix: str = "",
-        start: str | None = None,
-        end: str | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> dict[str, bytes]:
-        """Values by name in order of their UTF-8 bytes: `start` included, `end` not."""
-        ...
-
-    def put(self, name: str, value: bytes) -> None:
-        """Buffer a value. `TooLarge` above MAX_VALUE_BYTES or MAX_VALUE_NAME_BYTES."""
-        ...
-
-    def delete(self, name: str) -> None: ...
-
-    def delete_all(self) -> None:
-        """Buffer the removal of every value; the alarm and the streams stay."""
-        ...
-
-    def transaction(self) -> AbstractAsyncContextManager[None]:
-        """Make the block's changes one atomic write; an exception inside rolls them back.
-
-        Inside, `context.outside`, `context.call` and `sync` are refused (`RuntimeError`): they
-        would wait for what is not written yet. Transactions do not nest.
-        """
-        ...
-
-    def get_alarm(self) -> int | None:
-        """When the object will be woken, in Unix ms; None while its alarm runs, as documented."""
-        ...
-
-    def set_alarm(self, at_ms: int) -> None:
-        """Replace the alarm; one that lies in the past is due at once."""
-        ...
-
-    def delete_alarm(self) -> None:
-        """Of an alarm that runs, only the one that was set since; it is itself past deleting."""
-        ...
-
-    def create_stream(self, new: NewStream) -> None:
-        """Buffer a new stream of `StreamKind.OBJECT`; it starts at epoch 1."""
-        ...
-
-    def append(self, stream: bytes, epoch: int, index: int, record: Record) -> None:
-        """Buffer a record; one that the stream refuses fails the whole write."""
-        ...
-
-    def drop_stream(self, stream: bytes) -> None:
-        """Buffer the removal of a stream; its id must not be used again."""
-        ...
-
-    async def sync(self) -> None:
-        """Wait until all that is buffered is durable. The input gate stays closed."""
-        ...
 
 
 class ObjectContext(Protocol):

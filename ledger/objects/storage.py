@@ -11,8 +11,11 @@ from ledger.errors import CallerError, Overloaded, TooLarge
 from ledger.interface import Alarm, Append, NewStream, ObjectKey, ObjectStore, Record
 from ledger.objects.changes import Changes
 from ledger.objects.gate import OutputGate
-from ledger.objects.object import MAX_VALUE_BYTES, MAX_VALUE_NAME_BYTES
 
+MAX_VALUE_BYTES = 2 * 1024 * 1024
+"""Largest value, in bytes. What is larger belongs into a stream."""
+MAX_VALUE_NAME_BYTES = 2 * 1024
+"""Longest name of a value, in bytes of UTF-8."""
 MAX_CACHE_BYTES = 128 * 1024
 """Names and values that one resident object keeps to read again without its store."""
 MAX_PENDING_BYTES = 32 * 1024 * 1024
@@ -57,11 +60,17 @@ def _weight(name: str, value: bytes | None) -> int:
     return CACHE_ENTRY_BYTES + len(name) + len(value or b"")
 
 
-class BufferedStorage:
-    """`ledger.objects.object.ObjectStorage`, for the one event that holds the object's input gate.
+class ObjectStorage:
+    """The values, the alarm and the streams of one object.
 
-    `guard` raises for everybody else. What is read comes from the youngest layer that knows:
-    a transaction, what is forming, what is in flight, the cache, the store.
+    Changes are buffered, seen at once by the object itself, and stored in order: all changes
+    between two awaits as one atomic write. Nothing that the object does is seen outside before
+    the changes made until then are durable. Once a write has failed every method raises its
+    error. Reads raise `LedgerFailed` when storage does.
+
+    It is for the one event that holds the object's input gate: `guard` raises for everybody else.
+    What is read comes from the youngest layer that knows: a transaction, what is forming, what
+    is in flight, the cache, the store.
     """
 
     def __init__(
@@ -87,6 +96,7 @@ class BufferedStorage:
         return (await self.get_many((name,))).get(name)
 
     async def get_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        """The values that exist among `names`, in the order of `names`."""
         self._check()
         found: dict[str, bytes | None] = {}
         missing: builtins.list[str] = []
@@ -111,6 +121,7 @@ class BufferedStorage:
         limit: int | None = None,
         reverse: bool = False,
     ) -> dict[str, bytes]:
+        """Values by name in order of their UTF-8 bytes: `start` included, `end` not."""
         self._check()
         if limit is not None and limit < 0:
             raise CallerError(f"{limit} values", field="limit", hint="0 or more")
@@ -159,6 +170,7 @@ class BufferedStorage:
     # ---- changing ----
 
     def put(self, name: str, value: bytes) -> None:
+        """Buffer a value. `TooLarge` above MAX_VALUE_BYTES or MAX_VALUE_NAME_BYTES."""
         _check_name(name)
         if len(value) > MAX_VALUE_BYTES:
             raise TooLarge(
@@ -173,19 +185,23 @@ class BufferedStorage:
         self._changes().put(name, None)
 
     def delete_all(self) -> None:
+        """Buffer the removal of every value; the alarm and the streams stay."""
         self._changes().clear_values()
 
     def create_stream(self, new: NewStream) -> None:
+        """Buffer a new stream of `StreamKind.OBJECT`; it starts at epoch 1."""
         changes = self._changes()
         self._check_present(new.stream)
         changes.create(new)
 
     def append(self, stream: bytes, epoch: int, index: int, record: Record) -> None:
+        """Buffer a record; one that the stream refuses fails the whole write."""
         changes = self._changes(len(record.frame))
         self._check_present(stream)
         changes.append(Append(stream, epoch, index, record))
 
     def drop_stream(self, stream: bytes) -> None:
+        """Buffer the removal of a stream; its id must not be used again."""
         self._changes().drops.append(stream)
 
     def _check_present(self, stream: bytes) -> None:
@@ -207,6 +223,7 @@ class BufferedStorage:
         return self._output.forming
 
     async def sync(self) -> None:
+        """Wait until all that is buffered is durable. The input gate stays closed."""
         self._check()
         if self._transaction is not None:
             raise RuntimeError("sync inside a transaction would wait for the transaction")
@@ -218,6 +235,11 @@ class BufferedStorage:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
+        """Make the block's changes one atomic write; an exception inside rolls them back.
+
+        Inside, `context.outside`, `context.call` and `sync` are refused (`RuntimeError`): they
+        would wait for what is not written yet. Transactions do not nest.
+        """
         self._check()
         if self._transaction is not None:
             raise RuntimeError("transactions do not nest")
@@ -246,11 +268,13 @@ class BufferedStorage:
     # ---- the alarm ----
 
     def get_alarm(self) -> int | None:
+        """When the object will be woken, in Unix ms; None while its alarm runs, as documented."""
         self._check()
         alarm = None if self._ringing else self._next_alarm()
         return None if alarm is None else alarm.at_ms
 
     def set_alarm(self, at_ms: int) -> None:
+        """Replace the alarm; one that lies in the past is due at once."""
         if abs(at_ms) > MAX_ALARM_MS:
             raise CallerError(
                 f"alarm at {at_ms} ms", field="at_ms", hint=f"Unix ms up to {MAX_ALARM_MS}"
@@ -259,6 +283,7 @@ class BufferedStorage:
         self._ringing = False
 
     def delete_alarm(self) -> None:
+        """Of an alarm that runs, only the one that was set since; it is itself past deleting."""
         self._check()
         # An alarm that runs stays stored until it has ended: it would be lost in a crash.
         if not self._ringing and self._next_alarm() is not None:

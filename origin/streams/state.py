@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from ledger.interface import NewStream, StreamKind
-from ledger.objects.object import ObjectContext, ObjectStorage
+from ledger.objects.object import ObjectContext
+from ledger.objects.storage import ObjectStorage
 from ledger.wire.schema import Durability
 from origin.streams.config import Config, LastUse
 from origin.streams.page import Tip, chunks, end

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
-from ledger.objects.object import ObjectContext, ObjectStorage
+from ledger.objects.object import ObjectContext
+from ledger.objects.storage import ObjectStorage
 from origin.streams.offset import BEGINNING, START
 from origin.subscriptions.interest import Glob
 from origin.subscriptions.request import CreateBody

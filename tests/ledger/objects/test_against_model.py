@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from ledger.objects.object import ObjectRequest, ObjectStorage
+from ledger.objects.object import ObjectRequest
+from ledger.objects.storage import ObjectStorage
 from tests.ledger.objects.object_world import START_MS, Scripted, World, world_at
 
 NAMES = st.sampled_from(["a", "ab", "abc", "b", "é", "\uffff", "\U0001f600", "~"])

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from ledger.errors import LedgerFailed
 from ledger.interface import Alarm, ObjectKey, ObjectWrite
 from ledger.objects.alarm import MAX_ALARMS_AT_ONCE, POLL_MS, LoopTimer, RetryPolicy
-from ledger.objects.object import ObjectRequest, ObjectStorage
+from ledger.objects.object import ObjectRequest
 from ledger.objects.runtime import ObjectLimits, ObjectRuntime
+from ledger.objects.storage import ObjectStorage
 from tests.ledger.objects.object_world import (
     KEY,
     START_MS,

@@ -9,8 +9,14 @@ import pytest
 from ledger.errors import CallerError, Conflict, NotFound, Overloaded, TooLarge
 from ledger.frame import Durability, Token, encode
 from ledger.interface import NewStream, Record, StreamKind
-from ledger.objects.object import MAX_VALUE_BYTES, ObjectRequest, ObjectStorage
-from ledger.objects.storage import MAX_CACHE_BYTES, MAX_PENDING_BYTES, ValueCache
+from ledger.objects.object import ObjectRequest
+from ledger.objects.storage import (
+    MAX_CACHE_BYTES,
+    MAX_PENDING_BYTES,
+    MAX_VALUE_BYTES,
+    ObjectStorage,
+    ValueCache,
+)
 from tests.ledger.objects.object_world import KEY, Scripted, World
 
 pytestmark = pytest.mark.anyio
