@@ -29,7 +29,7 @@ log = structlog.get_logger("origin")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ClockMark:
     """What the time was, when the system `boot` had been up for so long."""
 
     boot: str
@@ -41,7 +41,10 @@ class SteadyClock:
     """Gives Unix time in ms. `before` is a mark of this boot, of a process before this one."""
 
     def __init__(
-        self, system_ms: Callable[[], int], uptime_ms: Callable[[], int], before: Mark | None = None
+        self,
+        system_ms: Callable[[], int],
+        uptime_ms: Callable[[], int],
+        before: ClockMark | None = None,
     ) -> None:
         self._system_ms = system_ms
         self._up_ms = uptime_ms
@@ -86,18 +89,18 @@ class KeptClock(SteadyClock):
                 log.warning("clock.stepped", ahead_s=behind_s, hint="retention follows slowly")
             else:
                 log.info("clock.followed")
-        mark = Mark(self._boot, self._uptime, self._now)
+        mark = ClockMark(self._boot, self._uptime, self._now)
         new = self._path.with_suffix(".new")
         with suppress(OSError):  # without it the next process believes the system's clock
             new.write_text(json.dumps(asdict(mark)))
             os.replace(new, self._path)
 
 
-def _read(path: Path, boot: str) -> Mark | None:
+def _read(path: Path, boot: str) -> ClockMark | None:
     """The mark that a process of this boot left, if there is a whole one."""
     try:
         stored = json.loads(path.read_text())
-        mark = Mark(str(stored["boot"]), int(stored["uptime_ms"]), int(stored["now_ms"]))
+        mark = ClockMark(str(stored["boot"]), int(stored["uptime_ms"]), int(stored["now_ms"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return mark if boot and mark.boot == boot else None

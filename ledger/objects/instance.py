@@ -23,7 +23,7 @@ T = TypeVar("T")
 log = structlog.get_logger("objects")
 
 
-class Host(Protocol):
+class InstanceHost(Protocol):
     """What an instance needs of the runtime."""
 
     ledger: Ledger
@@ -49,7 +49,7 @@ class Host(Protocol):
 class Instance:
     """An instance, made by its first event from what storage has; see `runtime.py`."""
 
-    def __init__(self, key: ObjectKey, factory: ObjectFactory, host: Host) -> None:
+    def __init__(self, key: ObjectKey, factory: ObjectFactory, host: InstanceHost) -> None:
         self.key = key
         self.host = host
         self.events: set[Event] = set()

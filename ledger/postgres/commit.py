@@ -17,7 +17,7 @@ from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
 from ledger.interface import Append
 from ledger.postgres.locking import Stamp, commit_locked, notice
 from ledger.postgres.partition import add_partitions
-from ledger.postgres.plan import Item, Plan
+from ledger.postgres.plan import GroupPlan, Item
 from ledger.postgres.residents import Residents
 from ledger.postgres.rows import Blobs, Flags, Ints, columns
 from ledger.postgres.schema import SID_BITS
@@ -54,7 +54,7 @@ class Writer:
         lease: int,
         residents: Residents,
         now_ms: Callable[[], int],
-        release: Callable[[Plan], None],
+        release: Callable[[GroupPlan], None],
     ) -> None:
         self._connection = connection
         self._lease = lease
@@ -151,11 +151,11 @@ class Writer:
             group.done.set_exception(self._failure or LedgerFailed("the ledger is closed"))
             group.done.exception()  # seen here; those who wait on it see it too
 
-    async def _commit(self, items: list[Item]) -> Plan:
+    async def _commit(self, items: list[Item]) -> GroupPlan:
         self._number += 1
-        stamp, tried = Stamp(self._lease, self._number, self._now_ms()), list[Plan]()
+        stamp, tried = Stamp(self._lease, self._number, self._now_ms()), list[GroupPlan]()
 
-        async def work(connection: AsyncConnection) -> Plan:
+        async def work(connection: AsyncConnection) -> GroupPlan:
             try:
                 return await self._try(connection, items, tried, stamp)
             except errors.CheckViolation:
@@ -168,8 +168,8 @@ class Writer:
         return await self._connection.run(work, WRITE_PATIENCE_S)
 
     async def _try(
-        self, connection: AsyncConnection, items: list[Item], tried: list[Plan], stamp: Stamp
-    ) -> Plan:
+        self, connection: AsyncConnection, items: list[Item], tried: list[GroupPlan], stamp: Stamp
+    ) -> GroupPlan:
         """Store the group; `tried` holds the last plan whose outcome may be unknown."""
         if not tried:
             plan = self._believed(items)
@@ -179,7 +179,7 @@ class Writer:
                     return plan
         return await commit_locked(connection, items, tried, stamp)
 
-    def _believed(self, items: list[Item]) -> Plan | None:
+    def _believed(self, items: list[Item]) -> GroupPlan | None:
         """The plan by what memory knows; None where a look at the rows is needed."""
         heads = {}
         for item in items:
@@ -189,13 +189,13 @@ class Writer:
             if tail is None:
                 return None
             heads[item.change.stream] = tail.head
-        plan = Plan(heads)
+        plan = GroupPlan(heads)
         for item in items:
             plan.take(item)
         return None if plan.refused else plan
 
 
-async def _commit_as_believed(connection: AsyncConnection, plan: Plan, stamp: Stamp) -> bool:
+async def _commit_as_believed(connection: AsyncConnection, plan: GroupPlan, stamp: Stamp) -> bool:
     """One statement; False where the rows are not as memory believed, and nothing is stored."""
     sids, epochs, firsts, after, ended = columns(plan.moved())
     parameters = (

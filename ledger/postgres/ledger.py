@@ -22,7 +22,7 @@ from ledger.postgres.listener import Listener
 from ledger.postgres.locking import key_bytes, notice, ttl_ms
 from ledger.postgres.objects import PostgresObjects
 from ledger.postgres.partition import add_partitions, partition_at, purge
-from ledger.postgres.plan import Item, Plan
+from ledger.postgres.plan import GroupPlan, Item
 from ledger.postgres.residents import Residents
 from ledger.postgres.retention import Retention
 from ledger.postgres.rows import Ints, unpack_ids
@@ -40,7 +40,7 @@ from ledger.postgres.statements import (
     TAKE_OVER,
     UNFINISHED,
 )
-from ledger.postgres.tail import Head, PostgresTail
+from ledger.postgres.tail import PostgresTail, StreamHead
 
 
 class PostgresLedger:
@@ -184,7 +184,7 @@ class PostgresLedger:
         rows = await self._pool.rows(TAKE_OVER, stream, self._lease.number)
         if not rows:
             raise unknown_stream(stream)
-        head = Head(*rows[0])
+        head = StreamHead(*rows[0])
         tail = self._residents.get(stream)
         if tail is not None and tail.advance(head, head.next_index, ()):
             tail.wake()
@@ -224,7 +224,7 @@ class PostgresLedger:
             if item.error is not None
         ]
 
-    def _stored(self, plan: Plan) -> None:
+    def _stored(self, plan: GroupPlan) -> None:
         """Release what a commit has made durable."""
         for sid, (head, first, frames) in plan.moves.items():
             tail = self._residents.by_sid(sid)

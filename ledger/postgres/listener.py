@@ -20,7 +20,7 @@ from ledger.postgres.residents import Residents
 from ledger.postgres.rows import Ints
 from ledger.postgres.server import RETRY_MAX_S, RETRY_MIN_S, Pool, Server
 from ledger.postgres.statements import CHANNEL, NEWS
-from ledger.postgres.tail import TAIL_FRAMES, Head, PostgresTail
+from ledger.postgres.tail import TAIL_FRAMES, PostgresTail, StreamHead
 
 
 class Listener:
@@ -120,17 +120,17 @@ class Listener:
         cursor = await connection.execute(
             NEWS, (known, starts, TAIL_FRAMES), prepare=True, binary=True
         )
-        heads: dict[int, Head] = {}
+        heads: dict[int, StreamHead] = {}
         frames: dict[int, list[bytes]] = {}
         for sid, epoch, next_index, ended, index, frame in await cursor.fetchall():
-            heads[sid] = Head(sid, epoch, next_index, ended)
+            heads[sid] = StreamHead(sid, epoch, next_index, ended)
             if index is not None:
                 frames.setdefault(sid, []).append(bytes(frame))
         for tail, seen in zip(tails, before, strict=True):
             self._learn(tail, seen, heads.get(seen.sid), frames.get(seen.sid, []))
 
     def _learn(
-        self, tail: PostgresTail, known: Head, head: Head | None, frames: list[bytes]
+        self, tail: PostgresTail, known: StreamHead, head: StreamHead | None, frames: list[bytes]
     ) -> None:
         if head is None:
             self._residents.lose(tail)

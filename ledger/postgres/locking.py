@@ -14,7 +14,7 @@ from psycopg import AsyncConnection
 
 from ledger.errors import LedgerFailed
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite
-from ledger.postgres.plan import Created, Item, Object, Plan
+from ledger.postgres.plan import Created, GroupPlan, Item, Object
 from ledger.postgres.rows import Blobs, Flags, Ints, columns
 from ledger.postgres.statements import (
     CHANNEL,
@@ -34,7 +34,7 @@ from ledger.postgres.statements import (
     PUT_VALUES,
     TOUCH_OBJECTS,
 )
-from ledger.postgres.tail import Head, went_back
+from ledger.postgres.tail import StreamHead, went_back
 
 MAX_NOTICE_SIDS = 400
 """Streams that a notice names; a payload has at most 8,000 bytes. Above it, it says: all."""
@@ -58,8 +58,8 @@ def notice(lease: int, sids: Sequence[int]) -> str:
 
 
 async def commit_locked(
-    connection: AsyncConnection, items: Sequence[Item], tried: list[Plan], stamp: Stamp
-) -> Plan:
+    connection: AsyncConnection, items: Sequence[Item], tried: list[GroupPlan], stamp: Stamp
+) -> GroupPlan:
     """Store the group and return what was stored and refused.
 
     `tried` holds the plan of an earlier try whose commit may have gone through. If it has,
@@ -75,7 +75,9 @@ async def commit_locked(
     return plan
 
 
-async def _look(connection: AsyncConnection, items: Sequence[Item], stamp: Stamp) -> Plan | None:
+async def _look(
+    connection: AsyncConnection, items: Sequence[Item], stamp: Stamp
+) -> GroupPlan | None:
     """Lock what the group touches and plan it; None where it has been committed before."""
     writes = [item.change for item in items if isinstance(item.change, ObjectWrite)]
     keys = sorted({write.key for write in writes})
@@ -95,8 +97,8 @@ async def _look(connection: AsyncConnection, items: Sequence[Item], stamp: Stamp
         return None
     if known[0] < stamp.number - 1:
         raise went_back(f"commit {stamp.number - 1}")
-    plan = Plan(
-        {bytes(row[0]): Head(*row[1:]) for row in await heads.fetchall()},
+    plan = GroupPlan(
+        {bytes(row[0]): StreamHead(*row[1:]) for row in await heads.fetchall()},
         {
             ObjectKey(bytes(kind).decode(), bytes(name).decode()): Object(oid, epoch)
             for kind, name, oid, epoch in await objects.fetchall()
@@ -130,7 +132,7 @@ def _streams(items: Iterable[Item]) -> Iterable[bytes]:
 # ---- the statements of a plan ----
 
 
-def _statements(plan: Plan, stamp: Stamp) -> Iterable[Statement]:
+def _statements(plan: GroupPlan, stamp: Stamp) -> Iterable[Statement]:
     yield NUMBER_COMMIT, (stamp.lease, stamp.number)
     if plan.created:
         yield from _creates(plan.created, stamp)

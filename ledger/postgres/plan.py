@@ -14,7 +14,7 @@ from ledger.errors import Conflict, StaleEpoch, TailraceError, unknown_stream
 from ledger.frame import StreamEnd, tag_of
 from ledger.interface import Alarm, Append, NewStream, ObjectKey, ObjectWrite
 from ledger.postgres.rows import pack_ids
-from ledger.postgres.tail import Head
+from ledger.postgres.tail import StreamHead
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class Item:
 class Move(NamedTuple):
     """A stream that gets frames from index `first` on; `head` is what it has come to."""
 
-    head: Head
+    head: StreamHead
     first: int
     frames: list[bytes]
 
@@ -57,12 +57,12 @@ class Object:
     written: bool = False
 
 
-class Plan:
+class GroupPlan:
     """The changes of one group. `heads` and `objects` are copies of the rows as found."""
 
     def __init__(
         self,
-        heads: Mapping[bytes, Head],
+        heads: Mapping[bytes, StreamHead],
         objects: Mapping[ObjectKey, Object] | None = None,
         new_sids: Iterator[int] | None = None,
     ) -> None:
@@ -139,7 +139,7 @@ class Plan:
                 yield Conflict("the stream id is taken", field="stream")
                 return
             assert self._new_sids is not None  # a group with creates has them
-            head = Head(next(self._new_sids), 1, 0, False)
+            head = StreamHead(next(self._new_sids), 1, 0, False)
             self.heads[new.stream] = head
             self.created.append(Created(head.sid, new))
         for append in write.appends:

@@ -9,7 +9,7 @@ from ledger.frame import Durability, StreamEnd, tag_of
 from ledger.interface import StreamInfo, StreamKind
 from ledger.postgres.server import Pool
 from ledger.postgres.statements import STREAM
-from ledger.postgres.tail import Head, PostgresTail
+from ledger.postgres.tail import PostgresTail, StreamHead
 
 IDLE_SWEEPS = 10
 """A stream that nobody has used for so many sweeps is forgotten until it is asked for."""
@@ -43,7 +43,7 @@ class Residents:
                 self.lose(known)
             raise unknown_stream(stream)
         [(sid, kind, durability, recipe, created_ms, epoch, at, ended, ttl_ms, expires_ms)] = rows
-        head = Head(sid, epoch, at, ended)
+        head = StreamHead(sid, epoch, at, ended)
         if before is not None:
             head.check_not_before(before)
         if known is not None and known.head.sid == sid:
@@ -70,7 +70,7 @@ class Residents:
         """Keep `released` from being behind what was read; tell the tip from what is deleted."""
         if frames:
             ended = tag_of(frames[-1]) == StreamEnd.tag
-            head = Head(tail.head.sid, tail.head.epoch, start + len(frames), ended)
+            head = StreamHead(tail.head.sid, tail.head.epoch, start + len(frames), ended)
             if tail.advance(head, start, frames):
                 tail.wake()
         elif start < tail.released:

@@ -28,7 +28,7 @@ def went_back(lost: str) -> LedgerFailed:
 
 
 @dataclass(slots=True)
-class Head:
+class StreamHead:
     """A stream as its row in `head` says."""
 
     sid: int
@@ -36,10 +36,10 @@ class Head:
     next_index: int
     ended: bool
 
-    def copy(self) -> Head:
-        return Head(self.sid, self.epoch, self.next_index, self.ended)
+    def copy(self) -> StreamHead:
+        return StreamHead(self.sid, self.epoch, self.next_index, self.ended)
 
-    def check_not_before(self, known: Head) -> None:
+    def check_not_before(self, known: StreamHead) -> None:
         """Raise `LedgerFailed` where the tables have lost what this process saw in them."""
         if self.sid == known.sid and (
             self.next_index < known.next_index
@@ -58,7 +58,7 @@ class PostgresTail:
     """One resident stream. `frames[0]` has index `first`; `expires_ms` is what is stored."""
 
     info: StreamInfo
-    head: Head
+    head: StreamHead
     ttl_ms: int
     expires_ms: int
     first: int
@@ -82,7 +82,7 @@ class PostgresTail:
             return None
         return self.frames[begin : begin + limit]
 
-    def advance(self, head: Head, start: int, frames: Sequence[bytes]) -> bool:
+    def advance(self, head: StreamHead, start: int, frames: Sequence[bytes]) -> bool:
         """Learn what is stored: the head, and its last frames, from index `start` on.
 
         What is older than what is known already is ignored. Returns whether there is news.

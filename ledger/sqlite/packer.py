@@ -39,7 +39,7 @@ log = structlog.get_logger("ledger")
 
 
 @dataclass(slots=True)
-class Run:
+class SegmentRun:
     """Consecutive plain segments of a stream; `beyond` is the index after all that was seen."""
 
     beyond: int
@@ -77,12 +77,12 @@ class Run:
         return Unpacked(frames, ids)
 
 
-def take_run(rows: Sequence[SegmentRow], at: int, until: int | None) -> Run:
+def take_run(rows: Sequence[SegmentRow], at: int, until: int | None) -> SegmentRun:
     """The first run in `rows`, which lie from index `at` on, and before `until`.
 
     Cold segments before it are passed over. Without any row the run has not moved on.
     """
-    run = Run(at)
+    run = SegmentRun(at)
     for row in rows:
         if row.coding or not row.length:
             if run.rows:
@@ -175,7 +175,7 @@ class Packer:
             at = run.beyond
         return at
 
-    async def _pack(self, run: Run, name: str) -> None:
+    async def _pack(self, run: SegmentRun, name: str) -> None:
         """Replace a run by a cold segment, if that is smaller and the stream still there."""
         sid = run.rows[0].sid
         packed = _packed(run, name)
@@ -189,7 +189,7 @@ class Packer:
         await asyncio.sleep(self._settings.pause_s)
 
 
-def _packed(run: Run, name: str) -> SegmentRow | None:
+def _packed(run: SegmentRun, name: str) -> SegmentRow | None:
     """The cold segment of a run; None where it would not be smaller, or not the same."""
     if run.bytes > COLD_BYTES:
         return None

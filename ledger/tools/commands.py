@@ -91,7 +91,7 @@ async def follow(
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class Reclaimed:
     """What went, and what the ledger took before and takes now."""
 
     removed_streams: int
@@ -99,7 +99,7 @@ class Collected:
     after_bytes: int
 
 
-async def collect(place: Path | str, open_ledger: Callable[[], Awaitable[Ledger]]) -> Collected:
+async def collect(place: Path | str, open_ledger: Callable[[], Awaitable[Ledger]]) -> Reclaimed:
     """Remove what has expired from the ledger at `place`, which `open_ledger` opens.
 
     Raises `ConfigError` where there is none, or while another process owns the file.
@@ -110,7 +110,7 @@ async def collect(place: Path | str, open_ledger: Callable[[], Awaitable[Ledger]
         removed = await ledger.expire()
     finally:
         await ledger.close()
-    return Collected(removed, before, await _bytes(place))
+    return Reclaimed(removed, before, await _bytes(place))
 
 
 async def _bytes(place: Path | str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from ledger.frame import FinishReason, Frame, decode
 from ledger.interface import Record
 from ledger.sqlite.storage import StreamRow
-from ledger.tools.pieces import Piece, pieces
+from ledger.tools.pieces import StreamPiece, pieces
 from ledger.tools.reader import LedgerReader, durability_word, kind_word
 
 Document = dict[str, Any]
@@ -52,7 +52,7 @@ async def raw_frames(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> As
             yield record.frame
 
 
-def _records(piece: Piece) -> Iterator[Record]:
+def _records(piece: StreamPiece) -> Iterator[Record]:
     for _, record in piece.records:
         yield record
     if piece.damage is not None:

@@ -23,7 +23,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(slots=True)
-class Piece:
+class StreamPiece:
     """Records of one stream that follow one another; the first or the last ones, if it says so.
 
     `damage`: why there are no more. `row` is of the same moment.
@@ -41,9 +41,11 @@ class Piece:
         return len(self.records) >= PIECE_RECORDS or self.bytes >= PIECE_BYTES
 
 
-async def pieces(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> AsyncIterator[Piece]:
+async def pieces(
+    reader: LedgerReader, rows: AsyncIterable[StreamRow]
+) -> AsyncIterator[StreamPiece]:
     """All records of these streams, but for what is removed meanwhile. Many short ones at once."""
-    ready: list[Piece] = []
+    ready: list[StreamPiece] = []
     held = size = 0
     async for row in rows:
         async for piece in _of_one(reader, row):
@@ -59,10 +61,10 @@ async def pieces(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> AsyncI
         yield done
 
 
-async def _of_one(reader: LedgerReader, row: StreamRow) -> AsyncIterator[Piece]:
+async def _of_one(reader: LedgerReader, row: StreamRow) -> AsyncIterator[StreamPiece]:
     at, last = 0, False
     while not last:
-        piece = Piece(row, first=at == 0)
+        piece = StreamPiece(row, first=at == 0)
         try:
             piece.row = await reader.stream(row.id)
             await _fill(piece, reader, at)
@@ -74,7 +76,7 @@ async def _of_one(reader: LedgerReader, row: StreamRow) -> AsyncIterator[Piece]:
         yield piece
 
 
-async def _fill(piece: Piece, reader: LedgerReader, at: int) -> None:
+async def _fill(piece: StreamPiece, reader: LedgerReader, at: int) -> None:
     async with aclosing(reader.records(piece.row, at)) as records:
         async for index, record in records:
             piece.records.append((index, record))

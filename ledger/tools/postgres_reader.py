@@ -23,7 +23,7 @@ from ledger.postgres.rows import unpack_ids
 from ledger.postgres.schema import SCHEMA_VERSION
 from ledger.postgres.url import PostgresUrl
 from ledger.sqlite.storage import StreamRow
-from ledger.tools.reader import STREAMS_AT_ONCE, Status, Stored, per_frame
+from ledger.tools.reader import STREAMS_AT_ONCE, LedgerStatus, Stored, per_frame
 
 RECORDS_AT_ONCE = 512
 """Records that are in memory at a time: at most 32 MB of objects' 64 KiB chunks."""
@@ -75,7 +75,7 @@ WHERE NOT EXISTS (SELECT FROM stream s WHERE s.sid = f.sid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PostgresStatus(Status):
+class PostgresStatus(LedgerStatus):
     """Bytes are of whole tables with their indexes and the room in them.
 
     `frames` and `bytes_per_frame` are of the streams that live; `frame_bytes` also has what

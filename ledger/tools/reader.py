@@ -20,7 +20,7 @@ STREAMS_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class LedgerStatus:
     """What every ledger can count. `ledger` says where it is, without secrets."""
 
     ledger: str
@@ -54,7 +54,7 @@ class LedgerReader(Protocol):
     storage has gone away.
     """
 
-    async def status(self) -> Status: ...
+    async def status(self) -> LedgerStatus: ...
 
     async def stream_count(self) -> int: ...
 

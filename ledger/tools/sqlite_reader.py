@@ -41,7 +41,7 @@ from ledger.sqlite.disk.opening import (
 )
 from ledger.sqlite.record import Entry, unpack_batch
 from ledger.sqlite.storage import SegmentRow, StreamRow
-from ledger.tools.reader import STREAMS_AT_ONCE, Status, Stored, per_frame
+from ledger.tools.reader import STREAMS_AT_ONCE, LedgerStatus, Stored, per_frame
 
 MX_FRAME = slice(16, 20)
 """In the header of a WAL's index."""
@@ -52,7 +52,7 @@ PAGE_FINDINGS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SqliteStatus(Status):
+class SqliteStatus(LedgerStatus):
     """`frames` are those in segments: the last ones, which are in the log, are left out.
 
     Bytes of segments are of their records alone, without what SQLite adds. `removed_streams`
@@ -80,7 +80,7 @@ class SqliteStored(Stored):
 
 
 @dataclass(slots=True)
-class Logged:
+class LogRows:
     """What the log has of each stream, of which segments may not have it yet; its damage."""
 
     by_sid: dict[int, list[Entry]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class SqliteReader:
         self._path = path
         self._lost = lost
         self._connection = connection
-        self._logged: Logged | None = None
+        self._logged: LogRows | None = None
         self._rotten: dict[int, Damaged] = {}  # by sid: streams whose rows are damaged
 
     # ---- the whole ----
@@ -299,11 +299,11 @@ class SqliteReader:
             raise Damaged(f"{where} holds {len(records)} records, not {segment.length}")
         return records
 
-    async def _log(self) -> Logged:
+    async def _log(self) -> LogRows:
         """The whole log, in order; damaged rows are told of, the others are read."""
         if self._logged is not None:
             return self._logged
-        logged = Logged()
+        logged = LogRows()
         for seq, blob in await self._rows("SELECT seq, batch FROM log ORDER BY seq"):
             try:
                 entries = list(unpack_batch(blob, where=f"log row {seq}"))

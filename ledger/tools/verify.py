@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ledger.errors import Damaged, FrameError
 from ledger.frame import Logged, StreamEnd, decode, tag_of
-from ledger.tools.pieces import Piece, pieces
+from ledger.tools.pieces import StreamPiece, pieces
 from ledger.tools.reader import LedgerReader
 
 
@@ -20,7 +20,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Verdict:
+class Audit:
     """What was looked at, and what is wrong with it."""
 
     streams: int = 0
@@ -34,9 +34,9 @@ class Verdict:
         return not self.findings
 
 
-async def verify(reader: LedgerReader, progress: Callable[[int], None] | None = None) -> Verdict:
+async def verify(reader: LedgerReader, progress: Callable[[int], None] | None = None) -> Audit:
     """Look at everything; `progress` is called with the number of streams done."""
-    verdict = Verdict(findings=[Finding(None, what) async for what in reader.damage()])
+    verdict = Audit(findings=[Finding(None, what) async for what in reader.damage()])
     await reader.release()
     stream = _Stream()
     try:
@@ -62,7 +62,7 @@ class _Stream:
     broken: bool = False
 
 
-def _check_piece(piece: Piece, stream: _Stream, verdict: Verdict) -> None:
+def _check_piece(piece: StreamPiece, stream: _Stream, verdict: Audit) -> None:
     if stream.broken:
         return  # one finding for each
     try:

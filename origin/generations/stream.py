@@ -20,7 +20,7 @@ from ledger.interface import Append, Ledger, Record, Refusal, StreamKind
 from origin.generations.history import History, read_history
 from origin.generations.recipe import Recipe
 from origin.generations.steering import Steering
-from origin.generations.suspects import Standing
+from origin.generations.suspects import Suspicion
 from origin.metrics import Metrics
 from origin.workers.worker_frame import ID_BITS, Ready
 from origin.workers.worker_process import WorkerSlot
@@ -74,7 +74,7 @@ class GeneratedStream:
     unread: bool = False
     asked_s: float | None = None
     released_s: float | None = None
-    standing: Standing = field(default_factory=Standing)
+    standing: Suspicion = field(default_factory=Suspicion)
     steering: Steering = field(default_factory=Steering)
     claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
 

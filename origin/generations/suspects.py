@@ -25,7 +25,7 @@ Slot = TypeVar("Slot")
 
 
 @dataclass(slots=True, eq=False)
-class Standing:
+class Suspicion:
     """What is known of one stream: on its worker, and from the deaths of those before.
 
     begun: its worker is at work on it. proven: it has made something there. retried: another
@@ -53,13 +53,13 @@ class Standing:
         self.group = None
 
 
-def judge(standings: Sequence[Standing], groups: Iterator[int]) -> list[Standing]:
+def judge(standings: Sequence[Suspicion], groups: Iterator[int]) -> list[Suspicion]:
     """A worker has died with these; gives those to blame, and makes suspects of others.
 
     `groups` gives numbers that were not used before.
     """
     begun = [each for each in standings if each.begun and not each.proven]
-    tried: dict[int | None, list[Standing]] = {}
+    tried: dict[int | None, list[Suspicion]] = {}
     for each in begun:
         each.deaths += 1
         if each.group is not None or each.deaths > TOGETHER_DEATHS:
@@ -74,7 +74,7 @@ def judge(standings: Sequence[Standing], groups: Iterator[int]) -> list[Standing
     return begun if len(begun) == 1 else alone
 
 
-def slot_for(standing: Standing, company: Mapping[Slot, Sequence[Standing]]) -> Slot | None:
+def slot_for(standing: Suspicion, company: Mapping[Slot, Sequence[Suspicion]]) -> Slot | None:
     """The slot that a waiting stream goes to now, if any, given the standings of each one's runs.
 
     That is the one with the fewest runs, and rather one that tries no suspects.
@@ -88,15 +88,15 @@ def slot_for(standing: Standing, company: Mapping[Slot, Sequence[Standing]]) -> 
     )
 
 
-def _tries(runs: Sequence[Standing], group: int) -> bool:
+def _tries(runs: Sequence[Suspicion], group: int) -> bool:
     return any(run.group == group for run in runs)
 
 
-def _tries_any(runs: Sequence[Standing]) -> bool:
+def _tries_any(runs: Sequence[Suspicion]) -> bool:
     return any(run.group is not None for run in runs)
 
 
-def _is_settled(runs: Sequence[Standing]) -> bool:
+def _is_settled(runs: Sequence[Suspicion]) -> bool:
     """Whether suspects may be tried beside these runs: a death would throw none of them back.
 
     Newcomers do not count, or suspects would wait for ever where many come.

@@ -8,7 +8,7 @@ import math
 
 from ledger.errors import CallerError, TailraceError, error_body
 from ledger.objects.object import Headers, ObjectResponse
-from origin.streams.config import Config
+from origin.streams.config import StreamConfig
 from origin.streams.json import join_json
 from origin.streams.page import Page, Tip
 from origin.streams.producer import Place
@@ -74,7 +74,7 @@ def place_headers(place: Place | None) -> Headers:
     return ((PRODUCER_EPOCH, str(place.epoch)), (PRODUCER_SEQ, str(place.seq)))
 
 
-def described(config: Config, tip: Tip) -> ObjectResponse:
+def described(config: StreamConfig, tip: Tip) -> ObjectResponse:
     """The answer to HEAD."""
     headers = (*tip_headers(tip), *config.expiry.headers())
     return answer(200, (CONTENT_TYPE, config.content_type), NO_STORE, *headers)

@@ -15,7 +15,7 @@ from ledger.objects.object import Headers
 from origin.streams.answer import tip_headers
 from origin.streams.json import Steps, split_json
 from origin.streams.page import Tip
-from origin.streams.producer import Place, Verdict, decide, due_seq
+from origin.streams.producer import Decision, Place, decide, due_seq
 from origin.streams.protocol import (
     CONTENT_TYPE,
     PRODUCER_EPOCH,
@@ -26,11 +26,11 @@ from origin.streams.protocol import (
     essence,
     is_json,
 )
-from origin.streams.request import Append
+from origin.streams.request import AppendRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AppendContext:
     """What an append is judged by: the stream, and what was taken of its producer before."""
 
     content_type: str
@@ -57,19 +57,19 @@ class Refused:
     headers: Headers = ()
 
 
-def judge(append: Append, standing: Standing) -> Taken | Repeated | Refused:
+def judge(append: AppendRequest, standing: AppendContext) -> Taken | Repeated | Refused:
     """What becomes of an append."""
-    verdict = decide(standing.last, append.producer.place) if append.producer else Verdict.TAKE
-    if verdict is Verdict.DUPLICATE:
+    verdict = decide(standing.last, append.producer.place) if append.producer else Decision.TAKE
+    if verdict is Decision.DUPLICATE:
         return Repeated()
-    if verdict is Verdict.STALE:
+    if verdict is Decision.STALE:
         return _stale(standing)
     if standing.tip.closed:
         closes_only = append.closes and not append.body and append.producer is None
         return Repeated() if closes_only else _closed(standing)
     if append.body and not _same_type(append, standing):
         return _other_type(standing)
-    if verdict is not Verdict.TAKE:
+    if verdict is not Decision.TAKE:
         return _out_of_order(append, standing, verdict)
     if append.seq is not None and standing.seq is not None and append.seq <= standing.seq:
         return _behind(append.seq, standing.seq)
@@ -83,11 +83,11 @@ def messages_of(content_type: str, body: bytes) -> Steps[list[bytes]]:
     return (yield from split_json(body))
 
 
-def _same_type(append: Append, standing: Standing) -> bool:
+def _same_type(append: AppendRequest, standing: AppendContext) -> bool:
     return essence(append.content_type or "") == essence(standing.content_type)
 
 
-def _stale(standing: Standing) -> Refused:
+def _stale(standing: AppendContext) -> Refused:
     assert standing.last is not None
     error = Forbidden(
         "the producer has begun a higher epoch",
@@ -98,12 +98,12 @@ def _stale(standing: Standing) -> Refused:
     return Refused(error, ((PRODUCER_EPOCH, str(standing.last.epoch)),))
 
 
-def _closed(standing: Standing) -> Refused:
+def _closed(standing: AppendContext) -> Refused:
     error = Conflict("the stream is closed", code="stream_closed", hint="nothing follows its end")
     return Refused(error, tip_headers(standing.tip))
 
 
-def _other_type(standing: Standing) -> Refused:
+def _other_type(standing: AppendContext) -> Refused:
     return Refused(
         Conflict(
             "not the stream's content type",
@@ -114,10 +114,10 @@ def _other_type(standing: Standing) -> Refused:
     )
 
 
-def _out_of_order(append: Append, standing: Standing, verdict: Verdict) -> Refused:
+def _out_of_order(append: AppendRequest, standing: AppendContext, verdict: Decision) -> Refused:
     assert append.producer is not None
     place = append.producer.place
-    if verdict is Verdict.NOT_FROM_ZERO:
+    if verdict is Decision.NOT_FROM_ZERO:
         error = CallerError(
             f"epoch {place.epoch} cannot begin with {place.seq}",
             code="bad_producer_seq",

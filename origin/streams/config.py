@@ -153,7 +153,7 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class StreamConfig:
     """A stream as it is. `stream` is its own ledger stream, `parts` what it has inherited.
 
     `asked` is what it was created for, which an equal request only confirms. A deleted
@@ -185,7 +185,7 @@ class Config:
         return json.dumps(document, separators=(",", ":")).encode()
 
     @classmethod
-    def unpack(cls, value: bytes) -> Config:
+    def unpack(cls, value: bytes) -> StreamConfig:
         document = json.loads(value)
         return cls(
             bytes.fromhex(document["stream"]),

@@ -26,11 +26,11 @@ from ledger.interface import ObjectKey
 from ledger.objects.object import ObjectContext, ObjectRequest, ObjectResponse
 from origin.streams.config import (
     NEVER,
-    Config,
     Create,
     Expiry,
     ForkOrder,
     Part,
+    StreamConfig,
     pack_parts,
     unpack_parts,
 )
@@ -135,7 +135,7 @@ def _no_place(field: str, why: str) -> CallerError:
     return CallerError(f"no place to fork at: {why}", code="bad_fork", field=field)
 
 
-def inherited(source: Config, end: int) -> tuple[Part, ...]:
+def inherited(source: StreamConfig, end: int) -> tuple[Part, ...]:
     """The ledger streams that hold the source's first `end` frames."""
     parts: list[Part] = []
     begin = 0
@@ -169,7 +169,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ForkRequest:
     """What `fork` asks of its source. `reference` is the fork's ledger stream in hex."""
 
     reference: str
@@ -184,21 +184,23 @@ class Claim:
         return json.dumps([self.reference, self.fork, self.content_type, place]).encode()
 
     @classmethod
-    def unpack(cls, packed: bytes) -> Claim:
+    def unpack(cls, packed: bytes) -> ForkRequest:
         reference, fork, content_type, (source, offset, sub_offset) = json.loads(packed)
         order = ForkOrder(source, offset and Offset(*offset), sub_offset)
         return cls(reference, fork, content_type, order)
 
 
-def created(stream: bytes, asked: Create, grant: Grant | None) -> Config:
+def created(stream: bytes, asked: Create, grant: Grant | None) -> StreamConfig:
     """The configuration of a new stream, which takes from its source what is not asked for."""
     if grant is None:
-        return Config(stream, asked.content_type or DEFAULT_TYPE, asked, asked.expiry)
+        return StreamConfig(stream, asked.content_type or DEFAULT_TYPE, asked, asked.expiry)
     expiry = grant.expiry if asked.expiry == NEVER else asked.expiry
-    return Config(stream, asked.content_type or grant.content_type, asked, expiry, grant.parts)
+    return StreamConfig(
+        stream, asked.content_type or grant.content_type, asked, expiry, grant.parts
+    )
 
 
-def confirms(asked: Create, config: Config, *, closed: bool) -> bool:
+def confirms(asked: Create, config: StreamConfig, *, closed: bool) -> bool:
     """Whether a request to create asks for just the stream that exists."""
     return (
         asked.closed == closed
@@ -208,13 +210,13 @@ def confirms(asked: Create, config: Config, *, closed: bool) -> bool:
     )
 
 
-def _same_type(asked: Create, config: Config) -> bool:
+def _same_type(asked: Create, config: StreamConfig) -> bool:
     if asked.content_type is None and config.asked.fork is not None:
         return True  # a fork cannot have another one than its source
     return essence(asked.content_type or DEFAULT_TYPE) == essence(config.content_type)
 
 
-def _same_fork(fork: ForkOrder | None, config: Config) -> bool:
+def _same_fork(fork: ForkOrder | None, config: StreamConfig) -> bool:
     """The same source and, as the requests name it, the same place in it."""
     return fork == config.asked.fork
 
@@ -240,7 +242,7 @@ class References:
 
     # ---- as a fork ----
 
-    async def take(self, claim: Claim) -> ObjectResponse:
+    async def take(self, claim: ForkRequest) -> ObjectResponse:
         """Ask the source for a reference; what it answers is a Grant, or the problem."""
         self.owe(claim.reference, claim.order.source, self._context.now_ms() + RETRY_MS)
         self._asking.add(claim.reference)

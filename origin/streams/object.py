@@ -31,12 +31,12 @@ from origin.streams.answer import (
     place_headers,
     tip_headers,
 )
-from origin.streams.append import Refused, Repeated, Standing, judge, messages_of
+from origin.streams.append import AppendContext, Refused, Repeated, judge, messages_of
 from origin.streams.config import Change, Create, StreamEvent, StreamSettings
 from origin.streams.fork import (
     GIVE_BACK,
     TAKE,
-    Claim,
+    ForkRequest,
     Grant,
     References,
     confirms,
@@ -50,8 +50,8 @@ from origin.streams.producer import Place
 from origin.streams.protocol import CONTENT_TYPE, LOCATION, check_name, essence, parted
 from origin.streams.read import READS, USE, Source, generation, gone, read_stream
 from origin.streams.reader import in_slices
-from origin.streams.request import Append, parse_append, parse_create
-from origin.streams.state import PRODUCER, StreamState
+from origin.streams.request import AppendRequest, parse_append, parse_create
+from origin.streams.state import PRODUCER, StoredStream
 
 
 class StreamObject(DurableObject):
@@ -65,7 +65,7 @@ class StreamObject(DurableObject):
         super().__init__(context)
         self._settings = settings
         self._references = References(context)
-        self._state: StreamState | None = None
+        self._state: StoredStream | None = None
         self._loaded = False
         self._methods: dict[str, Callable[[ObjectRequest], Awaitable[ObjectResponse]]] = {
             "PUT": self._put,
@@ -104,16 +104,16 @@ class StreamObject(DurableObject):
 
     async def _read_state(self) -> None:
         if not self._loaded:
-            self._state = await StreamState.load(self.context)
+            self._state = await StoredStream.load(self.context)
             self._loaded = True
 
-    async def _living(self) -> StreamState | None:
+    async def _living(self) -> StoredStream | None:
         """The stream, unless it is not there or its time has come."""
         if self._state is not None and self._state.is_over(self.context.now_ms()):
             await self._end(self._state)
         return self._state
 
-    async def _existing(self) -> StreamState:
+    async def _existing(self) -> StoredStream:
         """The stream; NotFound, or CallerError (410) if only its forks may still see it."""
         state = await self._living()
         if state is None:
@@ -122,7 +122,7 @@ class StreamObject(DurableObject):
             raise gone()
         return state
 
-    async def _end(self, state: StreamState) -> None:
+    async def _end(self, state: StoredStream) -> None:
         """Delete the stream, or hide it as long as forks need what it holds."""
         if await self._references.held():
             state.hide()
@@ -130,7 +130,7 @@ class StreamObject(DurableObject):
             await self._remove(state)
         await self._tell(Change.DELETED, state.tip)
 
-    async def _remove(self, state: StreamState) -> None:
+    async def _remove(self, state: StoredStream) -> None:
         owed = await self._references.owed()
         storage, config = self.context.storage, state.config
         async with storage.transaction():
@@ -191,7 +191,7 @@ class StreamObject(DurableObject):
         if source == self.context.key.name:
             raise NotFound("no such stream to fork")
         stream = self._new_id()
-        claim = Claim(stream.hex(), self.context.key.name, asked.content_type, asked.fork)
+        claim = ForkRequest(stream.hex(), self.context.key.name, asked.content_type, asked.fork)
         response = await self._references.take(claim)
         if response.status != 200:
             return response
@@ -214,7 +214,7 @@ class StreamObject(DurableObject):
         messages = await in_slices(messages_of(config.content_type, request.body))
         now_ms, storage = self.context.now_ms(), self.context.storage
         async with storage.transaction():
-            state = StreamState.create(storage, config, now_ms, self._settings.durability)
+            state = StoredStream.create(storage, config, now_ms, self._settings.durability)
             state.append((*head, *messages), closes=asked.closed)
             if grant is not None:
                 self._references.settle(stream.hex())
@@ -237,7 +237,7 @@ class StreamObject(DurableObject):
         append = parse_append(request, self._settings.max_body_bytes)
         state = await self._existing()
         last = await self._last_of(append)
-        standing = Standing(state.config.content_type, state.tip, state.seq, last)
+        standing = AppendContext(state.config.content_type, state.tip, state.seq, last)
         verdict = judge(append, standing)
         if isinstance(verdict, Refused):
             return error_answer(verdict.error, *verdict.headers)
@@ -259,7 +259,7 @@ class StreamObject(DurableObject):
         await self._tell(Change.APPENDED, tip, since)
         return answer(verdict.status, *tip_headers(tip), *place_headers(place))
 
-    async def _last_of(self, append: Append) -> Place | None:
+    async def _last_of(self, append: AppendRequest) -> Place | None:
         """The last request that was taken of the producer that sends this one."""
         if append.producer is None:
             return None
@@ -291,7 +291,7 @@ class StreamObject(DurableObject):
     # ---- asked by forks ----
 
     async def _take(self, request: ObjectRequest) -> ObjectResponse:
-        claim = Claim.unpack(request.body)
+        claim = ForkRequest.unpack(request.body)
         if await self._generation() is not None:
             raise Conflict("a generation cannot be forked", code="not_forkable")
         state = self._forkable(await self._living(), claim)
@@ -305,7 +305,7 @@ class StreamObject(DurableObject):
         self._references.add(claim.reference, claim.fork)
         return answer(200, body=Grant(config.content_type, config.expiry, parts, cut.head).pack())
 
-    def _forkable(self, state: StreamState | None, claim: Claim) -> StreamState:
+    def _forkable(self, state: StoredStream | None, claim: ForkRequest) -> StoredStream:
         if state is None:
             raise NotFound("no such stream to fork")
         if state.config.deleted:
@@ -337,7 +337,7 @@ def stream_class(settings: StreamSettings) -> ReadableClass:
     )
 
 
-def _described(state: StreamState) -> tuple[tuple[str, str], ...]:
+def _described(state: StoredStream) -> tuple[tuple[str, str], ...]:
     return ((CONTENT_TYPE, state.config.content_type), *tip_headers(state.tip))
 
 

@@ -25,7 +25,7 @@ FIRST_FRAMES = 64
 """So many frames are asked for before it is known how large they are: 4 MiB at most."""
 
 
-class Piece(NamedTuple):
+class FramePiece(NamedTuple):
     """What a frame adds to the bytes of its stream; `last` if a message ends with it."""
 
     data: bytes
@@ -48,12 +48,12 @@ def end(index: int) -> Record:
     return Record(encode(StreamEnd(0, FinishReason.STOP, index, 0)), ())
 
 
-def piece(raw: bytes) -> Piece:
+def piece(raw: bytes) -> FramePiece:
     """What a logged frame adds: a Chunk its data, a Token its text, any other nothing."""
     _, frame = decode(raw)
     if isinstance(frame, Chunk):
-        return Piece(frame.data, frame.last)
-    return Piece(frame.text.encode() if isinstance(frame, Token | ScoredToken) else b"", True)
+        return FramePiece(frame.data, frame.last)
+    return FramePiece(frame.text.encode() if isinstance(frame, Token | ScoredToken) else b"", True)
 
 
 def renumbered(raw: bytes, index: int) -> bytes:

@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Producer:
+class Sender:
     """Who sends a request, and which of its requests it is."""
 
     name: str
@@ -76,7 +76,7 @@ class SeqIs(Enum):
     AHEAD = auto()
 
 
-class Verdict(Enum):
+class Decision(Enum):
     TAKE = auto()
     DUPLICATE = auto()
     STALE = auto()
@@ -87,17 +87,17 @@ class Verdict(Enum):
     """A new epoch that does not begin with seq 0."""
 
 
-VERDICTS: dict[tuple[EpochIs, SeqIs], Verdict] = {
-    (EpochIs.FIRST, SeqIs.DUE): Verdict.TAKE,
-    (EpochIs.FIRST, SeqIs.AHEAD): Verdict.GAP,
-    (EpochIs.OLDER, SeqIs.SEEN): Verdict.STALE,
-    (EpochIs.OLDER, SeqIs.DUE): Verdict.STALE,
-    (EpochIs.OLDER, SeqIs.AHEAD): Verdict.STALE,
-    (EpochIs.SAME, SeqIs.SEEN): Verdict.DUPLICATE,
-    (EpochIs.SAME, SeqIs.DUE): Verdict.TAKE,
-    (EpochIs.SAME, SeqIs.AHEAD): Verdict.GAP,
-    (EpochIs.NEWER, SeqIs.DUE): Verdict.TAKE,
-    (EpochIs.NEWER, SeqIs.AHEAD): Verdict.NOT_FROM_ZERO,
+VERDICTS: dict[tuple[EpochIs, SeqIs], Decision] = {
+    (EpochIs.FIRST, SeqIs.DUE): Decision.TAKE,
+    (EpochIs.FIRST, SeqIs.AHEAD): Decision.GAP,
+    (EpochIs.OLDER, SeqIs.SEEN): Decision.STALE,
+    (EpochIs.OLDER, SeqIs.DUE): Decision.STALE,
+    (EpochIs.OLDER, SeqIs.AHEAD): Decision.STALE,
+    (EpochIs.SAME, SeqIs.SEEN): Decision.DUPLICATE,
+    (EpochIs.SAME, SeqIs.DUE): Decision.TAKE,
+    (EpochIs.SAME, SeqIs.AHEAD): Decision.GAP,
+    (EpochIs.NEWER, SeqIs.DUE): Decision.TAKE,
+    (EpochIs.NEWER, SeqIs.AHEAD): Decision.NOT_FROM_ZERO,
 }
 """Nothing is seen of a producer's first request or of a new epoch, where 0 is due."""
 
@@ -107,7 +107,7 @@ def due_seq(last: Place | None, epoch: int) -> int:
     return last.seq + 1 if last is not None and last.epoch == epoch else 0
 
 
-def decide(last: Place | None, place: Place) -> Verdict:
+def decide(last: Place | None, place: Place) -> Decision:
     """What to do with a request, if `last` was the last one taken of its producer."""
     due = due_seq(last, place.epoch)
     if place.seq == due:
@@ -125,7 +125,7 @@ def _epoch_is(last: Place | None, epoch: int) -> EpochIs:
     return EpochIs.OLDER if epoch < last.epoch else EpochIs.NEWER
 
 
-def parse_producer(request: ObjectRequest) -> Producer | None:
+def parse_producer(request: ObjectRequest) -> Sender | None:
     """The producer that a request names, if any; CallerError unless all of its fields are right."""
     fields = [request.header(name) for name in (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQ)]
     if all(field is None for field in fields):
@@ -141,7 +141,7 @@ def parse_producer(request: ObjectRequest) -> Producer | None:
         raise CallerError(
             "not a producer's id", field=PRODUCER_ID, hint=f"1 to {MAX_ID_CHARS} characters"
         )
-    return Producer(name, Place(_number(epoch, PRODUCER_EPOCH), _number(seq, PRODUCER_SEQ)))
+    return Sender(name, Place(_number(epoch, PRODUCER_EPOCH), _number(seq, PRODUCER_SEQ)))
 
 
 def _number(text: str, field: str) -> int:

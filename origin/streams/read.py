@@ -14,7 +14,7 @@ from ledger.frame import FRAMES_TYPE
 from ledger.interface import Ledger, StreamKind
 from ledger.objects.object import ObjectContext, ObjectRequest, ObjectResponse, ReadContext
 from origin.streams.answer import SECURITY, at_the_end, described, error_answer, nothing_new, shown
-from origin.streams.config import Config, Create, Part, StreamSettings
+from origin.streams.config import Create, Part, StreamConfig, StreamSettings
 from origin.streams.live import BASE64, event_stream, events_of, frame_stream
 from origin.streams.offset import next_cursor
 from origin.streams.page import no_such_offset
@@ -50,7 +50,7 @@ class Source:
     parts: tuple[Part, ...] = ()
 
     @classmethod
-    def of(cls, config: Config) -> Source:
+    def of(cls, config: StreamConfig) -> Source:
         return cls(config.stream, config.content_type, config.parts)
 
     @classmethod
@@ -144,16 +144,16 @@ async def _head(context: ReadContext, request: ObjectRequest) -> ObjectResponse:
     config = await _config(context)
     if config is None:
         source = await _generation(context)
-        config = Config(source.stream, source.content_type, Create())
+        config = StreamConfig(source.stream, source.content_type, Create())
     elif _asks_its_object(config, context.now_ms()):
         return await context.ask(request)
     return described(config, await Source.of(config).reader(context).tip())
 
 
-async def _config(context: ReadContext) -> Config | None:
+async def _config(context: ReadContext) -> StreamConfig | None:
     """The stream that has been put there; CallerError (410) if only its forks may still see it."""
     found = await context.ledger.objects.get(context.key, (CONFIG,))
-    config = Config.unpack(found[CONFIG]) if found else None
+    config = StreamConfig.unpack(found[CONFIG]) if found else None
     if config is not None and config.deleted:
         raise gone()
     return config
@@ -182,6 +182,6 @@ def gone() -> CallerError:
     return CallerError("the stream was deleted", code="gone", status=410)
 
 
-def _asks_its_object(config: Config, now_ms: int) -> bool:
+def _asks_its_object(config: StreamConfig, now_ms: int) -> bool:
     expiry = config.expiry
     return expiry.ttl_s is not None or (expiry.at_ms is not None and now_ms >= expiry.at_ms)

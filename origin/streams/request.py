@@ -11,7 +11,7 @@ from ledger.errors import CallerError, TooLarge
 from ledger.objects.object import ObjectRequest
 from origin.streams.config import Create, ForkOrder, parse_expiry
 from origin.streams.offset import START, Offset, parse_cursor, parse_offset
-from origin.streams.producer import Producer, parse_producer
+from origin.streams.producer import Sender, parse_producer
 from origin.streams.protocol import (
     CLOSED,
     CONTENT_TYPE,
@@ -42,14 +42,14 @@ class Live(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class AppendRequest:
     """POST: bytes to append, the stream's end, or both."""
 
     body: bytes
     content_type: str | None
     closes: bool
     seq: str | None
-    producer: Producer | None
+    producer: Sender | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def parse_create(request: ObjectRequest, max_body_bytes: int) -> Create:
     )
 
 
-def parse_append(request: ObjectRequest, max_body_bytes: int) -> Append:
+def parse_append(request: ObjectRequest, max_body_bytes: int) -> AppendRequest:
     """A POST. Without a body it can only close, and then its content type says nothing."""
     _check_body(request.body, max_body_bytes)
     closes, content_type = _closes(request), None
@@ -86,7 +86,7 @@ def parse_append(request: ObjectRequest, max_body_bytes: int) -> Append:
     seq = request.header(SEQ)
     if seq is not None and not 0 < len(seq) <= MAX_SEQ_CHARS:
         raise CallerError("not a sequence", field=SEQ, hint=f"1 to {MAX_SEQ_CHARS} characters")
-    return Append(request.body, content_type, closes, seq, parse_producer(request))
+    return AppendRequest(request.body, content_type, closes, seq, parse_producer(request))
 
 
 def parse_read(request: ObjectRequest) -> Read:

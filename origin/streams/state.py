@@ -15,9 +15,9 @@ from ledger.interface import NewStream, StreamKind
 from ledger.objects.object import ObjectContext
 from ledger.objects.storage import ObjectStorage
 from ledger.wire.schema import Durability
-from origin.streams.config import Config, LastUse
+from origin.streams.config import LastUse, StreamConfig
 from origin.streams.page import Tip, chunks, end
-from origin.streams.producer import MAX_PRODUCERS, Producer, stalest
+from origin.streams.producer import MAX_PRODUCERS, Sender, stalest
 
 CONFIG = "config"
 USED = "used"
@@ -28,11 +28,11 @@ FIRST_EPOCH = 1
 
 
 @dataclass(slots=True)
-class StreamState:
+class StoredStream:
     """`tip` counts what was accepted, `epoch` is that of the ledger stream."""
 
     storage: ObjectStorage
-    config: Config
+    config: StreamConfig
     tip: Tip
     use: LastUse
     seq: str | None = None
@@ -41,12 +41,12 @@ class StreamState:
     """How many have a place, once that was asked for."""
 
     @classmethod
-    async def load(cls, context: ObjectContext) -> StreamState | None:
+    async def load(cls, context: ObjectContext) -> StoredStream | None:
         """The stream as it is stored, if it is there."""
         values = await context.storage.get_many((CONFIG, USED, SEQ))
         if CONFIG not in values:
             return None
-        config = Config.unpack(values[CONFIG])
+        config = StreamConfig.unpack(values[CONFIG])
         info = await context.outside(context.ledger.info(config.stream))
         tip = Tip(config.base + info.next_index - info.ended, info.ended)
         used_ms = int(values.get(USED, b"0"))
@@ -56,8 +56,8 @@ class StreamState:
 
     @classmethod
     def create(
-        cls, storage: ObjectStorage, config: Config, now_ms: int, durability: Durability
-    ) -> StreamState:
+        cls, storage: ObjectStorage, config: StreamConfig, now_ms: int, durability: Durability
+    ) -> StoredStream:
         """A new stream, empty but for what it has inherited."""
         storage.put(CONFIG, config.pack())
         storage.create_stream(
@@ -91,7 +91,7 @@ class StreamState:
             self.storage.append(self.config.stream, self.epoch, index, record)
         self.tip = Tip(self.tip.index + count, closes)
 
-    def remember(self, producer: Producer | None, seq: str | None) -> None:
+    def remember(self, producer: Sender | None, seq: str | None) -> None:
         """What later appends are judged by."""
         if producer is not None:
             place = producer.place.pack(self.tip.index)

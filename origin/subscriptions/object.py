@@ -38,7 +38,7 @@ from origin.subscriptions.request import (
     route_of,
 )
 from origin.subscriptions.state import EMPTY, MAX_LINKS, Config, SubscriptionState, entry_of
-from origin.subscriptions.subscription import Event, Phase
+from origin.subscriptions.subscription import Phase, WakeEvent
 from origin.subscriptions.updates import SCAN, UPDATE, Updates
 from origin.subscriptions.wake import (
     JSON,
@@ -110,7 +110,7 @@ class Subscription(DurableObject):
             return
         lease_until_ms = state.standing.lease_until_ms
         if lease_until_ms is not None and lease_until_ms <= now_ms:
-            state.step(Event.EXPIRED)
+            state.step(WakeEvent.EXPIRED)
         notify_at_ms = state.standing.notify_at_ms
         if notify_at_ms is not None and notify_at_ms <= now_ms:
             await self._tell(state)
@@ -132,7 +132,7 @@ class Subscription(DurableObject):
     async def _tell(self, state: SubscriptionState) -> None:
         """Tell of the wake, unless somebody has come for it and gone before that is done."""
         wake_id = state.standing.wake_id
-        event: Event | None = None
+        event: WakeEvent | None = None
         told: Mapping[str, str] = {}
         try:
             if state.config.is_webhook:
@@ -141,13 +141,13 @@ class Subscription(DurableObject):
                 await write_wake(self.context, state)
         except Unavailable as error:
             log.warning("wake.not_told", subscription=self.context.key.name, error=str(error))
-            event = Event.FAILED
+            event = WakeEvent.FAILED
         if self._state is not state or state.standing.wake_id != wake_id:
             return
         if event is None:
             state.told()
             return
-        if event is Event.DONE:
+        if event is WakeEvent.DONE:
             for path, offset in told.items():
                 state.links.ack(path, offset)
         state.step(event)
@@ -321,7 +321,7 @@ class Subscription(DurableObject):
             return _json(409, {"error": error})
         if standing.phase is Phase.IDLE:
             raise Conflict("nothing is to be done", code="NO_PENDING_WORK")
-        state.step(Event.CLAIMED, worker)
+        state.step(WakeEvent.CLAIMED, worker)
         fields = {
             "wake_id": standing.wake_id,
             "generation": standing.generation,
@@ -353,7 +353,7 @@ class Subscription(DurableObject):
             check_ack(state, ack)
         for ack in said.acks:
             state.links.ack(ack.name, ack.offset)
-        state.step(Event.DONE if said.done else Event.EXTENDED)
+        state.step(WakeEvent.DONE if said.done else WakeEvent.EXTENDED)
         woken = said.done and state.standing.phase is Phase.WAKING
         return _json(200, {"ok": True, "next_wake": woken})
 
@@ -366,7 +366,7 @@ class Subscription(DurableObject):
     async def _release(self, request: ObjectRequest) -> ObjectResponse:
         state = self._pulled()
         holder_of(self.context.key.name, state, request)
-        state.step(Event.RELEASED)
+        state.step(WakeEvent.RELEASED)
         return answer(204)
 
     def _pulled(self) -> SubscriptionState:

@@ -72,7 +72,7 @@ class Slot:
     answered: bool | None = None
 
 
-class Pool:
+class HostPool:
     """Slots, given in the order of coming to those whose host may have one.
 
     Whose host has failed comes after the others, and has half of the places at most: those

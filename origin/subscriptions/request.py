@@ -131,17 +131,17 @@ Name = Annotated[str, AfterValidator(_is_name)]
 Names = Annotated[list[Name], Field(max_length=MAX_STREAMS)]
 
 
-class Body(BaseModel):
+class JsonBody(BaseModel):
     """Fields that we do not know are for other servers, and are left alone."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-class WebhookBody(Body):
+class WebhookBody(JsonBody):
     url: Text
 
 
-class CreateBody(Body):
+class CreateBody(JsonBody):
     type: Literal["webhook", "pull-wake"]
     pattern: Annotated[Text, AfterValidator(_is_pattern)] | None = None
     streams: Names = []
@@ -161,15 +161,15 @@ class CreateBody(Body):
         return self
 
 
-class StreamsBody(Body):
+class StreamsBody(JsonBody):
     streams: Annotated[Names, Field(min_length=1)]
 
 
-class ClaimBody(Body):
+class ClaimBody(JsonBody):
     worker: Text
 
 
-class AckBody(Body):
+class AckBody(JsonBody):
     """The protocol's name for the stream is `stream`; `path` is an older one."""
 
     stream: str | None = None
@@ -181,7 +181,7 @@ class AckBody(Body):
         return (self.stream or self.path or "").strip("/")
 
 
-class HolderBody(Body):
+class HolderBody(JsonBody):
     """What whoever was woken says: for which wake, what it has done, whether that is all."""
 
     wake_id: str | None = None

@@ -13,7 +13,7 @@ from ledger.objects.storage import ObjectStorage
 from origin.streams.offset import BEGINNING, START
 from origin.subscriptions.interest import Glob
 from origin.subscriptions.request import CreateBody
-from origin.subscriptions.subscription import Event, Phase, Standing, after
+from origin.subscriptions.subscription import Phase, WakeEvent, WakeState, after
 from origin.subscriptions.updates import Update
 
 LINK = "link/"
@@ -225,7 +225,7 @@ class Config:
 class SubscriptionState:
     """Config, standing and links; every change is put into the object's storage."""
 
-    def __init__(self, context: ObjectContext, config: Config, standing: Standing) -> None:
+    def __init__(self, context: ObjectContext, config: Config, standing: WakeState) -> None:
         self.config = config
         self.standing = standing
         self.links = StreamLinks(context.storage)
@@ -238,13 +238,13 @@ class SubscriptionState:
         if CONFIG not in values:
             return None
         config = Config.unpack(values[CONFIG])
-        state = cls(context, config, Standing.unpack(values[STANDING]))
+        state = cls(context, config, WakeState.unpack(values[STANDING]))
         await state.links.load()
         return state
 
     @classmethod
     def create(cls, context: ObjectContext, config: Config) -> SubscriptionState:
-        state = cls(context, config, Standing())
+        state = cls(context, config, WakeState())
         context.storage.put(CONFIG, config.pack())
         context.storage.put(STANDING, state.standing.pack())
         return state
@@ -255,7 +255,7 @@ class SubscriptionState:
 
     # ---- its life ----
 
-    def step(self, event: Event, holder: str | None = None) -> None:
+    def step(self, event: WakeEvent, holder: str | None = None) -> None:
         """Let `event` happen; Conflict (FENCED) where it cannot. Work left over wakes again."""
         context, lease_ms = self._context, self.config.lease_ms
         self._stand(after(self.standing, event, context.now_ms(), lease_ms, context.random, holder))
@@ -264,13 +264,13 @@ class SubscriptionState:
     def wake_if_needed(self) -> None:
         """Have somebody woken, if there is work that nobody does or is asked to do."""
         if self.standing.phase is Phase.IDLE and self.links.first_pending is not None:
-            self.step(Event.WORK)
+            self.step(WakeEvent.WORK)
 
     def told(self) -> None:
         """The wake has been told where workers read; one of them will come, in its own time."""
         self._stand(replace(self.standing, notify_at_ms=None))
 
-    def _stand(self, standing: Standing) -> None:
+    def _stand(self, standing: WakeState) -> None:
         if standing == self.standing:
             return
         self.standing = standing

@@ -30,7 +30,7 @@ class Phase(Enum):
     """Somebody works, until the lease ends."""
 
 
-class Event(Enum):
+class WakeEvent(Enum):
     WORK = "work"
     """A stream has got something that is not acknowledged."""
     DELIVERED = "delivered"
@@ -49,25 +49,25 @@ class Event(Enum):
     """The holder was not heard of until its lease ended."""
 
 
-TABLE: dict[tuple[Phase, Event], Phase] = {
-    (Phase.IDLE, Event.WORK): Phase.WAKING,
-    (Phase.WAKING, Event.DELIVERED): Phase.LEASED,
-    (Phase.WAKING, Event.FAILED): Phase.WAKING,
-    (Phase.WAKING, Event.CLAIMED): Phase.LEASED,
+TABLE: dict[tuple[Phase, WakeEvent], Phase] = {
+    (Phase.IDLE, WakeEvent.WORK): Phase.WAKING,
+    (Phase.WAKING, WakeEvent.DELIVERED): Phase.LEASED,
+    (Phase.WAKING, WakeEvent.FAILED): Phase.WAKING,
+    (Phase.WAKING, WakeEvent.CLAIMED): Phase.LEASED,
     # A webhook may call back before it has answered; its answer then comes to a lease.
-    (Phase.WAKING, Event.EXTENDED): Phase.LEASED,
-    (Phase.WAKING, Event.DONE): Phase.IDLE,
-    (Phase.LEASED, Event.DELIVERED): Phase.LEASED,
-    (Phase.LEASED, Event.FAILED): Phase.LEASED,
-    (Phase.LEASED, Event.EXTENDED): Phase.LEASED,
-    (Phase.LEASED, Event.DONE): Phase.IDLE,
-    (Phase.LEASED, Event.RELEASED): Phase.IDLE,
-    (Phase.LEASED, Event.EXPIRED): Phase.IDLE,
+    (Phase.WAKING, WakeEvent.EXTENDED): Phase.LEASED,
+    (Phase.WAKING, WakeEvent.DONE): Phase.IDLE,
+    (Phase.LEASED, WakeEvent.DELIVERED): Phase.LEASED,
+    (Phase.LEASED, WakeEvent.FAILED): Phase.LEASED,
+    (Phase.LEASED, WakeEvent.EXTENDED): Phase.LEASED,
+    (Phase.LEASED, WakeEvent.DONE): Phase.IDLE,
+    (Phase.LEASED, WakeEvent.RELEASED): Phase.IDLE,
+    (Phase.LEASED, WakeEvent.EXPIRED): Phase.IDLE,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WakeState:
     """Where a subscription stands. Times are Unix ms; None is never."""
 
     phase: Phase = Phase.IDLE
@@ -90,29 +90,29 @@ class Standing:
         return json.dumps(asdict(self) | {"phase": self.phase.value}).encode()
 
     @classmethod
-    def unpack(cls, value: bytes) -> Standing:
+    def unpack(cls, value: bytes) -> WakeState:
         fields = json.loads(value)
         return cls(**fields | {"phase": Phase(fields["phase"])})
 
 
 def after(
-    now: Standing,
-    event: Event,
+    now: WakeState,
+    event: WakeEvent,
     now_ms: int,
     lease_ms: int,
     random: Callable[[int], bytes],
     holder: str | None = None,
-) -> Standing:
+) -> WakeState:
     """The standing after `event`; Conflict (FENCED) for one that the table does not have."""
     phase = TABLE.get((now.phase, event))
     if phase is None:
         raise Conflict(f"nothing {event.value} can be done now", code="FENCED")
     if phase is Phase.IDLE:
-        return Standing(generation=now.generation)
-    if event is Event.WORK:
+        return WakeState(generation=now.generation)
+    if event is WakeEvent.WORK:
         wake_id = f"w_{random(WAKE_ID_BYTES).hex()}"
-        return Standing(phase, now.generation + 1, wake_id, notify_at_ms=now_ms)
-    if event is Event.FAILED:
+        return WakeState(phase, now.generation + 1, wake_id, notify_at_ms=now_ms)
+    if event is WakeEvent.FAILED:
         if phase is Phase.LEASED:
             return now
         delay_ms = _retry_delay_ms(now.failures + 1, random)

@@ -42,7 +42,7 @@ MAX_NOTIFIED = 64
 log = structlog.get_logger("subscriptions")
 
 
-class Objects(Protocol):
+class ObjectFetcher(Protocol):
     async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse: ...
 
 
@@ -100,7 +100,7 @@ class Updates:
 
     # ---- at work ----
 
-    async def run(self, objects: Objects) -> None:
+    async def run(self, objects: ObjectFetcher) -> None:
         """Notify those who have updates, until cancelled."""
         try:
             while True:
@@ -144,7 +144,7 @@ class Updates:
             self._to_notify[name] = method
         self._wake.set()
 
-    def _start(self, objects: Objects) -> bool:
+    def _start(self, objects: ObjectFetcher) -> bool:
         """Notify the one that has waited longest; False if there is none."""
         name = next((name for name in self._to_notify if name not in self._notified), None)
         if name is None:
@@ -155,7 +155,7 @@ class Updates:
         task.add_done_callback(partial(self._ended, name))
         return True
 
-    async def _ask(self, objects: Objects, key: ObjectKey, method: str) -> None:
+    async def _ask(self, objects: ObjectFetcher, key: ObjectKey, method: str) -> None:
         try:
             await objects.fetch(key, ObjectRequest(method, f"object://{key.kind}"))
         except TailraceError as error:

@@ -24,7 +24,7 @@ from origin.streams.offset import BEGINNING, parse_offset
 from origin.subscriptions.index import SIGN
 from origin.subscriptions.request import INDEX_KEY, AckBody, Action, HolderBody, parse, url_of
 from origin.subscriptions.state import SubscriptionState
-from origin.subscriptions.subscription import Event
+from origin.subscriptions.subscription import WakeEvent
 from origin.subscriptions.webhook import SIGNATURE, Webhooks
 
 SECRET_BYTES = 32
@@ -78,7 +78,7 @@ def told_streams(state: SubscriptionState) -> list[dict[str, object]]:
 
 async def call_webhook(
     context: ObjectContext, webhooks: Webhooks, state: SubscriptionState
-) -> tuple[Event, Mapping[str, str]]:
+) -> tuple[WakeEvent, Mapping[str, str]]:
     """Tell the webhook of the wake; how it went, and the offsets that it was told of."""
     name, config, standing = context.key.name, state.config, state.standing
     assert config.webhook_url is not None
@@ -99,8 +99,8 @@ async def call_webhook(
     told = {str(stream["path"]): str(stream["tail_offset"]) for stream in streams}
     if not delivery.taken:
         log.warning("webhook.failed", subscription=name, reason=delivery.reason)
-        return Event.FAILED, told
-    return Event.DONE if delivery.done else Event.DELIVERED, told
+        return WakeEvent.FAILED, told
+    return WakeEvent.DONE if delivery.done else WakeEvent.DELIVERED, told
 
 
 async def write_wake(context: ObjectContext, state: SubscriptionState) -> None:

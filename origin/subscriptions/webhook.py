@@ -29,7 +29,7 @@ import httpx
 
 from ledger.errors import CallerError
 from ledger.settings import MAX_PORT
-from origin.subscriptions.pool import MAX_DELIVERIES, Pool, Resting
+from origin.subscriptions.pool import MAX_DELIVERIES, HostPool, Resting
 
 MAX_LOOK_UPS = 32
 """Under way at the same time, those included that nobody waits for any more."""
@@ -122,7 +122,7 @@ class Webhooks:
     ) -> None:
         self._hosts = frozenset(host.lower() for host in hosts)
         self._resolve = resolve or Resolver().look_up
-        self._pool = Pool(now_ms)
+        self._pool = HostPool(now_ms)
         self._tls = tls
         self._timeout_s = timeout_s
         self._client: httpx.AsyncClient | None = None

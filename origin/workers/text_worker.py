@@ -70,7 +70,7 @@ log = structlog.get_logger("text_worker")
 
 
 @dataclass(slots=True)
-class Answer:
+class TextRun:
     """One stream on its way: `producing` is what a Halt cancels; `concluding` sees to its end."""
 
     run: int
@@ -96,7 +96,7 @@ class TextWorker:
         self._turns = asyncio.Semaphore(streams)
         self._most = streams + MAX_WAITING_STREAMS
         self._outbox = asyncio.Queue[Emission](OUTBOX_FRAMES)
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, TextRun] = {}
         self._at_work = AtWork(lambda begun: writer.write(encode(begun)))
 
     def take(self, corr: int, frame: Frame) -> None:
@@ -150,13 +150,13 @@ class TextWorker:
             raise CallerError(f"an Ask with a foreign recipe: {error}", field="recipe") from error
         request = Request(recipe, ask.delivered, ask.next_index)
         production = Production(self._producer, request, run, self._filter_factory)
-        answer = Answer(run, production)
+        answer = TextRun(run, production)
         if len(self._answers) < self._most:
             answer.producing = asyncio.create_task(self._produce(answer))
         self._answers[run] = answer
         answer.concluding = asyncio.create_task(self._conclude(answer))
 
-    async def _produce(self, answer: Answer) -> None:
+    async def _produce(self, answer: TextRun) -> None:
         """Hand over frame after frame; a cancel stops it anywhere, even before it began."""
         this = asyncio.current_task()
         async with self._turns, aclosing(answer.production.frames()) as frames:
@@ -166,7 +166,7 @@ class TextWorker:
                 if this is not None and this.cancelling():
                     break  # a producer has swallowed its CancelledError
 
-    async def _conclude(self, answer: Answer) -> None:
+    async def _conclude(self, answer: TextRun) -> None:
         """See to it that the stream has its end, and only one."""
         if answer.producing is None:
             message = f"{self._most} streams run or wait here"
@@ -178,7 +178,7 @@ class TextWorker:
             await self._put(answer, answer.production.ending(end))
         del self._answers[answer.run]
 
-    async def _put(self, answer: Answer, numbered: Numbered) -> None:
+    async def _put(self, answer: TextRun, numbered: Numbered) -> None:
         index, frame = numbered
         self._at_work.made((answer.run,))
         await self._outbox.put(Emission(answer.run, index, (), 0, frame))

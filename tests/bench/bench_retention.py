@@ -156,7 +156,7 @@ class Bench:
             with self._held(kind, "checkpoint"):
                 end(wal)
 
-        def timed_pack(run: packer.Run, name: str) -> SegmentRow | None:
+        def timed_pack(run: packer.SegmentRun, name: str) -> SegmentRow | None:
             with self._held(kind, "pack"):
                 return pack(run, name)
 

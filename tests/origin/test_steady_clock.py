@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ledger.frame import Durability
 from ledger.interface import Append, NewStream
 from ledger.sqlite.ledger import SqliteLedger
-from origin.steady_clock import MARK_NAME, MAX_LEAP_MS, KeptClock, Mark, SteadyClock, now_ms
+from origin.steady_clock import MARK_NAME, MAX_LEAP_MS, ClockMark, KeptClock, SteadyClock, now_ms
 from tests.ledger.backends import end
 
 DAY_MS = 86_400_000
@@ -33,11 +33,11 @@ class Machine:
         self.system += ms
         self.uptime += ms
 
-    def clock(self, before: Mark | None = None) -> SteadyClock:
+    def clock(self, before: ClockMark | None = None) -> SteadyClock:
         return SteadyClock(self.system_ms, self.uptime_ms, before)
 
-    def mark(self, clock: SteadyClock) -> Mark:
-        return Mark("boot", self.uptime, clock())
+    def mark(self, clock: SteadyClock) -> ClockMark:
+        return ClockMark("boot", self.uptime, clock())
 
 
 spans = st.integers(0, 3 * DAY_MS)

@@ -12,7 +12,7 @@ from ledger.frame import Token, encode
 from ledger.interface import Record
 from ledger.sqlite import packer
 from ledger.sqlite.cold import Unpacked, pack_cold
-from ledger.sqlite.packer import COLD_BYTES, COLD_FRAMES, RUN_SEGMENTS, Packer, Run, take_run
+from ledger.sqlite.packer import COLD_BYTES, COLD_FRAMES, RUN_SEGMENTS, Packer, SegmentRun, take_run
 from ledger.sqlite.storage import SegmentRow
 from tests.ledger.sqlite.cold_material import (
     COLD_AFTER_S,
@@ -205,7 +205,7 @@ async def test_a_stream_that_is_deleted_while_it_is_packed_leaves_nothing(
         streams = list(held)
         pack = Packer._pack
 
-        async def delete_first(self: Packer, run: Run, name: str) -> None:
+        async def delete_first(self: Packer, run: SegmentRun, name: str) -> None:
             sid = run.rows[0].sid
             if sid <= 5:
                 await ledger.delete(streams[sid - 1])

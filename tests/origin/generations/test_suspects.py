@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from origin.generations.runs import MAX_DEATHS
-from origin.generations.suspects import TOGETHER_DEATHS, Standing, judge, slot_for
+from origin.generations.suspects import TOGETHER_DEATHS, Suspicion, judge, slot_for
 
 
 class Play:
@@ -20,9 +20,9 @@ class Play:
 
     def __init__(self, streams: int, killer: int, workers: int, seed: int) -> None:
         self.random = random.Random(seed)
-        self.waiting = [Standing() for _ in range(streams)]
+        self.waiting = [Suspicion() for _ in range(streams)]
         self.killer = self.waiting[killer]
-        self.workers: list[list[Standing]] = [[] for _ in range(workers)]
+        self.workers: list[list[Suspicion]] = [[] for _ in range(workers)]
         self.groups = itertools.count()
         self.deaths = 0
         self.most_blamed = 0  # of the others
@@ -39,7 +39,7 @@ class Play:
 
     def work(self, quick: int, newcomers: int) -> None:
         """One worker goes on with what it has, and dies if the killer is among it."""
-        self.waiting += [Standing() for _ in range(newcomers)]
+        self.waiting += [Suspicion() for _ in range(newcomers)]
         self.assign()
         runs = self.random.choice(self.workers)
         others = [run for run in runs if run is not self.killer]
@@ -53,7 +53,7 @@ class Play:
             for run in runs:
                 run.prove()
 
-    def die(self, runs: list[Standing]) -> None:
+    def die(self, runs: list[Suspicion]) -> None:
         self.deaths += 1
         if self.killer.group is None:
             self.company = len(runs)
@@ -92,29 +92,29 @@ def test_a_killer_is_found_in_logarithmically_many_deaths_and_nobody_else_is_end
 
 
 def test_all_are_tried_together_after_the_first_deaths() -> None:
-    streams = [Standing() for _ in range(24)]
+    streams = [Suspicion() for _ in range(24)]
     for deaths in (1, 2):  # two in a row have another cause as a rule
         for each in streams:
             each.place(retried=deaths > 1)
             each.begun = True
         assert judge(streams, itertools.count()) == []
         assert {each.group for each in streams} == {None}
-        busy = {"one": [Standing(begun=True, retried=True)]}
+        busy = {"one": [Suspicion(begun=True, retried=True)]}
         assert {slot_for(each, busy) for each in streams} == {"one"}
 
 
 def test_suspects_are_not_thrown_back_on_those_that_their_worker_took_over() -> None:
-    suspect = Standing(group=1)
-    proven, newcomer = Standing(proven=True), Standing(begun=True)
-    taken_over = Standing(begun=True, retried=True)
+    suspect = Suspicion(group=1)
+    proven, newcomer = Suspicion(proven=True), Suspicion(begun=True)
+    taken_over = Suspicion(begun=True, retried=True)
     assert slot_for(suspect, {"one": [proven, newcomer]}) == "one"
     assert slot_for(suspect, {"one": [proven, taken_over]}) is None
     assert slot_for(suspect, {"one": [taken_over]}) is None
-    assert slot_for(suspect, {"one": [proven, Standing(group=2)]}) is None
-    assert slot_for(suspect, {"one": [taken_over, Standing(group=1)]}) == "one"
+    assert slot_for(suspect, {"one": [proven, Suspicion(group=2)]}) is None
+    assert slot_for(suspect, {"one": [taken_over, Suspicion(group=1)]}) == "one"
 
 
 def test_newcomers_go_where_no_suspect_is_tried() -> None:
-    company = {"one": [Standing(group=1)], "two": [Standing(proven=True)] * 9}
-    assert slot_for(Standing(), company) == "two"
-    assert slot_for(Standing(), {"one": company["one"]}) == "one"
+    company = {"one": [Suspicion(group=1)], "two": [Suspicion(proven=True)] * 9}
+    assert slot_for(Suspicion(), company) == "two"
+    assert slot_for(Suspicion(), {"one": company["one"]}) == "one"

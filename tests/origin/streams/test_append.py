@@ -1,10 +1,10 @@
 import pytest
 
 from ledger.errors import CallerError
-from origin.streams.append import Refused, Repeated, Standing, Taken, judge, messages_of
+from origin.streams.append import AppendContext, Refused, Repeated, Taken, judge, messages_of
 from origin.streams.page import Tip
-from origin.streams.producer import Place, Producer
-from origin.streams.request import Append
+from origin.streams.producer import Place, Sender
+from origin.streams.request import AppendRequest
 from tests.origin.streams.stream_world import done
 
 OPEN, CLOSED = Tip(3, closed=False), Tip(3, closed=True)
@@ -16,8 +16,8 @@ def standing(
     content_type: str = "text/plain",
     seq: str | None = None,
     last: Place | None = None,
-) -> Standing:
-    return Standing(content_type, tip, seq, last)
+) -> AppendContext:
+    return AppendContext(content_type, tip, seq, last)
 
 
 def append(
@@ -27,9 +27,9 @@ def append(
     closes: bool = False,
     seq: str | None = None,
     place: Place | None = None,
-) -> Append:
-    producer = None if place is None else Producer("p", place)
-    return Append(body, content_type, closes, seq, producer)
+) -> AppendRequest:
+    producer = None if place is None else Sender("p", place)
+    return AppendRequest(body, content_type, closes, seq, producer)
 
 
 def status(verdict: object) -> int:

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from ledger.errors import CallerError
 from origin.streams.config import (
     NEVER,
-    Config,
     Create,
     Expiry,
     ForkOrder,
     LastUse,
     Part,
+    StreamConfig,
     format_rfc3339,
     parse_expiry,
 )
@@ -23,22 +23,22 @@ offsets = st.builds(Offset, counts, counts)
 orders = st.builds(ForkOrder, st.text(min_size=1), st.none() | offsets, counts)
 asked = st.builds(Create, st.none() | st.text(), expiries, st.booleans(), st.none() | orders)
 parts = st.lists(st.builds(Part, ids, counts)).map(tuple)
-configs = st.builds(Config, ids, st.text(), asked, expiries, parts, st.booleans())
+configs = st.builds(StreamConfig, ids, st.text(), asked, expiries, parts, st.booleans())
 
 times = st.integers(-(2**41), 2**41)
 
 
 @given(configs)
-def test_a_configuration_is_unpacked_as_it_was_packed(config: Config) -> None:
-    assert Config.unpack(config.pack()) == config
+def test_a_configuration_is_unpacked_as_it_was_packed(config: StreamConfig) -> None:
+    assert StreamConfig.unpack(config.pack()) == config
 
 
 def test_a_fork_counts_on_from_what_it_has_inherited() -> None:
-    config = Config(
+    config = StreamConfig(
         bytes(16), "text/plain", Create(), parts=(Part(bytes(16), 3), Part(bytes(16), 7))
     )
     assert config.base == 7
-    assert Config(bytes(16), "text/plain", Create()).base == 0
+    assert StreamConfig(bytes(16), "text/plain", Create()).base == 0
 
 
 def test_a_ttl_slides_with_the_last_use_and_a_moment_does_not() -> None:

@@ -14,15 +14,23 @@ from ledger.errors import CallerError, Conflict, LedgerFailed
 from ledger.interface import Ledger
 from ledger.objects.object import ObjectContext, ObjectFactory, ObjectRequest, ObjectResponse
 from ledger.sqlite.ledger import SqliteLedger
-from origin.streams.config import NEVER, Config, Create, Expiry, ForkOrder, Part, StreamSettings
+from origin.streams.config import (
+    NEVER,
+    Create,
+    Expiry,
+    ForkOrder,
+    Part,
+    StreamConfig,
+    StreamSettings,
+)
 from origin.streams.fork import (
     GIVE_BACK,
     MAX_DEPTH,
     RETRY_MS,
     TAKE,
-    Claim,
     Cut,
     Cutter,
+    ForkRequest,
     Grant,
     confirms,
     created,
@@ -141,7 +149,7 @@ def test_json_is_not_forked_within_a_value() -> None:
 
 
 def test_a_fork_of_a_fork_inherits_from_both() -> None:
-    source = Config(TWO, "text/plain", Create(), parts=(Part(ONE, 3),))
+    source = StreamConfig(TWO, "text/plain", Create(), parts=(Part(ONE, 3),))
     assert inherited(source, 5) == (Part(ONE, 3), Part(TWO, 5))
     assert inherited(source, 3) == (Part(ONE, 3),)
     assert inherited(source, 2) == (Part(ONE, 2),)
@@ -150,7 +158,7 @@ def test_a_fork_of_a_fork_inherits_from_both() -> None:
 
 def test_forks_of_forks_are_not_endless() -> None:
     parts = tuple(Part(bytes([at]) * 16, at + 1) for at in range(MAX_DEPTH - 1))
-    source = Config(NEW, "text/plain", Create(), parts=parts)
+    source = StreamConfig(NEW, "text/plain", Create(), parts=parts)
     assert len(inherited(source, MAX_DEPTH - 1)) == MAX_DEPTH - 1
     with pytest.raises(Conflict):
         inherited(source, MAX_DEPTH)
@@ -191,8 +199,8 @@ def test_what_objects_tell_each_other_is_unpacked_as_it_was_packed() -> None:
     assert Grant.unpack(grant.pack()) == grant
     for order in (ForkOrder("s"), ForkOrder("s", Offset(0, 3), 4)):
         for content_type in (None, "text/plain"):
-            claim = Claim(NEW.hex(), "fork", content_type, order)
-            assert Claim.unpack(claim.pack()) == claim
+            claim = ForkRequest(NEW.hex(), "fork", content_type, order)
+            assert ForkRequest.unpack(claim.pack()) == claim
 
 
 async def fork(world: StreamWorld, name: str, source: str, **headers: str) -> ObjectResponse:

@@ -9,11 +9,11 @@ from ledger.objects.object import ObjectRequest
 from origin.streams.producer import (
     MAX_NUMBER,
     VERDICTS,
+    Decision,
     EpochIs,
     Place,
-    Producer,
+    Sender,
     SeqIs,
-    Verdict,
     decide,
     due_seq,
     parse_producer,
@@ -37,7 +37,7 @@ def test_the_table_leaves_out_only_what_cannot_be() -> None:
 
 @given(st.none() | places, places)
 def test_every_request_of_every_producer_is_in_the_table(last: Place | None, place: Place) -> None:
-    assert decide(last, place) in Verdict
+    assert decide(last, place) in Decision
 
 
 @given(st.lists(places, max_size=60))
@@ -46,10 +46,10 @@ def test_whatever_arrives_each_request_is_taken_once_and_in_order(arrivals: list
     taken: list[Place] = []
     for place in arrivals:
         verdict = decide(last, place)
-        assert (verdict is Verdict.DUPLICATE) == (
+        assert (verdict is Decision.DUPLICATE) == (
             place in taken and last is not None and place.epoch == last.epoch
         )
-        if verdict is Verdict.TAKE:
+        if verdict is Decision.TAKE:
             taken.append(place)
             last = place
     assert taken == sorted(set(taken), key=lambda place: (place.epoch, place.seq))
@@ -59,16 +59,16 @@ def test_whatever_arrives_each_request_is_taken_once_and_in_order(arrivals: list
 
 
 def test_a_gap_names_the_request_that_is_due() -> None:
-    assert decide(Place(0, 0), Place(0, 2)) is Verdict.GAP
+    assert decide(Place(0, 0), Place(0, 2)) is Decision.GAP
     assert due_seq(Place(0, 0), 0) == 1
-    assert decide(None, Place(0, 7)) is Verdict.GAP
+    assert decide(None, Place(0, 7)) is Decision.GAP
     assert due_seq(None, 0) == 0
 
 
 def test_a_new_epoch_begins_with_zero_and_fences_the_older_ones() -> None:
-    assert decide(Place(0, 5), Place(1, 1)) is Verdict.NOT_FROM_ZERO
-    assert decide(Place(0, 5), Place(1, 0)) is Verdict.TAKE
-    assert decide(Place(1, 0), Place(0, 6)) is Verdict.STALE
+    assert decide(Place(0, 5), Place(1, 1)) is Decision.NOT_FROM_ZERO
+    assert decide(Place(0, 5), Place(1, 0)) is Decision.TAKE
+    assert decide(Place(1, 0), Place(0, 6)) is Decision.STALE
 
 
 @given(numbers, numbers)
@@ -78,7 +78,7 @@ def test_a_place_is_unpacked_as_it_was_packed(epoch: int, seq: int) -> None:
 
 def test_a_producer_names_itself_whole_or_not_at_all() -> None:
     assert parse_producer(request()) is None
-    assert parse_producer(request(id="p", epoch="0", seq="7")) == Producer("p", Place(0, 7))
+    assert parse_producer(request(id="p", epoch="0", seq="7")) == Sender("p", Place(0, 7))
     for some in (
         {"id": "p"},
         {"epoch": "0"},

@@ -13,7 +13,7 @@ from ledger.frame import Durability, FinishReason, Frame, Revision, StreamEnd, T
 from ledger.interface import Append, Ledger, NewStream, ObjectKey, Record, StreamKind
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.objects.runtime import ObjectRuntime
-from origin.streams.config import Config, StreamSettings
+from origin.streams.config import StreamConfig, StreamSettings
 from origin.streams.object import stream_class
 from origin.streams.protocol import NEXT_OFFSET, TTL
 from origin.streams.state import CONFIG
@@ -98,7 +98,7 @@ async def test_the_ledger_stream_of_an_object_is_not_read_under_its_id(tmp_path:
     async with streams_at(tmp_path) as world:
         await world.put("a", b"secret")
         values = await world.ledger.objects.get(ObjectKey("stream", "a"), [CONFIG])
-        stream = Config.unpack(values[CONFIG]).stream
+        stream = StreamConfig.unpack(values[CONFIG]).stream
         assert await world.status(stream.hex()) == 404
         assert stream.hex() not in str((await world.ask("GET", "a")).headers)
 

@@ -4,8 +4,8 @@ from ledger.errors import CallerError, NotFound, TooLarge
 from ledger.objects.object import Headers, ObjectRequest
 from origin.streams.config import Create, Expiry, ForkOrder
 from origin.streams.offset import START, Offset
-from origin.streams.producer import Place, Producer
-from origin.streams.request import Append, Live, Read, parse_append, parse_create, parse_read
+from origin.streams.producer import Place, Sender
+from origin.streams.request import AppendRequest, Live, Read, parse_append, parse_create, parse_read
 
 LIMIT = 10
 
@@ -89,12 +89,12 @@ def test_a_post_says_who_appends_what() -> None:
         ),
         LIMIT,
     )
-    assert append == Append(b"data", "text/plain", True, "007", Producer("p", Place(1, 2)))
+    assert append == AppendRequest(b"data", "text/plain", True, "007", Sender("p", Place(1, 2)))
 
 
 def test_a_post_without_a_body_can_only_close() -> None:
     closing = request(content_type="no type at all", stream_closed="True")
-    assert parse_append(closing, LIMIT) == Append(b"", None, True, None, None)
+    assert parse_append(closing, LIMIT) == AppendRequest(b"", None, True, None, None)
     for other in ("false", "yes", "1", ""):
         with pytest.raises(CallerError):
             parse_append(request(content_type="text/plain", stream_closed=other), LIMIT)

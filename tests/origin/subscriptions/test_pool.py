@@ -14,7 +14,7 @@ from origin.subscriptions.pool import (
     MAX_DELIVERIES_PER_HOST,
     MAX_PAUSE_MS,
     Breaker,
-    Pool,
+    HostPool,
     Resting,
 )
 from tests.ledger.objects.object_world import step
@@ -54,7 +54,7 @@ class Deliveries:
 
     def __init__(self, size: int = 8) -> None:
         self.now = 0
-        self.pool = Pool(lambda: self.now, size)
+        self.pool = HostPool(lambda: self.now, size)
         self.running: list[tuple[str, asyncio.Future[bool]]] = []
 
     async def deliver(self, host: str) -> bool:
