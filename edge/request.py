@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from ledger.errors import CallerError
 from ledger.frame import (
@@ -39,9 +39,11 @@ GENERATE_EXAMPLE = '{"model": "demo", "prompt": "Once upon"}'
 STEER_EXAMPLE = '{"text": " But then"}'
 Location = tuple[int | str, ...]
 MAX_SHOWN_CHARS = 40  # of a refused value, in the message that refuses it
-MAX_JSON_PARTS = 40_000
+MAX_JSON_PARTS = 20_000
 """Strings, commas and opening brackets of a body. A text is one of them, however long, and the
 largest schema has fewer; a megabyte of small values would hold up the event loop for a second."""
+MAX_JSON_BARE_BYTES = 256 * 1024
+"""Of such a body, what is in no string: numbers of many digits take long to read and to write."""
 _PART = re.compile(rb""""[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]""", re.DOTALL)
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -82,7 +84,7 @@ class FormatBody(BaseModel):
             )
         if self.regex is not None:
             return OutputFormat(FormatKind.REGEX, self.regex)
-        schema = json.dumps(self.json_schema, ensure_ascii=False, separators=(",", ":"))
+        schema = to_json(self.json_schema, inf_nan_mode="constants").decode()
         return OutputFormat(FormatKind.JSON_SCHEMA, schema)
 
 
@@ -205,17 +207,24 @@ def _parse(model: type[Body], body: bytes, example: str) -> Body:
 
     pydantic tells of every fault that it finds, and a megabyte can hold 400,000.
     """
-    if len(body) > MAX_JSON_PARTS and next(
-        islice(_PART.finditer(body), MAX_JSON_PARTS, None), None
-    ):
-        raise _no_document("it has too many values", example)
+    if len(body) > MAX_JSON_PARTS:
+        _check_work(body, example)
     try:
-        _refuse_unknown(from_json(body), model)
-        return model.model_validate_json(body)
+        document = from_json(body)
+        _refuse_unknown(document, model)
+        return model.model_validate(document)
     except ValidationError as error:
         raise _caller_error(error, model, example) from None
     except ValueError as error:
         raise _no_document(str(error), example) from None
+
+
+def _check_work(body: bytes, example: str) -> None:
+    parts = [part.end() - part.start() for part in islice(_PART.finditer(body), MAX_JSON_PARTS + 1)]
+    if len(parts) > MAX_JSON_PARTS:
+        raise _no_document("it has too many values", example)
+    if len(body) - sum(parts) > MAX_JSON_BARE_BYTES:
+        raise _no_document(f"over {MAX_JSON_BARE_BYTES} bytes of it are in no string", example)
 
 
 def _refuse_unknown(document: object, model: type[BaseModel], place: Location = ()) -> None:
