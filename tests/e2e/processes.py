@@ -149,11 +149,18 @@ class Edge(Process):
     Of several origins it uses the first as long as that lives.
     """
 
-    def __init__(self, *origins: Origin, certificate: tuple[Path, Path] | None = None) -> None:
+    def __init__(
+        self,
+        *origins: Origin,
+        certificate: tuple[Path, Path] | None = None,
+        config: Path | None = None,
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         links = ",".join(origin.link for origin in origins)
         flags: list[object] = ["--http", f"127.0.0.1:{self.port}", "--origin", links]
+        if config is not None:
+            flags += ["--config", config]
         if certificate is not None:
             self.tls_port = free_port()
             self.tls_url = f"https://localhost:{self.tls_port}"
