@@ -67,7 +67,7 @@ class EdgeConfig(Settings):
     http: Addresses = Field(("127.0.0.1:8080",), description="HTTP without TLS")
     https: Addresses = Field(("127.0.0.1:8443",), description="HTTPS; only with a certificate")
     http3: bool = Field(
-        False, description="HTTP/3 too, over QUIC at the addresses of https, told by Alt-Svc"
+        True, description="HTTP/3 too, over QUIC at the addresses of https, told by Alt-Svc"
     )
     origin: Addresses = Field(
         ("127.0.0.1:8470",),

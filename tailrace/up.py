@@ -104,7 +104,7 @@ def _edge_command(place: Place, files: CertificateFiles) -> list[str]:
         "--certificate": files.certificate,
         "--key": files.key,
     }
-    return [*_command("edge", flags), "--http3"]
+    return _command("edge", flags)
 
 
 HOST = "127.0.0.1"

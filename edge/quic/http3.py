@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from edge.errors import error_response
 from edge.quic.core import Asked, Came, Code, Core, Event, Left, TooLong
 from edge.server.application import AppExchange, Application
+from edge.server.deadlines import Deadline, Deadlines
 from edge.server.outlet import UNSENT_BYTES, Handler, Headers, Request, Routes, Turn
 from ledger.errors import CallerError, TailraceError
 
@@ -34,8 +35,13 @@ class Behind:
     application: Application
     headers: Callable[[], Headers]
     """Of every answer."""
+    deadlines: Deadlines
     max_body_bytes: int
     """Of a request that a route answers; what is longer is the application's to refuse."""
+    body_timeout_s: float
+    """For a request's body to come, after its head."""
+    stalled_timeout_s: float
+    """A client that takes nothing of a response for so long gets no more of it."""
 
 
 class Http3:
@@ -134,8 +140,8 @@ class Exchange:
     """One request and its response: an `Outlet`."""
 
     __slots__ = (
-        *("_ahead", "_app", "_body", "_claimed", "_handler", "_http3", "_method", "_over"),
-        "stream",
+        *("_ahead", "_app", "_body", "_claimed", "_deadline", "_handler", "_http3", "_method"),
+        *("_over", "_started", "stream"),
     )
 
     def __init__(self, http3: Http3, stream: int, method: bytes) -> None:
@@ -147,7 +153,10 @@ class Exchange:
         self._ahead = 0  # bytes of it that were reported as read before the application had them
         self._app: AppExchange | None = None
         self._handler: Handler | None = None
+        self._started = False
         self._over = False
+        # Of the body, and once that is whole of a client that takes nothing of the response.
+        self._deadline = Deadline(http3.behind.deadlines, self._overdue)
 
     # ---- the request ----
 
@@ -157,6 +166,8 @@ class Exchange:
             self._claimed = request
         else:
             self._hand_over(request)
+        if not ended:
+            self._deadline.set(behind.body_timeout_s)
         self.came(b"", ended)
 
     def came(self, data: bytes, ended: bool) -> None:
@@ -166,6 +177,7 @@ class Exchange:
         body = self._body
         if ended:
             self._body = None
+            self._deadline.clear()
         if self._app is not None:
             self._app.feed(data, ended)
             return
@@ -207,6 +219,22 @@ class Exchange:
             self._http3.core.consumed(self.stream, size)
             self._http3.touch()
 
+    def _overdue(self) -> None:
+        if self._handler is not None:
+            handler, self._handler, self._app = self._handler, None, None
+            handler.gone()
+        if self._started:
+            self.reset()
+        else:
+            self.refuse(
+                CallerError(
+                    "the request's body took too long",
+                    code="request_timeout",
+                    status=408,
+                    retryable=True,
+                )
+            )
+
     def refuse(self, error: TailraceError) -> None:
         """Answer it here."""
         answer = error_response(error)
@@ -218,12 +246,15 @@ class Exchange:
     # ---- what the connection says ----
 
     def drained(self) -> None:
+        if self._body is None:
+            self._deadline.clear()
         if self._handler is not None:
             self._handler.drained()
 
     def gone(self) -> None:
         """The client has left."""
         self._over = True
+        self._deadline.clear()
         self._http3.starved.pop(self, None)
         handler, self._handler, self._app = self._handler, None, None
         if handler is not None:
@@ -233,6 +264,7 @@ class Exchange:
 
     def start(self, status: int, headers: Headers) -> None:
         if not self._over:
+            self._started = True
             head = [(b":status", b"%d" % status), *headers, *self._http3.behind.headers()]
             self._http3.core.start(self.stream, head)
             self._http3.touch()
@@ -245,6 +277,7 @@ class Exchange:
     def end(self) -> None:
         if not self._over:
             self._over = True
+            self._deadline.clear()
             self._http3.core.end(self.stream)
             if self._body is not None:
                 self._http3.core.stop(self.stream)
@@ -253,6 +286,7 @@ class Exchange:
     def reset(self) -> None:
         if not self._over:
             self._over = True
+            self._deadline.clear()
             self._http3.core.reset(self.stream, Code.INTERNAL_ERROR)
             self._http3.over(self)
 
@@ -260,8 +294,10 @@ class Exchange:
         if self._over:
             return 0
         room = self._http3.core.room(self.stream, UNSENT_BYTES)
-        if room < 1:
+        if room < 1 and self not in self._http3.starved:
             self._http3.starved[self] = None
+            if self._body is None:
+                self._deadline.set(self._http3.behind.stalled_timeout_s)
         return room
 
 

@@ -133,7 +133,10 @@ def _listen_quic(bound: Sequence[socket.socket], shared: Shared) -> QuicListener
         shared.routes,
         shared.application,
         shared.rest.headers,
+        shared.deadlines,
         config.max_body_bytes,
+        config.body_timeout_s,
+        config.stalled_timeout_s,
     )
     listener = QuicListener(
         bound, AioquicCores(config.certificate, config.key), behind, shared.limits

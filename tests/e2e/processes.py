@@ -165,7 +165,7 @@ class Edge(Process):
             self.tls_port = free_port()
             self.tls_url = f"https://localhost:{self.tls_port}"
             flags += ["--https", f"127.0.0.1:{self.tls_port}"]
-            flags += ["--certificate", certificate[0], "--key", certificate[1], "--http3"]
+            flags += ["--certificate", certificate[0], "--key", certificate[1]]
         super().__init__("edge", *flags)
 
     async def ready(self) -> Self:

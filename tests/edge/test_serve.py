@@ -27,7 +27,3 @@ def test_http3_is_served_and_told_only_where_it_was_asked_for(tmp_path: Path, as
         assert bool(alt_svc(sockets.quic)) is asked
     finally:
         sockets.close()
-
-
-def test_http3_is_off_unless_it_is_asked_for() -> None:
-    assert EdgeConfig().http3 is False

@@ -20,6 +20,7 @@ from edge.quic.core import Address, Datagrams
 from edge.quic.http3 import Behind
 from edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
 from edge.server.application import Application
+from edge.server.deadlines import Deadlines
 from edge.server.outlet import Handler, Outlet, Request, Turn
 from tailrace.certificate import CertificateFiles
 
@@ -33,6 +34,8 @@ OPEN = b"/stream"
 APP = b"/app"
 """The path that no route claims."""
 MAX_BODY_BYTES = 1 << 20
+BODY_TIMEOUT_S = 6.0
+STALLED_TIMEOUT_S = 20.0
 
 
 class Streaming:
@@ -91,7 +94,17 @@ class Net:
         self.lost: Callable[[bytes], bool] = lambda _datagram: False  # on the way to clients
         self.sent = 0  # datagrams of the server
         application = Application(app or _no_app, self.turn)
-        behind = Behind(self.turn, self.routes, application, list, MAX_BODY_BYTES)
+        self.deadlines = Deadlines(lambda: self.now)
+        behind = Behind(
+            self.turn,
+            self.routes,
+            application,
+            list,
+            self.deadlines,
+            MAX_BODY_BYTES,
+            BODY_TIMEOUT_S,
+            STALLED_TIMEOUT_S,
+        )
         self.clients: list[Client] = []
         self.strays: list[tuple[bytes, Address]] = []  # for nobody
         self._to_clients: deque[tuple[bytes, Address]] = deque()
@@ -144,6 +157,7 @@ class Net:
         while self.now < end:
             self.now = min(end, self.now + STEP_S)
             self.server.expire()
+            self.deadlines.turn()
             for client in self.clients:
                 at = client.quic.get_timer()
                 if at is not None and at <= self.now and not client.silent:

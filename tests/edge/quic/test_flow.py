@@ -11,7 +11,16 @@ from starlette.types import Receive, Scope, Send
 from edge.quic.core import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
 from edge.server.outlet import UNSENT_BYTES
 from tailrace.certificate import CertificateFiles
-from tests.edge.quic.net import APP, MAX_BODY_BYTES, Client, Net, Streaming, head
+from tests.edge.quic.net import (
+    APP,
+    BODY_TIMEOUT_S,
+    MAX_BODY_BYTES,
+    STALLED_TIMEOUT_S,
+    Client,
+    Net,
+    Streaming,
+    head,
+)
 
 FRAME = bytes(1000)
 
@@ -104,7 +113,30 @@ def test_an_idle_connection_is_sent_nothing(net: Net) -> None:
     assert net.sent == before
 
 
+def test_a_client_that_takes_nothing_for_too_long_is_cut_off(net: Net) -> None:
+    client = net.client(max_stream_data=8 << 10)
+    (stalled, streaming), (other, others) = client.open(), client.open()
+    client.quic._write_stream_limits = lambda **_options: None  # type: ignore[method-assign]
+    pour(net, streaming, 1.0)
+    net.pass_time(STALLED_TIMEOUT_S - 2)
+    assert not streaming.left and stalled not in client.reset
+    net.until(lambda: stalled in client.reset and streaming.left)
+    others.outlet.write(b"undisturbed")
+    net.until(lambda: client.bodies[other] == b"undisturbed")
+
+
 # ---- bodies of requests ----
+
+
+def test_a_body_that_does_not_come_is_waited_for_only_so_long(net: Net) -> None:
+    client = net.client()
+    stream = client.quic.get_next_available_stream_id()
+    client.send_raw(client.fields(stream, head(b"/slow", b"POST")) + b"\0\x40\x40half")
+    net.pass_time(BODY_TIMEOUT_S - 1)
+    assert stream not in client.statuses
+    net.until(lambda: stream in client.whole)
+    assert client.statuses[stream] == 408
+    assert client.get(b"/next") == b"GET /next 0"
 
 
 def upload(client: Client, path: bytes, size: int) -> int:
