@@ -30,7 +30,7 @@ from ledger.frame import (
     Overflow,
     Priority,
     Sampling,
-    Setting,
+    SamplingRange,
     Unread,
 )
 
@@ -163,7 +163,7 @@ class _Body(BaseModel):
         )
 
 
-def _field(hint: object, setting: Setting) -> tuple[Any, Any]:
+def _field(hint: object, setting: SamplingRange) -> tuple[Any, Any]:
     """What the wire can carry of a setting; its range is the origin's to judge."""
     kind: dict[str, Any] = {"allow_inf_nan": False} if hint == float | None else {"le": UINT_MAX}
     least: dict[str, Any] = {"ge": 0} if setting.least >= 0 else {}

@@ -19,7 +19,7 @@ from ledger.settings import MAX_PORT
 from ledger.tasks import first_of
 from tailrace.certificate import CertificateFiles, development_certificate
 from tailrace.child import Child
-from tailrace.welcome import Place, print_addresses, print_sample, ready_line, wait_until_ready
+from tailrace.welcome import Addresses, print_addresses, print_sample, ready_line, wait_until_ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ async def _serve(options: UpOptions) -> None:
     started_s = time.monotonic()
     # With --json stdout belongs to the one line that a program reads.
     console = Console(stderr=options.as_json, highlight=False)
-    place = Place(
+    place = Addresses(
         http=f"{HOST}:{claim_port(options.http_port, '--http-port')}",
         https=f"{HOST}:{claim_port(options.https_port, '--https-port', quic=True)}",
         link=f"{HOST}:{claim_port(options.link_port, '--link-port')}",
@@ -73,7 +73,7 @@ async def _serve(options: UpOptions) -> None:
 # ---- the children ----
 
 
-def _children(place: Place, console: Console) -> tuple[Child, Child]:
+def _children(place: Addresses, console: Console) -> tuple[Child, Child]:
     """The origin and the edge, not yet started."""
     logs = place.data / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -92,11 +92,11 @@ def _command(name: str, flags: dict[str, object]) -> list[str]:
     return [sys.executable, "-P", "-m", "tailrace.cli", name, *pairs, "--until-eof"]
 
 
-def _origin_command(place: Place) -> list[str]:
+def _origin_command(place: Addresses) -> list[str]:
     return _command("origin", {"--link": place.link, "--data": place.data})
 
 
-def _edge_command(place: Place, files: CertificateFiles) -> list[str]:
+def _edge_command(place: Addresses, files: CertificateFiles) -> list[str]:
     flags = {
         "--http": place.http,
         "--https": place.https,

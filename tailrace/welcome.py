@@ -25,7 +25,7 @@ SAMPLE_CUT_AFTER = 24  # tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Addresses:
     """Where it is served: addresses as HOST:PORT, and the folder of everything kept."""
 
     http: str
@@ -42,7 +42,7 @@ class Place:
         return f"https://{self.https}"
 
 
-async def wait_until_ready(place: Place, console: Console) -> None:
+async def wait_until_ready(place: Addresses, console: Console) -> None:
     """Ask /readyz until it says yes, and show why it does not yet."""
     shown = ""
     # trust_env: a proxy of the environment is no way to loopback.
@@ -55,7 +55,7 @@ async def wait_until_ready(place: Place, console: Console) -> None:
                 await asyncio.sleep(READY_POLL_S)
 
 
-async def _why_not_ready(client: httpx.AsyncClient, place: Place) -> str | None:
+async def _why_not_ready(client: httpx.AsyncClient, place: Addresses) -> str | None:
     try:
         answer = await client.get(f"{place.http_url}/readyz")
     except httpx.TransportError:
@@ -73,7 +73,7 @@ def _show_progress(reason: str, status: Status, console: Console) -> None:
         console.print(f"  {reason}", markup=False)
 
 
-def ready_line(place: Place, pids: dict[str, int | None], ready_s: float) -> str:
+def ready_line(place: Addresses, pids: dict[str, int | None], ready_s: float) -> str:
     return json.dumps(
         {
             "ready": True,
@@ -87,7 +87,7 @@ def ready_line(place: Place, pids: dict[str, int | None], ready_s: float) -> str
     )
 
 
-def print_addresses(place: Place, ready_s: float, console: Console) -> None:
+def print_addresses(place: Addresses, ready_s: float, console: Console) -> None:
     request = json.dumps({"model": "demo", "prompt": SAMPLE_PROMPT, "max_tokens": 200})
     console.print(
         f"Tailrace {tailrace_version()} serves the demo model, ready after {ready_s:.1f} s\n\n"
@@ -102,7 +102,7 @@ def print_addresses(place: Place, ready_s: float, console: Console) -> None:
     )
 
 
-async def print_sample(place: Place, console: Console) -> None:
+async def print_sample(place: Addresses, console: Console) -> None:
     """One short stream through the edge, cut on the way; a failure is told, not fatal."""
     console.print(f"\nA sample, cut after {SAMPLE_CUT_AFTER} tokens and resumed:\n")
 

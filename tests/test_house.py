@@ -77,9 +77,13 @@ def files_of_the_tree() -> Iterator[Path]:
                 yield path
 
 
+def modules_in(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
 def modules_of(package: str) -> list[str]:
     """`ledger` -> ["ledger", "ledger.interface", "ledger.sqlite", …]."""
-    names = [module_name(path) for path in sorted((ROOT / package).rglob("*.py"))]
+    names = [module_name(path) for path in modules_in(package)]
     assert names, f"{package} holds no modules"
     return names
 
@@ -207,6 +211,20 @@ def test_packages_import_each_other_along_the_arrows_only(package: str) -> None:
         if (found := {name.partition(".")[0] for name in imports_of(path)} & others)
     }
     assert wrong == {}
+
+
+def test_no_two_things_have_the_name_of_one() -> None:
+    """Of classes outside edge/, whose protocols have the names that their RFCs give."""
+    # The same thing at two ends or in two forms, or one whose form is the other's.
+    twins = {"GemmPlan", "GemvPlan", "Reasoning", "Revision", "Sampling", "Span", "Splitter"}
+    twins |= {"Finding", "Group", "Residents", "Retention", "Steer"}
+    classes: dict[str, list[str]] = {}
+    for path in (path for name in ARROWS.keys() - {"demo", "edge"} for path in modules_in(name)):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    shared = {name: paths for name, paths in classes.items() if len(paths) > 1}
+    assert {name: paths for name, paths in shared.items() if name not in twins} == {}
 
 
 def test_no_import_goes_round_in_a_circle_not_even_a_late_one() -> None:

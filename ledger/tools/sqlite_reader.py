@@ -80,7 +80,7 @@ class SqliteStored(Stored):
 
 
 @dataclass(slots=True)
-class LogRows:
+class LogEntries:
     """What the log has of each stream, of which segments may not have it yet; its damage."""
 
     by_sid: dict[int, list[Entry]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class SqliteReader:
         self._path = path
         self._lost = lost
         self._connection = connection
-        self._logged: LogRows | None = None
+        self._logged: LogEntries | None = None
         self._rotten: dict[int, Damaged] = {}  # by sid: streams whose rows are damaged
 
     # ---- the whole ----
@@ -299,11 +299,11 @@ class SqliteReader:
             raise Damaged(f"{where} holds {len(records)} records, not {segment.length}")
         return records
 
-    async def _log(self) -> LogRows:
+    async def _log(self) -> LogEntries:
         """The whole log, in order; damaged rows are told of, the others are read."""
         if self._logged is not None:
             return self._logged
-        logged = LogRows()
+        logged = LogEntries()
         for seq, blob in await self._rows("SELECT seq, batch FROM log ORDER BY seq"):
             try:
                 entries = list(unpack_batch(blob, where=f"log row {seq}"))

@@ -337,7 +337,7 @@ class OutputFormat:
     source: str
 
 
-class Setting(NamedTuple):
+class SamplingRange(NamedTuple):
     """A setting of Sampling: its range, where `above` leaves `least` out; what it is where nobody
     says, which changes nothing; and what an error on it says."""
 
@@ -366,16 +366,18 @@ class Sampling:
     seed: U64Int | None = None
 
 
-_PENALTY = Setting(-2, 2, 0, "a number from -2 to 2; 0 is off")  # as in OpenAI's API
-SAMPLING: dict[str, Setting] = {
-    "temperature": Setting(0, 2, 1, "a number from 0 to 2"),
-    "top_k": Setting(0, 1 << 20, 0, "an integer from 0 to 2^20; 0 is off"),
-    "top_p": Setting(0, 1, 1, "a number above 0, at most 1; 1 is off", above=True),
-    "min_p": Setting(0, 1, 0, "a number from 0 to 1; 0 is off"),
-    "repetition_penalty": Setting(0, 10, 1, "a number above 0, at most 10; 1 is off", above=True),
+_PENALTY = SamplingRange(-2, 2, 0, "a number from -2 to 2; 0 is off")  # as in OpenAI's API
+SAMPLING: dict[str, SamplingRange] = {
+    "temperature": SamplingRange(0, 2, 1, "a number from 0 to 2"),
+    "top_k": SamplingRange(0, 1 << 20, 0, "an integer from 0 to 2^20; 0 is off"),
+    "top_p": SamplingRange(0, 1, 1, "a number above 0, at most 1; 1 is off", above=True),
+    "min_p": SamplingRange(0, 1, 0, "a number from 0 to 1; 0 is off"),
+    "repetition_penalty": SamplingRange(
+        0, 10, 1, "a number above 0, at most 10; 1 is off", above=True
+    ),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
-    "seed": Setting(0, U64_MAX, 0, "an integer from 0 to 2^64-1"),
+    "seed": SamplingRange(0, U64_MAX, 0, "an integer from 0 to 2^64-1"),
 }
 
 

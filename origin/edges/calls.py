@@ -10,6 +10,7 @@ from typing import Protocol
 from ledger.frame import SAFE_METHODS, Answer, Body, BodyEnd, Call, Header, encode
 from ledger.objects.object import ObjectResponse
 from ledger.window import Window
+from origin.edges.feed import Outlet
 
 MAX_PIECE_BYTES = 64 << 10
 """Of one Body frame."""
@@ -22,27 +23,18 @@ Handler = Callable[[Call], Awaitable[ObjectResponse]]
 """Carries a Call out; raises TailraceError."""
 
 
-class Outlet(Protocol):
+class CallOutlet(Outlet, Protocol):
     """The link's side that an answer is written to."""
-
-    @property
-    def congested(self) -> bool: ...
-
-    def send(self, data: bytes) -> None: ...
 
     def release(self, size: int) -> None:
         """A Call with a body of `size` bytes is no longer held; said once for each."""
-        ...
-
-    def closed(self, corr: int) -> None:
-        """The answer has been sent whole; its corr is free."""
         ...
 
 
 class CallRun:
     """One Call under way. It holds no more of a body than the piece it waits to send."""
 
-    def __init__(self, outlet: Outlet, corr: int, call: Call) -> None:
+    def __init__(self, outlet: CallOutlet, corr: int, call: Call) -> None:
         self._outlet = outlet
         self._corr = corr
         self._call: Call | None = call  # until it is answered

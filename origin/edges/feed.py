@@ -16,14 +16,14 @@ from origin.generations.service import status
 
 
 class Outlet(Protocol):
-    """The link's side that a feed writes to."""
+    """The link's side that frames are written to."""
 
     congested: bool
 
     def send(self, data: bytes) -> None: ...
 
     def closed(self, corr: int) -> None:
-        """The feed has sent a closing frame; its corr is free."""
+        """A closing frame has been sent; its corr is free."""
         ...
 
 
