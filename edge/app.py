@@ -15,6 +15,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from edge import generate, stream
 from edge.access.middleware import Access
+from edge.access.rules import Rules
 from edge.config import EdgeConfig, access_rules
 from edge.errors import (
     client_gone,
@@ -35,7 +36,7 @@ NO_STORE = {"Cache-Control": "no-store"}
 HTTP3_IS_SILENT = "nothing answers HTTP/3 at this edge's own address"
 
 
-def create_app(link: Link, config: EdgeConfig) -> Starlette:
+def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> Starlette:
     """An ASGI application over `link`, which it keeps up from startup to shutdown."""
 
     @asynccontextmanager
@@ -61,7 +62,7 @@ def create_app(link: Link, config: EdgeConfig) -> Starlette:
             Route("/readyz", readyz),
             Route("/version", version),
         ],
-        middleware=[Middleware(Access, rules=access_rules(config))],
+        middleware=[Middleware(Access, rules=rules or access_rules(config))],
         exception_handlers={
             TailraceError: tailrace_error,
             HTTPException: http_error,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
@@ -11,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from edge.access.connections import ConnectionLimits, room_in
+from edge.access.gate import Gate
 from edge.access.pages import ANY_ORIGIN, HostRule, OriginRule, is_loopback
 from edge.access.proxies import Proxies
 from edge.access.rules import Rules
@@ -90,6 +93,15 @@ class EdgeConfig(Settings):
         description="names that requests may ask for in Host, besides localhost and addresses;"
         " 421 for others; by default any, but none where the edge listens on loopback alone",
     )
+    api_keys: Path = Field(
+        Path(".tailrace/api-keys.json"),
+        description="file of API keys, which `tailrace key add` makes; where it is there nobody is"
+        " served without a key or a resume token; read again when it changes",
+    )
+    allow_public_without_keys: bool = Field(
+        False,
+        description="listen on addresses that others can reach although there are no API keys",
+    )
     trusted_proxies: Networks = Field(
         (),
         description="addresses or networks of proxies whose word on client, scheme and host counts",
@@ -159,13 +171,14 @@ class EdgeConfig(Settings):
         return Proxies(networks, self.forwarded_header)
 
 
-def access_rules(config: EdgeConfig) -> Rules:
-    """Who may ask an edge with these settings."""
+def access_rules(config: EdgeConfig, gate: Gate | None = None) -> Rules:
+    """Who may ask an edge with these settings; without a `gate` nobody needs a key."""
     is_private = config.listens_on_loopback_alone and not config.trusted_proxies
     return Rules(
         proxies=config.proxies,
         hosts=HostRule(config.hosts, on=bool(config.hosts) or is_private),
-        origins=OriginRule(config.allowed_origins),
+        pages=OriginRule(config.allowed_origins),
+        gate=gate or Gate(None, monotonic, lambda: datetime.now(UTC)),
     )
 
 

@@ -24,7 +24,8 @@ def error_response(error: TailraceError) -> JSONResponse:
     if error.retry_after_ms is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
     if error.status == 401:
-        headers["WWW-Authenticate"] = "Tailrace-Token"
+        by_key = error.code in ("no_key", "bad_key")
+        headers["WWW-Authenticate"] = "Bearer" if by_key else "Tailrace-Token"
     return JSONResponse(error_body(error), error.status, headers)
 
 

@@ -9,6 +9,7 @@ from secrets import token_hex
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from edge.access.middleware import caller_of
 from edge.attend import attended
 from edge.body import StreamedBody, frames_of
 from edge.config import EdgeConfig
@@ -24,7 +25,7 @@ from edge.parameters import (
 )
 from edge.reader import WINDOW_BYTES, WINDOW_FRAMES, Reader
 from edge.request import parse_generate, parse_steer
-from ledger.frame import Cancel, Open, Opened, Resume, Sibling, Status, Steer, tag_of
+from ledger.frame import Caller, Cancel, Open, Opened, Resume, Sibling, Status, Steer, tag_of
 from ledger.tasks import together
 
 TIP_PATIENCE_S = 1.0
@@ -32,6 +33,7 @@ TIP_PATIENCE_S = 1.0
 
 HEADERS = {
     "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",  # the URL may have a token
     "X-Accel-Buffering": "no",
     "X-Content-Type-Options": "nosniff",
 }
@@ -49,7 +51,7 @@ async def start(request: Request) -> Response:
     config: EdgeConfig = request.app.state.config
     body = await read_body(request, config.max_body_bytes)
     wanted = parse_generate(body, idempotency_key=key, credit=WINDOW_FRAMES)
-    wanted = replace(wanted, credit_bytes=WINDOW_BYTES)
+    wanted = replace(wanted, credit_bytes=WINDOW_BYTES, caller=caller_of(request))
     return await _stream(request, view, wanted)
 
 
@@ -60,10 +62,12 @@ async def read(request: Request) -> Response:
     wanted = Resume(
         stream=parse_stream_id(request.path_params["id"]),
         after=parse_after(request.query_params.getlist("after"), last_event_id),
-        token=request.headers.get("Tailrace-Token"),
+        # A page cannot say a header where it uses EventSource.
+        token=request.headers.get("Tailrace-Token") or request.query_params.get("token"),
         follow=view is not View.JSON,
         credit=WINDOW_FRAMES,
         credit_bytes=WINDOW_BYTES,
+        caller=caller_of(request),
     )
     return await _stream(request, view, wanted)
 
@@ -75,6 +79,7 @@ async def cancel(request: Request) -> Response:
     wanted = Cancel(
         stream=parse_stream_id(request.path_params["id"]),
         token=request.headers.get("Tailrace-Token"),
+        caller=caller_of(request),
     )
     return await _asked(request, wanted)
 
@@ -87,6 +92,7 @@ async def steer(request: Request) -> Response:
         stream=parse_stream_id(request.path_params["id"]),
         token=request.headers.get("Tailrace-Token"),
         text=parse_steer(body),
+        caller=caller_of(request),
     )
     return await _asked(request, wanted)
 
@@ -149,11 +155,12 @@ def _head_of(answer: StreamedBody) -> Response:
 async def _document(reader: Reader, wanted: Open | Resume, opened: Opened) -> dict[str, object]:
     if isinstance(wanted, Resume):
         return state_document(opened, await collect(reader))
-    others = [_sibling(reader.link, sibling) for sibling in opened.siblings]
+    caller = wanted.caller
+    others = [_sibling(reader.link, sibling, caller) for sibling in opened.siblings]
     return answer_document(opened, await together(collect(reader), *others))
 
 
-async def _sibling(link: Link, sibling: Sibling) -> Collected:
+async def _sibling(link: Link, sibling: Sibling, caller: Caller | None) -> Collected:
     reader = Reader(link)
     try:
         wanted = Resume(
@@ -161,6 +168,7 @@ async def _sibling(link: Link, sibling: Sibling) -> Collected:
             token=sibling.token or None,
             credit=WINDOW_FRAMES,
             credit_bytes=WINDOW_BYTES,
+            caller=caller,
         )
         await reader.open(wanted)
         return await collect(reader)

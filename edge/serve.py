@@ -15,9 +15,11 @@ from hypercorn.protocol import ws_stream
 
 from edge.access.connections import RESERVED_FILES
 from edge.access.open_files import raise_open_files
+from edge.access.opening import open_gate
 from edge.app import create_app
-from edge.config import EdgeConfig, connection_limits
+from edge.config import EdgeConfig, access_rules, connection_limits
 from edge.origins.link import Link
+from edge.reload import reloaded_keys, reloading
 from edge.server.deadlines import Deadlines
 from edge.server.http1 import MAX_HEAD_BYTES
 from edge.server.listen import LISTEN_BACKLOG, Sockets, alt_svc, listening
@@ -51,20 +53,25 @@ def run(config: EdgeConfig) -> None:
 
 
 async def serve(config: EdgeConfig, open_files: int) -> None:
+    gate = open_gate(config)
     link = Link(*config.origin_addresses)
     stopped = stop_signal()
     server = server_config(config)
     tls = _certificate(config, server)
     sockets = Sockets.bound(config)
     server.alt_svc_headers = alt_svc(sockets.quic)
-    app = create_app(link, config)
+    app = create_app(link, config, access_rules(config, gate))
     rest = Rest(app, server)
     deadlines = Deadlines(asyncio.get_running_loop().time)
     shared = Shared(
         config, link, rest, Routes(), deadlines, Turn(), connection_limits(config, open_files)
     )
     look_less_often()
-    async with rest.running(), listening(sockets, shared, tls) as quic:
+    async with (
+        reloading(reloaded_keys(config, gate)),
+        rest.running(),
+        listening(sockets, shared, tls) as quic,
+    ):
         app.state.quic = quic
         await stopped.wait()
         log.info("shutting down")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import inf
 from random import Random
@@ -24,6 +24,7 @@ from ledger.frame import (
     CLOSING,
     LOGGED,
     SCHEMA_HASH,
+    Caller,
     Cancel,
     Credit,
     Detach,
@@ -141,7 +142,10 @@ class Session:
         max_streams: int = MAX_STREAMS_PER_CONNECTION,
         unfinished: Unfinished | None = None,
         random: Random | None = None,
+        caller: Caller | None = None,
     ) -> None:
+        """`caller` is who the client is, and said of all that it asks."""
+        self._caller = caller
         self.close: Close | None = None
         self._max_streams = max_streams
         self._unfinished = unfinished or Unfinished(inf, lambda: 0.0)
@@ -237,7 +241,8 @@ class Session:
         if isinstance(frame, Resume):
             stream.id = frame.stream
             stream.next_index = frame.start
-        forward.append(raw)
+        asked = raw if self._caller is None else encode(replace(frame, caller=self._caller), corr)
+        forward.append(asked)
 
     def _credit(self, raw: bytes, corr: int, frame: Credit, forward: list[bytes]) -> None:
         stream = self._streams.get(corr)

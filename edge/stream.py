@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from edge.access.middleware import caller_of
 from edge.attend import attended
 from edge.body import StreamedBody, answer_of
 from edge.config import EdgeConfig
@@ -67,6 +68,7 @@ async def _call(request: Request, limit_bytes: int) -> Call:
         body=b"" if request.method in SAFE_METHODS else body,
         credit=WINDOW_BODIES,
         credit_bytes=WINDOW_BODY_BYTES,
+        caller=caller_of(request),
     )
 
 

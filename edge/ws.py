@@ -6,19 +6,26 @@ import asyncio
 
 from starlette.websockets import WebSocket
 
+from edge.access.middleware import caller_of
 from edge.config import EdgeConfig
 from edge.origins.link import Link
 from edge.session import Session, Unfinished
 from ledger.tasks import first_of
+
+SUBPROTOCOL = "tailrace"
+"""A page that says its API key as a subprotocol has to offer another one, which is chosen."""
 
 
 async def sessions(websocket: WebSocket) -> None:
     """Serve one client until either side closes; its streams are detached then."""
     link: Link = websocket.app.state.link
     config: EdgeConfig = websocket.app.state.config
-    await websocket.accept()
+    offered = websocket.scope.get("subprotocols", ())
+    await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
     unfinished = Unfinished(config.max_unfinished_per_connection, link.now)
-    client = Client(websocket, link, Session(config.max_streams_per_connection, unfinished))
+    caller = caller_of(websocket)
+    session = Session(config.max_streams_per_connection, unfinished, caller=caller)
+    client = Client(websocket, link, session)
     link.watch(client)
     try:
         await first_of(client.read(), client.write())

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from ledger.errors import CallerError, ConfigError, TailraceError
+from tailrace.cli_key import key_app
 from tailrace.cli_ledger import ledger_app
 from tailrace.cli_model import HeadOption, KvCacheOption, WeightsOption, model_app
 from tailrace.extra import extra
@@ -113,6 +114,15 @@ def edge(
     key: Annotated[
         Path | None, typer.Option(metavar="PEM", help="The certificate's key.", dir_okay=False)
     ] = None,
+    api_keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="API keys; see tailrace key.")
+    ] = None,
+    allow_public_without_keys: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-public-without-keys", help="Serve everybody who reaches a public address."
+        ),
+    ] = None,
     until_eof: UntilEofOption = False,
 ) -> None:
     """Run an edge: the relay between clients and an origin."""
@@ -128,6 +138,8 @@ def edge(
         origin=origin,
         certificate=certificate,
         key=key,
+        api_keys=api_keys,
+        allow_public_without_keys=allow_public_without_keys,
     )
     _watch_parent(until_eof)
     run(settings)
@@ -277,6 +289,7 @@ def config_check(
 
 
 app.add_typer(config_app, name="config")
+app.add_typer(key_app, name="key")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(model_app, name="model")
 

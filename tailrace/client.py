@@ -51,6 +51,7 @@ class SamplingSettings(TypedDict, total=False):
 class Client:
     """Streams from any of several edges of one origin.
 
+    `api_key` is sent with every request, to edges that ask for one.
     `on_state(state, detail)` is told what the connection does: connecting, open, waiting
     (for another try), resumed, ended. `verify` and `trust_env` are httpx's: False, or an SSL
     context, for a development certificate; whether proxies of the environment are used.
@@ -60,6 +61,7 @@ class Client:
         self,
         edges: Sequence[str],
         *,
+        api_key: str | None = None,
         on_state: OnState | None = None,
         patience_s: float = PATIENCE_S,
         verify: Any = True,
@@ -75,7 +77,8 @@ class Client:
             trust_env=trust_env,
             timeout=httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_keepalive_connections=MAX_KEPT_CONNECTIONS),
-            headers={"User-Agent": software("client")},
+            headers={"User-Agent": software("client")}
+            | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
         )
         urls = [edge.rstrip("/") for edge in edges]
         self._edges = Edges(urls, self._http, patience_s, random or Random(), on_state)

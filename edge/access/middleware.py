@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from edge.access.cors import preflight_headers
+from edge.access.gate import PROTOCOLS
 from edge.access.head import Head
-from edge.access.rules import Rules
+from edge.access.rules import Admission, Rules
 from edge.errors import error_response
-from ledger.frame import STREAM_PATH
+from ledger.frame import STREAM_PATH, Caller
 
 PREFIXES = ("/v1/generate", STREAM_PATH)
 """Routes that answer a preflight."""
+
+
+CALLER = "tailrace.caller"
+"""The scope's key for who asks."""
+TOKEN_QUERY = re.compile(rb"(?:^|&)token=")
 
 
 class Access:
@@ -30,7 +38,17 @@ class Access:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        head, headers, refusal = self._rules.admit(head_of(scope))
+        has_token = TOKEN_QUERY.search(scope.get("query_string", b"")) is not None
+        admission = self._rules.admit(head_of(scope), has_token=has_token)
+        try:
+            await self._answer(admission, scope, receive, send)
+        finally:
+            self._rules.done(admission)
+
+    async def _answer(
+        self, admission: Admission, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        head, headers, refusal, caller = admission
         is_http = scope["type"] == "http"
         with_access = _adding(headers, send) if is_http else send
         if refusal is not None:
@@ -42,6 +60,7 @@ class Access:
         elif head.method == "OPTIONS" and head.path.startswith(PREFIXES):
             await Response(None, 204, preflight_headers(headers))(scope, receive, send)
         else:
+            scope[CALLER] = caller
             await self._app(_with(scope, head), receive, with_access)
 
 
@@ -56,11 +75,19 @@ def head_of(scope: Scope) -> Head:
     )
 
 
+def caller_of(request: HTTPConnection) -> Caller | None:
+    """Who asks, as far as the edge knows."""
+    caller: Caller | None = request.scope.get(CALLER)
+    return caller
+
+
 def _with(scope: Scope, head: Head) -> Scope:
     client = scope.get("client")
     port = client[1] if client and client[0] == head.address else 0  # no proxy tells of it
     scope["client"] = (head.address, port) if head.address else None
     scope["scheme"], scope["headers"] = head.scheme, list(head.headers)
+    if scope["type"] == "websocket":
+        scope["subprotocols"] = head.values(PROTOCOLS)
     return scope
 
 

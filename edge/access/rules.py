@@ -7,21 +7,26 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edge.access.cors import access_headers
+from edge.access.gate import Gate
 from edge.access.head import Head
 from edge.access.pages import HostRule, OriginRule
 from edge.access.proxies import Proxies
 from ledger.errors import TailraceError
+from ledger.frame import Caller
 
 
 class Admission(NamedTuple):
     """What becomes of a request: `refusal` is the answer, unless there is none.
 
-    `head` is the request as the client sent it, `headers` go with whatever is answered.
+    `head` is the request as the client sent it, without its API key; `headers` go with whatever
+    is answered. The requests that it makes of an origin say `caller`. Where there is no refusal
+    `Rules.done` is to be called when the answer has ended.
     """
 
     head: Head
     headers: Mapping[str, str]
     refusal: TailraceError | None
+    caller: Caller | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +35,21 @@ class Rules:
 
     proxies: Proxies
     hosts: HostRule
-    origins: OriginRule
+    pages: OriginRule
+    gate: Gate
 
-    def admit(self, head: Head) -> Admission:
+    def admit(self, head: Head, *, has_token: bool = False) -> Admission:
+        """`has_token`: the request has a resume token besides its headers, in its query."""
         head = self.proxies.resolve(head)
-        headers = access_headers(self.origins, head.value(b"origin"))
+        headers = access_headers(self.pages, head.value(b"origin"))
         try:
             self.hosts.check(head)
-            self.origins.check(head)
+            self.pages.check(head)
+            grant = self.gate.admit(head, has_token=has_token)
         except TailraceError as error:
             return Admission(head, headers, error)
-        return Admission(head, headers, None)
+        return Admission(grant.head, headers, None, grant.caller)
+
+    def done(self, admission: Admission) -> None:
+        if admission.refusal is None:
+            self.gate.done(admission.caller)

@@ -1,0 +1,183 @@
+"""`tailrace key`: who may use an edge, and how much of it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ledger.errors import CallerError, ConfigError, NotFound
+
+if TYPE_CHECKING:
+    from edge.access.key_file import KeyFile, StoredKey
+
+key_app = typer.Typer(
+    help="API keys of an edge, which reads them again while it runs.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+DEFAULT_RIGHTS = "generate,read,cancel,steer,stream-read,stream-write"
+LONGEST_NAME = 64
+
+KeysOption = Annotated[
+    Path | None,
+    typer.Option("--keys", metavar="FILE", help="Default: edge.api_keys of the settings."),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings; default tailrace.toml if present."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@key_app.command("add")
+def key_add(
+    name: Annotated[str, typer.Argument(help="What the key is for; shown in lists.")],
+    tenant: Annotated[str, typer.Option(help="Whose streams it makes and sees.")] = "default",
+    rights: Annotated[
+        str, typer.Option(metavar="RIGHT,…", help="What it allows; admin is everything.")
+    ] = DEFAULT_RIGHTS,
+    expires_days: Annotated[
+        float | None, typer.Option(min=0, help="It is good for so long; default for ever.")
+    ] = None,
+    requests_per_s: Annotated[
+        float | None, typer.Option(help="Of the tenant, at each edge.")
+    ] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(help="Requests of the tenant under way, at each edge.")
+    ] = None,
+    max_unfinished: Annotated[
+        int | None, typer.Option(help="Streams of the tenant that run or wait, at each origin.")
+    ] = None,
+    tokens_per_s: Annotated[
+        int | None, typer.Option(help="Of the tenant, prompts included, at each origin.")
+    ] = None,
+    keys: KeysOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key and print it, this once: only its hash is kept.
+
+    Limits are those of the tenant, whichever of its keys is used; those not given stay as they are.
+    """
+    from pydantic import ValidationError
+
+    from edge.access.key_file import StoredKey, StoredLimits, changing
+    from edge.access.keys import digest_of, make_key
+    from ledger.rights import check_tenant, parse_rights
+
+    if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise CallerError("not a name", field="NAME", hint=f"1 to {LONGEST_NAME} characters")
+    granted = parse_rights(part.strip() for part in rights.split(",") if part.strip())
+    id_, text = make_key(secrets.token_bytes)
+    now = datetime.now(UTC)
+    made = StoredKey(
+        id=id_,
+        name=name,
+        tenant=check_tenant(tenant),
+        rights=granted.words,
+        sha256=digest_of(text).hex(),
+        created=now,
+        expires=None if expires_days is None else now + timedelta(days=expires_days),
+    )
+    limits = {
+        "requests_per_s": requests_per_s,
+        "max_concurrent": max_concurrent,
+        "max_unfinished": max_unfinished,
+        "tokens_per_s": tokens_per_s,
+    }
+    given = {limit: value for limit, value in limits.items() if value is not None}
+    path = _path(keys, config)
+    with changing(path) as stored:
+        before = stored.tenants.get(tenant, StoredLimits())
+        try:
+            after = StoredLimits.model_validate(before.model_dump() | given)
+        except ValidationError as error:
+            first = error.errors(include_input=False)[0]
+            raise CallerError(first["msg"], field=str(first["loc"][0])) from None
+        if given:
+            stored.tenants[tenant] = after
+        stored.keys.append(made)
+    if as_json:
+        typer.echo(json.dumps({"key": text} | _fields(made, now, stored)))
+    else:
+        typer.echo(text)
+        typer.echo(f"kept as {id_} in {path}: keep the key itself, it is not shown again", err=True)
+
+
+@key_app.command("list")
+def key_list(
+    keys: KeysOption = None, config: ConfigOption = None, as_json: JsonOption = False
+) -> None:
+    """Show all keys, the revoked ones too; never the keys themselves."""
+    from edge.access.key_file import read_keys
+
+    stored, now = read_keys(_path(keys, config)), datetime.now(UTC)
+    listed = [_fields(key, now, stored) for key in stored.keys]
+    if as_json:
+        typer.echo(json.dumps(listed, indent=2))
+        return
+    rows = [("id", "name", "tenant", "state", "rights", "limits")]
+    for each in listed:
+        rights, limits = each["rights"], each["limits"]
+        assert isinstance(rights, list) and isinstance(limits, dict)
+        told = " ".join(f"{limit}={value:g}" for limit, value in limits.items())
+        words = [str(each[column]) for column in rows[0][:4]]
+        rows.append((words[0], words[1], words[2], words[3], ",".join(rights), told))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+
+
+@key_app.command("revoke")
+def key_revoke(
+    key: Annotated[str, typer.Argument(metavar="ID|KEY", help="As key list shows it.")],
+    keys: KeysOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Refuse a key from now on; streams that it has opened run on."""
+    from edge.access.key_file import changing, read_keys
+    from edge.access.keys import PREFIX
+
+    path, now = _path(keys, config), datetime.now(UTC)
+    read_keys(path)  # a file that is not there is not made
+    id_ = key.removeprefix(PREFIX).partition("_")[0]
+    with changing(path) as stored:
+        found = next((each for each in stored.keys if each.id == id_), None)
+        if found is None:
+            raise NotFound(f"no key {id_}", code="unknown_key", hint="tailrace key list")
+        found.revoked = found.revoked or now
+    if as_json:
+        typer.echo(json.dumps(_fields(found, now, stored)))
+    else:
+        typer.echo(f"{id_} ({found.name}) is revoked")
+
+
+def _path(keys: Path | None, config: Path | None) -> Path:
+    from edge.config import EdgeConfig
+
+    if keys is not None and config is not None:
+        raise ConfigError("give --keys or --config, not both")
+    return keys or EdgeConfig.load(config).api_keys
+
+
+def _fields(key: StoredKey, now: datetime, stored: KeyFile) -> dict[str, object]:
+    limits = stored.tenants.get(key.tenant)
+    return {
+        "id": key.id,
+        "name": key.name,
+        "tenant": key.tenant,
+        "state": key.key().state(now),
+        "rights": list(key.rights),
+        "limits": {} if limits is None else limits.model_dump(exclude_none=True),
+        "created": key.created.isoformat(),
+        "expires": None if key.expires is None else key.expires.isoformat(),
+        "revoked": None if key.revoked is None else key.revoked.isoformat(),
+    }

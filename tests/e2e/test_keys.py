@@ -1,0 +1,190 @@
+"""An edge that asks for API keys, over real sockets: two tenants, pages, tokens, and the logs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+from websockets.asyncio.client import connect
+from websockets.typing import Subprotocol
+
+from ledger.errors import Unauthorized
+from ledger.frame import (
+    SCHEMA_HASH,
+    Frame,
+    Hello,
+    Open,
+    Opened,
+    Resume,
+    StreamError,
+    decode,
+    encode,
+    split,
+)
+from tailrace.cli import app
+from tailrace.client import Client
+from tests.e2e.processes import Edge, Origin, running
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = "The secret of the old lighthouse"
+BODY = {"model": "demo", "prompt": PROMPT, "max_tokens": 24, "seed": 7}
+SSE = {"Accept": "text/event-stream"}
+
+
+class House(NamedTuple):
+    origin: Origin
+    edge: Edge
+    keys: Path
+
+    def add(self, tenant: str, *options: object) -> str:
+        words = ["key", "add", tenant, "--tenant", tenant, "--keys", self.keys, *options, "--json"]
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert result.exit_code == 0, result.output
+        key: str = json.loads(result.stdout)["key"]
+        return key
+
+
+@pytest.fixture(scope="module")
+async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    folder = tmp_path_factory.mktemp("keys")
+    origin = Origin(folder)
+    house = House(origin, Edge(origin), folder / "api-keys.json")
+    house.add("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TAILRACE_EDGE_API_KEYS", str(house.keys))
+        async with running(origin, house.edge):
+            yield house
+
+
+async def added(house: House, tenant: str, *options: object) -> dict[str, str]:
+    """The header with a new key, which the running edge has read."""
+    before = sum(e.get("message") == "reloaded" for e in house.edge.events)
+    key = house.add(tenant, *options)
+    await house.edge.saw("reloaded", before + 1)
+    return {"Authorization": f"Bearer {key}"}
+
+
+def code_of(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+async def test_a_tenant_has_its_streams_to_itself(house: House, client: httpx.AsyncClient) -> None:
+    url = house.edge.url
+    acme, other = await added(house, "acme"), await added(house, "other")
+    refused = await client.post(f"{url}/v1/generate", json=BODY)
+    assert code_of(refused) == (401, "no_key")
+    assert refused.headers["WWW-Authenticate"] == "Bearer"
+    for path in ("/healthz", "/readyz", "/version"):
+        assert (await client.get(url + path)).status_code == 200
+    made = await client.post(f"{url}/v1/generate", json=BODY, headers=acme)
+    assert made.status_code == 200 and made.json()["total_tokens"] == 24
+    stream = f"{url}/v1/generate/{made.json()['id']}"
+    assert (await client.get(stream, headers=acme)).json()["text"] == made.json()["text"]
+    assert code_of(await client.get(stream, headers=other)) == (404, "unknown_stream")
+    assert code_of(await client.get(stream)) == (401, "no_key")
+    notes = f"{url}/v1/stream/notes"
+    for each, text in ((acme, "acme's"), (other, "other's")):
+        plain = each | {"Content-Type": "text/plain"}
+        assert (await client.put(notes, headers=plain, content=text)).status_code == 201
+    assert (await client.get(f"{notes}?offset=-1", headers=acme)).text == "acme's"
+    assert (await client.get(f"{notes}?offset=-1", headers=other)).text == "other's"
+    key = acme["Authorization"].removeprefix("Bearer ")
+    async with Client([url], api_key=key) as ours:
+        frames = [frame async for frame in ours.resume(made.json()["id"])]
+    assert frames
+    async with Client([url]) as nobody:
+        with pytest.raises(Unauthorized):
+            await anext(aiter(nobody.generate(prompt="x")))
+
+
+async def test_a_page_reads_with_a_token_that_its_server_gave_it_and_can_do_no_more(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    reader = await added(house, "pages", "--rights", "generate,read")
+    url = house.edge.url
+    made = await client.post(f"{url}/v1/generate", json=BODY, headers=reader | SSE)
+    stream = f"{url}/v1/generate/{made.headers['Tailrace-Stream']}"
+    token = made.headers["Tailrace-Token"]
+    # As EventSource does, which can say no header.
+    seen = await client.get(f"{stream}?token={token}", headers=SSE)
+    assert seen.text.removeprefix("retry: 500\n\n") == made.text.removeprefix("retry: 500\n\n")
+    assert seen.headers["Referrer-Policy"] == "no-referrer"
+    by_header = {"Tailrace-Token": token}
+    assert (await client.get(stream, headers=by_header)).status_code == 200
+    for headers in (by_header, reader):
+        refused = await client.post(f"{stream}/cancel", headers=headers)
+        assert code_of(refused) == (403, "missing_right")
+    assert code_of(await client.get(f"{stream}?token={token}x")) == (401, "bad_token")
+
+
+async def test_a_page_opens_a_websocket_with_a_key_or_reads_with_tokens_alone(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    key = (await added(house, "sockets"))["Authorization"].removeprefix("Bearer ")
+    url = house.edge.url.replace("http", "ws") + "/v1/ws"
+    offered = [Subprotocol("tailrace"), Subprotocol(f"tailrace-key.{key}")]
+    wanted = Open("demo", prompt=PROMPT, max_tokens=4, credit=100)
+
+    async def first_answer(socket: Any, frame: Frame) -> Frame:
+        await socket.send(encode(Hello(SCHEMA_HASH, "test")) + encode(frame, 1))
+        while True:
+            for raw in split(await socket.recv()):
+                corr, answer = decode(raw)
+                if corr == 1:
+                    return answer
+
+    async with connect(url, subprotocols=offered, compression=None, proxy=None) as socket:
+        assert socket.subprotocol == "tailrace"
+        opened = await first_answer(socket, wanted)
+    assert isinstance(opened, Opened)
+    async with connect(url, compression=None, proxy=None) as socket:
+        refused = await first_answer(socket, wanted)
+        assert isinstance(refused, StreamError) and refused.code == "no_key"
+        await socket.send(encode(Resume(opened.stream, token=opened.token, credit=9), 2))
+        answers: list[Frame] = []
+        while not answers:
+            message = await socket.recv(decode=False)
+            answers = [frame for corr, frame in map(decode, split(message)) if corr == 2]
+        assert isinstance(answers[0], Opened)
+
+
+async def test_a_revoked_key_is_refused_while_the_edge_runs(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    brief = await added(house, "brief", "--requests-per-s", "0.001")
+    names = f"{house.edge.url}/v1/stream/none"
+    assert (await client.get(names, headers=brief)).status_code == 404
+    limited = await client.get(names, headers=brief)
+    assert code_of(limited) == (429, "too_many_requests")
+    assert int(limited.headers["Retry-After"]) > 100
+    before = sum(e.get("message") == "reloaded" for e in house.edge.events)
+    key = brief["Authorization"].removeprefix("Bearer ")
+    revoked = CliRunner().invoke(app, ["key", "revoke", key, "--keys", str(house.keys)])
+    assert revoked.exit_code == 0
+    await house.edge.saw("reloaded", before + 1)
+    assert code_of(await client.get(names, headers=brief)) == (401, "bad_key")
+
+
+async def test_no_key_token_or_prompt_is_in_a_log(house: House, client: httpx.AsyncClient) -> None:
+    """After all that is above, and some that goes wrong; a test of what the logs can hold."""
+    headers = await added(house, "logged")
+    url = house.edge.url
+    made = await client.post(f"{url}/v1/generate", json=BODY, headers=headers)
+    token = made.headers["Tailrace-Token"]
+    stream = f"{url}/v1/generate/{made.json()['id']}"
+    await client.get(f"{stream}?token={token}", headers=SSE)
+    await client.get(f"{stream}?token={token}&after=x")
+    await client.post(f"{url}/v1/generate", json=BODY | {"prompt": [PROMPT]}, headers=headers)
+    await client.post(f"{url}/v1/generate", json=BODY | {"max_tokens": -1}, headers=headers)
+    await client.post(f"{stream}/steer", json={"text": PROMPT}, headers=headers)
+    await client.get(stream, headers={"Tailrace-Token": token + "x"})
+    secrets = [headers["Authorization"].rpartition("_")[2], token, token.rpartition(".")[2], PROMPT]
+    logs = json.dumps([*house.edge.events, *house.origin.events])
+    assert "origin link up" in logs
+    assert [secret for secret in secrets if secret in logs] == []

@@ -1,0 +1,165 @@
+"""Who asks, by the key of a request; and how much at once."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
+
+import pytest
+
+from edge.access.gate import NOBODY, Gate
+from edge.access.head import Head
+from edge.access.keys import ApiKey, KeyRing, Limits, digest_of, make_key
+from ledger.errors import CallerError, Unauthorized
+from ledger.frame import Caller
+from ledger.rights import ALL_RIGHTS, Right
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+ID, KEY = make_key(lambda count: b"\x07" * count)
+STREAM = "0123456789abcdef" * 2
+
+
+def api_key(**changes: Any) -> ApiKey:
+    key = ApiKey(ID, "web", "acme", Right.GENERATE | Right.READ, digest_of(KEY), NOW)
+    return key._replace(**changes)
+
+
+class House:
+    def __init__(self, limits: Limits | None = None, key: ApiKey | None = None) -> None:
+        self.now_s = 0.0
+        ring = KeyRing([key or api_key()], {"acme": limits or Limits()})
+        self.gate = Gate(ring, lambda: self.now_s, lambda: NOW, Random(1))
+
+    def ask(self) -> Caller | None:
+        return self.gate.admit(asked("/v1/generate", ("authorization", f"Bearer {KEY}"))).caller
+
+
+def asked(path: str, *headers: tuple[str, str], method: str = "POST") -> Head:
+    raw = tuple((name.encode(), value.encode()) for name, value in headers)
+    return Head(method, path, "http", "127.0.0.1", raw)
+
+
+def test_without_keys_everybody_is_let_in_as_nobody_in_particular() -> None:
+    gate = Gate(None, lambda: 0.0, lambda: NOW)
+    head = asked("/v1/generate", ("authorization", "Bearer of-somebody-else"))
+    assert gate.admit(head) == (None, head)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "left"),
+    [
+        ("authorization", f"Bearer {KEY}", ()),
+        ("authorization", f"bearer  {KEY} ", ()),
+        ("tailrace-key", KEY, ()),
+        ("sec-websocket-protocol", f"tailrace-key.{KEY}", ()),
+        (
+            "sec-websocket-protocol",
+            f"tailrace, tailrace-key.{KEY}",
+            ((b"sec-websocket-protocol", b"tailrace"),),
+        ),
+    ],
+)
+def test_a_key_says_who_asks_and_goes_no_further(
+    name: str, value: str, left: tuple[tuple[bytes, bytes], ...]
+) -> None:
+    house = House(Limits(max_unfinished=5, tokens_per_s=100))
+    grant = house.gate.admit(asked("/v1/ws", ("x", "y"), (name, value)))
+    assert grant.caller == Caller("acme", Right.GENERATE | Right.READ, 5, 100)
+    assert grant.head.headers == ((b"x", b"y"), *left)
+
+
+def test_a_bearer_token_that_is_no_key_is_for_the_origin() -> None:
+    head = asked("/healthz", ("authorization", "Bearer of-a-subscription"))
+    assert House().gate.admit(head) == (NOBODY, head)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (KEY[:-1] + ("A" if KEY[-1] != "A" else "B"), api_key()),
+        (KEY.replace(ID, "0" * 12), api_key()),
+        ("tr_", api_key()),
+        ("tr_" + "é" * 40, api_key()),
+        (KEY, api_key(revoked=NOW)),
+        (KEY, api_key(expires=NOW)),
+        (KEY, api_key(digest=bytes(32))),
+    ],
+)
+def test_any_other_key_is_refused_with_one_text(text: str, key: ApiKey) -> None:
+    house = House(key=key)
+    with pytest.raises(Unauthorized, match="the API key is not valid") as refused:
+        house.gate.admit(asked("/v1/generate", ("tailrace-key", text)))
+    assert (refused.value.status, refused.value.code) == (401, "bad_key")
+    assert text not in str(refused.value)
+
+
+def test_a_key_is_good_until_it_expires() -> None:
+    assert House(key=api_key(expires=NOW + timedelta(seconds=1))).ask() is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "token", "is_let_in"),
+    [
+        ("/healthz", False, True),
+        ("/readyz", False, True),
+        ("/version", False, True),
+        ("/v1/ws", False, True),  # each of its frames has a token, or is refused
+        ("/v1/generate", True, False),
+        (f"/v1/generate/{STREAM}", True, True),
+        (f"/v1/generate/{STREAM}", False, False),
+        (f"/v1/generate/{STREAM}/cancel", True, True),
+        (f"/v1/generate/{STREAM}/steer", True, True),
+        (f"/v1/stream/{STREAM}", True, True),
+        (f"/v1/stream/{STREAM}", False, False),
+        ("/v1/stream/notes", True, False),
+        ("/v1/stream/__ds/jwks.json", True, False),
+        ("/nothing", True, False),
+    ],
+)
+def test_without_a_key_only_a_resume_token_can_speak(
+    path: str, token: bool, is_let_in: bool
+) -> None:
+    gate = House().gate
+    heads = [(asked(path, *([("tailrace-token", "v1.x")] if token else [])), False)]
+    heads += [(asked(path), True)] if token else []
+    for head, in_query in heads:
+        if is_let_in:
+            assert gate.admit(head, has_token=in_query).caller == NOBODY
+        else:
+            with pytest.raises(Unauthorized) as refused:
+                gate.admit(head, has_token=in_query)
+            assert refused.value.code == "no_key"
+
+
+def test_requests_are_bounded_by_tenant_and_come_again_with_time() -> None:
+    house = House(Limits(requests_per_s=2))
+    for _ in range(4):  # what it may ask in BURST_S
+        house.ask()
+    with pytest.raises(CallerError) as refused:
+        house.ask()
+    error = refused.value
+    assert (error.status, error.code, error.retryable) == (429, "too_many_requests", True)
+    assert error.retry_after_ms is not None and error.retry_after_ms >= 500
+    house.now_s = 0.5
+    house.ask()
+
+
+def test_requests_under_way_are_bounded_by_tenant() -> None:
+    house = House(Limits(max_concurrent=2))
+    first, _ = house.ask(), house.ask()
+    with pytest.raises(CallerError, match="2 requests of this tenant are under way"):
+        house.ask()
+    house.gate.done(first)
+    house.ask()
+    house.gate.done(NOBODY)
+    house.gate.done(None)
+
+
+def test_a_key_that_is_made_has_a_secret_that_is_not_kept() -> None:
+    drawn = [bytes([n]) * 40 for n in range(4)]
+    id_, text = make_key(lambda count: drawn.pop()[:count])
+    assert text.startswith(f"tr_{id_}_") and len(text) == 59
+    key = ApiKey(id_, "x", "t", ALL_RIGHTS, digest_of(text), NOW)
+    assert KeyRing([key], {}).find(text, NOW) == key
+    assert text.rpartition("_")[2] not in repr(key)

@@ -1,0 +1,88 @@
+"""With which keys an edge starts, and which it goes by when their file changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edge.access.key_file import changing
+from edge.access.keys import KeyRing
+from edge.access.opening import open_gate
+from edge.config import EdgeConfig
+from edge.reload import Reloaded, reloaded_keys, reloading
+from ledger.errors import ConfigError
+
+PUBLIC = ("0.0.0.0:80",)
+
+
+def made(path: Path) -> Path:
+    with changing(path):
+        pass
+    return path
+
+
+def test_on_loopback_no_keys_are_needed_until_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_gate(EdgeConfig()).ring is None
+    made(Path(".tailrace/api-keys.json"))
+    assert open_gate(EdgeConfig()).ring is not None
+
+
+def test_a_public_address_without_keys_is_refused_unless_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="--allow-public-without-keys"):
+        open_gate(EdgeConfig(http=PUBLIC))
+    assert open_gate(EdgeConfig(http=PUBLIC, allow_public_without_keys=True)).ring is None
+    keys = made(tmp_path / "keys.json")
+    assert open_gate(EdgeConfig(http=PUBLIC, api_keys=keys)).ring is not None
+
+
+def test_keys_that_are_named_have_to_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"keys\.json: No such file"):
+        open_gate(EdgeConfig(api_keys=tmp_path / "keys.json"))
+    (tmp_path / "keys.json").write_text("{}{")
+    with pytest.raises(ConfigError, match="holds no API keys"):
+        open_gate(EdgeConfig(api_keys=tmp_path / "keys.json"))
+
+
+def test_a_file_that_is_made_later_closes_the_gate_and_no_loss_opens_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = EdgeConfig()
+    gate = open_gate(config)
+    keys = reloaded_keys(config, gate)
+
+    def after(change: Callable[[], object]) -> KeyRing | None:
+        change()
+        keys.look()
+        return gate.ring
+
+    assert after(lambda: None) is None
+    ring = after(lambda: made(config.api_keys))
+    assert ring is not None
+    assert after(lambda: config.api_keys.write_text("half a fi")) is ring
+    assert after(config.api_keys.unlink) is ring
+    assert after(lambda: made(config.api_keys)) not in (ring, None)
+
+
+@pytest.mark.anyio
+async def test_sighup_reads_at_once_and_a_change_is_seen_without(tmp_path: Path) -> None:
+    file, reads = tmp_path / "file", asyncio.Queue[bool]()
+    file.write_text("a")
+    async with reloading(Reloaded("file", (file,), lambda: reads.put_nowait(True))):
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(30):
+            await reads.get()
+            file.write_text("longer")
+            await reads.get()
+    assert reads.empty()

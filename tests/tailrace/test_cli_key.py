@@ -1,0 +1,127 @@
+"""`tailrace key` as a person uses it, and what it leaves in the file."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from edge.access.key_file import changing, read_keys
+from edge.access.keys import digest_of
+from ledger.errors import CallerError, ConfigError, NotFound, TailraceError
+from tailrace.cli import app
+
+
+def said(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=True)
+    if isinstance(result.exception, TailraceError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def as_json(*words: object) -> Any:
+    return json.loads(said(*words, "--json"))
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "api-keys.json"
+
+
+def test_a_key_is_shown_once_and_only_its_hash_is_kept(keys: Path) -> None:
+    text = said("key", "add", "web", "--keys", keys).strip()
+    assert text.startswith("tr_")
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o600
+    kept = keys.read_text()
+    assert text.rpartition("_")[2] not in kept and digest_of(text).hex() in kept
+    listed = said("key", "list", "--keys", keys)
+    assert text.rpartition("_")[2] not in listed and "active" in listed
+    assert list(keys.parent.iterdir()) == [keys]
+
+
+def test_tenant_rights_and_limits_are_those_that_were_given(keys: Path) -> None:
+    first = as_json(
+        *("key", "add", "web", "--keys", keys, "--tenant", "acme", "--rights", "read, cancel"),
+        *("--requests-per-s", 2.5, "--max-unfinished", 8, "--expires-days", 1),
+    )
+    assert first["rights"] == ["read", "cancel"]
+    assert first["limits"] == {"requests_per_s": 2.5, "max_unfinished": 8}
+    assert first["expires"] > first["created"]
+    second = as_json("key", "add", "batch", "--keys", keys, "--tenant", "acme", "--tokens-per-s", 9)
+    assert second["limits"] == first["limits"] | {"tokens_per_s": 9}
+    everything = as_json("key", "add", "root", "--keys", keys, "--rights", "admin")
+    assert len(everything["rights"]) == 7 and everything["tenant"] == "default"
+    ring = read_keys(keys).ring()
+    assert ring.limits("acme").tokens_per_s == 9
+    assert ring.limits("default").tokens_per_s is None
+
+
+def test_a_revoked_key_stays_in_the_list(keys: Path) -> None:
+    made = as_json("key", "add", "web", "--keys", keys)
+    said("key", "revoke", made["id"], "--keys", keys)
+    again = as_json("key", "revoke", made["key"], "--keys", keys)
+    [listed] = as_json("key", "list", "--keys", keys)
+    assert (listed["state"], listed["revoked"]) == ("revoked", again["revoked"])
+    with pytest.raises(NotFound, match="no key 000"):
+        said("key", "revoke", "000000000000", "--keys", keys)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["add", "web", "--tenant", "A/b"], "no name of a tenant"),
+        (["add", "web", "--rights", "raed"], "no right"),
+        (["add", "", "--tenant", "a"], "not a name"),
+        (["add", "web", "--requests-per-s", "0"], "requests_per_s"),
+        (["add", "web", "--tokens-per-s", "-1"], "tokens_per_s"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(
+    keys: Path, words: list[str], why: str
+) -> None:
+    with pytest.raises(CallerError, match=why):
+        said("key", *words, "--keys", keys)
+    assert not keys.exists()
+
+
+def test_a_file_that_is_not_there_or_no_key_file_is_named(keys: Path) -> None:
+    for command in (("list",), ("revoke", "0" * 12)):
+        with pytest.raises(ConfigError, match=r"api-keys\.json: No such file"):
+            said("key", *command, "--keys", keys)
+    keys.parent.mkdir(exist_ok=True)
+    keys.write_text('{"keys": [{"id": "x"}]}')
+    with pytest.raises(ConfigError, match=r"keys\.0\.id: .*pattern"):
+        said("key", "list", "--keys", keys)
+    assert keys.read_text() == '{"keys": [{"id": "x"}]}'
+
+
+def test_the_file_is_that_of_the_settings(tmp_path: Path) -> None:
+    config = tmp_path / "tailrace.toml"
+    config.write_text(f'[edge]\napi_keys = "{tmp_path}/mine.json"\n')
+    said("key", "add", "web", "--config", config)
+    assert (tmp_path / "mine.json").exists()
+
+
+def test_two_that_change_the_file_at_once_do_not_undo_each_other(keys: Path) -> None:
+    said("key", "add", "one", "--keys", keys)
+    [one] = read_keys(keys).keys
+
+    def add() -> None:
+        for _ in range(5):
+            with changing(keys) as stored:
+                stored.keys.append(one)
+
+    others = [threading.Thread(target=add) for _ in range(3)]
+    with changing(keys) as stored:
+        for other in others:
+            other.start()  # they wait for us
+        stored.keys.append(one)
+    for other in others:
+        other.join()
+    assert len(read_keys(keys).keys) == 17
