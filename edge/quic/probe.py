@@ -24,8 +24,9 @@ PROBE_BYTES = 1200
 class Probe:
     """Asks one address."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], timeout_s: float = PROBE_TIMEOUT_S) -> None:
         self._address = address
+        self._timeout_s = timeout_s
         self._unanswered = 0
 
     @property
@@ -33,7 +34,9 @@ class Probe:
         return self._unanswered < PROBES_UNANSWERED
 
     async def ask(self) -> None:
-        self._unanswered = 0 if await answers(self._address) else self._unanswered + 1
+        self._unanswered = (
+            0 if await answers(self._address, self._timeout_s) else self._unanswered + 1
+        )
 
 
 async def answers(address: tuple[str, int], timeout_s: float = PROBE_TIMEOUT_S) -> bool:

@@ -93,7 +93,7 @@ class Net:
         self.turn = Turn()
         self.lost: Callable[[bytes], bool] = lambda _datagram: False  # on the way to clients
         self.sent = 0  # datagrams of the server
-        application = Application(app or _no_app, self.turn)
+        application = Application(app or no_app, self.turn)
         self.deadlines = Deadlines(lambda: self.now)
         behind = Behind(
             self.turn,
@@ -284,5 +284,5 @@ def head(path: bytes, method: bytes = b"GET", fields: Sequence[tuple[bytes, byte
     ]
 
 
-async def _no_app(*_arguments: object) -> None:
+async def no_app(*_arguments: object) -> None:
     raise AssertionError("every request is claimed by a route here")

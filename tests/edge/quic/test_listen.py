@@ -1,0 +1,163 @@
+"""QUIC over real sockets: both families, whether it answers, and a stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aioquic.asyncio.client import connect
+from aioquic.asyncio.protocol import QuicConnectionProtocol
+from aioquic.h3.connection import H3_ALPN, H3Connection
+from aioquic.h3.events import DataReceived
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.events import QuicEvent
+
+from edge.access.connections import ConnectionLimits
+from edge.quic.aioquic_core import AioquicCores
+from edge.quic.http3 import Behind
+from edge.quic.listen import QuicListener
+from edge.quic.probe import PROBES_UNANSWERED, Probe, answers
+from edge.server.application import Application
+from edge.server.deadlines import Deadlines
+from edge.server.outlet import Turn
+from tailrace.certificate import CertificateFiles
+from tests.edge.quic.net import OPEN, Replies, head, no_app
+
+pytestmark = pytest.mark.anyio
+
+SHORT_S = 0.05
+
+
+def bound(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_DGRAM)
+    made.bind((host, 0))
+    return made
+
+
+class Listening:
+    """A listener on loopback, and its routes."""
+
+    def __init__(self, files: CertificateFiles, *hosts: str) -> None:
+        self.files = files
+        self.routes = Replies()
+        self.sockets = [bound(host) for host in hosts]
+        self.ports = [each.getsockname()[1] for each in self.sockets]
+        turn = Turn()
+        behind = Behind(
+            turn,
+            self.routes,
+            Application(no_app, turn),
+            list,
+            Deadlines(asyncio.get_running_loop().time),
+            1 << 20,
+            30.0,
+            300.0,
+        )
+        cores = AioquicCores(files.certificate, files.key)
+        self.listener = QuicListener(self.sockets, cores, behind, ConnectionLimits(100, 100))
+        self.listener.start()
+
+    @asynccontextmanager
+    async def client(self, host: str = "127.0.0.1", at: int = 0) -> AsyncIterator[Fetching]:
+        configuration = QuicConfiguration(
+            is_client=True, alpn_protocols=H3_ALPN, server_name="localhost"
+        )
+        configuration.load_verify_locations(str(self.files.certificate))
+        async with connect(
+            host, self.ports[at], configuration=configuration, create_protocol=Fetching
+        ) as client:
+            assert isinstance(client, Fetching)
+            yield client
+
+
+class Fetching(QuicConnectionProtocol):
+    """A client; `body` is what came of its requests, `ended` when the last has."""
+
+    def begin(self) -> None:
+        self.http3 = H3Connection(self._quic)
+        self.body = b""
+        self.came = asyncio.Event()
+
+    def quic_event_received(self, event: QuicEvent) -> None:
+        if not hasattr(self, "http3"):
+            self.begin()
+        for each in self.http3.handle_event(event):
+            if isinstance(each, DataReceived):
+                self.body += each.data
+                self.came.set()
+
+    async def get(self, path: bytes) -> bytes:
+        """The first of the body that comes."""
+        if not hasattr(self, "http3"):
+            self.begin()
+        self.came.clear()
+        stream = self._quic.get_next_available_stream_id()
+        self.http3.send_headers(stream, head(path), end_stream=True)
+        self.transmit()
+        async with asyncio.timeout(60):
+            await self.came.wait()
+        return self.body
+
+
+@asynccontextmanager
+async def listening(files: CertificateFiles, *hosts: str) -> AsyncIterator[Listening]:
+    made = Listening(files, *(hosts or ("127.0.0.1",)))
+    try:
+        yield made
+    finally:
+        await made.listener.stop(0)
+
+
+def has_ipv6() -> bool:
+    try:
+        bound("::1").close()
+    except OSError:
+        return False
+    return True
+
+
+async def test_both_families_are_served_by_one_server(certificate: CertificateFiles) -> None:
+    hosts = ("127.0.0.1", "::1") if has_ipv6() else ("127.0.0.1",)
+    async with listening(certificate, *hosts) as served:
+        for at, host in enumerate(hosts):
+            async with served.client(host, at) as client:
+                assert await client.get(b"/f") == b"GET /f 0"
+            assert await answers((host, served.ports[at]))
+        peers = [request.peer[0] for request in served.routes.requests if request.peer]
+        assert peers == list(hosts)
+
+
+async def test_a_socket_that_nobody_reads_does_not_answer(certificate: CertificateFiles) -> None:
+    with bound("127.0.0.1") as silent:
+        probe = Probe(silent.getsockname(), timeout_s=SHORT_S)
+        for _ in range(PROBES_UNANSWERED):
+            assert probe.answered
+            await probe.ask()
+        assert not probe.answered
+    async with listening(certificate) as served:
+        probe = Probe(("127.0.0.1", served.ports[0]))
+        await probe.ask()
+        assert probe.answered and served.listener.answers
+
+
+async def test_a_stop_waits_for_what_is_under_way_and_then_says_so(
+    certificate: CertificateFiles,
+) -> None:
+    async with listening(certificate) as served, served.client() as client:
+        asking = asyncio.create_task(client.get(OPEN))
+        while not served.routes.streams:
+            await asyncio.wait({asking}, timeout=SHORT_S)
+        stopping = asyncio.create_task(served.listener.stop(60))
+        await asyncio.wait({asking}, timeout=SHORT_S)
+        assert not stopping.done()
+        outlet = served.routes.streams[0].outlet
+        outlet.write(b"the rest")
+        outlet.end()
+        assert await asking == b"the rest"
+        await stopping
+        async with asyncio.timeout(60):
+            await client.wait_closed()
