@@ -40,7 +40,7 @@ WINDOW_FRAMES = 256
 WINDOW_BYTES = 16 << 10
 """Bytes of frames in flight per response; its `credit_bytes`. One frame may exceed them."""
 WINDOW_BODIES = 16
-"""Body frames in flight per response, of at most 64 KiB each; the credit of its Call."""
+"""Body frames in flight per response, of at most 16 KiB each; the credit of its Call."""
 WINDOW_BODY_BYTES = 128 << 10
 """Bytes of them."""
 CORR = 0

@@ -212,6 +212,11 @@ class Ledger(Protocol):
     @property
     def objects(self) -> ObjectStore: ...
 
+    @property
+    def name(self) -> str:
+        """`file:…` or `postgresql:…`: the same for two origins only where they share it."""
+        ...
+
     async def create(self, new: NewStream) -> tuple[StreamInfo, bool]:
         """Make a stream at epoch 1; the flag is False where its idempotency key had one."""
         ...

@@ -145,6 +145,9 @@ class Supervisor:
         while True:
             await asyncio.sleep(self._retention.heartbeat_s)
             self._say_heartbeat()
+            now = asyncio.get_running_loop().time()
+            for link in list(self._links):
+                link.look(now)
 
     async def _adopt(self) -> None:
         """Go on with the streams of our predecessor, and of origins that share the ledger."""

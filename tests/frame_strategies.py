@@ -30,6 +30,7 @@ _BY_BARE_NAME: dict[str, st.SearchStrategy[Any]] = {
     "f64": st.floats(allow_nan=False),
     "StreamId": st.binary(min_size=16, max_size=16),
     "data[8]": st.binary(min_size=8, max_size=8),
+    "data[32]": st.binary(min_size=32, max_size=32),
 }
 _PLAIN = {str: TEXTS, bool: st.booleans(), bytes: st.binary(max_size=40), NoneType: st.none()}
 

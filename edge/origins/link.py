@@ -19,10 +19,8 @@ from edge.origins.relay import RETRY_AFTER_MS, LinkState, Relay, Sink
 from ledger.backoff import Backoff, spread_ms
 from ledger.errors import OriginUnreachable, Overloaded, TailraceError
 from ledger.frame import Credit, Detach, Heartbeat, Splitter, corr_of, encode, error_frame, tag_of
+from ledger.silence import Silence
 
-LONGEST_LOOK_S = 0.5
-"""Most that one look adds. An edge that stood still itself, busy or suspended, knows nothing of
-that time: what the origin said meanwhile may lie unread in its socket."""
 LINK_RECONNECT_MIN_S = 0.1
 LINK_RECONNECT_MAX_S = 2.0
 LINK_CONNECT_TIMEOUT_S = 5.0
@@ -35,29 +33,9 @@ LINK_TICK_S = 0.05
 MAX_LINK_BUFFER_BYTES = 8 << 20
 """Requests are refused while the origin leaves this much unread."""
 MAX_HELD_BYTES = 64 << 20
-"""Requests are refused while Calls of so many bytes wait for an answer, or for a link."""
+"""Requests are refused while so many bytes of others wait for an answer, or for a link."""
 
 log = structlog.get_logger("tailrace.edge")
-
-
-class Silence:
-    """How long the origin has said nothing, as far as this edge can tell.
-
-    It counts from `now` on; `broken` whenever the origin says something.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._seconds = 0.0
-        self._looked_at = now
-
-    def broken(self) -> None:
-        self._seconds = 0.0
-
-    def seconds(self, now: float) -> float:
-        """Of silence until `now`."""
-        self._seconds += min(now - self._looked_at, LONGEST_LOOK_S)
-        self._looked_at = now
-        return self._seconds
 
 
 class Connection(asyncio.Protocol):
@@ -189,6 +167,8 @@ class Link:
             return self._closing
         if self._connection is not None and self._connection.unsent_bytes > MAX_LINK_BUFFER_BYTES:
             return self._overloaded("the link to the origin is full")
+        if self._relay.is_full:
+            return self._overloaded("too many streams are open at the origin")
         if self._relay.held_bytes > MAX_HELD_BYTES:
             return self._overloaded("too many requests wait for the origin")
         return None

@@ -6,13 +6,13 @@ that passes only has its corr patched, its payload is not decoded.
 
 When the link is lost the table stays. On the next link every route is asked for again from
 the frame after the last one that passed, so that a client sees an origin's restart as a
-pause. Only then is the request that a route holds on to decoded.
+pause. Of a request that has been answered nothing is kept but what that takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from random import Random
@@ -28,14 +28,18 @@ from ledger.frame import (
     SCHEMA_HASH,
     Answer,
     Call,
+    Caller,
     Credit,
     Detach,
     Heartbeat,
     Hello,
     Open,
     Opened,
+    Pass,
+    Renew,
     Resume,
     Steer,
+    StreamEnd,
     StreamError,
     corr_of,
     decode,
@@ -58,8 +62,12 @@ thousands that got one at the same moment would have all others wait. It is owed
 RETRY_AFTER_MS = 1000
 """What a client is told to wait at least that finds the link down."""
 MAX_CORR = 2**32 - 1
-CHANGES = (Call.tag, Steer.tag)
-"""Requests that are carried out once for each time that they are sent."""
+
+
+PATIENCE_S = 16.0
+"""What the origin is told: an edge that says nothing for so long is gone, and reads nothing."""
+ALIVE = encode(Heartbeat(0, ready=True, patience_ms=round(PATIENCE_S * 1000)))
+"""The answer to each Heartbeat of the origin."""
 
 
 class Sink(Protocol):
@@ -77,23 +85,29 @@ class LinkState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """One request of one client. All frames are raw and under the link corr."""
+    """One request of one client, and what is needed to ask for it again."""
 
     sink: Sink
     client_corr: int
-    link_corr: int
-    request: bytes
+    request: bytes  # as the client sent it; empty once it will not be sent again
     deadline: float | None  # when to give up unless the link is up by then
+    repeatable: bool  # to send it twice cannot start or do anything twice
+    changes: bool  # it is carried out once for each time that it is sent
+    next: int = 0  # the index of the next logged frame
+    limit: int = 0  # what the client has given credit for: an index, or a count of Body frames
+    limit_bytes: int | None = None  # the same in bytes, from the request on
+    credited: bool = False  # by a Credit, not by the request alone
+    follow: bool = True
+    token: str | None = None  # the latest; None once it has lost its worth
+    caller: Caller | None = None
+    link_corr: int = 0
     sent: bool = False  # the request has been on a link
-    opened: bytes | None = None
-    passed: int = 0  # logged frames
-    passed_bytes: int = 0  # of them
+    passed_bytes: int = 0  # of logged frames
     passed_before: int = 0  # bytes that had passed when it was asked for again
-    credit: bytes | None = None
+    stream: bytes | None = None  # once it is opened
+    renewal: bytes | None = None  # the mac of its Pass
     renewed: bool = False  # asked for again; frames that have passed may come once more
-    tokenless: bool = False  # its token has lost its worth since the stream was opened
     answered: bool = False  # the Answer to a Call has passed: it cannot be asked for again
-    held_bytes: int = 0  # of a Call without an answer
 
 
 class Relay:
@@ -118,8 +132,13 @@ class Relay:
         return len(self._routes)
 
     @property
+    def is_full(self) -> bool:
+        """Whether the origin takes no more requests of this edge."""
+        return self.heartbeat is not None and 0 < self.heartbeat.corrs <= len(self._routes)
+
+    @property
     def held_bytes(self) -> int:
-        """Bytes of Calls that have no answer yet."""
+        """Bytes of requests that have no answer yet."""
         return self._held_bytes
 
     # ---- what is to be done ----
@@ -175,23 +194,32 @@ class Relay:
             tag = tag_of(raw)
             if tag in LOGGED:
                 if route.renewed:
-                    if has_passed(route, raw):
-                        continue
+                    if index_of(raw) < route.next:
+                        continue  # it has passed before
                     route.renewed = False
-                route.passed += 1
+                route.next += 1
                 route.passed_bytes += len(raw)
-            elif tag == Opened.tag:
-                if route.opened is not None:
-                    continue  # the answer to a renewal: the client has had its own
-                route.opened = raw
-            elif tag == Answer.tag:
-                route.answered = True
-                self._let_go(route)
-            if tag in CLOSING:
-                if self._goes_on_without_token(route, raw):
-                    continue
-                self._drop(route)
+                if tag == StreamEnd.tag:
+                    self._drop(route)
+            elif not self._passes(route, raw, tag):
+                continue
             deliver((route.sink, with_corr(raw, route.client_corr)))
+
+    def _passes(self, route: Route, raw: bytes, tag: int) -> bool:
+        """Take a frame that is not logged; whether it is the client's too."""
+        if tag == Pass.tag:
+            route.renewal = mac_of(raw)
+            return False
+        if tag == Opened.tag:
+            return self._opened(route, raw)
+        if tag == Answer.tag:
+            route.answered = True
+            self._let_go(route)
+        elif tag in CLOSING:
+            if self._goes_on_without(route, raw):
+                return False
+            self._drop(route)
+        return True
 
     def _receive_for_link(self, raw: bytes) -> None:
         """A frame on corr 0, or any frame before the origin's Hello."""
@@ -202,24 +230,42 @@ class Relay:
             self._greeted(frame)
         elif isinstance(frame, Heartbeat) and self.state is LinkState.UP:
             last, self.heartbeat = self.heartbeat, frame
+            self._to_send.append(ALIVE)
             if last is None or (last.ready, last.reasons) != (frame.ready, frame.reasons):
                 self._to_deliver.extend((sink, raw) for sink in self._watchers)
         else:
             name = type(frame).__name__
             raise FrameError(f"{name} is out of place on the link", field="tag", offset=4)
 
-    def _goes_on_without_token(self, route: Route, raw: bytes) -> bool:
-        """Whether `raw` refuses the token of a renewal; it is asked for without one then.
+    def _opened(self, route: Route, raw: bytes) -> bool:
+        """Keep what renews the stream, and of its request nothing.
 
-        The token was good when the stream was opened here. That it no longer is, as after a step of
-        the origin's clock, is no reason to break a body off that is under way.
+        False where it answers a renewal: the client has had its own.
         """
-        if tag_of(raw) != StreamError.tag or not route.renewed or route.tokenless:
+        _, opened = decode(raw)
+        assert isinstance(opened, Opened)
+        is_first, route.stream = route.stream is None, opened.stream
+        route.token = opened.token or route.token
+        self._let_go(route)
+        return is_first
+
+    def _goes_on_without(self, route: Route, raw: bytes) -> bool:
+        """Whether `raw` refuses a renewal's right; it is asked for with less then.
+
+        That was good when the stream was opened here. That it no longer is, as after a change of
+        the origin's keys, is no reason to break a body off that is under way.
+        """
+        if tag_of(raw) != StreamError.tag or not route.renewed:
             return False
         _, error = decode(raw)
         if not isinstance(error, StreamError) or error.code != Unauthorized.code:
             return False
-        route.tokenless = True
+        if route.renewal is not None:
+            route.renewal = None
+        elif route.token is not None:
+            route.token = None
+        else:
+            return False
         self._ask(route)
         return True
 
@@ -247,13 +293,10 @@ class Relay:
             self._submit_request(sink, client_corr, raw, now)
 
     def _submit_request(self, sink: Sink, client_corr: int, raw: bytes, now: float) -> None:
-        link_corr = self._free_corr()
-        request = with_corr(raw, link_corr)
-        route = Route(sink, client_corr, link_corr, request, now + CONNECT_PATIENCE_S)
-        self._routes[link_corr] = route
-        if tag_of(raw) == Call.tag:
-            route.held_bytes = len(request)
-            self._held_bytes += route.held_bytes
+        route = route_of(sink, client_corr, raw, now + CONNECT_PATIENCE_S)
+        route.link_corr = self._free_corr()
+        self._routes[route.link_corr] = route
+        self._held_bytes += len(raw)
         self._by_client.setdefault(sink, {})[client_corr] = route
         if self.state is LinkState.UP:
             self._ask(route)
@@ -261,7 +304,11 @@ class Relay:
     def _submit_credit(self, route: Route | None, raw: bytes) -> None:
         if route is None:
             return  # the stream has closed while the credit was on its way
-        route.credit = with_corr(raw, route.link_corr)
+        _, credit = decode(raw)
+        assert isinstance(credit, Credit)
+        route.limit, route.credited = max(route.limit, credit.limit), True
+        if credit.bytes is not None:
+            route.limit_bytes = max(route.limit_bytes or 0, credit.bytes)
         if self.state is LinkState.UP:
             self._to_send.append(credit_on_link(route))
 
@@ -331,14 +378,14 @@ class Relay:
     def _ask(self, route: Route) -> None:
         """Send a route's request, or on a later link what continues it."""
         route.deadline = None
-        if route.opened is not None:
+        if route.stream is not None:
             route.renewed = True
             route.passed_before = route.passed_bytes
-            self._to_send.append(encode(renewal(route), route.link_corr))
+            self._to_send.append(encode(renewal(route, route.stream), route.link_corr))
         else:
-            self._to_send.append(route.request)
-            if route.credit is not None:
-                self._to_send.append(route.credit)
+            self._to_send.append(with_corr(route.request, route.link_corr))
+            if route.credited:
+                self._to_send.append(credit_on_link(route))
         route.sent = True
 
     def _route(self, sink: Sink, client_corr: int) -> Route | None:
@@ -353,10 +400,9 @@ class Relay:
             del self._by_client[route.sink]
 
     def _let_go(self, route: Route) -> None:
-        """Forget a Call that will not be sent again: it may hold a large body."""
-        if route.held_bytes:
-            self._held_bytes -= route.held_bytes
-            route.request, route.held_bytes = b"", 0
+        """Forget a request that will not be sent again: it may be large."""
+        self._held_bytes -= len(route.request)
+        route.request = b""
 
     def _fail(self, route: Route, error: TailraceError) -> None:
         self._drop(route)
@@ -370,9 +416,7 @@ def unreachable(message: str, random: Random) -> OriginUnreachable:
 
 def end_of(route: Route, error: TailraceError) -> TailraceError:
     """What a client is told whose route ends here: a change may have been made all the same."""
-    if not route.sent or route.answered or tag_of(route.request) not in CHANGES:
-        return error
-    if can_renew(route):
+    if not route.sent or route.answered or not route.changes:
         return error
     return OriginUnreachable(
         f"{error.message}: whether the request was carried out is not known",
@@ -382,63 +426,58 @@ def end_of(route: Route, error: TailraceError) -> TailraceError:
     )
 
 
+def route_of(sink: Sink, client_corr: int, raw: bytes, deadline: float) -> Route:
+    """The route of a raw request, which is looked into once."""
+    _, request = LINK_CODEC.decode(raw)
+    route = Route(sink, client_corr, raw, deadline, repeatable=True, changes=False)
+    match request:
+        case Open():
+            route.repeatable = request.idempotency_key is not None
+            route.limit, route.limit_bytes = request.credit, request.credit_bytes
+            route.caller = request.caller
+        case Resume():
+            route.next, route.limit = request.start, request.start + request.credit
+            route.follow, route.token = request.follow, request.token
+            route.caller, route.limit_bytes = request.caller, request.credit_bytes
+        case Call():
+            route.limit, route.limit_bytes = request.credit, request.credit_bytes
+            route.changes = request.method not in SAFE_METHODS
+            route.repeatable = not route.changes
+        case Steer():
+            route.repeatable, route.changes = False, True
+    return route
+
+
 # ---- picking up after a lost link ----
 
 
 def can_renew(route: Route) -> bool:
-    """Whether asking for the route again cannot start or do anything twice."""
-    if route.opened is not None:
-        return True
-    if route.answered:
-        return False  # how much of the body has passed is the client's to know
-    _, request = LINK_CODEC.decode(route.request)
-    if isinstance(request, Call):
-        return request.method in SAFE_METHODS
-    if isinstance(request, Open):
-        return request.idempotency_key is not None
-    return tag_of(route.request) != Steer.tag
+    """Whether the route can be asked for again, on another link too."""
+    # How much of an answer's body has passed is the client's to know.
+    return route.stream is not None or (route.repeatable and not route.answered)
 
 
-def has_passed(route: Route, raw: bytes) -> bool:
-    """Whether the client has had this logged frame from before the renewal."""
-    _, request = decode(route.request)
-    assert isinstance(request, Open | Resume)
-    return index_of(raw) < request.start + route.passed
+def mac_of(raw: bytes) -> bytes:
+    _, frame = decode(raw)
+    assert isinstance(frame, Pass)
+    return frame.mac
 
 
 def credit_on_link(route: Route) -> bytes:
-    """The route's last Credit: its bytes count from the client's request, those of a link from the
-    request on that link."""
-    assert route.credit is not None
-    if not route.passed_before:
-        return route.credit
-    corr, credit = decode(route.credit)
-    assert isinstance(credit, Credit)
-    if credit.bytes is None:
-        return route.credit
-    return encode(replace(credit, bytes=max(0, credit.bytes - route.passed_before)), corr)
+    """What the client has given credit for: its bytes count from the client's request, those of a
+    link from the request on that link."""
+    credit_bytes = route.limit_bytes
+    if credit_bytes is not None:
+        credit_bytes = max(0, credit_bytes - route.passed_before)
+    return encode(Credit(route.limit, credit_bytes), route.link_corr)
 
 
-def renewal(route: Route) -> Resume:
-    """The Resume that continues an opened route, with the credit that is still unused."""
-    _, request = decode(route.request)
-    _, opened = decode(route.opened or b"")
-    assert isinstance(request, Open | Resume) and isinstance(opened, Opened)
-    next_index = request.start + route.passed
-    limit, limit_bytes = request.start + request.credit, request.credit_bytes
-    if route.credit is not None:
-        _, credit = decode(route.credit)
-        assert isinstance(credit, Credit)
-        limit = max(limit, credit.limit)
-        if credit.bytes is not None:
-            limit_bytes = max(limit_bytes or 0, credit.bytes)
-    token = (request.token if isinstance(request, Resume) else None) or opened.token or None
-    return Resume(
-        stream=opened.stream,
-        after=next_index - 1 if next_index else None,
-        token=None if route.tokenless else token,
-        follow=request.follow if isinstance(request, Resume) else True,
-        credit=max(0, limit - next_index),
-        credit_bytes=None if limit_bytes is None else max(0, limit_bytes - route.passed_bytes),
-        caller=request.caller,
-    )
+def renewal(route: Route, stream: bytes) -> Renew | Resume:
+    """What continues an opened route, with the credit that is still unused."""
+    after = route.next - 1 if route.next else None
+    credit, credit_bytes = max(0, route.limit - route.next), route.limit_bytes
+    if credit_bytes is not None:
+        credit_bytes = max(0, credit_bytes - route.passed_bytes)
+    if route.renewal is not None:
+        return Renew(stream, after, route.follow, credit, credit_bytes, route.renewal)
+    return Resume(stream, after, route.token, route.follow, credit, route.caller, credit_bytes)

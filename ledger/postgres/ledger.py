@@ -11,6 +11,7 @@ a row lock, so two origins can never write the same index, whatever their memory
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 
 from psycopg import AsyncConnection
 
@@ -94,6 +95,10 @@ class PostgresLedger:
             await ledger._disconnect()
             raise
         return ledger
+
+    @property
+    def name(self) -> str:
+        return f"postgresql:{sha256(self._server.name.encode()).hexdigest()[:16]}"
 
     async def _begin(self) -> None:
         await self._lease.begin()

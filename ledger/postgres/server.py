@@ -108,6 +108,8 @@ class Server:
                 hint="like postgresql://user@host:5432/database",
             ) from None
         self.synchronous = False
+        self.name = ""
+        """Of the database, wherever its server is at the time."""
         self.lost_at: float | None = None  # by the event loop's clock
         self._identity: Identity | None = None
         self._connections: WeakSet[Connection] = WeakSet()
@@ -152,6 +154,7 @@ class Server:
                 " start this origin again",
             )
         self._identity, self.synchronous = found, synchronous
+        self.name = f"{found.system}/{connection.info.dbname}"
 
     def _leave(self, connection: Connection) -> None:
         """Let nobody wait for this host any more, and try it last from now on."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
+from socket import gethostname
 
 from ledger.errors import (
     Conflict,
@@ -50,6 +52,7 @@ class SqliteLedger:
         retention: RetentionSettings = RetentionSettings(),
         upkeep: Upkeep | None = None,
     ) -> None:
+        self.name = "file:"
         self._storage = storage
         self._creating = asyncio.Lock()
         self._keys: dict[str, NewStream] = {}  # of streams that are not durable yet
@@ -85,7 +88,10 @@ class SqliteLedger:
         `vfs` and `wal_sync` are those of `SqliteFile.open`.
         """
         file = await SqliteFile.open(path, vfs, wal_sync)
-        return await cls.recover(file, now_ms, retention=retention, upkeep=file.upkeep)
+        ledger = await cls.recover(file, now_ms, retention=retention, upkeep=file.upkeep)
+        place = f"{gethostname()}:{path.resolve()}"
+        ledger.name = f"file:{sha256(place.encode()).hexdigest()[:16]}"
+        return ledger
 
     @classmethod
     async def recover(

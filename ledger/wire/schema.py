@@ -36,14 +36,17 @@ from ledger.wire.codec import F, Tagged, framed
 
 # The first 8 bytes of SHA-256 over the canonical text of ledger/wire/tailrace.bare. A constant,
 # so that a running process needs no schema file; a test holds it to the file.
-SCHEMA_HASH = bytes.fromhex("443fb99751f20f92")
+SCHEMA_HASH = bytes.fromhex("9951f5148524edbe")
 STREAM_ID_BYTES = 16
+MAC_BYTES = 32
+"""Of an HMAC-SHA256, and of a nonce."""
 MAX_IDEMPOTENCY_KEY_CHARS = 255
 MAX_MESSAGES = 1024
 """Of one conversation; no list of a client's frame is longer. 64 KiB have room for 32,000 messages
 without text, which took 32 ms to decode, at the edge and again at its origin."""
 
 StreamId = Annotated[bytes, fixed_data(STREAM_ID_BYTES, "StreamId")]
+Mac = Annotated[bytes, fixed_data(MAC_BYTES)]
 SchemaId = Annotated[bytes, fixed_data(SCHEMA_ID_BYTES)]
 
 
@@ -248,7 +251,12 @@ class StreamError(Frame):
 
 @frame(8)
 class Heartbeat(Frame):
-    """`patience_ms`: a sender that says nothing for so long is to be taken for dead."""
+    """`patience_ms`: a sender that says nothing for so long is to be taken for dead.
+
+    What an origin tells its edges besides, and no client is told: how many streams run or wait
+    there, of how many that there is room for; how many corrs one link may have open; and the name
+    of its ledger, which only origins that share it have in common.
+    """
 
     clock_ms: U64Int
     ready: bool
@@ -256,6 +264,10 @@ class Heartbeat(Frame):
     models: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     patience_ms: Uint = 0
+    streams: Uint = 0
+    room: Uint = 0
+    corrs: Uint = 0
+    ledger: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,7 +481,7 @@ class Steer(Frame):
     caller: Caller | None = None
 
 
-# ---- edge to origin: never from a client ----
+# ---- between an edge and an origin: never from or to a client ----
 
 
 STREAM_PATH = "/v1/stream/"
@@ -499,9 +511,45 @@ class Call(Frame):
     credit_bytes: Uint | None = None
 
 
+@frame(23)
+class Challenge(Frame):
+    """Asks the peer for the Proof that it holds the secret of both."""
+
+    nonce: Mac
+
+
+@frame(26)
+class Proof(Frame):
+    mac: Mac
+
+
+@frame(27)
+class Pass(Frame):
+    """Comes before Opened: with it an edge may renew what its client reads, whatever becomes of
+    the token."""
+
+    mac: Mac
+
+
+@frame(28)
+class Renew(Frame):
+    """A Resume by the edge that had the stream open, with the Pass for it."""
+
+    stream: StreamId
+    after: Uint | None
+    follow: bool
+    credit: Uint
+    credit_bytes: Uint | None
+    mac: Mac
+
+    @property
+    def start(self) -> int:
+        """The index of the first frame that is wanted."""
+        return 0 if self.after is None else self.after + 1
+
+
 LOGGED = frozenset(tag for tag, cls in FRAMES.items() if issubclass(cls, Logged))
 CLOSING = frozenset((StreamEnd.tag, StreamError.tag, Status.tag, BodyEnd.tag))
-# What an edge may send, and all but Hello it alone: what its clients do, and Calls, which it
-# makes of their HTTP requests.
-EDGE = frozenset(tag for tag in FRAMES if Open.tag <= tag <= Call.tag) | {Hello.tag}
-CLIENT = EDGE - {Call.tag}
+# What a client may send; an edge sends what its clients do, and what is between it and origins.
+CLIENT = frozenset(tag for tag in FRAMES if Open.tag <= tag <= Steer.tag) | {Hello.tag}
+EDGE = CLIENT | {Call.tag, Challenge.tag, Proof.tag, Renew.tag, Heartbeat.tag}

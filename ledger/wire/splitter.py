@@ -26,9 +26,10 @@ class FrameSplitter:
         max_frame_bytes: int = MAX_FRAME_BYTES,
         known: Container[int] = (),
     ) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        """May be raised; frames are held to what it is when they come."""
         self._tags = tags
         self._known = known  # what a tag may be that is not in `tags`: the other side's
-        self._max_frame_bytes = max_frame_bytes
         self._rest = bytearray()
         self._needed = HEADER_BYTES  # bytes of `_rest` before there is anything to look at
         self._error: FrameError | None = None
@@ -57,13 +58,28 @@ class FrameSplitter:
         self._rest = bytearray(data[end:])
         return frames
 
+    def feed_one(self, data: Raw) -> bytes | None:
+        """The first frame of all, if `data` completes it, and no further one: what follows may be
+        held to another limit. Then `feed` goes on, with what is left too."""
+        self._rest += data
+        if len(self._rest) <= HEADER_BYTES:
+            return None
+        (header,) = _HEADER.unpack_from(self._rest)
+        frame_bytes = HEADER_BYTES + length_of(header, self.max_frame_bytes)
+        check_tag(self._rest[HEADER_BYTES], self._tags, self._known)
+        if len(self._rest) < frame_bytes:
+            return None
+        frame = bytes(self._rest[:frame_bytes])
+        del self._rest[:frame_bytes]
+        return frame
+
     def _cut(self, data: bytes) -> tuple[list[bytes], int]:
         """The whole frames in `data`, and where the unfinished one begins."""
         frames: list[bytes] = []
         start, size = 0, len(data)
         while size - start >= HEADER_BYTES:
             header: int = _HEADER.unpack_from(data, start)[0]
-            frame_bytes = HEADER_BYTES + length_of(header, self._max_frame_bytes)
+            frame_bytes = HEADER_BYTES + length_of(header, self.max_frame_bytes)
             if size - start < _HEADER_AND_TAG_BYTES:
                 self._needed = _HEADER_AND_TAG_BYTES
                 return frames, start

@@ -12,8 +12,8 @@ from ledger.objects.object import ObjectResponse
 from ledger.window import Window
 from origin.edges.feed import Outlet
 
-MAX_PIECE_BYTES = 64 << 10
-"""Of one Body frame."""
+MAX_PIECE_BYTES = 16 << 10
+"""Of one Body frame: what a token may have to wait for on the same link."""
 MAX_CREDIT_BODIES = 1024
 """Body frames that an edge may ask to have in flight."""
 NO_CONTENT = (204, 304)
@@ -25,6 +25,13 @@ Handler = Callable[[Call], Awaitable[ObjectResponse]]
 
 class CallOutlet(Outlet, Protocol):
     """The link's side that an answer is written to."""
+
+    @property
+    def bulk_congested(self) -> bool: ...
+
+    def send_bulk(self, data: bytes) -> None:
+        """After whatever else the link has to send."""
+        ...
 
     def release(self, size: int) -> None:
         """A Call with a body of `size` bytes is no longer held; said once for each."""
@@ -88,13 +95,13 @@ class CallRun:
         headers = tuple(Header(name, value) for name, value in response.headers)
         if isinstance(response.body, bytes):
             headers += self._length(response, len(response.body))
-        self._outlet.send(encode(Answer(response.status, headers), self._corr))
+        self._outlet.send_bulk(encode(Answer(response.status, headers), self._corr))
         if isinstance(response.body, bytes):
             await self._send(response.body)
         else:
             async for part in response.body:
                 await self._send(part)
-        self._outlet.send(encode(BodyEnd(), self._corr))
+        self._outlet.send_bulk(encode(BodyEnd(), self._corr))
         self._outlet.closed(self._corr)
 
     def _length(self, response: ObjectResponse, length: int) -> tuple[Header, ...]:
@@ -107,9 +114,9 @@ class CallRun:
 
     async def _send(self, part: bytes) -> None:
         for start in range(0, len(part), MAX_PIECE_BYTES):
-            while not self._window.open or self._outlet.congested:
+            while not self._window.open or self._outlet.bulk_congested:
                 self._may_send.clear()
                 await self._may_send.wait()
             body = encode(Body(part[start : start + MAX_PIECE_BYTES]), self._corr)
             self._window.passing([body])
-            self._outlet.send(body)
+            self._outlet.send_bulk(body)

@@ -18,7 +18,8 @@ from origin.generations.service import status
 class Outlet(Protocol):
     """The link's side that frames are written to."""
 
-    congested: bool
+    @property
+    def congested(self) -> bool: ...
 
     def send(self, data: bytes) -> None: ...
 

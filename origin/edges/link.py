@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
+from random import Random
 from typing import cast
 
 import structlog
 
-from ledger.errors import CallerError, FrameError, LedgerFailed, SchemaMismatch, TailraceError
+from ledger.backoff import spread_ms
+from ledger.errors import (
+    CallerError,
+    FrameError,
+    LedgerFailed,
+    Overloaded,
+    SchemaMismatch,
+    TailraceError,
+    Unavailable,
+)
 from ledger.frame import (
     EDGE,
     LINK_CODEC,
@@ -17,29 +28,49 @@ from ledger.frame import (
     SCHEMA_HASH,
     Call,
     Cancel,
+    Challenge,
     Credit,
     Detach,
     Frame,
+    Heartbeat,
     Hello,
     Open,
+    Pass,
+    Proof,
+    Renew,
     Resume,
     Splitter,
     Steer,
     encode,
     error_frame,
 )
+from ledger.silence import Silence
 from ledger.window import Window
+from ledger.wire.handshake import Handshake, Side, refused
 from origin.edges.calls import CallRun
 from origin.edges.feed import Feed
 from origin.edges.peers import SOFTWARE
-from origin.generations.service import Service
+from origin.generations.service import CORRS, Service
 
-MAX_CORRS = 65_536
-"""Streams and Calls at once on one link."""
+MAX_CORRS = CORRS + 4096
+"""Streams and Calls at once on one link: more than edges are told, who know it a moment later."""
 SEND_HIGH_BYTES = 1024 * 1024
 """A link with so many unsent bytes is congested: its feeds wait."""
+BULK_HIGH_BYTES = 64 * 1024
+"""With so many, answers of objects wait: what is in front of a token on a slow link."""
+UNSENT_IN_KERNEL_BYTES = 128 * 1024
+"""What the kernel takes beyond what is on its way; the rest is ours to put in order."""
 CALLS_HIGH_BYTES = 64 * 1024 * 1024
-"""Nothing more is read from a link while Calls of so many bytes have no answer yet."""
+"""Calls are refused while so many bytes of others have no answer yet."""
+MAX_HELLO_BYTES = 4096
+"""Of a frame before the Hello, or before the proof of the secret."""
+HELLO_S = 10.0
+"""Time from the connection to the end of that."""
+LONGEST_LOOK_S = 6.0
+"""Most that one look adds to an edge's silence: a little more than lies between two."""
+OVERLOADED_RETRY_MS = 1000
+TCP_NOTSENT_LOWAT = 25
+"""Linux's number; Python has no name for it before 3.12."""
 
 log = structlog.get_logger("link")
 
@@ -48,33 +79,51 @@ class EdgeLink(asyncio.Protocol):
     """One connected edge, or origin. `links` is the set of live ones, `fatal` ends the origin."""
 
     def __init__(
-        self, service: Service, links: set[EdgeLink], fatal: Callable[[LedgerFailed], None]
+        self,
+        service: Service,
+        links: set[EdgeLink],
+        fatal: Callable[[LedgerFailed], None],
+        secret: bytes | None = None,
     ) -> None:
-        self.congested = False
         self._service = service
         self._links = links
         self._fatal = fatal
         self._transport: asyncio.Transport | None = None
-        self._splitter = Splitter(MAX_LINK_FRAME_BYTES, EDGE)
+        self._splitter = Splitter(MAX_HELLO_BYTES, EDGE)
+        self._handshake = Handshake(Side.ORIGIN, secret)
+        self._hello: Hello | None = None
         self._greeted = False
+        self._deadline: asyncio.TimerHandle | None = None  # of the greeting
+        self._silence = Silence(0.0, LONGEST_LOOK_S)
+        self._patience_s = 0.0  # 0: the edge has not told any
+        self._random = Random()
         self._handle = service.call
         self._feeds: dict[int, Feed] = {}
         self._calls: dict[int, CallRun] = {}
         self._held_bytes = 0  # of Calls without an answer, detached ones too
         self._tasks: set[asyncio.Task[None]] = set()
         self._out: list[bytes] = []
+        self._bulk: list[bytes] = []
+        self._queued = 0  # bytes of both
+        self._paused = False  # by the transport, which has BULK_HIGH_BYTES unsent
 
     # ---- the transport ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not isinstance: uvloop's transports are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=SEND_HIGH_BYTES)
+        self._transport.set_write_buffer_limits(high=BULK_HIGH_BYTES)
+        leave_unsent_to_us(self._transport)
+        self._deadline = asyncio.get_running_loop().call_later(HELLO_S, self._give_up)
         self.send(encode(Hello(SCHEMA_HASH, SOFTWARE)))
+        if (challenge := self._handshake.challenge) is not None:
+            self.send(encode(challenge))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._links.discard(self)
         self._transport = None
+        if self._deadline is not None:
+            self._deadline.cancel()
         # Requests under way are carried out: a stream that was created must be started too,
         # or its idempotency key would name one that never runs.
         for sender in self._senders():
@@ -83,48 +132,135 @@ class EdgeLink(asyncio.Protocol):
         self._calls.clear()
 
     def pause_writing(self) -> None:
-        self.congested = True
+        self._paused = True
 
     def resume_writing(self) -> None:
-        self.congested = False
-        for sender in self._senders():
-            sender.pump()
+        self._paused = False
+        self._pump()
 
     def data_received(self, data: bytes) -> None:
+        self._silence.broken()
         try:
+            while not self._greeted:
+                raw = self._splitter.feed_one(data)
+                if raw is None:
+                    return
+                self._greet(raw)
+                data = b""
             for raw in self._splitter.feed(data):
                 self._take(raw)
         except TailraceError as error:
             self._refuse(error)
 
+    @property
+    def congested(self) -> bool:
+        """Whether feeds are to wait."""
+        return self._unsent >= SEND_HIGH_BYTES
+
+    @property
+    def bulk_congested(self) -> bool:
+        """Whether what is no stream of tokens is to wait."""
+        return self._unsent >= BULK_HIGH_BYTES
+
+    @property
+    def _unsent(self) -> int:
+        if self._paused and self._transport is not None:
+            return self._queued + self._transport.get_write_buffer_size()
+        return self._queued
+
     def send(self, data: bytes) -> None:
         """Queue bytes; all that one turn of the event loop queues goes out in one write."""
-        if not self._out:
+        self._queue(self._out, data)
+
+    def send_bulk(self, data: bytes) -> None:
+        """Queue bytes behind all that `send` queues in this turn."""
+        self._queue(self._bulk, data)
+
+    def _queue(self, queue: list[bytes], data: bytes) -> None:
+        if not self._queued:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._out.append(data)
+        self._queued += len(data)
+        queue.append(data)
 
     def closed(self, corr: int) -> None:
         self._feeds.pop(corr, None)
         self._calls.pop(corr, None)
 
     def release(self, size: int) -> None:
-        self._hold(-size)
+        self._held_bytes -= size
 
     def close(self) -> None:
         if self._transport is not None:
             self._flush()
             self._transport.close()
 
+    @property
+    def gone(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def look(self, now: float) -> None:
+        """Close the link where its edge has said nothing for longer than it told."""
+        silent_s = self._silence.seconds(now)
+        if self._transport is not None and 0 < self._patience_s < silent_s:
+            log.warning("link.silent", seconds=round(silent_s, 1))
+            self._transport.abort()
+
     def _flush(self) -> None:
-        if self._out and self._transport is not None:
-            self._transport.write(b"".join(self._out))
+        if self._queued and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join((*self._out, *self._bulk)))
+        was_full = self._queued >= BULK_HIGH_BYTES
         self._out.clear()
+        self._bulk.clear()
+        self._queued = 0
+        if was_full and not self._paused:  # who was held back by this turn's bytes goes on
+            self._pump()
+
+    def _pump(self) -> None:
+        for sender in self._senders():
+            sender.pump()
 
     def _refuse(self, error: TailraceError) -> None:
         """The connection itself is at fault: say why and close it."""
         log.warning("link.refused", error=str(error))
         self.send(encode(error_frame(error)))
         self.close()
+
+    # ---- the greeting ----
+
+    def _give_up(self) -> None:
+        why = f"no Hello within {HELLO_S:g} s" if self._hello is None else "no proof of the secret"
+        self._refuse(Unavailable(why, code="timeout", status=408))
+
+    def _greet(self, raw: bytes) -> None:
+        """Take a frame of the greeting; the first is a Hello, those of the secret follow."""
+        _, frame = LINK_CODEC.decode(raw)
+        match frame:
+            case Hello() if self._hello is None and frame.schema == SCHEMA_HASH:
+                self._hello = frame
+            case _ if self._hello is None:
+                raise SchemaMismatch(
+                    "the first frame must be a Hello of this schema",
+                    hint=f"schema {SCHEMA_HASH.hex()}; run the same version at both ends",
+                )
+            case Challenge():
+                self.send(encode(self._handshake.answer(frame)))
+            case Proof():
+                self._handshake.check(frame)
+            case _:
+                raise refused("this origin has a link secret, and the other side shows none")
+        if self._handshake.done:
+            self._begin_service(self._hello)
+
+    def _begin_service(self, hello: Hello) -> None:
+        self._greeted = True
+        self._splitter.max_frame_bytes = MAX_LINK_FRAME_BYTES
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._silence = Silence(asyncio.get_running_loop().time(), LONGEST_LOOK_S)
+        if hello.software == SOFTWARE:
+            self._handle = self._service.peer_call
+        self._links.add(self)
+        self.send(encode(self._service.heartbeat()))
 
     # ---- frames ----
 
@@ -134,29 +270,17 @@ class EdgeLink(asyncio.Protocol):
         except FrameError as error:
             self._answer_bad_frame(raw, error)
             return
-        if not self._greeted:
-            self._greet(frame)
-        else:
+        try:
             self._dispatch(corr, frame)
+        except Overloaded as error:
+            self.send(encode(error_frame(error), corr))
 
     def _answer_bad_frame(self, raw: bytes, error: FrameError) -> None:
         """A bad payload costs its own stream only: the framing around it is sound."""
         corr = int.from_bytes(raw[5:9], "little")
-        if not self._greeted or corr == 0:
+        if corr == 0:
             raise error
         self._fail(corr, error)
-
-    def _greet(self, frame: Frame) -> None:
-        if not isinstance(frame, Hello) or frame.schema != SCHEMA_HASH:
-            raise SchemaMismatch(
-                "the first frame must be a Hello of this schema",
-                hint=f"schema {SCHEMA_HASH.hex()}; run the same version at both ends",
-            )
-        self._greeted = True
-        if frame.software == SOFTWARE:
-            self._handle = self._service.peer_call
-        self._links.add(self)
-        self.send(encode(self._service.heartbeat()))
 
     def _dispatch(self, corr: int, frame: Frame) -> None:
         match frame:
@@ -165,10 +289,14 @@ class EdgeLink(asyncio.Protocol):
                     sender.grant(frame.limit, frame.bytes)
             case Detach():
                 self._detach(corr)
+            case Heartbeat():
+                self._patience_s = frame.patience_ms / 1000
+            case Challenge() if self._handshake.challenge is None:
+                self._handshake.answer(frame)  # raises: there is no secret here
             case Open():
                 feed = self._feed(corr, frame)
                 self._spawn(corr, self._open(corr, frame, feed))
-            case Resume():
+            case Resume() | Renew():
                 feed = self._feed(corr, frame, follow=frame.follow)
                 self._spawn(corr, self._resume(corr, frame, feed))
             case Cancel():
@@ -182,7 +310,7 @@ class EdgeLink(asyncio.Protocol):
             case _:
                 raise FrameError("not expected here", field=type(frame).__name__, offset=4)
 
-    def _feed(self, corr: int, wanted: Open | Resume, *, follow: bool = True) -> Feed:
+    def _feed(self, corr: int, wanted: Open | Resume | Renew, *, follow: bool = True) -> Feed:
         """The feed is known before its stream is: a Credit may overtake the answer."""
         self._check_free(corr)
         window = Window.starting(wanted.start, wanted.credit, credit_bytes=wanted.credit_bytes)
@@ -198,7 +326,10 @@ class EdgeLink(asyncio.Protocol):
         if corr == 0 or corr in self._feeds or corr in self._calls:
             raise CallerError(f"corr {corr} is in use", code="corr_in_use", field="corr")
         if len(self._feeds) + len(self._calls) >= MAX_CORRS:
-            raise CallerError(f"over {MAX_CORRS} streams on one link", status=429, field="corr")
+            raise self._overloaded(f"{MAX_CORRS} streams and calls are open on this link")
+
+    def _overloaded(self, why: str) -> Overloaded:
+        return Overloaded(why, retry_after_ms=spread_ms(OVERLOADED_RETRY_MS, self._random))
 
     def _detach(self, corr: int) -> None:
         if (sender := self._feeds.pop(corr, None) or self._calls.pop(corr, None)) is not None:
@@ -208,12 +339,13 @@ class EdgeLink(asyncio.Protocol):
         opened = await self._service.open(frame)
         self._begin(corr, feed, encode(opened, corr), opened.stream, opened.next_index)
 
-    async def _resume(self, corr: int, frame: Resume, feed: Feed) -> None:
+    async def _resume(self, corr: int, frame: Resume | Renew, feed: Feed) -> None:
         opened = await self._service.resume(frame)
         self._begin(corr, feed, encode(opened, corr), opened.stream, opened.next_index)
 
     def _begin(self, corr: int, feed: Feed, opened: bytes, stream: bytes, released: int) -> None:
         if self._feeds.get(corr) is feed:  # not detached meanwhile
+            self.send(encode(Pass(self._service.keys.pass_for(stream)), corr))
             self.send(opened)
             feed.attach(stream, released)
 
@@ -226,20 +358,14 @@ class EdgeLink(asyncio.Protocol):
     # ---- calls ----
 
     def _call(self, corr: int, call: Call) -> None:
+        """What waits here is not bounded by reading nothing more: credit and new streams that
+        come behind a Call must not wait for it."""
+        if self._held_bytes and self._held_bytes + len(call.body) > CALLS_HIGH_BYTES:
+            raise self._overloaded("too many requests wait for their objects")
         run = CallRun(self, corr, call)
         self._calls[corr] = run
-        self._hold(len(call.body))
+        self._held_bytes += len(call.body)
         self._spawn(corr, run.run(self._handle))
-
-    def _hold(self, size: int) -> None:
-        """Count bytes of Calls in; what a link may have waiting here is bounded."""
-        self._held_bytes += size
-        if self._transport is None:
-            return
-        if self._held_bytes > CALLS_HIGH_BYTES:
-            self._transport.pause_reading()
-        elif size < 0 and not self._transport.is_reading():
-            self._transport.resume_reading()
 
     # ---- tasks and errors ----
 
@@ -266,5 +392,14 @@ class EdgeLink(asyncio.Protocol):
             self._fail(corr, TailraceError("a fault of the origin's; its log says more"))
 
     def _fail(self, corr: int, error: TailraceError) -> None:
+        # Behind what there is of its answer.
+        send = self.send_bulk if corr in self._calls else self.send
         self._detach(corr)
-        self.send(encode(error_frame(error), corr))
+        send(encode(error_frame(error), corr))
+
+
+def leave_unsent_to_us(transport: asyncio.Transport) -> None:
+    """Have the kernel take no megabytes ahead, in which tokens would wait behind bulk."""
+    link = transport.get_extra_info("socket")
+    if link is not None and link.family != socket.AF_UNIX:
+        link.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_IN_KERNEL_BYTES)

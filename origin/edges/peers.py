@@ -47,6 +47,9 @@ PEER_RETRY_S = 0.1
 PEER_PATIENCE_S = 6.0
 """How long one that cannot be reached may keep its objects: longer than its lease as a rule."""
 
+ALIVE = encode(Heartbeat(0, ready=True, patience_ms=round(PEER_SILENCE_S * 1000)))
+"""The answer to each Heartbeat of the other one."""
+
 log = structlog.get_logger("origin")
 
 
@@ -199,6 +202,8 @@ class PeerLink(asyncio.Protocol):
             self.greeted.set()
         elif isinstance(frame, Heartbeat):
             self._patience_s = frame.patience_ms / 1000 or PEER_SILENCE_S
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.write(ALIVE)
         elif corr == 0 and isinstance(frame, StreamError):
             raise to_error(frame)
         elif corr in self._calls:

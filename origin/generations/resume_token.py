@@ -29,6 +29,8 @@ MAX_TOKEN_CHARS = 256
 KEY_BYTES = 32
 TENANT_BYTES = 8
 _PAYLOADS = {"v1": struct.Struct("<16sBQ"), "v2": struct.Struct(f"<16sBQ{TENANT_BYTES}s")}
+PASS = b"tailrace pass "
+"""Begins what is signed as a pass: never what is signed as a token, which begins with `v`."""
 
 
 class Voucher(NamedTuple):
@@ -91,6 +93,19 @@ class TokenKeys:
         if right not in voucher.rights:
             raise Forbidden(f"this token does not allow to {right.words[0]}", field="token")
         return voucher
+
+    def pass_for(self, stream: bytes) -> bytes:
+        """What shows that an origin with one of these keys has opened `stream` for an edge."""
+        return self._pass(self._signing, stream)
+
+    def check_pass(self, mac: bytes, stream: bytes) -> None:
+        """Raise `Unauthorized` unless `mac` is the pass for `stream`. It does not expire."""
+        found = [hmac.compare_digest(mac, self._pass(kid, stream)) for kid in self._keys]
+        if not any(found):
+            raise _refused()
+
+    def _pass(self, kid: str, stream: bytes) -> bytes:
+        return hmac.digest(self._keys[kid], PASS + stream, "sha256")
 
     def _verified(self, token: str) -> Voucher | None:
         parts = token.split(".")

@@ -33,6 +33,7 @@ from ledger.frame import (
     Heartbeat,
     Open,
     Opened,
+    Renew,
     Resume,
     Sibling,
     Status,
@@ -70,6 +71,8 @@ MAX_STEER_TOKENS = 8 * 1024
 MAX_STEER_CHARS = 64 * 1024
 """A text for a running generation that has more is not even tokenised."""
 SEEDS = 1 << 64
+CORRS = 60 * 1024
+"""Streams and Calls that one link may have at once, as edges are told."""
 METHODS = frozenset(("GET", "HEAD", "PUT", "POST", "DELETE"))
 """Of Calls. Objects have other methods for each other."""
 
@@ -168,9 +171,17 @@ class Service:
             for stream in streams:
                 await self.ledger.delete(stream)
 
-    async def resume(self, request: Resume) -> Opened:
-        """Check that the reader may go on after `request.after`."""
-        info, rights = await self._allowed(request, Right.READ)
+    async def resume(self, request: Resume | Renew) -> Opened:
+        """Check that the reader may go on after `request.after`.
+
+        An edge that renews was let in when its client's token was good: that it has expired
+        since, or that the clock was set, does not end what is being read.
+        """
+        if isinstance(request, Renew):
+            self.keys.check_pass(request.mac, request.stream)
+            info, rights = await self._generation(request.stream), Right.READ
+        else:
+            info, rights = await self._allowed(request, Right.READ)
         if request.after is not None and request.after >= info.next_index:
             last = info.next_index - 1
             raise BeyondEnd(
@@ -303,8 +314,18 @@ class Service:
         reasons, model = (*self.runs.reasons, *self._silence()), self.runs.model
         models = (model.model,) if model is not None else ()
         devices = (model.device,) if model is not None else ()
-        patience_ms = round(self.retention.patience_s * 1000)
-        return Heartbeat(self.now_ms(), not reasons, reasons, models, devices, patience_ms)
+        return Heartbeat(
+            clock_ms=self.now_ms(),
+            ready=not reasons,
+            reasons=reasons,
+            models=models,
+            devices=devices,
+            patience_ms=round(self.retention.patience_s * 1000),
+            streams=self.runs.count,
+            room=self.config.max_streams,
+            corrs=CORRS,
+            ledger=self.ledger.name,
+        )
 
     def _silence(self) -> tuple[str, ...]:
         silent_s = self.ledger.silent_s()

@@ -45,7 +45,7 @@ PROMPT_TOKENS = 3
 class ScriptedOrigin:
     """Has one stream of `words` tokens, which an Open with the prompt "hold" leaves running.
 
-    `received` has every frame that came after Hello. A `silent` one answers none of them.
+    `received` has every frame that came after Hello but Heartbeats. A `silent` one answers none.
     `answers` is what every Call gets, its Body frames (`bodies_sent`) within the credit.
     """
 
@@ -110,7 +110,7 @@ class ScriptedOrigin:
         while data := await reader.read(65_536):
             for raw in splitter.feed(data):
                 corr, frame = decode(raw)
-                if not isinstance(frame, Hello):
+                if not isinstance(frame, Hello | Heartbeat):
                     async with self._news:
                         self.received.append(frame)
                         self._news.notify_all()

@@ -209,7 +209,11 @@ def test_a_message_that_is_too_long_is_told_so(session: Session) -> None:
     ("frame", "said"),
     [
         (encode(Token("mine", 0), 1), "tag 0 is not this side's to send at byte 4"),
-        (encode(Detach(), 1).replace(b"\x14", b"\x17"), "unknown tag 23 at byte 4"),
+        (
+            encode(Detach(), 1).replace(b"\x14", b"\x17"),
+            "tag 23 is not this side's to send at byte 4",
+        ),
+        (encode(Detach(), 1).replace(b"\x14", b"\x1f"), "unknown tag 31 at byte 4"),
     ],
 )
 def test_a_tag_of_the_other_side_is_told_from_one_that_nothing_has(

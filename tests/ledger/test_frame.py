@@ -29,6 +29,7 @@ from ledger.frame import (
     Call,
     Caller,
     Cancel,
+    Challenge,
     Chunk,
     Codec,
     Detach,
@@ -38,12 +39,15 @@ from ledger.frame import (
     FormatKind,
     Frame,
     Header,
+    Heartbeat,
     Hello,
     Message,
     Open,
     OutputFormat,
     Overflow,
     Priority,
+    Proof,
+    Renew,
     Resume,
     Sampling,
     Score,
@@ -120,7 +124,9 @@ def test_logged_frames_alone_have_an_index_and_come_from_a_server() -> None:
     indexed = {tag for tag, cls in FRAMES.items() if "index" in SCHEMA.structs[cls.__name__]}
     assert indexed == LOGGED
     assert not (LOGGED | CLOSING) & EDGE
-    assert {Call.tag} == EDGE - CLIENT  # a client cannot call an object past its edge
+    # A client cannot call an object past its edge, nor pass for an edge.
+    of_links: set[type[Frame]] = {Call, Challenge, Proof, Renew, Heartbeat}
+    assert {cls.tag for cls in of_links} == EDGE - CLIENT
 
 
 # ---- values ----

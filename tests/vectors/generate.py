@@ -20,6 +20,7 @@ from ledger.frame import (
     Call,
     Caller,
     Cancel,
+    Challenge,
     Chunk,
     Classification,
     Credit,
@@ -38,8 +39,11 @@ from ledger.frame import (
     Opened,
     OutputFormat,
     Overflow,
+    Pass,
     Priority,
+    Proof,
     Reasoning,
+    Renew,
     Resume,
     Revision,
     Sampling,
@@ -223,6 +227,11 @@ _FRAMES: list[tuple[str, int, Frame]] = [
     ("notice", 7, Notice("truncated", "2 messages were dropped", 0)),
     ("reasoning", 7, Reasoning("1 + 1 is 2", 0)),
     ("heartbeat, ready", 0, Heartbeat(1750000000000, True, (), ("demo",), ("cpu torch",), 3000)),
+    (
+        "heartbeat of an origin",
+        0,
+        Heartbeat(1, True, (), ("demo",), ("cpu torch",), 3000, 7, 256, 65536, "file:00ff"),
+    ),
     ("heartbeat, not ready", 0, Heartbeat(2**64 - 1, False, ("loading demo", "draining"))),
     ("opened", 7, Opened(STREAM, 0, "v1.k1.cGF5bG9hZA.bWFj", "demo", 12)),
     (
@@ -285,6 +294,11 @@ _FRAMES: list[tuple[str, int, Frame]] = [
         Open("demo", prompt="x", format=OutputFormat(FormatKind.JSON_SCHEMA, '{"type":"object"}')),
     ),
     ("resume from the start", 4, Resume(STREAM)),
+    ("challenge", 0, Challenge(bytes(range(32)))),
+    ("proof", 0, Proof(bytes(range(32)))),
+    ("pass", 7, Pass(bytes(range(32)))),
+    ("renew from the start", 4, Renew(STREAM, None, True, 0, None, bytes(range(32)))),
+    ("renew, all fields", 5, Renew(STREAM, 41, False, 512, 65536, bytes(range(32)))),
     ("resume, all fields", 5, Resume(STREAM, 41, "v1.k1.cGF5bG9hZA.bWFj", False, 512)),
     ("resume, from an edge", 5, Resume(STREAM, caller=Caller("acme", 5))),
     ("credit", 5, Credit(1024)),
@@ -363,7 +377,7 @@ def streams() -> list[dict[str, Any]]:
     bad = [
         ("wrong version, seen at the fourth byte", "0b000002", "bad_version", "header.version", 3),
         ("too long, refused before it comes", "ffffff01", "bad_frame", "header.length", 0),
-        ("unknown tag, refused before the payload comes", "ff0f000117", "bad_frame", "tag", 4),
+        ("unknown tag, refused before the payload comes", "ff0f00011f", "bad_frame", "tag", 4),
     ]
     for name, raw, code, where, offset in bad:
         error = {"code": code, "field": where, "offset": offset}

@@ -45,7 +45,7 @@ BAD_HEADERS = [
     ("a byte after the frame", built(0, _THE) + "00", "bad_frame", "header.length", 0),
     *(
         (f"tag {tag}, which nothing has", built(tag, _THE), "bad_frame", "tag", 4)
-        for tag in (23, 26, 31, 32, 63, 64, 255)
+        for tag in (29, 31, 32, 63, 64, 255)
     ),
 ]
 
@@ -167,6 +167,10 @@ BAD_PAYLOADS = [
     ("resume, optional 2", 17, _ID + "02" + "00" + "01" + "00", "Resume.after", 25),
     ("resume, bool 255", 17, _ID + "00" + "00" + "ff" + "00", "Resume.follow", 27),
     ("credit, limit of 65 bits", 18, _OVER, "Credit.limit", 9),
+    ("challenge, nonce cut off", 23, "00" * 31, "Challenge.nonce", 9),
+    ("proof, mac cut off", 26, "00" * 31, "Proof.mac", 9),
+    ("pass, a byte more", 27, "00" * 33, "Pass", 41),
+    ("renew, follow is no bool", 28, _ID + "00" + "02" + "00" + "00" * 32, "Renew.follow", 26),
     ("cancel, token cut off", 19, _ID + "01" + "7f61", "Cancel.token", 26),
     ("detach with a payload", 20, "00", "Detach", 9),
     ("steer without text", 21, _ID + "00", "Steer.text", 26),

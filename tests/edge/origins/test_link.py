@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from edge.origins.link import LONGEST_LOOK_S, MAX_HELD_BYTES, Connection, Link, Silence
+from edge.origins.link import MAX_HELD_BYTES, Connection, Link
 from edge.reader import WINDOW_FRAMES, Reader
 from ledger.backoff import Backoff
 from ledger.errors import NotFound
@@ -17,23 +17,6 @@ pytestmark = pytest.mark.anyio
 OPEN = Open("demo", prompt="hold", idempotency_key="key", credit=WINDOW_FRAMES)
 NO_WAIT = Backoff(3600, 3600)
 """Whoever waits for this one waits for longer than any test may last."""
-
-
-def test_silence_is_what_passes_between_looks() -> None:
-    silence = Silence(1000.0)
-    assert [silence.seconds(now) for now in (1000.25, 1000.5, 1000.75)] == [0.25, 0.5, 0.75]
-
-
-def test_a_word_breaks_it() -> None:
-    silence = Silence(1000.0)
-    silence.seconds(1000.5)
-    silence.broken()
-    assert silence.seconds(1000.75) == 0.25
-
-
-def test_time_in_which_nobody_listened_is_no_silence() -> None:
-    silence = Silence(1000.0)
-    assert silence.seconds(2000.0) == LONGEST_LOOK_S
 
 
 async def taken(reader: Reader, count: int) -> list[object]:

@@ -1,6 +1,6 @@
 """The relay alone: raw frames in, raw frames out, a clock that is a number."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -8,6 +8,7 @@ from edge.origins.relay import (
     CONNECT_PATIENCE_S,
     HEARTBEAT_EVERY_S,
     ORIGIN_PATIENCE_S,
+    PATIENCE_S,
     LinkState,
     Relay,
 )
@@ -324,12 +325,31 @@ def test_a_stream_without_a_frame_yet_is_resumed_from_its_beginning(link: Link) 
     assert link.connect() == [(1, Resume(STREAM, token="v1.token", credit=8))]
 
 
-def test_a_reader_is_resumed_from_where_it_asked_with_its_own_token(link: Link) -> None:
+def test_a_reader_is_resumed_from_where_it_asked_with_the_latest_token(link: Link) -> None:
     caller = Caller("acme", 5)
     resume = Resume(STREAM, after=40, token="v1.mine", follow=False, credit=8, caller=caller)
     opened(link, resume)
-    link.lose()
-    assert link.connect() == [(1, resume)]
+    for token in ("v1.token", "v1.later"):
+        link.lose()
+        assert link.connect() == [(1, replace(resume, token=token))]
+        link.says(replace(OPENED, token="v1.later"), corr=1)
+
+
+def test_each_heartbeat_of_the_origin_is_answered_with_one(link: Link) -> None:
+    link.says(Heartbeat(1, ready=True), Heartbeat(2, ready=True))
+    alive = Heartbeat(0, ready=True, patience_ms=round(PATIENCE_S * 1000))
+    assert link.sent() == [(0, alive), (0, alive)]
+
+
+def test_an_origin_is_full_when_as_many_corrs_are_open_as_it_has_told(link: Link) -> None:
+    link.says(Heartbeat(1, ready=True, corrs=2))
+    link.sent()
+    _, corr = opened(link)
+    full = [link.relay.is_full]
+    opened(link)
+    full.append(link.relay.is_full)
+    link.says(END, corr=corr)
+    assert [*full, link.relay.is_full] == [False, True, False]
 
 
 def test_whoever_opened_a_stream_is_who_goes_on_with_it(link: Link) -> None:
@@ -357,7 +377,7 @@ def test_bytes_of_credit_count_from_the_request_whatever_link_it_is_on(link: Lin
     assert link.sent() == [(1, Credit(10, 200 - size))]
     link.says(Opened(STREAM, 2, "v1.other", "demo", 3), Token("b", 1), corr=1)
     link.lose()
-    left = Resume(STREAM, after=1, token="v1.token", credit=8, credit_bytes=200 - 2 * size)
+    left = Resume(STREAM, after=1, token="v1.other", credit=8, credit_bytes=200 - 2 * size)
     assert link.connect() == [(1, left)]
 
 

@@ -29,7 +29,6 @@ from ledger.frame import (
 from ledger.interface import ObjectKey
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from origin.edges.calls import MAX_PIECE_BYTES
-from origin.edges.link import CALLS_HIGH_BYTES
 from origin.subscriptions.request import INDEX_KEY
 from tests.origin.edges.test_link import Client, House, opened, serving
 
@@ -349,29 +348,6 @@ async def test_a_change_is_carried_out_though_its_caller_has_left(house: House) 
 
 
 # ---- bounds ----
-
-
-async def test_nothing_is_read_while_too_many_bytes_of_calls_wait(house: House) -> None:
-    body = bytes(8 << 20)
-    too_many = CALLS_HIGH_BYTES // len(body) + 1
-    over, may_end = asyncio.Event(), asyncio.Event()
-
-    async def append(_request: ObjectRequest) -> ObjectResponse:
-        if len(house.objects.requests) == too_many:
-            over.set()
-        await may_end.wait()
-        return ObjectResponse(204)
-
-    house.objects.answer = append
-    client = await house.greeted()
-    for corr in range(1, too_many + 3):
-        client.send_call(a_call("POST", body), corr)
-    await over.wait()
-    [link] = house.links
-    assert link._transport is not None and not link._transport.is_reading()
-    may_end.set()
-    answers = await frames(client, 2 * (too_many + 2))
-    assert answers.count(Answer(204)) == too_many + 2
 
 
 async def test_a_status_is_not_an_answer(house: House) -> None:

@@ -31,7 +31,9 @@ from ledger.frame import (
     Open,
     Opened,
     OutputFormat,
+    Pass,
     Priority,
+    Renew,
     Resume,
     Sampling,
     Splitter,
@@ -69,6 +71,7 @@ class Client:
         self._reader, self._writer = reader, writer
         self._splitter = Splitter()
         self._frames: list[tuple[int, Frame]] = []
+        self.passes: dict[int, bytes] = {}  # by corr
 
     def send(self, frame: Frame, corr: int = 0) -> None:
         self._writer.write(encode(frame, corr))
@@ -80,11 +83,13 @@ class Client:
         self._writer.write(data)
 
     async def next(self) -> tuple[int, Frame]:
-        """The next frame that is no heartbeat; EOFError when the link is closed."""
+        """The next frame that is no Heartbeat and no Pass; EOFError when the link is closed."""
         while True:
             while self._frames:
                 corr, frame = self._frames.pop(0)
-                if not isinstance(frame, Heartbeat):
+                if isinstance(frame, Pass):
+                    self.passes[corr] = frame.mac
+                elif not isinstance(frame, Heartbeat):
                     return corr, frame
             async with asyncio.timeout(30):
                 data = await self._reader.read(65_536)
@@ -343,6 +348,26 @@ async def test_a_token_is_needed_where_the_origin_asks_for_one(
         _, expired = await client.next()
         assert isinstance(expired, StreamError)
         assert expired.status == 401
+
+
+async def test_an_edge_renews_with_its_pass_when_the_token_has_expired(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with serving(tmp_path, checkpoint, require_token=True) as house:
+        client = await house.greeted()
+        answer = await opened(client)
+        mac = client.passes[1]
+        house.now += 61_000
+        again = await house.greeted()
+        again.send(Renew(answer.stream, None, True, 10, None, mac), 1)
+        _, renewed = await again.next()
+        assert isinstance(renewed, Opened)
+        assert again.passes == {1: mac}
+        await house.step(house.slot, house.slot.last[0], 0, "a")
+        assert await again.next() == (1, Token("a", 0))
+        for stream, forged in ((answer.stream, bytes(32)), (bytes(16), mac)):
+            error = await refused(again, Renew(stream, None, True, 10, None, forged))
+            assert (error.status, error.code) == (401, "bad_token")
 
 
 @pytest.mark.parametrize("request_of", [Resume, Cancel])

@@ -1,0 +1,181 @@
+"""What one edge may do to an origin, and to its neighbours on the link."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from ledger.frame import (
+    SCHEMA_HASH,
+    Call,
+    Credit,
+    Detach,
+    Heartbeat,
+    Hello,
+    Opened,
+    Resume,
+    StreamError,
+    Token,
+    encode,
+)
+from ledger.objects.object import ObjectRequest, ObjectResponse
+from origin.edges.link import BULK_HIGH_BYTES, SEND_HIGH_BYTES
+from tests.origin.edges.test_link import REQUEST, House, opened, refused, serving
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def house(tmp_path: Path, checkpoint: Path) -> AsyncIterator[House]:
+    async with serving(tmp_path, checkpoint) as made:
+        yield made
+
+
+async def test_a_request_beyond_the_corrs_of_a_link_is_refused_on_its_own(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("origin.edges.link.MAX_CORRS", 2)
+    client = await house.greeted()
+    stream = (await opened(client, 1)).stream
+    await opened(client, 2)
+    error = await refused(client, Resume(stream), 3)
+    assert (error.status, error.code, error.retryable) == (503, "overloaded", True)
+    assert error.retry_after_ms is not None
+    client.send(Detach(), 2)
+    client.send(Resume(stream), 3)
+    corr, answer = await client.next()
+    assert (corr, type(answer)) == (3, Opened)
+
+
+async def test_calls_beyond_what_is_held_are_refused_and_credit_behind_them_is_read(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("origin.edges.link.CALLS_HIGH_BYTES", 1000)
+    never = asyncio.Event()
+
+    async def hang(_request: ObjectRequest) -> ObjectResponse:
+        await never.wait()
+        raise AssertionError
+
+    house.objects.answer = hang
+    client = await house.greeted()
+    await opened(client, 1, replace(REQUEST, credit=0))
+    call = Call("stream", "a", "POST", "http://edge/v1/stream/a", (), bytes(600), 4)
+    client.send_call(call, 2)
+    client.send_call(call, 3)
+    client.send(Credit(5), 1)
+    corr, error = await client.next()
+    assert isinstance(error, StreamError)
+    assert (corr, error.status, error.code) == (3, 503, "overloaded")
+    await house.step(house.slot, house.slot.last[0], 0, "a")
+    assert await client.next() == (1, Token("a", 0))
+    never.set()
+
+
+async def test_who_says_no_hello_is_sent_away(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("origin.edges.link.HELLO_S", 0.05)
+    client = await house.connected()
+    [error] = await client.errors_until_closed()
+    assert (error.code, error.status) == ("timeout", 408)
+
+
+async def test_before_the_hello_no_frame_is_large_and_right_behind_it_any_is(house: House) -> None:
+    client = await house.connected()
+    client.send_raw(struct.pack("<IBI", 1 << 24 | 5000, Hello.tag, 0))
+    [error] = await client.errors_until_closed()
+    assert (error.code, error.field) == ("bad_frame", "header.length")
+    other = await house.connected()
+    request = replace(REQUEST, prompt="The fox " * 1000)
+    other.send_raw(encode(Hello(SCHEMA_HASH, "test")) + encode(request, 1))
+    assert isinstance((await other.next())[1], Hello)
+    corr, answer = await other.next()
+    assert isinstance(answer, StreamError)
+    assert (corr, answer.code) == (1, "prompt_too_long")
+
+
+async def test_an_edge_that_was_silent_for_as_long_as_it_has_told_is_gone(house: House) -> None:
+    client = await house.greeted()
+    client.send(Heartbeat(0, ready=True, patience_ms=15_000))
+    await opened(client)
+    [there] = house.links
+    now = asyncio.get_running_loop().time()
+    there.look(now + 6)
+    there.look(now + 14)  # at most LONGEST_LOOK_S of it counts
+    assert not there.gone
+    there.look(now + 20)
+    with pytest.raises((EOFError, ConnectionError)):
+        await client.next()
+    assert not house.links
+
+
+async def test_an_edge_that_has_told_no_patience_is_kept(house: House) -> None:
+    await house.greeted()
+    [there] = house.links
+    now = asyncio.get_running_loop().time()
+    for seconds in range(0, 100, 5):
+        there.look(now + seconds)
+    assert not there.gone
+
+
+class Written:
+    """A transport that keeps what is written; `stuck` is what it holds back."""
+
+    def __init__(self) -> None:
+        self.data: list[bytes] = []
+        self.stuck = 0
+
+    def write(self, data: bytes) -> None:
+        self.data.append(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.stuck
+
+    def is_closing(self) -> bool:
+        return False
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+    def get_extra_info(self, _name: str) -> None:
+        return None
+
+    def abort(self) -> None:
+        pass
+
+
+async def test_tokens_leave_before_bulk_of_the_same_turn(house: House) -> None:
+    there, written = house.link(), Written()
+    there.connection_made(cast(asyncio.Transport, written))
+    there.send_bulk(b"bulk")
+    there.send(b"token")
+    await asyncio.sleep(0)
+    assert b"".join(written.data).endswith(b"tokenbulk")
+    there.connection_lost(None)
+
+
+async def test_a_link_is_congested_by_what_one_turn_has_queued(house: House) -> None:
+    there, written = house.link(), Written()
+    there.connection_made(cast(asyncio.Transport, written))
+
+    def full() -> tuple[bool, bool]:
+        return there.bulk_congested, there.congested
+
+    assert full() == (False, False)
+    there.send_bulk(bytes(BULK_HIGH_BYTES))
+    assert full() == (True, False)
+    there.send(bytes(SEND_HIGH_BYTES))
+    assert full() == (True, True)
+    await asyncio.sleep(0)
+    assert full() == (False, False)
+    there.pause_writing()
+    written.stuck = BULK_HIGH_BYTES
+    assert full() == (True, False)
+    there.connection_lost(None)
