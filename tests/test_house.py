@@ -35,7 +35,7 @@ SANS_IO = (
     *("edge/origins/relay.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),
     *("edge/quic/core.py", "edge/quic/aioquic_core.py", "edge/quic/http3.py"),
     *("edge/quic/server.py", "edge/quic/timers.py"),
-    *("edge/server/deadlines.py", "edge/server/http1.py", "edge/server/http2_core.py"),
+    *("edge/server/deadlines.py", "edge/server/http1.py", "edge/server/http2*.py"),
     *("ledger/frame.py", "ledger/window.py", "ledger/wire/*.py"),
     *("ledger/sqlite/record.py", "ledger/sqlite/room.py", "ledger/sqlite/tail.py"),
     *("origin/engine/*.py", "origin/scheduler/*.py", "origin/streams/append.py"),

@@ -59,7 +59,9 @@ class Application:
         """
         scope: Scope = {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            # To an application of 2.4 a client that has gone is an error of the next send, which
+            # may be long in coming: Starlette listens for it only where it is told 2.3.
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": request.http_version,
             "method": request.method,
             "scheme": request.scheme,

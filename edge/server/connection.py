@@ -12,7 +12,7 @@ from hypercorn.utils import parse_socket_addr
 
 from edge.server.deadlines import Deadline
 from edge.server.http1 import Http1
-from edge.server.hypercorn_h2 import HypercornH2
+from edge.server.http2 import Http2
 from edge.server.outlet import UNSENT_BYTES
 from edge.server.wire import Shared, Speaker
 
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         self._shared.connections.add(self)
-        speaker = HypercornH2 if alpn == "h2" else Http1
+        speaker = Http2 if alpn == "h2" else Http1
         self.speaker = speaker(self, self._shared)
 
     def data_received(self, data: bytes) -> None:

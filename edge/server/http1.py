@@ -15,7 +15,7 @@ from typing import NamedTuple
 import h11
 
 from edge.server.deadlines import Deadline
-from edge.server.hypercorn_h2 import HypercornH2
+from edge.server.http2 import Http2
 from edge.server.outlet import Handler, Headers, Request
 from edge.server.rest import AppRequest, refusal
 from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, MAX_WAITING_BYTES, Shared, Speaker, Wire
@@ -163,7 +163,7 @@ class Http1:
             self._refuse(refusal(431))
             return False
         if head.startswith(H2_PREFACE):
-            self._give_way(HypercornH2(self._wire, self._shared, bytes(self._buffer)))
+            self._give_way(Http2(self._wire, self._shared, bytes(self._buffer)))
             return False
         if _FOLDED.search(head):
             self._refuse(refusal(400))

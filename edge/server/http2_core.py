@@ -1,8 +1,8 @@
 """HTTP/2 (RFC 9113) on one connection: bytes in; events, and bytes within what may wait, out.
 
 Sans-I/O, on the library h2, which knows HPACK, the frames and the states. Here is what it leaves
-to its user, or does not do: flow control that reaches the source of each response, faults of one
-request that cost that request alone, and bounds on what a client may have us do for nothing.
+to its user: who may send how much and in which turn, so that flow control reaches the source of
+each response.
 
 The DATA of responses is framed here, beside h2's count of the windows: most frames carry one
 token, and h2 takes longer over its frame than the edge over all the rest of its way.
@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from h2.config import H2Configuration
 from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
@@ -26,57 +25,26 @@ from h2.events import (
     StreamReset,
     WindowUpdated,
 )
-from h2.exceptions import FlowControlError, NoSuchStreamError, ProtocolError
-from h2.settings import SettingCodes, Settings
+from h2.exceptions import ProtocolError
 from h2.stream import H2Stream
-from hpack.exceptions import HPACKError
-from hyperframe.frame import (
-    DataFrame,
-    Frame,
-    GoAwayFrame,
-    HeadersFrame,
-    PingFrame,
-    PriorityFrame,
-    RstStreamFrame,
-    SettingsFrame,
-    WindowUpdateFrame,
-)
+from hyperframe.frame import RstStreamFrame
 
+from edge.server.http2_library import (
+    FORGIVEN_PER_DATA,
+    IDLE_WORK,
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_STREAM_ID,
+    MAX_STREAMS,
+    OTHER_IDLE_WORK,
+    BoundedConnection,
+)
 from edge.server.outlet import UNSENT_BYTES, Handler, Headers, Request
 
 MAX_CONNECTION_UNSENT_BYTES = 256 << 10
 """Of all responses of a connection: where there are many, each may keep less than UNSENT_BYTES."""
-MAX_STREAMS = 256
-"""Open requests of one connection; those beyond are refused one by one, and may be tried again."""
-MAX_HEADER_BYTES = 16 << 10
-"""Of a request's header fields, as RFC 9113, 6.5.2 counts them; 431 beyond."""
-MAX_HEADERS = 100
-MAX_READ_HEADER_BYTES = 64 << 10
-"""Of header fields that are read to be refused; a client that sends more is left, and so is one
-that sends so many bytes of a header block without its end."""
 MAX_DATA_BYTES = 16 << 10
 """Of one DATA frame, so that streams take turns. Every client takes frames of this size."""
-CONNECTION_WINDOW_BYTES = 1 << 20
-"""Of all request bodies of a connection that may come before what came has been read."""
-MAX_TABLE_BYTES = 4096
-"""Of header fields that are remembered here for a client's sake, however many it allows."""
-MAX_CLOSED_STREAMS = 1024
-"""Streams that are remembered after their end, for what was under way to them then."""
-MAX_STREAM_ID = 2**31 - 1
-MAX_IDLE_WORK = 1000.0
-"""How much a client may have us do for nothing. Frames count that ask for nothing and carry
-nothing; it is forgiven with time, and for what it lets us send."""
-FORGIVEN_PER_S = 100.0
-FORGIVEN_PER_DATA = 0.5
-IDLE_WORK: dict[type[Frame], float] = {
-    PingFrame: 2.0,
-    PriorityFrame: 1.0,
-    RstStreamFrame: 5.0,
-    SettingsFrame: 10.0,
-    WindowUpdateFrame: 0.2,
-}
-"""What a frame counts as; of the others a DATA frame without data, and an unknown one."""
-OTHER_IDLE_WORK = 1.0
 
 _TARGET = re.compile(rb"\*|/[!-~]*")
 _METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -125,10 +93,12 @@ class Stream:
         "_h2",
         "_head",
         "_waiting",
+        "came_bytes",
         "came_whole",
         "handler",
         "id",
         "open",
+        "started",
         "untaken",
     )
 
@@ -136,8 +106,10 @@ class Stream:
         self.id = h2.stream_id
         self.open = True  # not all of the response has left
         self.handler: Handler | None = None  # who is to hear of the client
+        self.started = False
         self.came_whole = False
-        self.untaken = 0  # bytes of the request's body
+        self.came_bytes = 0  # of the request's body
+        self.untaken = 0  # of these
         self._connection = connection
         self._h2 = h2
         self._head: list[tuple[bytes, bytes]] | None = None
@@ -159,7 +131,9 @@ class Stream:
 
     def start(self, status: int, headers: Headers) -> None:
         if not self.over:
-            self._head = [(b":status", b"%d" % status), *headers]
+            self.started = True
+            more = self._connection.headers()
+            self._head = [(b":status", b"%d" % status), *headers, *more]
             self._connection.has_more(self)
 
     def write(self, data: bytes) -> None:
@@ -209,7 +183,7 @@ class Stream:
             h2.end_stream(self.id)
         if ends:
             self._finish(h2)
-        elif self._broken and not self.sendable:
+        elif self._broken and not (self.sendable and h2.outbound_flow_control_window > 0):
             h2.reset_stream(self.id, ErrorCodes.INTERNAL_ERROR)
             self._connection.forget(self)
 
@@ -247,27 +221,34 @@ class Stream:
 
 
 class Http2Connection:
-    """`touched` is called when there may be something to `take`, or somebody has `drained`."""
+    """`touched` is called when there may be something to `take`, or somebody to be `drained`.
+
+    `headers` are those of every response.
+    """
 
     def __init__(
         self,
         clock_s: Callable[[], float],
         touched: Callable[[], None],
+        headers: Callable[[], Headers] = tuple,
         *,
         secure: bool = True,
         peer: tuple[str, int] | None = None,
     ) -> None:
         self.closed = False  # when all that `take` gives has been sent, that was it
+        self.failed = False  # for what the client has done
+        self.headers = headers
         self.streams: dict[int, Stream] = {}
         self._touched = touched
         self._scheme = "https" if secure else "http"
         self._peer = peer
         self._heads: dict[Stream, None] = {}  # streams with something that needs no room
         self._bodies: dict[Stream, None] = {}  # streams with something that their window lets go
-        self._starved: dict[Stream, None] = {}  # that had no room when asked
+        self._starved: dict[Stream, float] = {}  # that had no room when asked, and since when
         self._relieved: dict[Stream, None] = {}  # of those, that may have some now
         self._leaving = False
-        self._h2 = _Connection(clock_s)
+        self._clock_s = clock_s
+        self._h2 = BoundedConnection(clock_s)
         self._h2.begin()
 
     # ---- what comes ----
@@ -297,6 +278,7 @@ class Http2Connection:
         return left
 
     def _fail(self, error: ProtocolError) -> list[Happened]:
+        self.failed = True
         if self._h2.state_machine.state is not ConnectionState.CLOSED:
             self._h2.close_connection(error.error_code)
         return self.lost()
@@ -355,6 +337,7 @@ class Http2Connection:
         if not data and event.stream_ended is None:
             self._h2.spend(OTHER_IDLE_WORK)
         stream.untaken += len(data)
+        stream.came_bytes += len(data)
         stream.came_whole = event.stream_ended is not None
         happened.append(Came(stream, bytes(data), stream.came_whole))
 
@@ -370,19 +353,32 @@ class Http2Connection:
     def room(self, stream: Stream) -> int:
         share = MAX_CONNECTION_UNSENT_BYTES // max(len(self.streams), 1)
         room = min(UNSENT_BYTES, share) - stream.unsent_bytes
-        if room < 1 and stream.open:
-            self._starved[stream] = None
+        if room < 1 and stream.open and stream not in self._starved:
+            self._starved[stream] = self._clock_s()
+            self._touched()
         return room
+
+    @property
+    def starved_since(self) -> float | None:
+        """Since when the one has had no room that has had none for longest; None where all have."""
+        return next(iter(self._starved.values()), None)
+
+    def stalled(self, since: float) -> list[Stream]:
+        """Those without room since then, or for longer."""
+        return [stream for stream, at in self._starved.items() if at <= since]
+
+    @property
+    def body_bytes(self) -> int:
+        """What has come of the bodies of all open requests."""
+        return sum(stream.came_bytes for stream in self.streams.values())
 
     def has_more(self, stream: Stream) -> None:
         if not stream.open:
             return
-        if stream.needs_no_room:
+        if stream.needs_no_room or stream.over:
             self._heads[stream] = None
         if stream.sendable:
             self._bodies[stream] = None
-        elif stream.over:
-            self._heads[stream] = None  # it may have to be broken off
         self._touched()
 
     def take(self, most: int) -> bytes:
@@ -432,11 +428,18 @@ class Http2Connection:
         relieved, self._relieved = self._relieved, {}
         handlers = []
         for stream in relieved:
-            if stream.open and stream in self._starved:
+            if stream.open and stream in self._starved and self.room(stream) >= 1:
                 del self._starved[stream]
-                if self.room(stream) >= 1 and stream.handler is not None:
+                if stream.handler is not None:
                     handlers.append(stream.handler)
         return handlers
+
+    def abort(self, stream: Stream) -> None:
+        """End a response at once; what waits is thrown away."""
+        if stream.open and not self.closed:
+            self._h2.reset_stream(stream.id, ErrorCodes.CANCEL)
+            self.forget(stream)
+            self._touched()
 
     def forget(self, stream: Stream) -> None:
         """Its response has left, or never will."""
@@ -444,7 +447,7 @@ class Http2Connection:
             return
         stream.close()
         self._starved.pop(stream, None)
-        self._relieved.update(self._starved)  # fewer share what may wait
+        self._relieved.update(dict.fromkeys(self._starved))  # fewer share what may wait
         self.taken(stream, stream.untaken)
 
     # ---- its end ----
@@ -461,120 +464,6 @@ class Http2Connection:
         if (self._leaving or self._h2.client_leaves) and not (self.streams or self.closed):
             self.closed = True
             self._h2.say_go_away(self._h2.highest_inbound_stream_id)
-
-
-class _TooMuchForNothing(ProtocolError):
-    error_code = ErrorCodes.ENHANCE_YOUR_CALM
-
-
-class _Connection(H2Connection):
-    """h2's, with what a client may do held within bounds, and its faults within their stream."""
-
-    MAX_CLOSED_STREAMS = MAX_CLOSED_STREAMS
-
-    def __init__(self, clock_s: Callable[[], float]) -> None:
-        super().__init__(
-            H2Configuration(
-                client_side=False,
-                header_encoding=None,
-                validate_outbound_headers=False,
-                normalize_outbound_headers=False,
-            )
-        )
-        self.client_leaves = False  # it has sent GOAWAY
-        self._clock_s = clock_s
-        self._idle_work = 0.0
-        self._forgiven_at = clock_s()
-
-    def begin(self) -> None:
-        self.local_settings = Settings(
-            client=False,
-            initial_values={
-                SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
-                SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADER_BYTES,
-            },
-        )
-        self.initiate_connection()
-        self.increment_flow_control_window(
-            CONNECTION_WINDOW_BYTES - self.local_settings.initial_window_size
-        )
-        # To h2 a request too many or too large ends the connection. It is let through, to be
-        # refused by itself: a client may have sent it before it knew the limits.
-        self.local_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = MAX_STREAM_ID
-        self.local_settings.acknowledge()
-        self.decoder.max_header_list_size = MAX_READ_HEADER_BYTES
-
-    # ---- work for nothing ----
-
-    def spend(self, work: float) -> None:
-        self._idle_work += work
-        if self._idle_work > MAX_IDLE_WORK:
-            now = self._clock_s()
-            self.forgive((now - self._forgiven_at) * FORGIVEN_PER_S)
-            self._forgiven_at = now
-            if self._idle_work > MAX_IDLE_WORK:
-                raise _TooMuchForNothing("too many frames that ask for nothing")
-
-    def forgive(self, work: float) -> None:
-        self._idle_work = max(0.0, self._idle_work - work)
-
-    def check_header_block(self) -> None:
-        size = sum(len(frame.data) for frame in self.incoming_buffer._headers_buffer)
-        if size > MAX_READ_HEADER_BYTES:
-            raise _TooMuchForNothing("a header block without an end")
-
-    # ---- frames ----
-
-    def _receive_frame(self, frame: Frame) -> list[Event]:
-        if not isinstance(frame, DataFrame | HeadersFrame):
-            self.spend(IDLE_WORK.get(type(frame), OTHER_IDLE_WORK))
-        if isinstance(frame, PriorityFrame):
-            return []  # RFC 9113, 5.3.2: of no meaning any more
-        if isinstance(frame, GoAwayFrame):
-            # To h2 nothing may follow. But a client may say so and await what it has asked for.
-            self.client_leaves = True
-            return []
-        if isinstance(frame, SettingsFrame):
-            _bound_table(frame)
-        try:
-            return super()._receive_frame(frame)
-        except ProtocolError as error:
-            if not self._is_of_one_stream(frame, error):
-                raise
-            return self._end_stream_for(frame, error)
-
-    def _is_of_one_stream(self, frame: Frame, error: ProtocolError) -> bool:
-        """Whether the connection is as sound as before (RFC 9113, 5.4)."""
-        return (
-            isinstance(frame, DataFrame | HeadersFrame)
-            and frame.stream_id in self.streams
-            and self.state_machine.state is not ConnectionState.CLOSED
-            and not isinstance(error, FlowControlError | NoSuchStreamError)
-            and not isinstance(error.__cause__, HPACKError | IndexError | TypeError)
-            and not isinstance(error.__cause__, UnicodeDecodeError)
-        )
-
-    def _end_stream_for(self, frame: Frame, error: ProtocolError) -> list[Event]:
-        self.reset_stream(frame.stream_id, error.error_code)
-        if isinstance(frame, DataFrame) and frame.flow_controlled_length:
-            self.acknowledge_received_data(frame.flow_controlled_length, frame.stream_id)
-        self.spend(IDLE_WORK[RstStreamFrame])
-        return [
-            StreamReset(stream_id=frame.stream_id, error_code=error.error_code, remote_reset=False)
-        ]
-
-    def say_go_away(self, last_stream_id: int) -> None:
-        """GOAWAY, after which h2 lets what is under way come to its end: not so with its own."""
-        frame = GoAwayFrame(0)
-        frame.last_stream_id = last_stream_id
-        frame.error_code = ErrorCodes.NO_ERROR
-        self._prepare_for_sending([frame])
-
-
-def _bound_table(frame: SettingsFrame) -> None:
-    code = SettingsFrame.HEADER_TABLE_SIZE
-    if code in frame.settings:
-        frame.settings[code] = min(frame.settings[code], MAX_TABLE_BYTES)
 
 
 def _request(

@@ -20,7 +20,8 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from edge.server.http2_core import FORGIVEN_PER_S, MAX_IDLE_WORK, MAX_STREAMS, Asked, Left
+from edge.server.http2_core import Asked, Left
+from edge.server.http2_library import FORGIVEN_PER_S, MAX_IDLE_WORK, MAX_STREAMS
 from tests.edge.server.http2_pair import GET, PLENTY, POST, Pair
 
 

@@ -13,15 +13,14 @@ from h2.events import (
 from h2.settings import SettingCodes
 
 from edge.server.http2_core import (
-    CONNECTION_WINDOW_BYTES,
     MAX_CONNECTION_UNSENT_BYTES,
-    MAX_STREAMS,
     Asked,
     Came,
     Http2Connection,
     Left,
     Stream,
 )
+from edge.server.http2_library import CONNECTION_WINDOW_BYTES, MAX_CLOSED_STREAMS, MAX_STREAMS
 from edge.server.outlet import UNSENT_BYTES
 from tests.edge.server.http2_pair import GET, PLENTY, POST, Pair
 
@@ -283,7 +282,7 @@ def test_a_connection_has_no_last_request(pair: Pair) -> None:
     pair.talk()
     assert pair.bodies[live.id] == b"still here"
     assert not pair.said(ConnectionTerminated)
-    assert len(pair.server._h2._closed_streams) <= 1024
+    assert len(pair.server._h2._closed_streams) <= MAX_CLOSED_STREAMS
 
 
 def test_a_connection_that_goes_away_finishes_what_it_has(pair: Pair) -> None:

@@ -1,0 +1,173 @@
+"""The library h2's connection, with what it leaves open decided: for a server, within bounds.
+
+To h2 nearly every fault of a request is the connection's, and so is a request too many; it keeps
+no count of what a client has it do for nothing, and sends nothing more after a GOAWAY of either
+side. What is overridden here is private to h2 4.4; tests say so when it has gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from h2.config import H2Configuration
+from h2.connection import ConnectionState, H2Connection
+from h2.errors import ErrorCodes
+from h2.events import Event, StreamReset
+from h2.exceptions import FlowControlError, NoSuchStreamError, ProtocolError
+from h2.settings import SettingCodes, Settings
+from hpack.exceptions import HPACKError
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    PriorityFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+
+MAX_STREAMS = 256
+"""Open requests of one connection; those beyond are refused one by one, and may be tried again."""
+MAX_HEADER_BYTES = 16 << 10
+"""Of a request's header fields, as RFC 9113, 6.5.2 counts them; 431 beyond."""
+MAX_HEADERS = 100
+MAX_READ_HEADER_BYTES = 64 << 10
+"""Of header fields that are read to be refused; a client that sends more is left, and so is one
+that sends so many bytes of a header block without its end."""
+CONNECTION_WINDOW_BYTES = 1 << 20
+"""Of all request bodies of a connection that may come before what came has been read."""
+MAX_TABLE_BYTES = 4096
+"""Of header fields that are remembered here for a client's sake, however many it allows."""
+MAX_CLOSED_STREAMS = 1024
+"""Streams that are remembered after their end, for what was under way to them then."""
+MAX_STREAM_ID = 2**31 - 1
+MAX_IDLE_WORK = 1000.0
+"""How much a client may have us do for nothing. Frames count that ask for nothing and carry
+nothing; it is forgiven with time, and for what it lets us send."""
+FORGIVEN_PER_S = 100.0
+FORGIVEN_PER_DATA = 0.5
+IDLE_WORK: dict[type[Frame], float] = {
+    PingFrame: 2.0,
+    PriorityFrame: 1.0,
+    RstStreamFrame: 5.0,
+    SettingsFrame: 10.0,
+    WindowUpdateFrame: 0.2,
+}
+"""What a frame counts as; of the others a DATA frame without data, and an unknown one."""
+OTHER_IDLE_WORK = 1.0
+
+
+class TooMuchForNothing(ProtocolError):
+    error_code = ErrorCodes.ENHANCE_YOUR_CALM
+
+
+class BoundedConnection(H2Connection):
+    """h2's, with what a client may do held within bounds, and its faults within their stream."""
+
+    MAX_CLOSED_STREAMS = MAX_CLOSED_STREAMS
+
+    def __init__(self, clock_s: Callable[[], float]) -> None:
+        super().__init__(
+            H2Configuration(
+                client_side=False,
+                header_encoding=None,
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+            )
+        )
+        self.client_leaves = False  # it has sent GOAWAY
+        self._clock_s = clock_s
+        self._idle_work = 0.0
+        self._forgiven_at = clock_s()
+
+    def begin(self) -> None:
+        self.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+                SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADER_BYTES,
+            },
+        )
+        self.initiate_connection()
+        self.increment_flow_control_window(
+            CONNECTION_WINDOW_BYTES - self.local_settings.initial_window_size
+        )
+        # To h2 a request too many or too large ends the connection. It is let through, to be
+        # refused by itself: a client may have sent it before it knew the limits.
+        self.local_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = MAX_STREAM_ID
+        self.local_settings.acknowledge()
+        self.decoder.max_header_list_size = MAX_READ_HEADER_BYTES
+
+    # ---- work for nothing ----
+
+    def spend(self, work: float) -> None:
+        self._idle_work += work
+        if self._idle_work > MAX_IDLE_WORK:
+            now = self._clock_s()
+            self.forgive((now - self._forgiven_at) * FORGIVEN_PER_S)
+            self._forgiven_at = now
+            if self._idle_work > MAX_IDLE_WORK:
+                raise TooMuchForNothing("too many frames that ask for nothing")
+
+    def forgive(self, work: float) -> None:
+        self._idle_work = max(0.0, self._idle_work - work)
+
+    def check_header_block(self) -> None:
+        size = sum(len(frame.data) for frame in self.incoming_buffer._headers_buffer)
+        if size > MAX_READ_HEADER_BYTES:
+            raise TooMuchForNothing("a header block without an end")
+
+    # ---- frames ----
+
+    def _receive_frame(self, frame: Frame) -> list[Event]:
+        if not isinstance(frame, DataFrame | HeadersFrame):
+            self.spend(IDLE_WORK.get(type(frame), OTHER_IDLE_WORK))
+        if isinstance(frame, PriorityFrame):
+            return []  # RFC 9113, 5.3.2: of no meaning any more
+        if isinstance(frame, GoAwayFrame):
+            # To h2 nothing may follow. But a client may say so and await what it has asked for.
+            self.client_leaves = True
+            return []
+        if isinstance(frame, SettingsFrame):
+            _bound_table(frame)
+        try:
+            return super()._receive_frame(frame)
+        except ProtocolError as error:
+            if not self._is_of_one_stream(frame, error):
+                raise
+            return self._end_stream_for(frame, error)
+
+    def _is_of_one_stream(self, frame: Frame, error: ProtocolError) -> bool:
+        """Whether the connection is as sound as before (RFC 9113, 5.4)."""
+        return (
+            isinstance(frame, DataFrame | HeadersFrame)
+            and frame.stream_id in self.streams
+            and self.state_machine.state is not ConnectionState.CLOSED
+            and not isinstance(error, FlowControlError | NoSuchStreamError)
+            and not isinstance(error.__cause__, HPACKError | IndexError | TypeError)
+            and not isinstance(error.__cause__, UnicodeDecodeError)
+        )
+
+    def _end_stream_for(self, frame: Frame, error: ProtocolError) -> list[Event]:
+        self.reset_stream(frame.stream_id, error.error_code)
+        if isinstance(frame, DataFrame) and frame.flow_controlled_length:
+            self.acknowledge_received_data(frame.flow_controlled_length, frame.stream_id)
+        self.spend(IDLE_WORK[RstStreamFrame])
+        return [
+            StreamReset(stream_id=frame.stream_id, error_code=error.error_code, remote_reset=False)
+        ]
+
+    def say_go_away(self, last_stream_id: int) -> None:
+        """GOAWAY, after which h2 lets what is under way come to its end: not so with its own."""
+        frame = GoAwayFrame(0)
+        frame.last_stream_id = last_stream_id
+        frame.error_code = ErrorCodes.NO_ERROR
+        self._prepare_for_sending([frame])
+
+
+def _bound_table(frame: SettingsFrame) -> None:
+    code = SettingsFrame.HEADER_TABLE_SIZE
+    if code in frame.settings:
+        frame.settings[code] = min(frame.settings[code], MAX_TABLE_BYTES)
