@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from anyio import create_task_group
@@ -33,6 +33,7 @@ from ledger.frame import SCHEMA_HASH, STREAM_PATH, Heartbeat
 from ledger.version import tailrace_version
 
 NO_STORE = {"Cache-Control": "no-store"}
+DRAINING = "this edge is shutting down"
 HTTP3_IS_SILENT = "nothing answers HTTP/3 at this edge's own address"
 
 
@@ -73,6 +74,7 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
     )
     app.state.link = link
     app.state.config = config
+    app.state.draining = False
     app.state.quic = None  # unless HTTP/3 is served
     return app
 
@@ -86,8 +88,10 @@ async def readyz(request: Request) -> Response:
     """GET /readyz: 200 while the origin takes requests, else 503 with the reasons."""
     link: Link = request.app.state.link
     quic: QuicListener | None = request.app.state.quic
-    answers = quic is None or quic.answers
-    status, fields = readiness(link.heartbeat, link.address, http3_answers=answers)
+    faults = [] if quic is None or quic.answers else [HTTP3_IS_SILENT]
+    if request.app.state.draining:
+        faults.append(DRAINING)
+    status, fields = readiness(link.heartbeat, link.address, faults)
     return JSONResponse(fields, status, NO_STORE)
 
 
@@ -98,13 +102,13 @@ async def version(_request: Request) -> Response:
 
 
 def readiness(
-    heartbeat: Heartbeat, origin: str, *, http3_answers: bool = True
+    heartbeat: Heartbeat, origin: str, faults: Sequence[str] = ()
 ) -> tuple[int, dict[str, object]]:
-    """The status and document of /readyz."""
-    ready = heartbeat.ready and http3_answers
+    """The status and document of /readyz; `faults` are the edge's own."""
+    ready = heartbeat.ready and not faults
     fields = {
         "ready": ready,
-        "reasons": [*heartbeat.reasons, *([] if http3_answers else [HTTP3_IS_SILENT])],
+        "reasons": [*heartbeat.reasons, *faults],
         "models": list(heartbeat.models),
         "devices": list(heartbeat.devices),
         "origin": origin,

@@ -140,6 +140,18 @@ class EdgeConfig(Settings):
         gt=0,
         description="a client that takes nothing of what is sent to it for so long is cut off",
     )
+    lame_duck_s: float = Field(
+        0.0,
+        ge=0,
+        description="after SIGTERM /readyz says 503 for so long before anything else happens, so"
+        " that load balancers learn of it",
+    )
+    drain_s: float = Field(
+        3.0,
+        ge=0,
+        description="then requests under way may end for so long; streams that have not are to be"
+        " resumed on another edge",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )

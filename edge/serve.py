@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from ssl import SSLContext
 
 import structlog
@@ -18,6 +17,7 @@ from edge.access.open_files import raise_open_files
 from edge.access.opening import open_gate
 from edge.app import create_app
 from edge.config import EdgeConfig, access_rules, connection_limits
+from edge.drain import go_away
 from edge.origins.link import Link
 from edge.reload import reloaded_keys, reloading
 from edge.server.deadlines import Deadlines
@@ -28,12 +28,10 @@ from edge.server.rest import Rest
 from edge.server.routes import Routes
 from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
 from edge.session import MAX_READ_MESSAGE_BYTES
-from ledger.errors import ConfigError, Unavailable
+from ledger.errors import ConfigError
 from ledger.log import configure_logging
-from ledger.process import look_less_often, stop_signal
+from ledger.process import Stop, look_less_often
 
-GRACEFUL_TIMEOUT_S = 2.0
-"""For responses under way at shutdown; their streams run on, and are resumed elsewhere."""
 H2_MAX_CONCURRENT_STREAMS = 256
 H2_MAX_REQUESTS = 1 << 31
 """As good as none. At its own limit, 1,000, Hypercorn says GOAWAY and then sends nothing more of
@@ -55,7 +53,7 @@ def run(config: EdgeConfig) -> None:
 async def serve(config: EdgeConfig, open_files: int) -> None:
     gate = open_gate(config)
     link = Link(*config.origin_addresses)
-    stopped = stop_signal()
+    stop = Stop()
     server = server_config(config)
     tls = _certificate(config, server)
     sockets = Sockets.bound(config)
@@ -73,28 +71,9 @@ async def serve(config: EdgeConfig, open_files: int) -> None:
         listening(sockets, shared, tls) as quic,
     ):
         app.state.quic = quic
-        await stopped.wait()
-        log.info("shutting down")
-        link.refuse_all(
-            Unavailable("this edge is shutting down", hint="resume on another, or here again")
-        )
-        await asyncio.gather(
-            drained(shared, GRACEFUL_TIMEOUT_S),
-            *([quic.stop(GRACEFUL_TIMEOUT_S)] if quic is not None else []),
-        )
-
-
-async def drained(shared: Shared, patience_s: float) -> None:
-    """Let what is under way come to its end; what has not after `patience_s` seconds is cut off."""
-    await shared.rest.drain()
-    for connection in shared.connections.all():
-        connection.speaker.drain()
-    shared.turn.flush()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(patience_s):
-            await shared.connections.none.wait()
-    for connection in shared.connections.all():
-        connection.abort()
+        await stop.asked.wait()
+        app.state.draining = True
+        await go_away(shared, quic, stop)
 
 
 def _take_files(config: EdgeConfig) -> int:
@@ -125,7 +104,6 @@ def server_config(config: EdgeConfig) -> Config:
     server.include_server_header = False
     server.accesslog = None
     server.errorlog = logging.getLogger("hypercorn.error")
-    server.graceful_timeout = GRACEFUL_TIMEOUT_S
     server.keep_alive_timeout = KEEP_ALIVE_TIMEOUT_S
     server.h11_max_incomplete_size = MAX_HEAD_BYTES
     server.h2_max_concurrent_streams = H2_MAX_CONCURRENT_STREAMS

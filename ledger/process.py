@@ -16,6 +16,19 @@ fifths of the time of an append with 64 streams; pauses of 141 to 301 ms with 2,
 """
 
 
+class Stop:
+    """What signals ask of this process: to stop, and then, by a second one, to stop at once."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.at_once = asyncio.Event()
+        for number in STOP_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self.ask)
+
+    def ask(self) -> None:
+        (self.at_once if self.asked.is_set() else self.asked).set()
+
+
 def stop_signal(*others: signal.Signals) -> asyncio.Event:
     """Is set when the process is asked to stop, as it is by `others` too."""
     stopped = asyncio.Event()

@@ -15,7 +15,7 @@ from typing import cast
 
 import structlog
 
-from edge.origins.relay import RETRY_AFTER_MS, LinkState, Relay, Sink
+from edge.origins.relay import RETRY_AFTER_MS, LinkState, Relay, Sink, spread
 from ledger.backoff import Backoff, spread_ms
 from ledger.errors import OriginUnreachable, Overloaded, TailraceError
 from ledger.frame import Credit, Detach, Heartbeat, Splitter, corr_of, encode, error_frame, tag_of
@@ -154,6 +154,15 @@ class Link:
         self._relay.forget(sink)
         self._flush()
 
+    @property
+    def route_count(self) -> int:
+        """Requests that are under way."""
+        return self._relay.route_count
+
+    def refuse_new(self, error: TailraceError) -> None:
+        """Refuse what is asked from now on; what is under way goes on."""
+        self._closing = error
+
     def refuse_all(self, error: TailraceError) -> None:
         """End every stream here with `error`, and refuse new ones with it."""
         self._closing = error
@@ -164,7 +173,7 @@ class Link:
         if tag in (Credit.tag, Detach.tag):
             return None
         if self._closing is not None:
-            return self._closing
+            return spread(self._closing, self._random)
         if self._connection is not None and self._connection.unsent_bytes > MAX_LINK_BUFFER_BYTES:
             return self._overloaded("the link to the origin is full")
         if self._relay.is_full:

@@ -361,9 +361,10 @@ class Relay:
         for route in list(self._routes.values()):
             if self.state is LinkState.UP:
                 self._to_send.append(encode(Detach(), route.link_corr))
-            self._fail(route, end_of(route, error))
-        farewell = encode(error_frame(error))
-        self._to_deliver.extend((sink, farewell) for sink in self._watchers)
+            self._fail(route, end_of(route, spread(error, self._random)))
+        self._to_deliver.extend(
+            (sink, encode(error_frame(spread(error, self._random)))) for sink in self._watchers
+        )
 
     # ---- routes ----
 
@@ -412,6 +413,21 @@ class Relay:
 
 def unreachable(message: str, random: Random) -> OriginUnreachable:
     return OriginUnreachable(message, retry_after_ms=spread_ms(RETRY_AFTER_MS, random))
+
+
+def spread(error: TailraceError, random: Random) -> TailraceError:
+    """The same error for one of many: they are not all to come again at the same moment."""
+    if error.retry_after_ms is None:
+        return error
+    return type(error)(
+        error.message,
+        code=error.code,
+        status=error.status,
+        retryable=error.retryable,
+        field=error.field,
+        hint=error.hint,
+        retry_after_ms=spread_ms(error.retry_after_ms, random),
+    )
 
 
 def end_of(route: Route, error: TailraceError) -> TailraceError:

@@ -1,0 +1,107 @@
+"""An edge that is told to go away: what is asked of it meanwhile, and what was under way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from ledger.frame import (
+    SCHEMA_HASH,
+    Frame,
+    Hello,
+    Open,
+    Opened,
+    StreamError,
+    decode,
+    encode,
+    split,
+)
+from tests.e2e.processes import Edge, Origin, running
+
+pytestmark = pytest.mark.anyio
+
+SSE = {"Accept": "text/event-stream"}
+BODY = {"model": "demo", "prompt": "Once upon a time", "ignore_eos": True, "seed": 1}
+PATIENCE_S = 60
+
+
+async def drained(edge: Edge, monkeypatch: pytest.MonkeyPatch, **settings: float) -> None:
+    """Start an edge with these settings."""
+    with monkeypatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(f"TAILRACE_EDGE_{name.upper()}", str(value))
+        await edge.ready()
+
+
+async def asked_to_stop(edge: Edge) -> None:
+    os.kill(edge.pid, signal.SIGTERM)
+    await edge.saw("draining")
+
+
+async def test_an_edge_goes_away_in_steps_and_a_second_signal_ends_it_at_once(
+    tmp_path: Path, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = Origin(tmp_path)
+    lame, finishing, hasty = Edge(origin), Edge(origin), Edge(origin)
+    async with running(origin, late=(lame, finishing, hasty)), asyncio.timeout(PATIENCE_S):
+        await drained(lame, monkeypatch, lame_duck_s=600)
+        await drained(finishing, monkeypatch, drain_s=600)
+        await drained(hasty, monkeypatch, drain_s=0)
+
+        # It says so and is as it was; a second signal waits for nothing.
+        await asked_to_stop(lame)
+        unready = await client.get(f"{lame.url}/readyz")
+        assert unready.status_code == 503
+        assert "this edge is shutting down" in unready.json()["reasons"]
+        served = await client.post(f"{lame.url}/v1/generate", json=BODY | {"max_tokens": 4})
+        assert served.status_code == 200
+        assert await lame.stop() == 0
+
+        # What is under way ends as it would have; what is asked then is refused, and says when.
+        async with client.stream(
+            "POST", f"{finishing.url}/v1/generate", json=BODY | {"max_tokens": 200}, headers=SSE
+        ) as running_on:
+            text = aiter(running_on.aiter_text())
+            seen = await anext(text)
+            await asked_to_stop(finishing)
+            await finishing.saw("shutting down")
+            # The connection of the stream is its last; this is another one.
+            refused = await client.post(f"{finishing.url}/v1/generate", json=BODY)
+            assert refused.status_code == 503
+            assert int(refused.headers["Retry-After"]) >= 1
+            async for more in text:
+                seen += more
+        assert '"total_tokens":200' in seen and seen.count("event: end") == 1
+        assert await finishing.ended() == 0
+
+        # What would take too long is handed over. Without credit this stream never ends.
+        wanted = Open("demo", prompt="Once", max_tokens=8, ignore_eos=True, credit=1)
+        url = hasty.url.replace("http", "ws") + "/v1/ws"
+        async with connect(url, compression=None, proxy=None) as socket:
+            await socket.send(encode(Hello(SCHEMA_HASH, "test")) + encode(wanted, 1))
+            frames = [frame async for frame in told(socket, hasty)]
+        ends = [frame for frame in frames if isinstance(frame, StreamError)]
+        assert {(end.code, end.retryable) for end in ends} == {("unavailable", True)}
+        assert all(end.retry_after_ms is not None for end in ends)
+        assert socket.close_code == 1001
+        assert await hasty.ended() == 0
+
+
+async def told(socket: ClientConnection, edge: Edge) -> AsyncIterator[Frame]:
+    """All that comes on the stream; the edge is told to go away when it is open."""
+    with suppress(ConnectionClosed):
+        while True:
+            for corr, frame in map(decode, split(await socket.recv(decode=False))):
+                if isinstance(frame, Opened):
+                    await asked_to_stop(edge)
+                if corr == 1:
+                    yield frame
