@@ -266,6 +266,7 @@ class AioquicCore:
     def end(self, stream: int) -> None:
         if stream in self._sending and self._http3 is not None:
             self._sending.remove(stream)
+            self._all_unread -= self._unread.pop(stream, 0)
             self._quic.send_stream_data(stream, b"", end_stream=True)
             with self._http3._get_or_create_stream(stream) as half:
                 half.finish_sending()
@@ -419,7 +420,10 @@ class AioquicCores:
         self._mark = mark
         self._retries = QuicRetryTokenHandler()
         self._tickets: OrderedDict[bytes, SessionTicket] = OrderedDict()
-        self._configuration = QuicConfiguration(
+        self.load(certificate, key)
+
+    def load(self, certificate: Path, key: Path) -> None:
+        configuration = QuicConfiguration(
             alpn_protocols=H3_ALPN,
             connection_id_length=CONNECTION_ID_BYTES,
             idle_timeout=IDLE_TIMEOUT_S,
@@ -428,7 +432,8 @@ class AioquicCores:
             max_stream_data=STREAM_WINDOW_BYTES,
             supported_versions=list(VERSIONS),
         )
-        self._configuration.load_cert_chain(certificate, key)
+        configuration.load_cert_chain(certificate, key)
+        self._configuration = configuration
 
     def accept(self, original_cid: bytes, retried_cid: bytes | None) -> AioquicCore:
         return AioquicCore(

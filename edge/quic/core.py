@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Protocol
 
 Address = tuple[str, int] | tuple[str, int, int, int]
@@ -178,6 +179,9 @@ class Cores(Protocol):
 
     cid_bytes: int
     """Length of the connection ids that are issued; that of a short header is not in it."""
+
+    def load(self, certificate: Path, key: Path) -> None:
+        """From now on connections get this certificate; those that stand keep theirs."""
 
     def stray(self, datagram: bytes) -> Stray | None:
         """Its head; None if nothing can come of it."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
+from pathlib import Path
 from time import monotonic
 
 from edge.access.connections import ConnectionLimits
@@ -46,6 +47,7 @@ class QuicListener:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._turn = behind.turn
+        self._cores = cores
         self._ends = [SocketEnd(each) for each in sockets]
         self._server = QuicServer(cores, behind, monotonic, self._wake_at, limits)
         self._probes = [Probe(end.reached_at) for end in self._ends]
@@ -58,6 +60,10 @@ class QuicListener:
     def answers(self) -> bool:
         """Whether QUIC answers at every socket, as far as was asked."""
         return all(probe.answered for probe in self._probes)
+
+    def load(self, certificate: Path, key: Path) -> None:
+        """New connections get this certificate."""
+        self._cores.load(certificate, key)
 
     def start(self) -> None:
         for end in self._ends:

@@ -46,7 +46,7 @@ class Listening:
         self.routes = Replies()
         self.sockets = [bound(host) for host in hosts]
         self.ports = [each.getsockname()[1] for each in self.sockets]
-        turn = Turn()
+        turn = self.turn = Turn()
         behind = Behind(
             turn,
             self.routes,
@@ -157,6 +157,7 @@ async def test_a_stop_waits_for_what_is_under_way_and_then_says_so(
         outlet = served.routes.streams[0].outlet
         outlet.write(b"the rest")
         outlet.end()
+        served.turn.flush()
         assert await asking == b"the rest"
         await stopping
         async with asyncio.timeout(60):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from pathlib import Path
+
 import pytest
 
 from edge.access.connections import ConnectionLimits
+from edge.quic.aioquic_core import AioquicCore
 from edge.quic.core import Code
 from edge.quic.server import HANDSHAKE_TIMEOUT_S
-from tailrace.certificate import CertificateFiles
+from tailrace.certificate import CertificateFiles, development_certificate
 from tests.edge.quic.net import Client, Net
 
 
@@ -153,3 +157,35 @@ def test_a_fault_of_ours_ends_one_connection_and_no_other(
     assert victims.left and (net.server.count, net.server.faults) == (1, 1)
     streaming.outlet.write(b"undisturbed")
     net.until(lambda: neighbour.bodies[stream] == b"undisturbed")
+
+
+def test_requests_leave_nothing_behind_on_their_connection(net: Net) -> None:
+    client = net.client()
+    for n in range(200):
+        stream = client.ask(b"/n", b"POST", body=b"x" * n)
+        refused = client.ask(b"no-slash", body=b"")
+        net.until(lambda: {stream, refused} <= client.whole)  # noqa: B023 - at once
+    left = client.open()[0]
+    client.quic.reset_stream(left, Code.REQUEST_CANCELLED)
+    client.quic.stop_stream(left, Code.REQUEST_CANCELLED)
+    net.until(lambda: net.routes.streams[-1].left)
+    net.pass_time(1.0)
+    core = next(iter(net.server._connections)).core
+    assert isinstance(core, AioquicCore) and core._http3 is not None
+    assert (core._sending, core._deaf, core._unread, core._all_unread) == (set(), set(), {}, 0)
+    control_streams = 6
+    assert len(core._http3._stream) <= control_streams
+    assert len(core._quic._streams) <= control_streams
+
+
+def test_a_certificate_that_is_renewed_is_given_to_new_connections(
+    net: Net, tmp_path: Path
+) -> None:
+    stays = net.client()
+    renewed = development_certificate(tmp_path, datetime.now(UTC))
+    net.server.cores.load(renewed.certificate, renewed.key)
+    refused = Client(net)
+    net.until(lambda: refused.ended_with is not None)  # it trusts the old one alone
+    net.files = renewed
+    assert net.client().get(b"/new") == b"GET /new 0"
+    assert stays.get(b"/old") == b"GET /old 0"
