@@ -23,7 +23,7 @@ from edge.config import EdgeConfig
 from edge.parameters import read_body
 from edge.reader import WINDOW_BODIES, WINDOW_BODY_BYTES, Reader
 from ledger.errors import CallerError, NotFound
-from ledger.frame import RESERVED_NAME, SAFE_METHODS, STREAM_PATH, Call, Header
+from ledger.frame import CALL_METHODS, RESERVED_NAME, SAFE_METHODS, STREAM_PATH, Call, Header
 from ledger.objects.object import MAX_KEY_CHARS
 
 PREFIX = STREAM_PATH.encode()
@@ -33,7 +33,7 @@ _HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,
 # An encoded slash would make two names out of one for whoever decodes at another place.
 _ENCODED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
 
-METHODS = ["GET", "HEAD", "PUT", "POST", "DELETE"]
+METHODS = [*CALL_METHODS]
 
 # RFC 9110, 7.6.1: about one connection only, so not for the object.
 _HOP_BY_HOP = frozenset(

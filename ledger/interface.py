@@ -143,6 +143,10 @@ class ObjectWrite:
     durability: Durability = Durability.PROCESS
 
 
+MAX_LIST = 2**31 - 1
+"""Values that a list without a limit has at most."""
+
+
 class ObjectStore(Protocol):
     """The durable side of objects: values by key, one alarm each, fenced by epoch.
 

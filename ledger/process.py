@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+from contextlib import suppress
+from pathlib import Path
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GC_THRESHOLDS = (50_000, 20, 100)
 """New objects until Python looks for cycles among the youngest, and looks until among older ones.
@@ -35,6 +38,13 @@ def stop_signal(*others: signal.Signals) -> asyncio.Event:
     for number in (*STOP_SIGNALS, *others):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     return stopped
+
+
+def boot_id() -> bytes:
+    """Of the running system, with another one after each start; empty where there is none."""
+    with suppress(OSError):
+        return BOOT_ID.read_bytes().strip()
+    return b""
 
 
 def look_less_often() -> None:

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import structlog
 
+from ledger.process import boot_id
+
 MAX_LEAP_MS = 60_000
 """What the clock may be set ahead by at once, and by as much again in each such time."""
 MARK_NAME = "clock.json"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _UPTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # with the time of a suspend
 
 log = structlog.get_logger("origin")
@@ -74,9 +75,7 @@ class KeptClock(SteadyClock):
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / MARK_NAME
-        self._boot = ""
-        with suppress(OSError):
-            self._boot = _BOOT_ID.read_text().strip()
+        self._boot = boot_id().decode()
         super().__init__(now_ms, uptime_ms, _read(self._path, self._boot))
         self._told = False
 

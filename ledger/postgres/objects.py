@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ledger.errors import CallerError, HeldElsewhere
-from ledger.interface import Alarm, ObjectKey, ObjectState, ObjectWrite, StreamKind
+from ledger.interface import MAX_LIST, Alarm, ObjectKey, ObjectState, ObjectWrite, StreamKind
 from ledger.postgres.commit import Writer
 from ledger.postgres.plan import Item
 from ledger.postgres.rows import Blobs
@@ -26,9 +26,6 @@ from ledger.postgres.statements import (
     OBJECT_NAMES,
     SEIZE,
 )
-
-MAX_LIST = 2**31 - 1
-"""Values that one `list` without a limit may give."""
 
 
 class PostgresObjects:

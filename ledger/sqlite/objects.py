@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ledger.errors import CallerError, NotFound, StaleEpoch, TailraceError, WrongIndex
 from ledger.frame import Durability
 from ledger.interface import (
+    MAX_LIST,
     Alarm,
     Append,
     ObjectKey,
@@ -26,8 +27,6 @@ from ledger.sqlite.room import ROW_BYTES
 from ledger.sqlite.storage import ObjectRow, Storage, ValueChange
 from ledger.sqlite.tail import Tail
 
-MAX_LIST = 2**31 - 1
-"""Values that one `list` without a limit may give."""
 MAX_OWNED = 65_536
 """Owners that are remembered. One that is forgotten has to claim its object again."""
 

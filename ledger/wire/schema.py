@@ -488,6 +488,8 @@ STREAM_PATH = "/v1/stream/"
 """What follows it is the name of a stream: the rest of the path, percent-decoded."""
 RESERVED_NAME = "__ds"
 """The first segment of names that are no streams: the subscription API lies below it."""
+CALL_METHODS = ("PUT", "POST", "GET", "HEAD", "DELETE")
+"""Those of clients. Objects have other methods for each other."""
 SAFE_METHODS = ("GET", "HEAD")
 """Calls that change nothing: they may be sent twice, or stop half way (RFC 9110, 9.2.1)."""
 

@@ -26,6 +26,7 @@ from ledger.errors import (
     Unauthorized,
 )
 from ledger.frame import (
+    CALL_METHODS,
     SAFE_METHODS,
     STREAM_ID_BYTES,
     Call,
@@ -73,8 +74,6 @@ MAX_STEER_CHARS = 64 * 1024
 SEEDS = 1 << 64
 CORRS = 60 * 1024
 """Streams and Calls that one link may have at once, as edges are told."""
-METHODS = frozenset(("GET", "HEAD", "PUT", "POST", "DELETE"))
-"""Of Calls. Objects have other methods for each other."""
 
 log = structlog.get_logger("origin")
 
@@ -270,7 +269,7 @@ class Service:
 
     async def call(self, call: Call) -> ObjectResponse:
         """Hand a request to its object, if the caller may read what that shows."""
-        if call.method not in METHODS:
+        if call.method not in CALL_METHODS:
             raise CallerError("no such method", code="method_not_allowed", status=405)
         request = _request(call)
         if call.object == "stream":

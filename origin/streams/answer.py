@@ -7,6 +7,7 @@ import json
 import math
 
 from ledger.errors import CallerError, TailraceError, error_body
+from ledger.frame import CALL_METHODS, SAFE_METHODS
 from ledger.objects.object import Headers, ObjectResponse
 from origin.streams.config import StreamConfig
 from origin.streams.json import join_json
@@ -40,8 +41,8 @@ stream holds may be one person's conversation."""
 REVALIDATE = (CACHE_CONTROL, "no-cache")
 """For the end of an open stream: a cache that kept it would hide what is appended next."""
 
-READ_METHODS = "GET, HEAD"
-METHODS = "PUT, POST, GET, HEAD, DELETE"
+READ_METHODS = ", ".join(SAFE_METHODS)
+METHODS = ", ".join(CALL_METHODS)
 
 
 def answer(status: int, *headers: tuple[str, str], body: bytes = b"") -> ObjectResponse:

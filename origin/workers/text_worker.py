@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import structlog
 from pydantic import ValidationError
 
-from ledger.errors import CallerError, SchemaMismatch, TailraceError
+from ledger.errors import CallerError, TailraceError
 from ledger.frame import FinishReason, Hello, StreamEnd, tag_of
 from ledger.log import configure_logging
 from origin.config import OriginConfig
@@ -51,6 +51,7 @@ from origin.workers.worker_frame import (
     Ready,
     Splitter,
     Step,
+    check_hello,
     decode,
     encode,
 )
@@ -227,7 +228,7 @@ async def _serve(config: OriginConfig, orders: Orders, writer: asyncio.StreamWri
     hello = await anext(orders, None)
     if hello is None:
         return
-    _check_hello(*hello)
+    check_hello(*hello)
     coming = asyncio.ensure_future(_next(orders))
     try:
         try:
@@ -307,14 +308,6 @@ async def _orders(reader: asyncio.StreamReader) -> Orders:
             return
         for raw in splitter.feed(data):
             yield decode(raw)
-
-
-def _check_hello(corr: int, frame: Frame) -> None:
-    if corr or not isinstance(frame, Hello) or frame.schema != SCHEMA_HASH:
-        raise SchemaMismatch(
-            "the supervisor does not begin with a Hello of this worker's schema",
-            hint="run one version of both",
-        )
 
 
 def _ready(producer: Producer, name: str | None, load_ms: int) -> Ready:

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from kernels.sampler.sampler import Sampling
-from ledger.errors import CallerError, ModelError, SchemaMismatch, TailraceError
+from ledger.errors import CallerError, ModelError, TailraceError
 from ledger.frame import Hello
 from origin.checkpoint.tokenizer_file import load_tokenizer
 from origin.config import OriginConfig
@@ -58,6 +58,7 @@ from origin.workers.worker_frame import (
     Splitter,
     Steer,
     Step,
+    check_hello,
     decode,
     encode,
 )
@@ -143,7 +144,7 @@ def serve(supervisor: FrameSocket, config: OriginConfig, watchdog: Watchdog) -> 
     first = next(frames, None)
     if first is None:
         return
-    _check_hello(*first)
+    check_hello(*first)
 
     def progress(stage: str, done: int, total: int) -> None:
         supervisor.send(LoadProgress(stage, done, total))
@@ -268,14 +269,6 @@ def _take(frames: Iterator[tuple[int, Frame]], engine: Engine, at_work: AtWork) 
                 engine.attend(corr, unread=frame.unread)
             case _:
                 raise CallerError(f"{type(frame).__name__} is out of place here", field="tag")
-
-
-def _check_hello(corr: int, frame: Frame) -> None:
-    if corr or not isinstance(frame, Hello) or frame.schema != SCHEMA_HASH:
-        raise SchemaMismatch(
-            "the supervisor does not begin with a Hello of this worker's schema",
-            hint="run one version of both",
-        )
 
 
 def _warm_up(model: Model, around: Surroundings) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import dataclass_transform
 
+from ledger.errors import SchemaMismatch
 from ledger.frame import Hello, Sampling
 from ledger.wire.bare import U32Int, U32Ints, Uint
 from ledger.wire.codec import Codec, F, Raw, Tagged, framed
@@ -244,3 +245,12 @@ def decode(raw: Raw) -> tuple[int, Frame]:
 def plain_ids(logged: Sequence[int]) -> list[int]:
     """Logged ids, as `Run.generated_ids` has them, without the marks of steered ones."""
     return [token & ID_BITS for token in logged]
+
+
+def check_hello(corr: int, frame: Frame) -> None:
+    """That what a worker is told first is told in its words."""
+    if corr or not isinstance(frame, Hello) or frame.schema != SCHEMA_HASH:
+        raise SchemaMismatch(
+            "the supervisor does not begin with a Hello of this worker's schema",
+            hint="run one version of both",
+        )

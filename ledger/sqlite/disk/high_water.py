@@ -18,6 +18,7 @@ from typing import NamedTuple
 import structlog
 
 from ledger.errors import Damaged
+from ledger.process import boot_id
 
 WAL_HEADER_BYTES = 32
 _SALTS = slice(16, 24)
@@ -27,7 +28,6 @@ MAX_ANEW = 1 << 20
 _MARK = struct.Struct("<4sI8s36s")  # magic, frames, salts, boot
 _MAGIC = b"TRLM"
 _CRC = struct.Struct("<I")
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 log = structlog.get_logger("ledger")
 
@@ -85,13 +85,6 @@ class HighWater:
         mark = _MARK.pack(_MAGIC, self._frames, self._salts, self._boot)
         with suppress(OSError):  # it is there to tell of damage, not to do any
             os.pwrite(self._lock, mark + _CRC.pack(zlib.crc32(mark)), 0)
-
-
-def boot_id() -> bytes:
-    """Of the running system; empty where there is none."""
-    with suppress(OSError):
-        return _BOOT_ID.read_bytes().strip()
-    return b""
 
 
 def read_mark(path: Path) -> Mark | None:
