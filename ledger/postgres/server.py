@@ -20,21 +20,20 @@ from weakref import WeakSet
 
 import psycopg
 from psycopg import AsyncConnection, AsyncRawCursor
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from psycopg.errors import Diagnostic
-from psycopg.pq import PGconn, Ping, TransactionStatus
+from psycopg.pq import TransactionStatus
 
 from ledger.backoff import Backoff
 from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
 from ledger.postgres.connection import Connection, with_last
 from ledger.postgres.rows import register
 from ledger.postgres.schema import Identity, check_server
-from ledger.settings import MAX_PORT
+from ledger.postgres.url import CONNECT_TIMEOUT_S, OPERATORS, PostgresUrl
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
 
-CONNECT_TIMEOUT_S = 5
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0
 """Between attempts to connect."""
@@ -77,7 +76,6 @@ _SETTINGS = {
 _LOST = ("08", "57P01", "57P02", "57P03", "57P05", "25006", "25P03")
 # Undone by the server, and none of it is stored: it crossed another one, or was cancelled there.
 _UNDONE = ("40001", "40P01", "55P03", "57014")
-_OPERATORS = ("28", "3D", "42501")
 
 
 class Doubt(Exception):
@@ -92,21 +90,10 @@ class Server:
 
     def __init__(self, dsn: str, application: str) -> None:
         """`dsn` is what libpq takes; `ConfigError` if it does not take it."""
-        try:
-            given = {key: value for key, value in conninfo_to_dict(dsn).items() if value}
-            _check_ports(str(given.get("port", "")))
-            settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
-            given["options"] = f"{given.get('options', '')} {settings}".strip()
-            self._given = {"application_name": application, **_DEFAULTS, **given}
-            self.conninfo = make_conninfo("", **self._given)
-        except psycopg.ProgrammingError as error:
-            # libpq's message may quote the whole string, so one with a password is not shown.
-            secret = "password" in dsn or "@" in dsn
-            raise ConfigError(
-                "this is no connection string" if secret else str(error).strip(),
-                field="ledger.url",
-                hint="like postgresql://user@host:5432/database",
-            ) from None
+        self._url = PostgresUrl(dsn)
+        settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+        self._given = self._url.options(application, settings, _DEFAULTS)
+        self.conninfo = make_conninfo("", **self._given)
         self.synchronous = False
         self.name = ""
         """Of the database, wherever its server is at the time."""
@@ -195,14 +182,11 @@ class Server:
         await connection.close()
 
     async def _explain(self, error: psycopg.Error) -> TailraceError:
-        hint = "check host, port, database, user and password"
-        if (error.sqlstate or "").startswith(_OPERATORS):
-            return ConfigError(_first_line(error), field="ledger.url", hint=hint)
-        answers = await asyncio.to_thread(PGconn.ping, self.conninfo.encode())
-        answered = answers in (Ping.OK, Ping.NO_ATTEMPT)
-        if answered and "read-write" not in str(error) and "read-only" not in str(error):
-            return ConfigError(_first_line(error), field="ledger.url", hint=hint)
-        return LedgerFailed(_first_line(error), hint="is the server running?")
+        """As an error of a setting only where another server would not say so."""
+        is_standby = "read-write" in str(error) or "read-only" in str(error)
+        if is_standby and not (error.sqlstate or "").startswith(OPERATORS):
+            return LedgerFailed(self._url.first_line(error), hint="is the server running?")
+        return await asyncio.to_thread(self._url.refusal, error, self.conninfo)
 
 
 class LastingConnection:
@@ -325,13 +309,6 @@ def failed(error: psycopg.Error | Doubt) -> TailraceError:
 
 def away(error: psycopg.Error | Doubt) -> LedgerAway:
     return LedgerAway(f"PostgreSQL: {_first_line(error)}", hint="is the server running?")
-
-
-def _check_ports(ports: str) -> None:
-    """libpq itself would only say so for each attempt to connect."""
-    for port in ports.split(","):
-        if port and not (port.isdecimal() and 0 < int(port) <= MAX_PORT):
-            raise psycopg.ProgrammingError(f"invalid port {port!r}")
 
 
 def _discard(attempt: asyncio.Future[Connection]) -> None:

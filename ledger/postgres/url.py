@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import Conninfo, PGconn, Ping
 
-from ledger.errors import ConfigError, LedgerFailed
+from ledger.errors import ConfigError, LedgerFailed, TailraceError
+from ledger.settings import MAX_PORT
 
 CONNECT_TIMEOUT_S = 5
+OPERATORS = ("28", "3D", "42501")
+"""What an operator has to see to: logins, databases and rights, by SQLSTATE."""
 SHOWN = ("host", "port", "dbname", "user")
 
 _HINT = (
@@ -42,20 +47,32 @@ class PostgresUrl:
         Raises `ConfigError` where a setting must be wrong, `LedgerFailed` where the server
         is away.
         """
-        defaults: dict[str, str | int] = {
-            "application_name": application,
-            "connect_timeout": CONNECT_TIMEOUT_S,
-        }
-        options = f"{self._given.get('options', '')} -c search_path=tailrace".strip()
-        conninfo = make_conninfo("", **{**defaults, **self._given, "options": options})
+        defaults = {"connect_timeout": CONNECT_TIMEOUT_S}
+        options = self.options(application, "-c search_path=tailrace", defaults)
+        conninfo = make_conninfo("", **options)
         try:
             return await psycopg.AsyncConnection.connect(conninfo)
         except psycopg.Error as error:
-            message = self.first_line(error)
-            if PGconn.ping(conninfo.encode()) in (Ping.OK, Ping.NO_ATTEMPT):
-                hint = "check host, port, database, user and password"
-                raise ConfigError(message, field="ledger.url", hint=hint) from error
-            raise LedgerFailed(message, hint="is the server running?") from error
+            raise self.refusal(error, conninfo) from error
+
+    def options(
+        self, application: str, settings: str, defaults: Mapping[str, str | int]
+    ) -> dict[str, str | int]:
+        """What libpq is given: these `settings` always, the `defaults` where nothing was said."""
+        settings = f"{self._given.get('options', '')} {settings}".strip()
+        given = {"application_name": application, **defaults, **self._given}
+        return {**given, "options": settings}
+
+    def refusal(self, error: psycopg.Error, conninfo: str) -> TailraceError:
+        """`ConfigError` where it is no server that is away; asks it whether it is there."""
+        message = self.first_line(error)
+        answers = (error.sqlstate or "").startswith(OPERATORS) or PGconn.ping(
+            conninfo.encode()
+        ) in (Ping.OK, Ping.NO_ATTEMPT)
+        if answers:
+            hint = "check host, port, database, user and password"
+            return ConfigError(message, field="ledger.url", hint=hint)
+        return LedgerFailed(message, hint="is the server running?")
 
     def first_line(self, error: psycopg.Error) -> str:
         """What the error says, without secrets."""
@@ -73,4 +90,7 @@ def _is_misread(text: str) -> bool:
 
 
 def _are_ports(ports: str) -> bool:
-    return all(not port or port.isdecimal() for port in ports.split(","))
+    """libpq itself would only say so for each attempt to connect."""
+    return all(
+        not port or (port.isdecimal() and 0 < int(port) <= MAX_PORT) for port in ports.split(",")
+    )
