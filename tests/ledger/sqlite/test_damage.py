@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from ledger.errors import ConfigError, Damaged
 from ledger.frame import Durability, FinishReason, StreamEnd, StreamError, Token, decode, encode
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
+from ledger.sqlite.disk.checksum import value_crc
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.tools.reading import reading
 from ledger.tools.verify import verify
@@ -359,6 +360,28 @@ async def test_a_value_that_has_rotted_is_named_and_not_given(tmp_path: Path) ->
         with pytest.raises(Damaged, match="value b'n' of object 1"):
             await ledger.objects.list(KEY)
         assert await ledger.objects.get(KEY, ["other"]) == {"other": b"whole"}
+
+
+async def test_an_object_whose_row_has_rotted_is_damaged_and_no_other(tmp_path: Path) -> None:
+    """An epoch that is too low would let an owner write that was fenced."""
+    path, other = tmp_path / "ledger.db", ObjectKey("counter", "two")
+    async with opened_file(path) as ledger:
+        for key in (KEY, other):
+            epoch = (await ledger.objects.claim(key)).epoch
+            await ledger.objects.write(ObjectWrite(key, epoch, puts={"n": b"1"}))
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE object SET epoch = epoch - 1 WHERE name = ?", (KEY.name,))
+    connection.close()
+    async with opened_file(path) as ledger:
+        with pytest.raises(Damaged, match="the row of object 1 does not match its checksum"):
+            await ledger.objects.claim(KEY)
+        await ledger.objects.claim(other)
+        assert await ledger.objects.get(other, ["n"]) == {"n": b"1"}
+
+
+def test_a_checksum_tells_where_one_column_ends_and_the_next_begins() -> None:
+    assert value_crc(1, "ab", b"c") != value_crc(1, "a", b"bc")
+    assert value_crc(1, "1", b"c") != value_crc(11, "", b"c")
 
 
 @pytest.mark.parametrize("rot", [b"1", b"\xff"], ids=["another_text", "no_text"])

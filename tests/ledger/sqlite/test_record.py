@@ -9,6 +9,7 @@ from ledger.sqlite.record import (
     Entry,
     pack_batch,
     pack_segment,
+    places_of,
     segment_frames,
     segment_ids,
     unpack_batch,
@@ -60,6 +61,17 @@ def test_any_flipped_bit_is_noticed_and_the_place_is_named(
     blob[at // 8] ^= 1 << at % 8
     with pytest.raises(Damaged, match="segment 7 of stream x"):
         unpack(bytes(blob), where="segment 7 of stream x")
+
+
+@given(st.lists(st.builds(Entry, sids, indexes, records), min_size=1, max_size=5), st.data())
+def test_of_a_rotten_batch_either_the_right_places_are_known_or_none(
+    entries: list[Entry], data: st.DataObject
+) -> None:
+    blob = bytearray(batch(entries))
+    at = data.draw(st.integers(0, len(blob) * 8 - 1))
+    blob[at // 8] ^= 1 << at % 8
+    known = places_of(bytes(blob))
+    assert known is None or known == [(entry.sid, entry.at) for entry in entries]
 
 
 def test_a_torn_blob_is_noticed() -> None:

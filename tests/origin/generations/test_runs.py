@@ -336,6 +336,9 @@ async def test_every_setting_of_a_recipe_reaches_the_worker(stage: Stage) -> Non
     settings: dict[str, Any] = {
         "sampling": Sampling(0.7, 3, 0.9, 0.1, 1.2, 0.3, -0.4, 5),
         "logprobs": 5,
+        "stop": ("x",),
+        "ignore_eos": False,
+        "completes": True,
     }
     told = {"priority": "batch", "format": ("regex", "a+"), **settings}
     await stage.ready(stage.slots[0])
