@@ -175,6 +175,7 @@ async def test_a_primary_that_hangs_is_left_for_the_one_that_took_its_place(
     standby = await asyncio.to_thread(server.standby)
     try:
         async with opened(f"host={server.folder},{standby.folder} user=postgres") as ledger:
+            first = ledger._server.conninfo
             await ledger.create(new())
             await ledger.append(tokens(A, range(5)))
             await asyncio.to_thread(standby.promote)
@@ -192,6 +193,15 @@ async def test_a_primary_that_hangs_is_left_for_the_one_that_took_its_place(
             stored = standby.execute("SELECT next_index FROM tailrace.head")
             assert stored == [(7,)]
             assert await everything(ledger, A) == [token(index) for index in range(7)]
+            # It is there all the time: even if it is asked first, it is not used again.
+            ledger._server.conninfo = first
+            await asyncio.to_thread(
+                standby.execute,
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name LIKE 'tailrace%'",
+            )
+            assert await ledger.append(tokens(A, [7])) == []
+            assert ledger._server.conninfo != first
     finally:
         standby.stop()
 

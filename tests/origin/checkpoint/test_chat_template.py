@@ -1,6 +1,13 @@
 import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -9,6 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from ledger.errors import ModelError
 from origin.checkpoint.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate, load_template
+from origin.checkpoint.template_child import MAX_MEMORY_BYTES
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TURNS = [
@@ -213,3 +221,68 @@ def test_one_message_that_a_template_loops_over_does_not_end_the_others(tmp_path
     with pytest.raises(ModelError, match=TIME):
         template.render([{"role": "user", "content": "boom"}])
     assert template.render(TURNS) == "4"
+
+
+def child_of(template: ChatTemplate) -> int:
+    child = template._process._child
+    assert child is not None
+    return child.pid
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks for the limits of another process")
+def test_the_kernel_bounds_the_memory_of_a_template(tmp_path: Path) -> None:
+    template = loaded(write_config(tmp_path, chat_template="{{ messages | length }}"))
+    limits = resource.prlimit(child_of(template), resource.RLIMIT_AS)
+    assert limits == (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES)
+
+
+def test_a_child_that_gives_no_answer_is_ended_and_the_next_one_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = loaded(write_config(tmp_path, chat_template="{{ messages | length }}"))
+    stopped = child_of(template)
+    os.kill(stopped, signal.SIGSTOP)
+    mercy = Timer(60, os.kill, (stopped, signal.SIGKILL))  # or this would never fail
+    mercy.start()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr("origin.checkpoint.template_process.PATIENCE_S", 0.1)
+            with pytest.raises(ModelError, match=r"it gave no answer for 0\.1 s"):
+                template.render(TURNS)
+    finally:
+        mercy.cancel()
+    assert template.render(TURNS) == "4"
+    assert child_of(template) != stopped
+
+
+PARENT = """
+import signal, sys
+from pathlib import Path
+from origin.checkpoint.chat_template import load_template
+
+template = load_template(Path(sys.argv[1]))
+print(template._process._child.pid, flush=True)
+signal.pause()
+"""
+ROOT = Path(__file__).resolve().parents[3]
+TIMEOUT_S = 120.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="waits for a process that is not its own")
+def test_a_child_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
+    write_config(tmp_path, chat_template="x")
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        end = os.pidfd_open(child)
+        parent.kill()
+        try:
+            assert select.select([end], [], [], TIMEOUT_S)[0], "it lives on"
+        finally:
+            if not select.select([end], [], [], 0)[0]:
+                os.kill(child, signal.SIGKILL)
+            os.close(end)
