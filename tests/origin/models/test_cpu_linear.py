@@ -92,6 +92,15 @@ def test_the_largest_sums_are_exact_in_fp32_too(largest: int, more: int) -> None
     assert torch.equal(*ways)
 
 
+def test_a_sum_far_beyond_what_fp32_holds_is_that_of_whole_numbers() -> None:
+    inputs = 64 * (MOST_EXACT_SUM // (127 * 127)) + 1
+    weight, scale = torch.full((4, inputs), 127, dtype=torch.int8), torch.ones(4)
+    drawn = torch.randint(100, 128, (1, inputs), generator=torch.Generator().manual_seed(1))
+    drawn[0, 0] = 127
+    ways = [Int8Linear(weight, scale, in_fp32)(drawn / 127) for in_fp32 in (False, True)]
+    assert torch.equal(*ways)
+
+
 @BOTH_WAYS
 def test_an_int8_layer_equals_the_oracle_bit_for_bit(in_fp32: bool) -> None:
     weight, scale = quantise_rows(noise(30, 2100).bfloat16())
