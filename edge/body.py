@@ -85,7 +85,7 @@ class StreamedBody(StreamingResponse):
             await super().__call__(scope, receive, send)
         except TailraceError as error:
             log.warning("stream.cut", url=scope["path"], error=str(error))
-            await _break_off(scope, send)
+            # It is not ended: the server breaks it off, and the client can see that.
         finally:
             self._source.close()
 
@@ -109,14 +109,3 @@ async def answer_of(reader: Reader) -> AsyncGenerator[bytes]:
     while not ended:
         data, ended = await reader.take_piece()
         yield data
-
-
-async def _break_off(scope: Scope, send: Send) -> None:
-    """End a body that is not whole, so that a client can see it where its protocol lets it.
-
-    HTTP/1.1 closes the connection before the last chunk. The server cannot reset a stream of
-    HTTP/2 or 3, and one without an end hangs: there the body just ends, short of the length
-    that a finite answer declares; where a live one ends says nothing in any case.
-    """
-    if scope["http_version"] not in ("1.0", "1.1"):
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -32,10 +32,6 @@ from ledger.errors import ConfigError
 from ledger.log import configure_logging
 from ledger.process import Stop, look_less_often
 
-H2_MAX_CONCURRENT_STREAMS = 256
-H2_MAX_REQUESTS = 1 << 31
-"""As good as none. At its own limit, 1,000, Hypercorn says GOAWAY and then sends nothing more of
-the streams that are under way, whose readers wait for ever."""
 WEBSOCKET_PING_INTERVAL_S = 20.0
 
 log = structlog.get_logger("tailrace.edge")
@@ -106,8 +102,6 @@ def server_config(config: EdgeConfig) -> Config:
     server.errorlog = logging.getLogger("hypercorn.error")
     server.keep_alive_timeout = KEEP_ALIVE_TIMEOUT_S
     server.h11_max_incomplete_size = MAX_HEAD_BYTES
-    server.h2_max_concurrent_streams = H2_MAX_CONCURRENT_STREAMS
-    server.keep_alive_max_requests = H2_MAX_REQUESTS
     server.websocket_max_message_size = MAX_READ_MESSAGE_BYTES
     server.websocket_ping_interval = WEBSOCKET_PING_INTERVAL_S
     return server

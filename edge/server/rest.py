@@ -123,19 +123,16 @@ class Client(Protocol):
 
 
 class AppRequest:
-    """One request with Hypercorn, or with `alpn` "h2" a connection.
+    """One request with Hypercorn.
 
     `done` is called when the response has ended and the connection goes on, with what of the
     bytes was not the request's; otherwise the connection is closed.
     """
 
-    def __init__(
-        self, rest: Rest, client: Client, done: Callable[[bytes], None], alpn: str = "http/1.1"
-    ) -> None:
+    def __init__(self, rest: Rest, client: Client, done: Callable[[bytes], None]) -> None:
         self._rest = rest
         self._client = client
         self._done = done
-        self._alpn = alpn
         self._waiting = bytearray()
         self._news = asyncio.Event()
         self._drained = asyncio.Event()
@@ -197,7 +194,7 @@ class AppRequest:
                 self._client.peer,
                 self._client.server,
                 self._send,
-                self._alpn,
+                "http/1.1",
             )
             await self._protocol.initiate()
             while not (self._over or self._gone):

@@ -22,7 +22,19 @@ from h2.events import (
     StreamReset,
 )
 
-from ledger.frame import Answer, Body, BodyEnd, Call, Detach, Resume, decode, encode, split
+from ledger.errors import NotFound
+from ledger.frame import (
+    Answer,
+    Body,
+    BodyEnd,
+    Call,
+    Detach,
+    Resume,
+    decode,
+    encode,
+    error_frame,
+    split,
+)
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.serving import PATIENCE_S, Served, serving
 
@@ -176,6 +188,16 @@ async def test_headers_that_are_too_large_are_told_so(served: Served) -> None:
         answer = await client.get("/healthz", headers={"X-Long": "x" * 20_000})
         assert (answer.status_code, answer.json()["error"]["code"]) == (431, "headers_too_large")
         assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_a_body_that_breaks_off_is_reset(served: Served, origin: ScriptedOrigin) -> None:
+    origin.answers = [Answer(200), Body(b"begun"), error_frame(NotFound("gone"))]
+    async with Peer.of(served) as peer:
+        stream_id = peer.ask("GET", "/v1/stream/a")
+        await peer.until(lambda: stream_id in peer.resets)
+    assert peer.bodies == {stream_id: b"begun"}
+    assert not peer.ended
+    assert peer.resets == {stream_id: ErrorCodes.INTERNAL_ERROR}
 
 
 async def test_a_client_that_resets_a_stream_is_detached(
