@@ -12,12 +12,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from ssl import SSLContext
 
 import structlog
+from hypercorn.config import Config
 
 from edge.access.gate import Gate
 from edge.access.key_file import read_keys
 from edge.config import EdgeConfig
+from edge.quic.listen import QuicListener
 from ledger.errors import ConfigError
 
 LOOK_S = 1.0
@@ -91,6 +94,49 @@ def reloaded_keys(config: EdgeConfig, gate: Gate) -> Reloaded:
             gate.ring = read_keys(config.api_keys).ring()
 
     return Reloaded("API keys", (config.api_keys,), read)
+
+
+class Certificate:
+    """The certificate that new connections see, if there is one; `quic` has it from here, too."""
+
+    def __init__(self, config: EdgeConfig, server: Config) -> None:
+        """Raises ConfigError where it cannot be read."""
+        self.quic: QuicListener | None = None
+        self._config = config
+        self._server = server
+        self._context: SSLContext | None = None
+        if config.certificate is not None:
+            self._read()
+
+    @property
+    def context(self) -> Callable[[], SSLContext] | None:
+        """What gives the context for a new connection, if there is TLS at all."""
+        return None if self._context is None else self._current
+
+    @property
+    def reloaded(self) -> Sequence[Reloaded]:
+        certificate, key = self._config.certificate, self._config.key
+        if certificate is None or key is None:
+            return ()
+        return (Reloaded("certificate", (certificate, key), self._read),)
+
+    def _current(self) -> SSLContext:
+        assert self._context is not None
+        return self._context
+
+    def _read(self) -> None:
+        try:
+            self._context = self._server.create_ssl_context()
+            certificate, key = self._config.certificate, self._config.key
+            if self.quic is not None and certificate is not None and key is not None:
+                self.quic.load(certificate, key)
+        except OSError as error:  # ssl's own is one
+            raise ConfigError(
+                f"cannot read {self._config.certificate} or its key {self._config.key}:"
+                f" {error.strerror or error}",
+                field="edge.certificate",
+                hint="give PEM files, the chain's leaf first, and the key of that leaf",
+            ) from error
 
 
 def _stamp(files: Sequence[Path]) -> Stamp:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from ssl import SSLContext
 
 import structlog
 import uvloop
@@ -19,7 +17,7 @@ from edge.app import create_app
 from edge.config import EdgeConfig, access_rules, connection_limits
 from edge.drain import go_away
 from edge.origins.link import Link
-from edge.reload import reloaded_keys, reloading
+from edge.reload import Certificate, reloaded_keys, reloading
 from edge.server.deadlines import Deadlines
 from edge.server.http1 import MAX_HEAD_BYTES
 from edge.server.listen import LISTEN_BACKLOG, Sockets, alt_svc, listening
@@ -28,7 +26,6 @@ from edge.server.rest import Rest
 from edge.server.routes import Routes
 from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
 from edge.session import MAX_READ_MESSAGE_BYTES
-from ledger.errors import ConfigError
 from ledger.log import configure_logging
 from ledger.process import Stop, look_less_often
 
@@ -51,7 +48,7 @@ async def serve(config: EdgeConfig, open_files: int) -> None:
     link = Link(*config.origin_addresses)
     stop = Stop()
     server = server_config(config)
-    tls = _certificate(config, server)
+    certificate = Certificate(config, server)
     sockets = Sockets.bound(config)
     server.alt_svc_headers = alt_svc(sockets.quic)
     app = create_app(link, config, access_rules(config, gate))
@@ -62,11 +59,11 @@ async def serve(config: EdgeConfig, open_files: int) -> None:
     )
     look_less_often()
     async with (
-        reloading(reloaded_keys(config, gate)),
+        reloading(reloaded_keys(config, gate), *certificate.reloaded),
         rest.running(),
-        listening(sockets, shared, tls) as quic,
+        listening(sockets, shared, certificate.context) as quic,
     ):
-        app.state.quic = quic
+        app.state.quic = certificate.quic = quic
         await stop.asked.wait()
         app.state.draining = True
         await go_away(shared, quic, stop)
@@ -113,19 +110,3 @@ def refuse_compression() -> None:
     Hypercorn offers it always and has no setting for it (its issue 307).
     """
     vars(ws_stream)["server_extensions_handshake"] = lambda _offered, _ours: None
-
-
-def _certificate(config: EdgeConfig, server: Config) -> Callable[[], SSLContext] | None:
-    """What gives the context for a new connection, if there is TLS at all."""
-    if config.certificate is None:
-        return None
-    try:
-        context = server.create_ssl_context()
-    except OSError as error:  # ssl's own is one
-        raise ConfigError(
-            f"cannot read {config.certificate} or its key {config.key}: {error.strerror or error}",
-            field="edge.certificate",
-            hint="give PEM files, the chain's leaf first, and the key of that leaf",
-        ) from error
-    assert context is not None  # there is a certificate
-    return lambda: context

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from tailrace.cli_ledger import ledger_app
 from tailrace.cli_model import HeadOption, KvCacheOption, WeightsOption, model_app
 from tailrace.extra import extra
 
+if TYPE_CHECKING:
+    from ledger.settings import Settings
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
@@ -26,7 +29,6 @@ app = typer.Typer(
     name="tailrace",
     help="Token streams that survive being cut.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     # Help as plain text: loading rich for it costs more than everything else together.
     rich_markup_mode=None,
@@ -280,12 +282,28 @@ def config_check(
     """Load the settings of every part and print each with where it came from."""
     if file is not None and config is not None:
         raise ConfigError("give FILE or --config FILE, not both")
-    from edge.config import EdgeConfig
-    from origin.config import LedgerConfig, OriginConfig, StreamsConfig
     from tailrace.config_check import report
 
-    parts = (EdgeConfig, OriginConfig, LedgerConfig, StreamsConfig)
-    typer.echo(report(parts, file or config, as_json=as_json), nl=False)
+    typer.echo(report(_parts(), file or config, as_json=as_json), nl=False)
+
+
+@config_app.command("init")
+def config_init(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]")] = Path("tailrace.toml"),
+) -> None:
+    """Write a file with every setting, commented out; one that is there is left alone."""
+    from tailrace.config_file import write
+
+    write(file, _parts())
+    typer.echo(f"{file} has every setting, commented out")
+
+
+def _parts() -> tuple[type[Settings], ...]:
+    """Of whom there are settings."""
+    from edge.config import EdgeConfig
+    from origin.config import LedgerConfig, OriginConfig, StreamsConfig
+
+    return EdgeConfig, OriginConfig, LedgerConfig, StreamsConfig
 
 
 app.add_typer(config_app, name="config")

@@ -1,12 +1,15 @@
-"""An edge that is told to go away: what is asked of it meanwhile, and what was under way."""
+"""An edge as it is operated: told to go away, given another certificate."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -25,7 +28,8 @@ from ledger.frame import (
     encode,
     split,
 )
-from tests.e2e.processes import Edge, Origin, running
+from tailrace.certificate import development_certificate
+from tests.e2e.processes import Edge, Origin, Process, free_port, running
 
 pytestmark = pytest.mark.anyio
 
@@ -105,3 +109,34 @@ async def told(socket: ClientConnection, edge: Edge) -> AsyncIterator[Frame]:
                     await asked_to_stop(edge)
                 if corr == 1:
                     yield frame
+
+
+async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path) -> None:
+    served, renewed = tmp_path / "served", tmp_path / "renewed"
+    files = development_certificate(served, datetime.now(UTC))
+    port = free_port()
+    edge = Process(
+        *("edge", "--http", "", "--https", f"127.0.0.1:{port}", "--http3"),
+        *("--certificate", files.certificate, "--key", files.key, "--origin", "127.0.0.1:9"),
+    )
+
+    async def seen() -> str:
+        return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=30)
+
+    try:
+        await edge.start()
+        await edge.saw("Running on https://")
+        first = await seen()
+        assert first == files.certificate.read_text()
+        files.certificate.write_text("half a certificate")
+        failed = await edge.saw("reload failed")
+        assert failed["what"] == "certificate" and "BEGIN" not in json.dumps(failed)
+        assert await seen() == first
+        again = development_certificate(renewed, datetime.now(UTC))
+        again.key.replace(files.key)
+        again.certificate.replace(files.certificate)
+        os.kill(edge.pid, signal.SIGHUP)
+        await edge.saw("reloaded")
+        assert await seen() == files.certificate.read_text() != first
+    finally:
+        await edge.stop()
