@@ -8,27 +8,21 @@ from dataclasses import dataclass, field
 from ledger.frame import Durability
 from ledger.objects.alarm import RetryPolicy
 
-MAX_RESIDENT_OBJECTS = 4_096
-"""Instances in memory. Above it idle ones are evicted, the longest idle first."""
-IDLE_EVICTION_S = 60.0
-"""An instance that had no event for so long is evicted."""
-MAX_WAITING_EVENTS = 1_024
-"""Events at the input gate of one object; who comes then is told `Overloaded`."""
-MAX_BLOCK_S = 30.0
-"""What a `block_concurrency_while` may take, as in Durable Objects."""
-MAX_CLOSE_S = 5.0
-"""What events may take to end when the runtime is closed."""
-
 
 @dataclass(frozen=True, slots=True)
 class ObjectLimits:
-    """The limits above, of one runtime."""
+    """Of one runtime."""
 
-    resident: int = MAX_RESIDENT_OBJECTS
-    idle_s: float = IDLE_EVICTION_S
-    waiting: int = MAX_WAITING_EVENTS
-    block_s: float = MAX_BLOCK_S
-    close_s: float = MAX_CLOSE_S
+    resident: int = 4_096
+    """Instances in memory. Above it idle ones are evicted, the longest idle first."""
+    idle_s: float = 60.0
+    """An instance that had no event for so long is evicted."""
+    waiting: int = 1_024
+    """Events at the input gate of one object; who comes then is told `Overloaded`."""
+    block_s: float = 30.0
+    """What a `block_concurrency_while` may take, as in Durable Objects."""
+    close_s: float = 5.0
+    """What events may take to end when the runtime is closed."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     durability: Durability = Durability.PROCESS
     """Of all that objects store, except what goes into a stream that asks for more."""

@@ -172,14 +172,14 @@ class Writer:
     ) -> GroupPlan:
         """Store the group; `tried` holds the last plan whose outcome may be unknown."""
         if not tried:
-            plan = self._believed(items)
+            plan = self._optimistic_plan(items)
             if plan is not None:
                 tried.append(plan)
-                if await _commit_as_believed(connection, plan, stamp):
+                if await _commit_optimistically(connection, plan, stamp):
                     return plan
         return await commit_locked(connection, items, tried, stamp)
 
-    def _believed(self, items: list[Item]) -> GroupPlan | None:
+    def _optimistic_plan(self, items: list[Item]) -> GroupPlan | None:
         """The plan by what memory knows; None where a look at the rows is needed."""
         heads = {}
         for item in items:
@@ -195,7 +195,9 @@ class Writer:
         return None if plan.refused else plan
 
 
-async def _commit_as_believed(connection: AsyncConnection, plan: GroupPlan, stamp: Stamp) -> bool:
+async def _commit_optimistically(
+    connection: AsyncConnection, plan: GroupPlan, stamp: Stamp
+) -> bool:
     """One statement; False where the rows are not as memory believed, and nothing is stored."""
     sids, epochs, firsts, after, ended = columns(plan.moved())
     parameters = (

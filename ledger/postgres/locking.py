@@ -1,4 +1,4 @@
-"""The careful commit: lock the rows of a group, look at them, decide, write; one transaction.
+"""The pessimistic commit: lock the rows of a group, look at them, decide, write; one transaction.
 
 For groups in which objects write, for streams of which memory does not know the last state,
 and after a connection was lost with a commit under way. Two round trips, by pipelining.

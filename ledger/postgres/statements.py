@@ -7,10 +7,10 @@ CHANNEL = "tailrace"
 
 # ---- group commit ----
 
-# The usual commit: what memory believes of the streams is checked and changed by one
+# The optimistic commit: what memory believes of the streams is checked and changed by one
 # statement, its own transaction. If a single row is not as believed (another epoch, another
 # index, an owner that was replaced, or that lacks its last commit) the division fails and with
-# it everything; the careful way below then finds out what is wrong. 64 frames take one round
+# it everything; the pessimistic one below then finds out what is wrong. 64 frames take one round
 # trip instead of three.
 COMMIT = """
 WITH moved AS (
@@ -32,7 +32,7 @@ SELECT 1 / ((SELECT count(*) FROM moved) = cardinality($1::bigint[])
     pg_notify($13, $14)
 """
 
-# The careful way: lock the rows in one order, look, decide, write. The lock on the owner's
+# The pessimistic one: lock the rows in one order, look, decide, write. The lock on the owner's
 # row waits for a commit of ours that a lost connection may have left under way.
 LOCK_OWNER = "SELECT commits FROM owner WHERE lease = $1 FOR NO KEY UPDATE"
 LOCK_OBJECTS = """

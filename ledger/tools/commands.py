@@ -50,17 +50,17 @@ class StreamSummary:
 
 async def summary(reader: LedgerReader, row: StreamRow) -> StreamSummary:
     """Read it all; `Damaged` where it is not whole."""
-    told, text = StreamSummary(), StreamText()
+    result, text = StreamSummary(), StreamText()
     async for _, record in reader.records(row):
-        told.frames += 1
-        told.tokens += len(record.ids)
-        told.frame_bytes += len(record.frame)
+        result.frames += 1
+        result.tokens += len(record.ids)
+        result.frame_bytes += len(record.frame)
         _, frame = decode(record.frame)
         text.add(frame)
         if isinstance(frame, StreamEnd):
-            told.end = frame
-    told.text = text.text
-    return told
+            result.end = frame
+    result.text = text.text
+    return result
 
 
 async def follow(
