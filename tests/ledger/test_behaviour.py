@@ -223,7 +223,9 @@ async def test_everything_is_there_after_a_restart(
         assert await everything(ledger, B) == [token(index) for index in range(7)]
         info = await ledger.info(B)
         assert (info.epoch, info.next_index, info.ended) == (1, 7, False)
+        assert info.recipe == new(B).recipe
         assert (await ledger.info(A)).ended
+        assert await ledger.unfinished() == [B]
         assert await ledger.append(tokens(B, [7])) == []
 
 

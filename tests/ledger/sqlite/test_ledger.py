@@ -7,7 +7,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from ledger.errors import ConfigError, Conflict, Damaged, LedgerFailed, NotFound
+from ledger.errors import ConfigError, Damaged, LedgerFailed, NotFound
 from ledger.frame import Durability
 from ledger.interface import Append
 from ledger.sqlite import log as sqlite_log
@@ -15,7 +15,6 @@ from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.log import PRUNE_ROWS
 from ledger.sqlite.tail import SEGMENT_BYTES
 from tests.ledger.backends import (
-    TTL_S,
     A,
     B,
     Clock,
@@ -127,61 +126,6 @@ async def test_streams_share_one_commit_while_another_is_in_flight(tmp_path: Pat
         await asyncio.gather(*(ledger.append(tokens(stream, [0])) for stream in streams))
         rows = count(tmp_path, "log")
         assert rows <= 2
-
-
-async def test_ids_and_recipe_come_back_for_a_continuation(tmp_path: Path) -> None:
-    async with opened(tmp_path) as ledger:
-        await ledger.create(new())
-        await ledger.append(tokens(A, range(3)))
-    async with opened(tmp_path) as ledger:
-        assert await ledger.unfinished() == [A]
-        assert (await ledger.info(A)).recipe == '{"prompt_ids":[1,2]}'
-        ids = [record.ids for record in await ledger.read(A, 0, 10)]
-        assert ids == [(0, 1), (1, 2), (2, 3)]
-
-
-async def test_a_reopened_ledger_goes_on_where_it_was(tmp_path: Path) -> None:
-    for start in range(0, 30, 10):
-        async with opened(tmp_path) as ledger:
-            if start == 0:
-                await ledger.create(new())
-            for index in range(start, start + 10):
-                assert await ledger.append(tokens(A, [index])) == []
-    async with opened(tmp_path) as ledger:
-        assert indexes(await ledger.read(A, 0, 100)) == list(range(30))
-
-
-async def test_an_ended_stream_is_whole_after_reopening(tmp_path: Path) -> None:
-    async with opened(tmp_path) as ledger:
-        await ledger.create(new())
-        records = await finish(ledger, A, 5)
-        [refusal] = await ledger.append(tokens(A, [6]))
-        assert isinstance(refusal.error, Conflict)
-    async with opened(tmp_path) as ledger:
-        info = await ledger.info(A)
-        assert (info.ended, info.next_index) == (True, 6)
-        assert await ledger.read(A, 0, 100) == records
-        assert await ledger.unfinished() == []
-
-
-async def test_retention_slides_with_reads_and_spares_what_runs(tmp_path: Path) -> None:
-    clock = Clock()
-    ttl_ms = int(TTL_S * 1000)
-    async with opened(tmp_path, clock) as ledger:
-        await ledger.create(new(A))
-        await ledger.create(new(B))
-        await finish(ledger, A, 3)
-        clock.now += ttl_ms - 1
-        await ledger.read(A, 0, 10)
-        clock.now += ttl_ms - 1
-        assert await ledger.expire() == 0
-        clock.now += 2
-        assert await ledger.expire() == 1
-        with pytest.raises(NotFound):
-            await ledger.info(A)
-        assert (await ledger.info(B)).ended is False
-    left = count(tmp_path, "segment")
-    assert left == 0
 
 
 async def test_the_log_is_pruned_once_segments_hold_it(tmp_path: Path) -> None:

@@ -143,17 +143,6 @@ async def test_a_deleted_stream_of_an_object_leaves_nothing(tmp_path: Path) -> N
     assert query(tmp_path, "SELECT count(*) FROM segment") == [(0,)]
 
 
-async def test_a_watched_stream_outlives_its_neighbours(tmp_path: Path) -> None:
-    clock = Clock()
-    async with opened(tmp_path, clock) as ledger:
-        streams = [await store(ledger, n, sentence(3)) for n in range(5)]
-        await ledger.info(streams[3])
-        ledger.watch(streams[3], lambda: None)
-        clock.pass_s(TTL_S)
-        assert await ledger.expire() == 4
-        assert not await is_gone(ledger, streams[3])
-
-
 @pytest.mark.parametrize("packs", [False, True], ids=["removing", "packing"])
 async def test_a_crash_after_any_commit_of_clean_up_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packs: bool
