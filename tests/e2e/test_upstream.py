@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.origin.producers.raw_server import (
     DONE,
     STREAM_HEAD,
     Asked,
+    RawServer,
     answer,
     chat,
     completion,
@@ -88,51 +90,68 @@ async def served(folder: Path, url: str, **flags: Any) -> AsyncIterator[tuple[Or
         yield origin, edge
 
 
+@dataclass
+class House:
+    """An origin and an edge before a server, which each test tells what to say."""
+
+    server: RawServer
+    origin: Origin
+    edge: Edge
+
+
+@pytest.fixture(scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    async with serving(Counter()) as server:
+        folder = tmp_path_factory.mktemp("house")
+        async with served(folder, server.url) as (origin, edge):
+            yield House(server, origin, edge)
+
+
 def notices(reading: Reading) -> list[str]:
     return [event.data["code"] for event in reading.events if event.name == "notice"]
 
 
 async def test_what_a_reader_has_when_the_server_dies_is_neither_lost_nor_doubled(
-    tmp_path: Path, client: httpx.AsyncClient
+    shared: House, client: httpx.AsyncClient
 ) -> None:
-    async with serving(Counter(0, 10, 11, 70)) as server, served(tmp_path, server.url) as (_, edge):
-        reading = await start(client, edge.url, PROMPT)
-        assert reading.text == COUNTED
-        assert notices(reading) == ["inexact"] * 3
-        assert reading.indexes == list(range(len(reading.events)))
-        assert reading.end["finish_reason"] == "stop"
-        assert reading.end["total_tokens"] == LAST
+    shared.server.scripts[:] = [Counter(0, 10, 11, 70)]
+    reading = await start(client, shared.edge.url, PROMPT)
+    assert reading.text == COUNTED
+    assert notices(reading) == ["inexact"] * 3
+    assert reading.indexes == list(range(len(reading.events)))
+    assert reading.end["finish_reason"] == "stop"
+    assert reading.end["total_tokens"] == LAST
 
 
 async def test_a_chat_goes_on_behind_the_assistants_words(
-    tmp_path: Path, client: httpx.AsyncClient
+    shared: House, client: httpx.AsyncClient
 ) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "Count."}], "max_tokens": 500}
-    async with serving(Counter(50)) as server, served(tmp_path, server.url) as (_, edge):
-        reading = await start(client, edge.url, body)
-        assert reading.text == COUNTED
-        assert notices(reading) == ["inexact"]
+    shared.server.scripts[:] = [Counter(50)]
+    reading = await start(client, shared.edge.url, body)
+    assert reading.text == COUNTED
+    assert notices(reading) == ["inexact"]
 
 
 async def test_a_stream_of_a_server_is_read_again_from_any_frame(
-    tmp_path: Path, client: httpx.AsyncClient
+    shared: House, client: httpx.AsyncClient
 ) -> None:
-    async with serving(Counter(30)) as server, served(tmp_path, server.url) as (_, edge):
-        whole = await start(client, edge.url, PROMPT)
-        for after in range(0, len(whole.events) - 1, 7):
-            reading = Reading(whole.stream, whole.token, whole.events[: after + 1])
-            assert (await resume(client, edge.url, reading)).events == whole.events
+    shared.server.scripts[:] = [Counter(30)]
+    whole = await start(client, shared.edge.url, PROMPT)
+    for after in range(0, len(whole.events) - 1, 7):
+        reading = Reading(whole.stream, whole.token, whole.events[: after + 1])
+        assert (await resume(client, shared.edge.url, reading)).events == whole.events
 
 
 async def test_a_killed_worker_goes_on_from_what_the_ledger_has(
-    tmp_path: Path, client: httpx.AsyncClient
+    shared: House, client: httpx.AsyncClient
 ) -> None:
     counter = Counter()
-    async with serving(counter) as server, served(tmp_path, server.url) as (origin, edge):
-        reading = asyncio.create_task(start(client, edge.url, PROMPT))
-        await counter.under_way.wait()
-        await origin.kill_worker()
-        made = await reading
+    shared.server.scripts[:] = [counter]
+    reading = asyncio.create_task(start(client, shared.edge.url, PROMPT))
+    await counter.under_way.wait()
+    await shared.origin.kill_worker()
+    made = await reading
     assert made.text == COUNTED
     assert notices(made) == ["inexact"]
     assert made.indexes == list(range(len(made.events)))
@@ -150,16 +169,17 @@ async def test_lost_end_ends_the_stream_for_its_reader(
 
 
 async def test_thoughts_are_frames_of_their_own_and_no_text(
-    tmp_path: Path, client: httpx.AsyncClient
+    shared: House, client: httpx.AsyncClient
 ) -> None:
     said = STREAM_HEAD + thought("hm ") + thought("so") + chat("Four.") + finish() + DONE
     body = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
-    async with serving(MODELS, said) as server, served(tmp_path, server.url) as (_, edge):
-        reading = await start(client, edge.url, body)
-        document = (await client.get(f"{edge.url}/v1/generate/{reading.stream}")).json()
-        stream = await client.get(f"{edge.url}/v1/stream/{reading.stream}")
-        async with Client([edge.url]) as reader:
-            frames = [frame async for frame in reader.resume(reading.stream)]
+    shared.server.scripts[:] = [said]
+    url = shared.edge.url
+    reading = await start(client, url, body)
+    document = (await client.get(f"{url}/v1/generate/{reading.stream}")).json()
+    stream = await client.get(f"{url}/v1/stream/{reading.stream}")
+    async with Client([url]) as reader:
+        frames = [frame async for frame in reader.resume(reading.stream)]
     assert [event.name for event in reading.events] == ["reasoning"] * 2 + ["message", "end"]
     assert reading.indexes == [0, 1, 2, 3]
     assert (document["reasoning"], document["text"]) == ("hm so", "Four.")
@@ -167,25 +187,21 @@ async def test_thoughts_are_frames_of_their_own_and_no_text(
     assert frames[:3] == [Reasoning("hm ", 0), Reasoning("so", 1), Token("Four.", 2)]
 
 
-async def test_a_cancel_reaches_the_server(tmp_path: Path, client: httpx.AsyncClient) -> None:
+async def test_a_cancel_reaches_the_server(shared: House, client: httpx.AsyncClient) -> None:
     async def endless(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        if asked.path.endswith("/models"):
-            writer.write(MODELS)
-            return
         writer.write(STREAM_HEAD + completion("word "))
         await asyncio.Event().wait()
 
-    async with serving(endless) as server, served(tmp_path, server.url) as (_, edge):
-        reading = await start(client, edge.url, PROMPT, stop_after=1)
-        assert not server.gone.is_set()
-        headers = {"Tailrace-Token": reading.token}
-        answered = await client.post(
-            f"{edge.url}/v1/generate/{reading.stream}/cancel", headers=headers
-        )
-        assert answered.status_code == 200
-        async with asyncio.timeout(10):
-            await server.gone.wait()
-        assert (await resume(client, edge.url, reading)).end["finish_reason"] == "cancelled"
+    server, url = shared.server, shared.edge.url
+    server.scripts[:] = [endless]
+    reading = await start(client, url, PROMPT, stop_after=1)
+    server.gone.clear()  # that of a worker that was killed, perhaps
+    headers = {"Tailrace-Token": reading.token}
+    answered = await client.post(f"{url}/v1/generate/{reading.stream}/cancel", headers=headers)
+    assert answered.status_code == 200
+    async with asyncio.timeout(60):
+        await server.gone.wait()
+    assert (await resume(client, url, reading)).end["finish_reason"] == "cancelled"
 
 
 async def test_readyz_says_that_the_server_is_not_there_until_it_is(
