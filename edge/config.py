@@ -17,6 +17,7 @@ from edge.access.gate import Gate
 from edge.access.pages import ANY_ORIGIN, HostRule, OriginRule, is_loopback
 from edge.access.proxies import Proxies
 from edge.access.rules import Rules
+from edge.quic.steer import MAX_PROCESSES, can_steer
 from edge.session import MAX_UNFINISHED
 from ledger.frame import MAX_CALL_BODY_BYTES
 from ledger.settings import Address, Settings, parse_address, split_at_commas
@@ -71,6 +72,13 @@ class EdgeConfig(Settings):
     https: Addresses = Field(("127.0.0.1:8443",), description="HTTPS; only with a certificate")
     http3: bool = Field(
         True, description="HTTP/3 too, over QUIC at the addresses of https, told by Alt-Svc"
+    )
+    processes: int = Field(
+        1,
+        ge=1,
+        le=MAX_PROCESSES,
+        description="that serve at the same addresses, each on a core; bounds of connections and"
+        " rates are those of each",
     )
     origin: Addresses = Field(
         ("127.0.0.1:8470",),
@@ -166,6 +174,12 @@ class EdgeConfig(Settings):
     def _listens_somewhere(self) -> Self:
         if not self.http and self.certificate is None:
             raise ValueError("give an http address, or a certificate and key for https")
+        return self
+
+    @model_validator(mode="after")
+    def _several_processes_are_steered_to(self) -> Self:
+        if self.processes > 1 and self.http3 and self.certificate is not None and not can_steer():
+            raise ValueError("several processes serve HTTP/3 on Linux only; give http3 = false")
         return self
 
     @property

@@ -17,6 +17,7 @@ from edge.app import create_app
 from edge.config import EdgeConfig, access_rules, connection_limits
 from edge.drain import go_away
 from edge.origins.link import Link
+from edge.processes import run_processes
 from edge.reload import Certificate, reloaded_keys, reloading
 from edge.server.deadlines import Deadlines
 from edge.server.http1 import MAX_HEAD_BYTES
@@ -39,17 +40,24 @@ def run(config: EdgeConfig) -> None:
     configure_logging(config.log_level)
     refuse_compression()
     open_files = _take_files(config)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(config, open_files))
+    sockets = Sockets.bound(config)
+
+    def work(process: int) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(config, open_files, sockets.of(process), process))
+
+    if config.processes == 1:
+        work(0)
+    else:
+        run_processes(sockets, config.processes, work)
 
 
-async def serve(config: EdgeConfig, open_files: int) -> None:
+async def serve(config: EdgeConfig, open_files: int, sockets: Sockets, process: int) -> None:
     gate = open_gate(config)
     link = Link(*config.origin_addresses)
     stop = Stop()
     server = server_config(config)
     certificate = Certificate(config, server)
-    sockets = Sockets.bound(config)
     server.alt_svc_headers = alt_svc(sockets.quic)
     app = create_app(link, config, access_rules(config, gate))
     rest = Rest(app, server)
@@ -61,7 +69,7 @@ async def serve(config: EdgeConfig, open_files: int) -> None:
     async with (
         reloading(reloaded_keys(config, gate), *certificate.reloaded),
         rest.running(),
-        listening(sockets, shared, certificate.context) as quic,
+        listening(sockets, shared, certificate.context, process) as quic,
     ):
         app.state.quic = certificate.quic = quic
         await stop.asked.wait()

@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from itertools import chain
 from typing import NamedTuple, Self
 
 import structlog
@@ -17,10 +18,12 @@ from edge.config import EdgeConfig
 from edge.quic.aioquic_core import AioquicCores
 from edge.quic.http3 import Behind
 from edge.quic.listen import QuicListener
+from edge.quic.steer import steer
 from edge.server.connection import Connection
 from edge.server.deadlines import SLOT_S
 from edge.server.wire import Shared
 from ledger.errors import ConfigError
+from ledger.settings import parse_address
 
 LISTEN_BACKLOG = 1024
 NOT_SENT_BYTES = 16 << 10
@@ -33,52 +36,81 @@ log = structlog.get_logger("tailrace.edge")
 
 
 class Sockets(NamedTuple):
-    """Bound, and not listening yet."""
+    """Bound, and not listening yet. Each process has datagram sockets of its own."""
 
     plain: list[socket.socket]
     secure: list[socket.socket]
     quic: list[socket.socket]
+    quic_of_others: list[list[socket.socket]]
 
     @classmethod
     def bound(cls, config: EdgeConfig) -> Self:
         """All that `config` names; ConfigError where an address cannot be had."""
         with ExitStack() as unless_all:
-            sockets = cls([], [], [])
+            sockets = cls([], [], [], [[] for _ in range(1, config.processes)])
             unless_all.callback(sockets.close)
             for address in config.http:
                 sockets.plain.extend(_bind("http", address))
             for address in config.https if config.certificate is not None else ():
                 sockets.secure.extend(_bind("https", address))
                 if config.http3:
-                    sockets.quic.extend(_bind("https", address, socket.SOCK_DGRAM))
+                    each = _bind_datagrams("https", address, config.processes)
+                    for mine, made in zip(
+                        (sockets.quic, *sockets.quic_of_others), each, strict=True
+                    ):
+                        mine.append(made)
             unless_all.pop_all()
             return sockets
 
+    def of(self, process: int) -> Sockets:
+        """As process number `process` has them; those of the others are not for it to read."""
+        quic = [self.quic, *self.quic_of_others][process]
+        return self._replace(quic=quic, quic_of_others=[])
+
     def close(self) -> None:
-        for each in (*self.plain, *self.secure, *self.quic):
+        for each in (*self.plain, *self.secure, *self.quic, *chain(*self.quic_of_others)):
             each.close()
 
 
-def _bind(
-    setting: str, address: str, kind: socket.SocketKind = socket.SOCK_STREAM
-) -> list[socket.socket]:
+def _bind(setting: str, address: str) -> list[socket.socket]:
     binding = Config()
     binding.bind = [address]
-    if kind is socket.SOCK_DGRAM:
-        binding.bind, binding.quic_bind = [], [address]
-        # Datagram sockets are made only beside secure ones.
-        binding.certfile = binding.keyfile = "-"
     try:
         made = binding.create_sockets()
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {address}: {error.strerror or error}",
-            field=f"edge.{setting}",
-            hint="free the port or choose another address",
-        ) from error
+        raise _taken(setting, address, error) from error
     for stream in made.insecure_sockets:
         _bound_what_waits(stream)
-    return [*made.insecure_sockets, *made.quic_sockets]
+    return made.insecure_sockets
+
+
+def _bind_datagrams(setting: str, address: str, count: int) -> list[socket.socket]:
+    """As many for one address; several are steered."""
+    host, port = parse_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with ExitStack() as unless_all:
+        made = [
+            unless_all.enter_context(socket.socket(family, socket.SOCK_DGRAM)) for _ in range(count)
+        ]
+        try:
+            for each in made:
+                if count > 1:
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                each.bind((host, port or made[0].getsockname()[1]))
+            if count > 1:
+                steer(made)
+        except OSError as error:
+            raise _taken(setting, address, error) from error
+        unless_all.pop_all()
+        return made
+
+
+def _taken(setting: str, address: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {address}: {error.strerror or error}",
+        field=f"edge.{setting}",
+        hint="free the port or choose another address",
+    )
 
 
 def _bound_what_waits(listener: socket.socket) -> None:
@@ -90,7 +122,10 @@ def _bound_what_waits(listener: socket.socket) -> None:
 
 @asynccontextmanager
 async def listening(
-    sockets: Sockets, shared: Shared, tls: Callable[[], ssl.SSLContext] | None
+    sockets: Sockets,
+    shared: Shared,
+    tls: Callable[[], ssl.SSLContext] | None,
+    process: int = 0,
 ) -> AsyncIterator[QuicListener | None]:
     """Accept connections while the block runs; `tls` gives the certificate of the moment.
 
@@ -108,7 +143,7 @@ async def listening(
             assert tls is not None
             servers.append(await _listen(each, lambda: Connection(shared, tls())))
             log.info("Running on https://" + _name(each))
-        quic = _listen_quic(sockets.quic, shared) if sockets.quic else None
+        quic = _listen_quic(sockets.quic, shared, process) if sockets.quic else None
         yield quic
     finally:
         for server in servers:
@@ -125,8 +160,9 @@ async def _listen(bound: socket.socket, make: Callable[[], Connection]) -> async
     return await loop.create_server(make, sock=bound, backlog=LISTEN_BACKLOG)
 
 
-def _listen_quic(bound: Sequence[socket.socket], shared: Shared) -> QuicListener:
+def _listen_quic(bound: Sequence[socket.socket], shared: Shared, process: int) -> QuicListener:
     config = shared.config
+    mark = process if config.processes > 1 else None
     assert config.certificate is not None and config.key is not None  # or nothing was bound
     behind = Behind(
         shared.turn,
@@ -139,7 +175,7 @@ def _listen_quic(bound: Sequence[socket.socket], shared: Shared) -> QuicListener
         config.stalled_timeout_s,
     )
     listener = QuicListener(
-        bound, AioquicCores(config.certificate, config.key), behind, shared.limits
+        bound, AioquicCores(config.certificate, config.key, mark), behind, shared.limits
     )
     listener.start()
     for each in bound:

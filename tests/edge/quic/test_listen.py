@@ -9,11 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aioquic.asyncio.client import connect
-from aioquic.asyncio.protocol import QuicConnectionProtocol
-from aioquic.h3.connection import H3_ALPN, H3Connection
-from aioquic.h3.events import DataReceived
+from aioquic.h3.connection import H3_ALPN
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.events import QuicEvent
 
 from edge.access.connections import ConnectionLimits
 from edge.quic.aioquic_core import AioquicCores
@@ -24,7 +21,8 @@ from edge.server.application import Application
 from edge.server.deadlines import Deadlines
 from edge.server.outlet import Turn
 from tailrace.certificate import CertificateFiles
-from tests.edge.quic.net import OPEN, Replies, head, no_app
+from tests.edge.quic.fetching import Fetching
+from tests.edge.quic.net import OPEN, Replies, no_app
 
 pytestmark = pytest.mark.anyio
 
@@ -72,35 +70,6 @@ class Listening:
         ) as client:
             assert isinstance(client, Fetching)
             yield client
-
-
-class Fetching(QuicConnectionProtocol):
-    """A client; `body` is what came of its requests, `ended` when the last has."""
-
-    def begin(self) -> None:
-        self.http3 = H3Connection(self._quic)
-        self.body = b""
-        self.came = asyncio.Event()
-
-    def quic_event_received(self, event: QuicEvent) -> None:
-        if not hasattr(self, "http3"):
-            self.begin()
-        for each in self.http3.handle_event(event):
-            if isinstance(each, DataReceived):
-                self.body += each.data
-                self.came.set()
-
-    async def get(self, path: bytes) -> bytes:
-        """The first of the body that comes."""
-        if not hasattr(self, "http3"):
-            self.begin()
-        self.came.clear()
-        stream = self._quic.get_next_available_stream_id()
-        self.http3.send_headers(stream, head(path), end_stream=True)
-        self.transmit()
-        async with asyncio.timeout(60):
-            await self.came.wait()
-        return self.body
 
 
 @asynccontextmanager

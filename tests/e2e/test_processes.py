@@ -1,0 +1,125 @@
+"""An edge of several processes at one address: HTTP/3 goes to the right one, and one may die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+from aioquic.asyncio.client import connect
+from aioquic.h3.connection import H3_ALPN
+from aioquic.quic.configuration import QuicConfiguration
+
+from edge.quic.steer import can_steer
+from tailrace.certificate import CertificateFiles, development_certificate
+from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.udp_way import UdpWay
+from tests.edge.quic.fetching import Fetching
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(not can_steer(), reason="the kernel steers on Linux only"),
+]
+
+PROCESSES = 3
+CLIENTS = 12
+MOVES = 8
+
+
+@dataclass
+class Several:
+    origin: Origin
+    edge: Edge
+    settings: Path
+    files: CertificateFiles
+
+    @asynccontextmanager
+    async def client(self, port: int) -> AsyncIterator[Fetching]:
+        configuration = QuicConfiguration(
+            is_client=True, alpn_protocols=H3_ALPN, server_name="localhost"
+        )
+        configuration.load_verify_locations(str(self.files.certificate))
+        async with connect(
+            "127.0.0.1", port, configuration=configuration, create_protocol=Fetching
+        ) as client:
+            assert isinstance(client, Fetching)
+            yield client
+
+
+def children_of(pid: int) -> set[int]:
+    """The processes that serve, of an edge's first one."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return {int(each) for each in children.split()}
+
+
+def serves(pid: int) -> bool:
+    """Whether it lives; one that has ended may wait for somebody to ask how."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture(scope="module")
+async def several(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Several]:
+    folder = tmp_path_factory.mktemp("several")
+    files = development_certificate(folder / "certificate", datetime.now(UTC))
+    settings = folder / "tailrace.toml"
+    settings.write_text(f"[edge]\nprocesses = {PROCESSES}\n")
+    origin = Origin(folder / "data")
+    edge = Edge(origin, certificate=(files.certificate, files.key), config=settings)
+    async with running(origin, edge):
+        await edge.saw("origin link up", PROCESSES)
+        yield Several(origin, edge, settings, files)
+
+
+async def test_a_client_whose_address_changes_keeps_its_process(several: Several) -> None:
+    """Each new address would be another process's with a chance of two in three."""
+    async with (
+        UdpWay.open(several.edge.tls_port) as way,
+        several.client(way.port) as client,
+    ):
+        for _ in range(MOVES):
+            assert b"ok" in await client.get(b"/healthz")
+            way.change()
+
+
+async def test_one_that_is_killed_is_replaced_and_the_others_serve_on(several: Several) -> None:
+    before = children_of(several.edge.pid)
+    assert len(before) == PROCESSES
+    os.kill(min(before), signal.SIGKILL)
+    await several.edge.saw("origin link up", PROCESSES + 1)
+    after = children_of(several.edge.pid)
+    assert len(after) == PROCESSES and len(after & before) == PROCESSES - 1
+    for _ in range(CLIENTS):
+        async with several.client(several.edge.tls_port) as client:
+            assert b"ok" in await client.get(b"/healthz")
+    async with httpx.AsyncClient() as over_tcp:
+        answers = [await over_tcp.get(f"{several.edge.url}/healthz") for _ in range(CLIENTS)]
+    assert [answer.status_code for answer in answers] == [200] * CLIENTS
+
+
+async def test_they_end_with_the_first_one_however_it_ends(several: Several) -> None:
+    for kill in (False, True):
+        edge = Edge(several.origin, config=several.settings)
+        await edge.start()
+        try:
+            await edge.saw("origin link up", PROCESSES)
+            serving = children_of(edge.pid)
+            assert len(serving) == PROCESSES
+        finally:
+            if kill:
+                await edge.kill()
+            else:
+                assert await edge.stop() == 0
+        async with asyncio.timeout(60):
+            while any(map(serves, serving)):
+                await asyncio.to_thread(os.sched_yield)
