@@ -196,8 +196,12 @@ class Http2:
 
     def flush(self) -> None:
         """All that the streams of this connection have to send, in one write as a rule."""
-        while sent := self._h2.take(self._wire.room()):
-            self._wire.write(sent)
+        while True:
+            sent = self._h2.take(self._wire.room())
+            if sent:
+                self._wire.write(sent)
+            if not (sent and self._h2.has_more_bodies):
+                break
         for handler in self._h2.drained():
             handler.drained()
         if self._h2.closed:

@@ -187,7 +187,7 @@ class Stream:
             h2.reset_stream(self.id, ErrorCodes.INTERNAL_ERROR)
             self._connection.forget(self)
 
-    def put_data(self, h2: H2Connection, out: bytearray) -> int:
+    def put_data(self, h2: BoundedConnection, out: bytearray) -> int:
         """One DATA frame, as large as both windows let it be; gives how much it carries."""
         waiting = self._waiting
         windows = min(h2.outbound_flow_control_window, self._h2.outbound_flow_control_window)
@@ -196,7 +196,7 @@ class Stream:
             return 0
         if self._ended and size == len(waiting):
             h2.send_data(self.id, bytes(waiting), end_stream=True)
-            out += h2.data_to_send()
+            out += h2.taken_data()
             waiting.clear()
             self._finish(h2)
             return size
@@ -385,15 +385,23 @@ class Http2Connection:
         """What is to be sent now: of bodies about `most` bytes, a frame of each stream in turn."""
         h2 = self._h2
         self._put_heads()
-        out = bytearray(h2.data_to_send())
+        out = h2.taken_data()
         while self._bodies and most > 0 and h2.outbound_flow_control_window > 0:
             most -= self._take_turns(most, out)
         self._put_heads()
         self._end_if_idle()
-        out += h2.data_to_send()
+        if h2.has_data:
+            out += h2.taken_data()
         return bytes(out)
 
+    @property
+    def has_more_bodies(self) -> bool:
+        """Whether `take` would give more, of a connection with more room."""
+        return bool(self._bodies) and self._h2.outbound_flow_control_window > 0
+
     def _put_heads(self) -> None:
+        if not self._heads:
+            return
         heads, self._heads = self._heads, {}
         for stream in heads:
             if stream.open:
@@ -402,29 +410,33 @@ class Http2Connection:
     def _take_turns(self, most: int, out: bytearray) -> int:
         """One frame of each stream, until `most` bytes are reached; gives how many it were."""
         h2 = self._h2
-        turns = iter(self._bodies)
-        again: list[Stream] = []
+        turn, self._bodies = self._bodies, {}
+        again: dict[Stream, None] = {}
+        left: dict[Stream, None] = {}
         sent = 0
-        for stream in turns:
+        for stream in turn:
+            if sent >= most or h2.outbound_flow_control_window <= 0:
+                left[stream] = None
+                continue
             if not stream.open:
                 continue
             size = stream.put_data(h2, out)
             sent += size
-            if not stream.unsent_bytes or size >= MAX_DATA_BYTES // 16:
+            if h2.idle_work and (not stream.unsent_bytes or size >= MAX_DATA_BYTES // 16):
                 h2.forgive(FORGIVEN_PER_DATA)
             if stream in self._starved:
                 self._relieved[stream] = None
             if stream.sendable:
-                again.append(stream)
+                again[stream] = None
             elif stream.over and stream.open:
                 self._heads[stream] = None
-            if sent >= most or h2.outbound_flow_control_window <= 0:
-                break
-        self._bodies = dict.fromkeys((*turns, *again))
+        self._bodies = left | again
         return sent
 
     def drained(self) -> list[Handler]:
         """Whom `room` has disappointed, and may not again."""
+        if not self._relieved:
+            return []
         relieved, self._relieved = self._relieved, {}
         handlers = []
         for stream in relieved:

@@ -79,7 +79,7 @@ class BoundedConnection(H2Connection):
         )
         self.client_leaves = False  # it has sent GOAWAY
         self._clock_s = clock_s
-        self._idle_work = 0.0
+        self.idle_work = 0.0
         self._forgiven_at = clock_s()
 
     def begin(self) -> None:
@@ -100,19 +100,29 @@ class BoundedConnection(H2Connection):
         self.local_settings.acknowledge()
         self.decoder.max_header_list_size = MAX_READ_HEADER_BYTES
 
+    @property
+    def has_data(self) -> bool:
+        """Whether there is some to send."""
+        return bool(self._data_to_send)
+
+    def taken_data(self) -> bytearray:
+        """What is to be sent, which is the caller's now."""
+        data, self._data_to_send = self._data_to_send, bytearray()
+        return data
+
     # ---- work for nothing ----
 
     def spend(self, work: float) -> None:
-        self._idle_work += work
-        if self._idle_work > MAX_IDLE_WORK:
+        self.idle_work += work
+        if self.idle_work > MAX_IDLE_WORK:
             now = self._clock_s()
             self.forgive((now - self._forgiven_at) * FORGIVEN_PER_S)
             self._forgiven_at = now
-            if self._idle_work > MAX_IDLE_WORK:
+            if self.idle_work > MAX_IDLE_WORK:
                 raise TooMuchForNothing("too many frames that ask for nothing")
 
     def forgive(self, work: float) -> None:
-        self._idle_work = max(0.0, self._idle_work - work)
+        self.idle_work = max(0.0, self.idle_work - work)
 
     def check_header_block(self) -> None:
         size = sum(len(frame.data) for frame in self.incoming_buffer._headers_buffer)
