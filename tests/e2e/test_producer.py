@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,34 +29,36 @@ def shown(made: list[Any]) -> str:
     return "".join(texts.values())
 
 
-async def test_revisions_reach_readers_over_sse_and_as_one_document(
-    tmp_path: Path, client: httpx.AsyncClient
-) -> None:
-    origin = Origin(tmp_path, producer=SPEECH)
+@pytest.fixture(scope="module")
+async def speech(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """The URL of an edge before a producer of revisions."""
+    origin = Origin(tmp_path_factory.mktemp("speech"), producer=SPEECH)
     edge = Edge(origin)
     async with running(origin, edge):
-        reading = await start(client, edge.url, HEARD)
-        assert reading.indexes == list(range(len(reading.events)))
-        assert shown(reading.events) == FINAL
-        assert shown(reading.events[:3]) == "he said so"
-        data = next(event.data for event in reading.events if event.name == "chunk")
-        assert base64.b64decode(data["data"]) == bytes(range(256))
-        assert reading.end["finish_reason"] == "stop"
+        yield edge.url
 
-        document = (await client.get(f"{edge.url}/v1/generate/{reading.stream}")).json()
-        assert document["state"] == "ended"
-        assert document["text"] == FINAL
+
+async def test_revisions_reach_readers_over_sse_and_as_one_document(
+    speech: str, client: httpx.AsyncClient
+) -> None:
+    reading = await start(client, speech, HEARD)
+    assert reading.indexes == list(range(len(reading.events)))
+    assert shown(reading.events) == FINAL
+    assert shown(reading.events[:3]) == "he said so"
+    data = next(event.data for event in reading.events if event.name == "chunk")
+    assert base64.b64decode(data["data"]) == bytes(range(256))
+    assert reading.end["finish_reason"] == "stop"
+    document = (await client.get(f"{speech}/v1/generate/{reading.stream}")).json()
+    assert document["state"] == "ended"
+    assert document["text"] == FINAL
 
 
 @pytest.mark.parametrize("cut", [0, 1, 4, 9])
 async def test_a_cut_stream_of_revisions_goes_on_where_it_was_cut(
-    tmp_path: Path, client: httpx.AsyncClient, cut: int
+    speech: str, client: httpx.AsyncClient, cut: int
 ) -> None:
-    origin = Origin(tmp_path, producer=SPEECH)
-    edge = Edge(origin)
-    async with running(origin, edge):
-        reading = await start(client, edge.url, HEARD, stop_after=cut)
-        await resume(client, edge.url, reading)
+    reading = await start(client, speech, HEARD, stop_after=cut)
+    await resume(client, speech, reading)
     assert shown(reading.events) == FINAL
     assert reading.indexes == list(range(len(reading.events)))
 
