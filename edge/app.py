@@ -29,7 +29,7 @@ from edge.origins.link import Link
 from edge.quic.listen import QuicListener
 from edge.ws import sessions
 from ledger.errors import TailraceError
-from ledger.frame import SCHEMA_HASH, STREAM_PATH, Heartbeat
+from ledger.frame import SCHEMA_HASH, STREAM_PATH
 from ledger.version import tailrace_version
 
 NO_STORE = {"Cache-Control": "no-store"}
@@ -91,7 +91,7 @@ async def readyz(request: Request) -> Response:
     faults = [] if quic is None or quic.answers else [HTTP3_IS_SILENT]
     if request.app.state.draining:
         faults.append(DRAINING)
-    status, fields = readiness(link.heartbeat, link.address, faults)
+    status, fields = readiness(link, faults)
     return JSONResponse(fields, status, NO_STORE)
 
 
@@ -101,16 +101,15 @@ async def version(_request: Request) -> Response:
     return JSONResponse(fields, headers=NO_STORE)
 
 
-def readiness(
-    heartbeat: Heartbeat, origin: str, faults: Sequence[str] = ()
-) -> tuple[int, dict[str, object]]:
+def readiness(link: Link, faults: Sequence[str] = ()) -> tuple[int, dict[str, object]]:
     """The status and document of /readyz; `faults` are the edge's own."""
+    heartbeat = link.heartbeat
     ready = heartbeat.ready and not faults
     fields = {
         "ready": ready,
         "reasons": [*heartbeat.reasons, *faults],
         "models": list(heartbeat.models),
         "devices": list(heartbeat.devices),
-        "origin": origin,
+        "origins": [origin.described() for origin in link.origins],
     }
     return 200 if ready else 503, fields

@@ -83,8 +83,8 @@ class EdgeConfig(Settings):
     origin: Addresses = Field(
         ("127.0.0.1:8470",),
         min_length=1,
-        description="links of the origins that share a ledger; the first that answers is used,"
-        " the next one when it is lost",
+        description="links of the origins; each new stream goes to one that is ready, has the model"
+        " and little to do, and to another of its ledger when that one is lost",
     )
     certificate: Path | None = Field(None, description="PEM file, the chain's leaf first")
     key: Path | None = Field(None, description="PEM file of the certificate's private key")

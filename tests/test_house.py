@@ -32,7 +32,8 @@ ARROWS = {
 # Protocols and rules: plain objects fed bytes and a clock.
 SANS_IO = (
     "edge/access/[!_mo]*.py",  # but the middleware, and what asks for open files
-    *("edge/origins/relay.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),
+    *("edge/origins/breaker.py", "edge/origins/choice.py", "edge/origins/relay.py"),
+    *("edge/origins/watchers.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),
     *("edge/quic/core.py", "edge/quic/aioquic_core.py", "edge/quic/http3.py"),
     *("edge/quic/server.py", "edge/quic/timers.py"),
     *("edge/server/deadlines.py", "edge/server/http1.py", "edge/server/http2*.py"),

@@ -1,163 +1,132 @@
-"""The origin link: one TCP connection to an origin, made again whenever it is lost.
+"""The way to the origins for everything that the edge serves: who is asked, and who after that.
 
-Where several origins share a ledger any of them serves any stream, so the next one is asked
-for the rest of what a lost one was sending. The thin asyncio shell around `Relay`: it moves
-bytes and keeps time, and decides nothing about streams.
+A new request goes to the origin that `choice` names. When that one is lost, another origin of the
+same ledger is asked for the rest, and where there is none, it itself when it is back. What an
+origin refuses without having begun it, such as for want of room, the others are asked in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
-from typing import cast
 
-import structlog
-
-from edge.origins.relay import RETRY_AFTER_MS, LinkState, Relay, Sink, spread
+from edge.origins.choice import PREFIX_CHARS, Wanted, choose
+from edge.origins.origin import Origin, now
+from edge.origins.relay import RETRY_AFTER_MS, Route, Sink, route_of, spread
+from edge.origins.watchers import Watchers
 from ledger.backoff import Backoff, spread_ms
-from ledger.errors import OriginUnreachable, Overloaded, TailraceError
-from ledger.frame import Credit, Detach, Heartbeat, Splitter, corr_of, encode, error_frame, tag_of
-from ledger.silence import Silence
+from ledger.errors import Overloaded, TailraceError
+from ledger.frame import (
+    LINK_CODEC,
+    Call,
+    Cancel,
+    Credit,
+    Detach,
+    Frame,
+    Heartbeat,
+    Open,
+    Resume,
+    Steer,
+    StreamError,
+    corr_of,
+    decode,
+    encode,
+    error_frame,
+    tag_of,
+)
 
-LINK_RECONNECT_MIN_S = 0.1
-LINK_RECONNECT_MAX_S = 2.0
-LINK_CONNECT_TIMEOUT_S = 5.0
-"""For connecting, and then for the origin's first word; from there on it says itself, in its
-Heartbeats, after how long a silence it is to be taken for dead."""
-LINK_SETTLED_S = 1.0
-"""A link that was up for so long was sound: when it is lost, the next origin is tried at once."""
 LINK_TICK_S = 0.05
 """How late a deadline may be noticed, and how finely the heartbeats of clients are spread."""
 MAX_LINK_BUFFER_BYTES = 8 << 20
-"""Requests are refused while the origin leaves this much unread."""
+"""Requests are refused while an origin leaves this much unread."""
 MAX_HELD_BYTES = 64 << 20
 """Requests are refused while so many bytes of others wait for an answer, or for a link."""
 
-log = structlog.get_logger("tailrace.edge")
-
-
-class Connection(asyncio.Protocol):
-    """One TCP connection to the origin; `lost` is done when it ends, and says why."""
-
-    def __init__(self, link: Link) -> None:
-        loop = asyncio.get_running_loop()
-        self.link = link
-        self.lost: asyncio.Future[Exception | None] = loop.create_future()
-        self.silence = Silence(loop.time())
-        self._splitter = Splitter()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast: uvloop's transports have the interface, but not the base class.
-        self._transport = cast(asyncio.Transport, transport)
-        self.link.on_connected(self)
-
-    def data_received(self, data: bytes) -> None:
-        self.silence.broken()
-        try:
-            self.link.on_frames(self._splitter.feed(data))
-        except TailraceError as error:
-            self.close(error)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._done(exc)
-
-    @property
-    def unsent_bytes(self) -> int:
-        return self._transport.get_write_buffer_size() if self._transport else 0
-
-    def write(self, data: bytes) -> None:
-        """Nothing where the connection is ending: uvloop's transports raise then."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
-
-    def close(self, reason: Exception | None) -> None:
-        self._done(reason)
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _done(self, reason: Exception | None) -> None:
-        """The link learns of it in this very turn: what is submitted in the next one must wait
-        for another connection, and not be written to this one."""
-        if not self.lost.done():
-            self.lost.set_result(reason)
-            self.link.on_lost(self)
-
 
 class Link:
-    """The way to an origin for everything that the edge serves.
-
-    `addresses` are (host, port) of origins that share a ledger, at least one. They are tried
-    in turn; only when all have failed in a row does the `backoff` make it wait.
-    """
+    """`addresses` are (host, port) of origins, at least one."""
 
     def __init__(self, *addresses: tuple[str, int], backoff: Backoff | None = None) -> None:
-        self._addresses = addresses
-        self._turn = 0  # the address in use, or to be tried next
-        self._misses = 0  # connections in a row that did not come up and settle
-        self._up_at: float | None = None  # since when this connection is up
-        self._relay = Relay()
+        """`backoff` is how each origin is waited for that cannot be reached."""
+        self.origins = [
+            Origin(address, self._flush, None if backoff is None else replace(backoff))
+            for address in addresses
+        ]
+        self._watchers = Watchers()
         self._random = Random()
-        self._backoff = backoff or Backoff(LINK_RECONNECT_MIN_S, LINK_RECONNECT_MAX_S)
-        self._connection: Connection | None = None
         self._closing: TailraceError | None = None
 
     @property
     def address(self) -> str:
-        """Of the origin that is connected, or to be tried next."""
-        return _spell(self._addresses[self._turn])
+        """Of the first origin that is connected, or else of the first."""
+        return next((o.address for o in self.origins if o.usable), self.origins[0].address)
 
     @property
     def up(self) -> bool:
-        return self._relay.state is LinkState.UP
+        """Whether an origin is connected."""
+        return any(origin.usable for origin in self.origins)
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """The origin's last word on its readiness; without a link it is not ready."""
-        if self._relay.heartbeat is not None:
-            return self._relay.heartbeat
-        places = ", ".join(_spell(address) for address in self._addresses)
+        """The origins' last word on their readiness; without any link there is none."""
+        heard = [o.relay.heartbeat for o in self.origins if o.usable and o.relay.heartbeat]
+        if heard:
+            return together(heard)
+        places = ", ".join(origin.address for origin in self.origins)
         return Heartbeat(0, ready=False, reasons=(f"no link to the origin at {places}",))
-
-    @property
-    def _patience_s(self) -> float:
-        heartbeat = self._relay.heartbeat
-        if heartbeat is None or heartbeat.patience_ms == 0:
-            return LINK_CONNECT_TIMEOUT_S
-        return heartbeat.patience_ms / 1000
 
     @staticmethod
     def now() -> float:
-        return asyncio.get_running_loop().time()
+        return now()
 
     # ---- for views and sessions ----
 
     def submit(self, sink: Sink, raw: bytes) -> None:
         """Send one client frame; every answer, a refusal too, comes through `deliver`."""
-        refusal = self._refusal(tag_of(raw))
+        if tag_of(raw) in (Credit.tag, Detach.tag):
+            for origin in self.origins:
+                if origin.relay.has(sink, corr_of(raw)):
+                    origin.relay.submit(sink, raw)
+                    break
+            self._flush()
+            return
+        refusal = self._refusal()
         if refusal is not None:
             sink.deliver(encode(error_frame(refusal), corr_of(raw)))
             return
-        self._relay.submit(sink, raw, self.now())
+        _, request = LINK_CODEC.decode(raw)
+        route = route_of(sink, raw, request, now())
+        route.wanted = wanted_by(request)
+        chosen = self._chosen(route) or self.origins[0]  # who waits there
+        if chosen.usable and chosen.relay.is_full:
+            refusal = self._overloaded("too many streams are open at the origin")
+        elif chosen.unsent_bytes > MAX_LINK_BUFFER_BYTES:
+            refusal = self._overloaded("the link to the origin is full")
+        if refusal is not None:
+            sink.deliver(encode(error_frame(refusal), corr_of(raw)))
+            return
+        self._ask(chosen, route)
         self._flush()
 
     def watch(self, sink: Sink) -> None:
-        """Deliver the origin's heartbeats to this sink too, and a StreamError at shutdown."""
-        self._relay.watch(sink)
+        """Deliver heartbeats to this sink too, and a StreamError at shutdown."""
+        deliver(self._watchers.watch(sink))
         self._flush()
 
     def forget(self, sink: Sink) -> None:
         """The client has gone: detach its streams, which run on."""
-        self._relay.forget(sink)
+        self._watchers.forget(sink)
+        for origin in self.origins:
+            origin.relay.forget(sink)
         self._flush()
 
     @property
     def route_count(self) -> int:
         """Requests that are under way."""
-        return self._relay.route_count
+        return sum(origin.relay.route_count for origin in self.origins)
 
     def refuse_new(self, error: TailraceError) -> None:
         """Refuse what is asked from now on; what is under way goes on."""
@@ -166,115 +135,130 @@ class Link:
     def refuse_all(self, error: TailraceError) -> None:
         """End every stream here with `error`, and refuse new ones with it."""
         self._closing = error
-        self._relay.refuse_all(error)
+        for origin in self.origins:
+            origin.relay.refuse_all(error)
         self._flush()
+        for sink in self._watchers.all():
+            sink.deliver(encode(error_frame(spread(error, self._random))))
 
-    def _refusal(self, tag: int) -> TailraceError | None:
-        if tag in (Credit.tag, Detach.tag):
-            return None
+    def _refusal(self) -> TailraceError | None:
         if self._closing is not None:
             return spread(self._closing, self._random)
-        if self._connection is not None and self._connection.unsent_bytes > MAX_LINK_BUFFER_BYTES:
-            return self._overloaded("the link to the origin is full")
-        if self._relay.is_full:
-            return self._overloaded("too many streams are open at the origin")
-        if self._relay.held_bytes > MAX_HELD_BYTES:
+        if sum(origin.relay.held_bytes for origin in self.origins) > MAX_HELD_BYTES:
             return self._overloaded("too many requests wait for the origin")
         return None
 
     def _overloaded(self, message: str) -> Overloaded:
         return Overloaded(message, retry_after_ms=spread_ms(RETRY_AFTER_MS, self._random))
 
-    # ---- for the connection ----
+    # ---- who is asked ----
 
-    def on_connected(self, connection: Connection) -> None:
-        self._connection = connection
-        self._relay.connected()
-        self._flush()
+    def _chosen(self, route: Route) -> Origin | None:
+        """None while there is nobody to ask who has not been."""
+        at = now()
+        candidates = [origin.candidate(at) for origin in self.origins]
+        chosen = choose(candidates, route.wanted, route.tried, route.ledger)
+        return None if chosen is None else self._by_address(chosen.address)
 
-    def on_lost(self, connection: Connection) -> None:
-        """Routes are asked for again on the next connection, or end here."""
-        if connection is self._connection:
-            self._connection = None
-            self._relay.disconnected(self.now())
-            self._flush()
+    def _by_address(self, address: str) -> Origin:
+        return next(origin for origin in self.origins if origin.address == address)
 
-    def on_frames(self, frames: list[bytes]) -> None:
-        was_up = self.up
-        try:
-            self._relay.receive(frames)
-        finally:
-            self._flush()
-        if self.up and not was_up:
-            self._backoff.reset()
-            self._up_at = self.now()
-            log.info("origin link up", origin=self.address, streams=self._relay.route_count)
+    def _ask(self, origin: Origin, route: Route) -> None:
+        origin.relay.adopt(route)
+        origin.breaker.asked(now())
+        if route.wanted.spreads:
+            origin.opened += 1
+
+    def _move(self) -> None:
+        """Take what waits for an origin that is gone to another one that can go on with it."""
+        for origin in self.origins:
+            for route in origin.relay.waiting():
+                if route.sent:  # or renewed: it is in that origin's ledger, if anywhere
+                    route.ledger = origin.ledger
+                other = self._chosen(route)
+                if other is not None and other is not origin and other.usable:
+                    origin.relay.release(route)
+                    self._ask(other, route)
+
+    def _ask_elsewhere(self, origin: Origin) -> None:
+        """What this origin has refused, another one may take."""
+        for route, raw in origin.relay.refused():
+            _, error = decode(raw)
+            assert isinstance(error, StreamError)
+            # Who shares its ledger knows no other streams.
+            same = origin.ledger if error.code == "unknown_stream" else None
+            route.tried |= {o.address for o in self.origins if o is origin or o.ledger == same}
+            other = self._chosen(route)
+            if other is None or not other.usable:
+                route.sink.deliver(raw)
+            else:
+                route.sent = False
+                self._ask(other, route)
 
     def _flush(self) -> None:
-        """Carry out what the relay has decided, all of it in one write."""
-        to_send = self._relay.frames_to_send()
-        if to_send and self._connection is not None:
-            self._connection.write(b"".join(to_send))
-        for sink, raw in self._relay.frames_to_deliver():
-            sink.deliver(raw)
+        """Carry out what the relays have decided."""
+        if any(origin.is_news for origin in self.origins):
+            for origin in self.origins:
+                origin.is_news = False
+            self._move()
+            deliver(self._watchers.heard(self.heartbeat if self.up else None))
+        for origin in self.origins:
+            self._ask_elsewhere(origin)
+        for origin in self.origins:
+            origin.send()
+            deliver(origin.relay.frames_to_deliver())
 
     # ---- its life ----
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the link up, as far as the origin lets it, while the block runs."""
-        tasks = [asyncio.create_task(self._connect_forever()), asyncio.create_task(self._tick())]
+        """Keep the links up, as far as the origins let it, while the block runs."""
+        tasks = [asyncio.create_task(origin.connect_forever()) for origin in self.origins]
+        tasks.append(asyncio.create_task(self._tick()))
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._connection is not None:
-                self._connection.close(None)
-
-    async def _connect_forever(self) -> None:
-        while True:
-            self._up_at = None
-            reason = await self._connect_once(*self._addresses[self._turn])
-            self._missed(reason)
-            if self._misses % len(self._addresses) == 0:
-                await asyncio.sleep(self._backoff.next_delay_s())
-
-    def _missed(self, reason: Exception) -> None:
-        """The connection is over: it is the next origin's turn."""
-        if self._up_at is not None and self.now() - self._up_at >= LINK_SETTLED_S:
-            self._misses = 0
-        # One line per outage and origin: the failures that follow say nothing new.
-        if self._up_at is not None or self._misses < len(self._addresses):
-            log.warning("origin link down", origin=self.address, reason=str(reason))
-        self._turn = (self._turn + 1) % len(self._addresses)
-        self._misses += 1
-
-    async def _connect_once(self, host: str, port: int) -> Exception:
-        """One connection from its beginning to its end; gives the reason of the end."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(LINK_CONNECT_TIMEOUT_S):
-                _, connection = await loop.create_connection(lambda: Connection(self), host, port)
-        except OSError as error:  # TimeoutError is one
-            return error
-        reason = await connection.lost
-        return reason or OriginUnreachable("the origin closed the link")
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(LINK_TICK_S)
-            now = self.now()
-            self._relay.expire(now)
-            self._relay.beat(now)
+            at = now()
+            for origin in self.origins:
+                origin.relay.expire(at)
+                origin.look(at)
             self._flush()
-            connection = self._connection
-            if connection is not None and connection.silence.seconds(now) > self._patience_s:
-                connection.close(
-                    OriginUnreachable(f"the origin was silent for {self._patience_s:g} s")
-                )
+            deliver(self._watchers.beat(at))
 
 
-def _spell(address: tuple[str, int]) -> str:
-    return f"{address[0]}:{address[1]}"
+def deliver(frames: Iterable[tuple[Sink, bytes]]) -> None:
+    for sink, raw in frames:
+        sink.deliver(raw)
+
+
+def together(heard: list[Heartbeat]) -> Heartbeat:
+    """What clients are told of several origins: ready if one is."""
+    ready = [heartbeat for heartbeat in heard if heartbeat.ready]
+    first = (ready or heard)[0]
+    models = {model: None for heartbeat in heard for model in heartbeat.models}
+    devices = {device: None for heartbeat in heard for device in heartbeat.devices}
+    reasons = {} if ready else {reason: None for each in heard for reason in each.reasons}
+    return Heartbeat(first.clock_ms, first.ready, tuple(reasons), tuple(models), tuple(devices))
+
+
+def wanted_by(request: Frame) -> Wanted:
+    """What `choice` needs to know of a request."""
+    match request:
+        case Open():
+            begins = request.prompt or "".join(f"{m.role}\n{m.content}\n" for m in request.messages)
+            prefix = begins[:PREFIX_CHARS]
+            key = f"{request.model}\n{prefix}".encode(errors="replace")
+            has_prefix = len(prefix) == PREFIX_CHARS
+            return Wanted(key if has_prefix else None, request.model, spreads=True)
+        case Resume() | Cancel() | Steer():
+            return Wanted(request.stream)
+        case Call():
+            return Wanted(f"{request.object} {request.name}".encode(errors="replace"), named=True)
+    return Wanted()

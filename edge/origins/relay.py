@@ -14,15 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice
 from random import Random
 from typing import Protocol
 
+from edge.origins.choice import ANYBODY, Wanted
 from ledger.backoff import spread_ms
 from ledger.errors import FrameError, OriginUnreachable, SchemaMismatch, TailraceError, Unauthorized
 from ledger.frame import (
     CLOSING,
-    LINK_CODEC,
     LOGGED,
     SAFE_METHODS,
     SCHEMA_HASH,
@@ -31,6 +30,7 @@ from ledger.frame import (
     Caller,
     Credit,
     Detach,
+    Frame,
     Heartbeat,
     Hello,
     Open,
@@ -56,12 +56,13 @@ CONNECT_PATIENCE_S = 2.0
 """How long a new request waits for a link that is down."""
 ORIGIN_PATIENCE_S = 30.0
 """How long a stream that is under way waits for a lost link to come back."""
-HEARTBEAT_EVERY_S = 4.0
-"""A client that only watches gets the origin's last Heartbeat so often, one client after another:
-thousands that got one at the same moment would have all others wait. It is owed one every 5 s."""
 RETRY_AFTER_MS = 1000
 """What a client is told to wait at least that finds the link down."""
 MAX_CORR = 2**32 - 1
+ELSEWHERE = frozenset(("unknown_stream", "overloaded", "loading", "unavailable", "ledger_full"))
+"""Refusals of what was not begun, to which another origin may have another answer."""
+FAULTS = frozenset(("internal", "ledger_failed", "unavailable"))
+"""Answers that are the origin's own fault."""
 
 
 PATIENCE_S = 16.0
@@ -108,6 +109,9 @@ class Route:
     renewal: bytes | None = None  # the mac of its Pass
     renewed: bool = False  # asked for again; frames that have passed may come once more
     answered: bool = False  # the Answer to a Call has passed: it cannot be asked for again
+    tried: frozenset[str] = frozenset()  # origins that have refused it
+    ledger: str | None = None  # the only one in which what is asked for can be
+    wanted: Wanted = ANYBODY
 
 
 class Relay:
@@ -118,14 +122,13 @@ class Relay:
         self.heartbeat: Heartbeat | None = None
         self._routes: dict[int, Route] = {}
         self._by_client: dict[Sink, dict[int, Route]] = {}
-        self._watchers: dict[Sink, None] = {}  # who has had no Heartbeat for longest comes first
-        self._beats = 0.0  # how many watchers are owed the next one
-        self._beat_at: float | None = None
         self._last_corr = last_corr
         self._random = random or Random()
         self._held_bytes = 0
         self._to_send: list[bytes] = []
         self._to_deliver: list[tuple[Sink, bytes]] = []
+        self._refused: list[tuple[Route, bytes]] = []
+        self._outcomes: list[bool] = []
 
     @property
     def route_count(self) -> int:
@@ -153,6 +156,17 @@ class Relay:
         frames, self._to_deliver = self._to_deliver, []
         return frames
 
+    def refused(self) -> list[tuple[Route, bytes]]:
+        """Requests since the last call that nothing was done for, and that another origin may
+        answer otherwise, each with the StreamError. They are here no more."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def outcomes(self) -> list[bool]:
+        """Of each request that was answered since the last call, whether the origin did well."""
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
     # ---- what the link does ----
 
     def connected(self) -> None:
@@ -163,7 +177,7 @@ class Relay:
     def disconnected(self, now: float) -> None:
         """The link is gone: what can be asked for again waits, the rest ends here."""
         self.state = LinkState.DOWN
-        self.heartbeat = self._beat_at = None
+        self.heartbeat = None
         self._to_send.clear()
         for route in list(self._routes.values()):
             if not route.sent:
@@ -214,11 +228,27 @@ class Relay:
             return self._opened(route, raw)
         if tag == Answer.tag:
             route.answered = True
+            self._outcomes.append(True)
             self._let_go(route)
+        elif tag == StreamError.tag:
+            return self._is_final(route, raw)
         elif tag in CLOSING:
-            if self._goes_on_without(route, raw):
-                return False
             self._drop(route)
+        return True
+
+    def _is_final(self, route: Route, raw: bytes) -> bool:
+        """Whether an error is the client's to know, which ends the route."""
+        _, error = decode(raw)
+        assert isinstance(error, StreamError)
+        if self._goes_on_without(route, error):
+            return False
+        if route.stream is None and not route.answered:
+            self._outcomes.append(error.code not in FAULTS)
+            if error.code in ELSEWHERE:
+                self.release(route)
+                self._refused.append((route, with_corr(raw, route.client_corr)))
+                return False
+        self._drop(route)
         return True
 
     def _receive_for_link(self, raw: bytes) -> None:
@@ -229,10 +259,8 @@ class Relay:
         if isinstance(frame, Hello) and self.state is LinkState.GREETING:
             self._greeted(frame)
         elif isinstance(frame, Heartbeat) and self.state is LinkState.UP:
-            last, self.heartbeat = self.heartbeat, frame
+            self.heartbeat = frame
             self._to_send.append(ALIVE)
-            if last is None or (last.ready, last.reasons) != (frame.ready, frame.reasons):
-                self._to_deliver.extend((sink, raw) for sink in self._watchers)
         else:
             name = type(frame).__name__
             raise FrameError(f"{name} is out of place on the link", field="tag", offset=4)
@@ -245,20 +273,18 @@ class Relay:
         _, opened = decode(raw)
         assert isinstance(opened, Opened)
         is_first, route.stream = route.stream is None, opened.stream
+        self._outcomes.append(True)
         route.token = opened.token or route.token
         self._let_go(route)
         return is_first
 
-    def _goes_on_without(self, route: Route, raw: bytes) -> bool:
-        """Whether `raw` refuses a renewal's right; it is asked for with less then.
+    def _goes_on_without(self, route: Route, error: StreamError) -> bool:
+        """Whether `error` refuses a renewal's right; it is asked for with less then.
 
         That was good when the stream was opened here. That it no longer is, as after a change of
         the origin's keys, is no reason to break a body off that is under way.
         """
-        if tag_of(raw) != StreamError.tag or not route.renewed:
-            return False
-        _, error = decode(raw)
-        if not isinstance(error, StreamError) or error.code != Unauthorized.code:
+        if not route.renewed or error.code != Unauthorized.code:
             return False
         if route.renewal is not None:
             route.renewal = None
@@ -281,25 +307,35 @@ class Relay:
 
     # ---- what clients do ----
 
-    def submit(self, sink: Sink, raw: bytes, now: float) -> None:
-        """One raw client frame under the client's corr, valid for that client's session."""
-        tag = tag_of(raw)
-        client_corr = corr_of(raw)
-        if tag == Credit.tag:
-            self._submit_credit(self._route(sink, client_corr), raw)
-        elif tag == Detach.tag:
-            self._detach(self._route(sink, client_corr))
-        else:
-            self._submit_request(sink, client_corr, raw, now)
+    def has(self, sink: Sink, client_corr: int) -> bool:
+        """Whether this client's corr rides on this link."""
+        return client_corr in self._by_client.get(sink, ())
 
-    def _submit_request(self, sink: Sink, client_corr: int, raw: bytes, now: float) -> None:
-        route = route_of(sink, client_corr, raw, now + CONNECT_PATIENCE_S)
+    def submit(self, sink: Sink, raw: bytes) -> None:
+        """A raw Credit or Detach under the client's corr."""
+        route = self._route(sink, corr_of(raw))
+        if tag_of(raw) == Credit.tag:
+            self._submit_credit(route, raw)
+        else:
+            self._detach(route)
+
+    def adopt(self, route: Route) -> None:
+        """Ask this origin for a request: a new one, or one that another origin had."""
         route.link_corr = self._free_corr()
         self._routes[route.link_corr] = route
-        self._held_bytes += len(raw)
-        self._by_client.setdefault(sink, {})[client_corr] = route
+        self._by_client.setdefault(route.sink, {})[route.client_corr] = route
+        self._held_bytes += len(route.request)
         if self.state is LinkState.UP:
             self._ask(route)
+
+    def release(self, route: Route) -> None:
+        """Let another origin have it. This one does not know it, or is asked no more."""
+        self._held_bytes -= len(route.request)
+        self._remove(route)
+
+    def waiting(self) -> list[Route]:
+        """What waits for this origin to come back."""
+        return [] if self.state is LinkState.UP else list(self._routes.values())
 
     def _submit_credit(self, route: Route | None, raw: bytes) -> None:
         if route is None:
@@ -321,15 +357,8 @@ class Relay:
 
     def forget(self, sink: Sink) -> None:
         """The client has gone: detach all that is its own. Never a cancel."""
-        self._watchers.pop(sink, None)
         for route in list(self._by_client.get(sink, {}).values()):
             self._detach(route)
-
-    def watch(self, sink: Sink) -> None:
-        """Deliver the origin's heartbeats, beginning with the last, to this sink too."""
-        self._watchers[sink] = None
-        if self.heartbeat is not None:
-            self._to_deliver.append((sink, encode(self.heartbeat)))
 
     # ---- what time does ----
 
@@ -341,30 +370,12 @@ class Relay:
         for route in late:
             self._fail(route, unreachable("this edge has no link to an origin", self._random))
 
-    def beat(self, now: float) -> None:
-        """Deliver the last Heartbeat to those watchers whose turn it is by now."""
-        if self.heartbeat is None:
-            return
-        passed = 0.0 if self._beat_at is None else now - self._beat_at
-        self._beat_at = now
-        self._beats += len(self._watchers) * min(passed / HEARTBEAT_EVERY_S, 1.0)
-        turns = list(islice(self._watchers, int(self._beats)))
-        self._beats -= len(turns)
-        raw = encode(self.heartbeat)
-        for sink in turns:
-            del self._watchers[sink]
-            self._watchers[sink] = None
-            self._to_deliver.append((sink, raw))
-
     def refuse_all(self, error: TailraceError) -> None:
-        """End every route and tell every watcher: the edge itself is going away."""
+        """End every route: the edge itself is going away."""
         for route in list(self._routes.values()):
             if self.state is LinkState.UP:
                 self._to_send.append(encode(Detach(), route.link_corr))
             self._fail(route, end_of(route, spread(error, self._random)))
-        self._to_deliver.extend(
-            (sink, encode(error_frame(spread(error, self._random)))) for sink in self._watchers
-        )
 
     # ---- routes ----
 
@@ -393,8 +404,11 @@ class Relay:
         return self._by_client.get(sink, {}).get(client_corr)
 
     def _drop(self, route: Route) -> None:
-        del self._routes[route.link_corr]
         self._let_go(route)
+        self._remove(route)
+
+    def _remove(self, route: Route) -> None:
+        del self._routes[route.link_corr]
         routes = self._by_client[route.sink]
         del routes[route.client_corr]
         if not routes:
@@ -442,9 +456,10 @@ def end_of(route: Route, error: TailraceError) -> TailraceError:
     )
 
 
-def route_of(sink: Sink, client_corr: int, raw: bytes, deadline: float) -> Route:
-    """The route of a raw request, which is looked into once."""
-    _, request = LINK_CODEC.decode(raw)
+def route_of(sink: Sink, raw: bytes, request: Frame, now: float) -> Route:
+    """The route of a client's `raw` request, whose frame is `request`."""
+    deadline = now + CONNECT_PATIENCE_S
+    client_corr = corr_of(raw)
     route = Route(sink, client_corr, raw, deadline, repeatable=True, changes=False)
     match request:
         case Open():

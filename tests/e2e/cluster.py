@@ -27,9 +27,12 @@ def request(seed: int, tokens: int) -> dict[str, Any]:
 
 
 class Cluster:
-    """Two origins that share a ledger and their keys; each edge prefers one of them."""
+    """Two origins that share a ledger and their keys, and two edges of both.
 
-    def __init__(self, folder: Path, dsn: str) -> None:
+    Where they are `apart`, each edge has one origin.
+    """
+
+    def __init__(self, folder: Path, dsn: str, *, apart: bool = False) -> None:
         self.folder = folder
         self.settings = folder / "tailrace.toml"
         self.settings.write_text(
@@ -37,7 +40,7 @@ class Cluster:
         )
         one, two = self.origin("one"), self.origin("two")
         self.origins = [one, two]
-        self.edges = [Edge(one, two), Edge(two, one)]
+        self.edges = [Edge(one), Edge(two)] if apart else [Edge(one, two), Edge(two, one)]
 
     def origin(self, name: str, port: int | None = None) -> Origin:
         return Origin(self.folder / name, port, config=self.settings)

@@ -146,7 +146,7 @@ class Origin(Process):
 class Edge(Process):
     """`tailrace edge`, with TLS and HTTP/3 if given a certificate and its key.
 
-    Of several origins it uses the first as long as that lives.
+    Of several origins it uses all.
     """
 
     def __init__(
@@ -158,6 +158,7 @@ class Edge(Process):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         links = ",".join(origin.link for origin in origins)
+        self.origins = len(origins)
         flags: list[object] = ["--http", f"127.0.0.1:{self.port}", "--origin", links]
         if config is not None:
             flags += ["--config", config]
@@ -171,7 +172,7 @@ class Edge(Process):
     async def ready(self) -> Self:
         await self.start()
         await self.saw("Running on http://")
-        await self.saw("origin link up")
+        await self.saw("origin link up", self.origins)
         return self
 
 

@@ -36,9 +36,9 @@ def server() -> Iterator[PostgresServer]:
 async def standing(
     server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Cluster]:
-    """For tests that kill nothing."""
+    """For tests that kill nothing; each edge has an origin of its own."""
     with server.database() as dsn:
-        made = Cluster(tmp_path_factory.mktemp("cluster"), dsn)
+        made = Cluster(tmp_path_factory.mktemp("cluster"), dsn, apart=True)
         async with running(*made.origins, *made.edges):
             yield made
 
@@ -69,7 +69,7 @@ async def test_a_killed_origins_streams_go_on_at_the_other(
         assert reader.reading.indexes == uninterrupted.indexes
         assert reader.reading.end == uninterrupted.end
     taken = cluster.logged(1 - dead, "stream.taken_over")
-    assert [event["epoch"] for event in taken] == [2, 2]
+    assert {event["epoch"] for event in taken} == {2}  # some had begun at the one that died
     assert all(BEFORE_THE_KILL <= int(event["frames"]) < TOKENS for event in taken)
 
 
@@ -91,7 +91,7 @@ async def test_a_frozen_origins_readers_move_on_when_its_lease_is_over(
         assert reader.reading.events == uninterrupted.events
     down = await edge.saw("origin link down")
     assert down["reason"] == f"the origin was silent for {LedgerConfig().lease_s:g} s"
-    assert cluster.count(1, "stream.taken_over") == len(bodies)
+    assert 0 < cluster.count(1, "stream.taken_over") < len(bodies)
 
 
 async def test_a_stream_is_resumed_at_the_other_origin_while_the_first_generates_it(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Self
 
 from edge.origins.link import Link
 from ledger.backoff import Backoff
-from ledger.errors import BeyondEnd, CallerError, NotFound
+from ledger.errors import BeyondEnd, NotFound, TailraceError
 from ledger.frame import (
     SCHEMA_HASH,
     Body,
@@ -56,6 +56,10 @@ class ScriptedOrigin:
         self.siblings: tuple[Sibling, ...] = ()  # streams of the same frames
         self.silent = False
         self.patience_ms = 0
+        self.ready = True
+        self.models: tuple[str, ...] = ("demo",)
+        self.ledger = ""
+        self.refusal: TailraceError | None = None  # of every Open and Resume
         self.answers: Sequence[Frame] = ()
         self.bodies_sent = 0
         self.received: list[Frame] = []
@@ -85,6 +89,17 @@ class ScriptedOrigin:
         self._server.close()
         self.drop_links()
 
+    def heartbeat(self) -> Heartbeat:
+        devices = ("cpu torch",)
+        return Heartbeat(
+            1, self.ready, (), self.models, devices, self.patience_ms, ledger=self.ledger
+        )
+
+    def say(self) -> None:
+        """Tell the edges how it is now."""
+        for writer in self._writers:
+            writer.write(encode(self.heartbeat()))
+
     def drop_links(self) -> None:
         for writer in self._writers:
             writer.close()
@@ -104,8 +119,7 @@ class ScriptedOrigin:
     async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = _Connection(self, writer)
         writer.write(encode(Hello(SCHEMA_HASH, "scripted")))
-        heartbeat = Heartbeat(1, True, (), ("demo",), ("cpu torch",), self.patience_ms)
-        writer.write(encode(heartbeat))
+        writer.write(encode(self.heartbeat()))
         splitter = Splitter()
         while data := await reader.read(65_536):
             for raw in splitter.feed(data):
@@ -119,27 +133,25 @@ class ScriptedOrigin:
 
 
 @asynccontextmanager
-async def linked(*origins: ScriptedOrigin, backoff: Backoff) -> AsyncIterator[Link]:
-    """A link to these, which is up."""
+async def linked(
+    *origins: ScriptedOrigin, backoff: Backoff, up: int | None = None
+) -> AsyncIterator[Link]:
+    """A link to these, with `up` of them connected, or all."""
     link = Link(*(("127.0.0.1", origin.port) for origin in origins), backoff=backoff)
     async with link.running():
-        await is_up(link)
+        await until(lambda: sum(o.usable for o in link.origins) >= (up or len(origins)))
         yield link
+
+
+async def until(told: Callable[[], bool]) -> None:
+    """Wait until an edge has heard something that it tells nobody."""
+    while not told():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
 
 
 async def is_up(link: Link) -> None:
     """Wait for the first heartbeat, which follows the Hello."""
-
-    class Watcher:
-        heard = asyncio.Event()
-
-        def deliver(self, _raw: bytes) -> None:
-            self.heard.set()
-
-    watcher = Watcher()
-    link.watch(watcher)
-    await watcher.heard.wait()
-    link.forget(watcher)
+    await until(lambda: link.up)
 
 
 class _Connection:
@@ -160,8 +172,10 @@ class _Connection:
             self._pour(corr, frame.limit)
             return
         try:
+            if self._origin.refusal is not None and isinstance(frame, Open | Resume):
+                raise self._origin.refusal
             self._answer(corr, frame)
-        except CallerError as error:
+        except TailraceError as error:
             self._send(corr, error_frame(error))
 
     def _answer(self, corr: int, frame: Frame) -> None:

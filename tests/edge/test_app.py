@@ -464,7 +464,17 @@ async def test_ready_is_what_the_origin_says(
         "reasons": [],
         "models": ["demo"],
         "devices": ["cpu torch"],
-        "origin": f"127.0.0.1:{origin.port}",
+        "origins": [
+            {
+                "origin": f"127.0.0.1:{origin.port}",
+                "up": True,
+                "ready": True,
+                "reasons": [],
+                "models": ["demo"],
+                "streams": 0,
+                "room": 0,
+            }
+        ],
     }
 
 

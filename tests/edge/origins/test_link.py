@@ -1,16 +1,20 @@
 """The link over real loopback sockets, and the reader that reads through it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from structlog.testing import capture_logs
 
-from edge.origins.link import MAX_HELD_BYTES, Connection, Link
+from edge.origins.breaker import TRIPS
+from edge.origins.link import MAX_HELD_BYTES, Link
+from edge.origins.origin import Connection
 from edge.reader import WINDOW_FRAMES, Reader
 from ledger.backoff import Backoff
-from ledger.errors import NotFound
+from ledger.errors import NotFound, Overloaded, TailraceError
 from ledger.frame import Call, Credit, Open, Opened, Resume, StreamError, Token, decode, encode
-from tests.edge.scripted_origin import STREAM, TOKEN, ScriptedOrigin, linked
+from tests.edge.scripted_origin import STREAM, TOKEN, ScriptedOrigin, linked, until
 
 pytestmark = pytest.mark.anyio
 
@@ -245,7 +249,7 @@ async def test_the_first_origin_that_answers_is_used() -> None:
     dead, alive = ScriptedOrigin(1), ScriptedOrigin(1)
     async with dead.listening(), alive.listening():
         dead.stop()
-        async with linked(dead, alive, backoff=NO_WAIT) as link:
+        async with linked(dead, alive, backoff=NO_WAIT, up=1) as link:
             assert link.address == f"127.0.0.1:{alive.port}"
 
 
@@ -266,3 +270,122 @@ async def test_only_when_all_origins_have_failed_the_edge_waits() -> None:
         await backoff.begun.wait()
         places = f"127.0.0.1:{one.port}, 127.0.0.1:{two.port}"
         assert link.heartbeat.reasons == (f"no link to the origin at {places}",)
+
+
+LONG = Open("demo", prompt="hold", credit=WINDOW_FRAMES)
+
+
+@asynccontextmanager
+async def two(first: ScriptedOrigin, second: ScriptedOrigin) -> AsyncIterator[Link]:
+    async with (
+        first.listening(),
+        second.listening(),
+        linked(first, second, backoff=NO_WAIT) as link,
+    ):
+        yield link
+
+
+async def opened_by(link: Link, request: Open | Resume = LONG) -> Reader:
+    reader = Reader(link)
+    await reader.open(request)
+    return reader
+
+
+async def test_new_streams_are_spread_over_the_origins() -> None:
+    one, other = ScriptedOrigin(3), ScriptedOrigin(3)
+    async with two(one, other) as link:
+        for _ in range(6):
+            await opened_by(link)
+    assert (len(one.received), len(other.received)) == (3, 3)
+
+
+async def test_what_begins_alike_goes_to_one_origin() -> None:
+    one, other = ScriptedOrigin(3), ScriptedOrigin(3)
+    async with two(one, other) as link:
+        for _ in range(3):
+            await opened_by(link, Open("demo", prompt="You are a poet. " * 50, credit=8))
+    assert sorted((len(one.received), len(other.received))) == [0, 3]
+
+
+async def test_an_origin_that_is_not_ready_gets_nothing_new_while_another_is() -> None:
+    loading, ready = ScriptedOrigin(3), ScriptedOrigin(3)
+    loading.ready = False
+    async with two(loading, ready) as link:
+        assert link.heartbeat.ready
+        for _ in range(3):
+            await opened_by(link)
+        assert (len(loading.received), len(ready.received)) == (0, 3)
+        ready.ready, loading.ready = False, True
+        ready.say()
+        loading.say()
+        news = [loading.heartbeat(), ready.heartbeat()]
+        await until(lambda: [origin.relay.heartbeat for origin in link.origins] == news)
+        await opened_by(link)
+    assert (len(loading.received), len(ready.received)) == (1, 3)
+
+
+async def test_a_model_that_one_origin_has_is_asked_for_there() -> None:
+    one, other = ScriptedOrigin(3), ScriptedOrigin(3)
+    one.models = ("another",)
+    async with two(one, other) as link:
+        assert link.heartbeat.models == ("another", "demo")
+        for _ in range(3):
+            await opened_by(link)
+    assert (len(one.received), len(other.received)) == (0, 3)
+
+
+async def test_who_is_refused_for_want_of_room_is_taken_by_the_other() -> None:
+    full, free = ScriptedOrigin(3), ScriptedOrigin(3)
+    full.refusal = Overloaded("256 streams run or wait")
+    async with two(full, free) as link:
+        await opened_by(link)
+        free.refusal = full.refusal
+        with pytest.raises(Overloaded):
+            await opened_by(link)
+    assert (len(full.received), len(free.received)) == (2, 2)
+
+
+async def test_a_stream_that_one_ledger_has_not_is_looked_for_in_the_others_once_each() -> None:
+    one, same, other = ScriptedOrigin(3), ScriptedOrigin(3), ScriptedOrigin(3)
+    for origin, ledger in ((one, "postgresql:1"), (same, "postgresql:1"), (other, "file:2")):
+        origin.ledger, origin.refusal = ledger, NotFound("no such stream", code="unknown_stream")
+    async with (
+        one.listening(),
+        same.listening(),
+        other.listening(),
+        linked(one, same, other, backoff=NO_WAIT) as link,
+    ):
+        with pytest.raises(NotFound):
+            await opened_by(link, Resume(STREAM, credit=8))
+        other.refusal = None
+        await opened_by(link, Resume(STREAM, credit=8))
+    assert len(one.received) + len(same.received) <= 2
+    assert len(other.received) == 2
+
+
+async def test_without_a_shared_ledger_a_stream_waits_for_the_origin_that_has_it() -> None:
+    one, other = ScriptedOrigin(3), ScriptedOrigin(3)
+    one.ledger, other.ledger = "file:1", "file:2"
+    async with (
+        one.listening(),
+        other.listening(),
+        linked(one, other, backoff=Backoff(0, 0)) as link,
+    ):
+        reader = await opened_by(link)
+        assert await taken(reader, 1) == [Token(" w0", 0)]
+        one.released = len(one.frames)
+        one.drop_links()
+        assert await taken(reader, 3) == one.frames[1:]
+    assert [type(frame) for frame in one.received] == [Open, Resume]
+    assert other.received == []
+
+
+async def test_an_origin_that_fails_again_and_again_is_left_alone() -> None:
+    failing, sound = ScriptedOrigin(3), ScriptedOrigin(3)
+    failing.refusal = TailraceError("a fault of the origin's")
+    async with two(failing, sound) as link:
+        for _ in range(4 * TRIPS):
+            with suppress(TailraceError):
+                await opened_by(link)
+        assert link.origins[0].described()["breaker"] == "open"
+    assert len(failing.received) == TRIPS

@@ -6,11 +6,11 @@ import pytest
 
 from edge.origins.relay import (
     CONNECT_PATIENCE_S,
-    HEARTBEAT_EVERY_S,
     ORIGIN_PATIENCE_S,
     PATIENCE_S,
     LinkState,
     Relay,
+    route_of,
 )
 from ledger.errors import FrameError, SchemaMismatch, TailraceError, Unavailable
 from ledger.frame import (
@@ -77,7 +77,11 @@ class Link:
         self.deliver()
 
     def asks(self, client: Client, frame: Frame, corr: int = 1) -> None:
-        self.relay.submit(client, LINK_CODEC.encode(frame, corr), self.now)
+        raw = LINK_CODEC.encode(frame, corr)
+        if isinstance(frame, Credit | Detach):
+            self.relay.submit(client, raw)
+        else:
+            self.relay.adopt(route_of(client, raw, frame, self.now))
         self.deliver()
 
     def says(self, *frames: Frame, corr: int = 0) -> None:
@@ -87,12 +91,13 @@ class Link:
     def passes(self, seconds: float) -> None:
         self.now += seconds
         self.relay.expire(self.now)
-        self.relay.beat(self.now)
         self.deliver()
 
     def deliver(self) -> None:
         for sink, raw in self.relay.frames_to_deliver():
             sink.deliver(raw)
+        for route, raw in self.relay.refused():
+            route.sink.deliver(raw)
 
     def sent(self) -> list[tuple[int, Frame]]:
         return [LINK_CODEC.decode(raw) for raw in self.relay.frames_to_send()]
@@ -152,58 +157,6 @@ def test_an_error_of_the_connection_ends_it(link: Link) -> None:
 def test_a_frame_that_does_not_belong_on_corr_0_ends_the_link(link: Link, frame: Frame) -> None:
     with pytest.raises(FrameError):
         link.says(frame)
-
-
-def test_watchers_get_the_last_heartbeat_and_those_to_come(link: Link) -> None:
-    client = Client()
-    link.says(Heartbeat(1, ready=True))
-    link.relay.watch(client)
-    link.says(Heartbeat(2, ready=False, reasons=("loading",)))
-    assert client.frames == [
-        (0, Heartbeat(1, ready=True)),
-        (0, Heartbeat(2, ready=False, reasons=("loading",))),
-    ]
-
-
-def test_watchers_get_heartbeats_without_news_one_after_another(link: Link) -> None:
-    clients = [Client() for _ in range(8)]
-    link.says(Heartbeat(1, ready=True))
-    for client in clients:
-        link.relay.watch(client)
-    link.passes(0)
-    link.says(Heartbeat(2, ready=True))
-    for client in clients:
-        assert client.frames == [(0, Heartbeat(1, ready=True))]
-    for turn in range(1, 9):
-        link.passes(HEARTBEAT_EVERY_S / 8)
-        assert [len(client.frames) for client in clients] == [2] * turn + [1] * (8 - turn)
-    assert clients[0].frames[1] == (0, Heartbeat(2, ready=True))
-
-
-def test_all_watchers_learn_at_once_that_readiness_has_changed(link: Link) -> None:
-    clients = [Client() for _ in range(8)]
-    for client in clients:
-        link.relay.watch(client)
-    loading = Heartbeat(1, ready=False, reasons=("loading",))
-    link.says(loading, Heartbeat(2, ready=True), Heartbeat(3, ready=True, models=("demo",)))
-    for client in clients:
-        assert client.frames == [(0, loading), (0, Heartbeat(2, ready=True))]
-
-
-def test_time_without_a_link_owes_watchers_nothing(link: Link) -> None:
-    client = Client()
-    link.relay.watch(client)
-    link.says(Heartbeat(1, ready=True))
-    link.passes(0)
-    link.lose()
-    link.passes(10 * HEARTBEAT_EVERY_S)
-    link.connect()
-    link.says(Heartbeat(2, ready=True))
-    link.passes(0)
-    assert [frame for _, frame in client.frames] == [
-        Heartbeat(1, ready=True),
-        Heartbeat(2, ready=True),
-    ]
 
 
 def bad_token() -> StreamError:
@@ -290,7 +243,6 @@ def test_a_client_that_has_gone_is_detached_and_never_cancelled(link: Link) -> N
     link.asks(client, OPEN, corr=2)
     [(two, _)] = link.sent()
     other, _ = opened(link)
-    link.relay.watch(client)
     link.relay.forget(client)
     assert link.sent() == [(one, Detach()), (two, Detach())]
     link.says(Heartbeat(1, ready=True))
@@ -559,10 +511,55 @@ def test_links_that_come_and_go_before_the_hello_do_not_prolong_the_patience(lin
 
 def test_an_edge_that_goes_away_says_so_to_everyone(link: Link) -> None:
     client, corr = opened(link)
-    idle = Client()
-    link.relay.watch(idle)
     link.relay.refuse_all(Unavailable("going"))
     link.deliver()
     assert errors(client) == [(1, "unavailable", True)]
-    assert errors(idle) == [(0, "unavailable", True)]
     assert link.sent() == [(corr, Detach())]
+
+
+def test_a_request_moves_to_another_relay_with_all_that_it_has(link: Link) -> None:
+    client, corr = opened(link)
+    link.says(Token("a", 0), corr=corr)
+    link.lose()
+    other = Link(Relay(last_corr=40))
+    other.connect()
+    [route] = link.relay.waiting()
+    link.relay.release(route)
+    other.relay.adopt(route)
+    assert other.sent() == [(41, Resume(STREAM, after=0, token="v1.token", credit=7))]
+    assert link.relay.route_count == 0
+    other.says(OPENED, Token("b", 1), corr=41)
+    other.asks(client, Credit(20))
+    assert other.sent() == [(41, Credit(20))]
+    assert client.frames == [(1, Token("a", 0)), (1, Token("b", 1))]
+
+
+@pytest.mark.parametrize("code", ["overloaded", "loading", "unknown_stream"])
+def test_what_was_refused_before_it_began_can_be_asked_for_elsewhere(link: Link, code: str) -> None:
+    client = Client()
+    link.asks(client, OPEN)
+    link.sent()
+    link.relay.receive([encode(StreamError(code, "no", True, 503), 1)])
+    [(route, raw)] = link.relay.refused()
+    assert decode(route.request)[1] == OPEN
+    assert decode(raw) == (1, StreamError(code, "no", True, 503))
+    assert (link.relay.route_count, link.relay.held_bytes) == (0, 0)
+
+
+def test_what_was_refused_for_good_or_after_it_began_is_the_clients(link: Link) -> None:
+    client, corr = opened(link)
+    link.says(StreamError("overloaded", "no", True, 503), corr=corr)
+    link.asks(client, OPEN, corr=2)
+    [(corr, _)] = link.sent()
+    link.says(StreamError("prompt_too_long", "no", False, 400), corr=corr)
+    assert errors(client) == [(1, "overloaded", True), (2, "prompt_too_long", False)]
+
+
+def test_how_an_origin_does_is_told_by_what_it_answers_first(link: Link) -> None:
+    _, corr = opened(link)
+    link.says(Token("a", 0), END, corr=corr)
+    for code in ("bad_request", "internal"):
+        link.asks(Client(), OPEN)
+        [(corr, _)] = link.sent()
+        link.says(StreamError(code, "no", False, 500), corr=corr)
+    assert link.relay.outcomes() == [True, True, False]
