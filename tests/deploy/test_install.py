@@ -1,0 +1,74 @@
+"""An edge where nothing but `tailrace[edge]` is installed: without torch, small, and it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conformance.npm import needs
+from tests.e2e.processes import Edge, Origin, running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+MOST_BYTES = 150 * 1000 * 1000
+INSTALL_TIMEOUT_S = 600
+
+
+class Installed(Edge):
+    """The edge of another environment, which sees nothing of this one."""
+
+    def __init__(self, python: Path, origin: Origin) -> None:
+        super().__init__(origin)
+        self.command[:1] = [str(python), "-I"]
+
+
+def install(folder: Path) -> Path:
+    """An environment with `tailrace[edge]`; gives its Python."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    asked: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
+    done = subprocess.run(
+        [*asked, "-c", ROOT / "constraints.txt", f"{ROOT}[edge]"],
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_TIMEOUT_S,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        check=False,
+    )
+    if done.returncode:
+        needs(f"pip install failed: {done.stderr[-500:]}", "a package index has to be in reach")
+    return python
+
+
+def size_of(folder: Path) -> int:
+    return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+async def test_an_edge_needs_no_more_than_its_extra(tmp_path: Path) -> None:
+    python = await asyncio.to_thread(install, tmp_path / "venv")
+    packages = tmp_path / "venv" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    installed = {path.name.partition("-")[0].lower() for path in packages.iterdir()}
+    assert "tailrace" in installed and not {"torch", "numpy", "triton"} & installed
+    assert size_of(packages) < MOST_BYTES
+    origin = Origin(tmp_path / "data")
+    edge = Installed(python, origin)
+    async with running(origin, edge), httpx.AsyncClient(timeout=60) as client:
+        body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "seed": 1}
+        made = await client.post(f"{edge.url}/v1/generate", json=body)
+        assert made.status_code == 200, made.text
+        assert made.json()["total_tokens"] == 8
