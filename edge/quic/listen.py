@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -16,7 +17,7 @@ from edge.access.connections import ConnectionLimits
 from edge.quic.core import Address, Cores, Datagrams
 from edge.quic.http3 import Behind
 from edge.quic.probe import PROBE_EVERY_S, Probe
-from edge.quic.server import QuicServer
+from edge.quic.server import QuicServer, Way
 
 MAX_DATAGRAM_BYTES = 4096
 """A datagram that is longer is no client's: a path carries 1,500 bytes."""
@@ -32,7 +33,18 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where to ask a socket that listens everywhere."""
 
 
-Receive = Callable[[bytes, Address], None]
+IP_PKTINFO = (socket.IPPROTO_IP, 8)
+IPV6_RECVPKTINFO = (socket.IPPROTO_IPV6, 49)
+IPV6_PKTINFO = (socket.IPPROTO_IPV6, 50)
+"""Options of Linux, in levels and numbers: to be told which address a datagram came to."""
+PACKET_INFO = frozenset((IP_PKTINFO, IPV6_PKTINFO))
+ANCILLARY_BYTES = 128
+MAX_LOCAL_ADDRESSES = 1024
+"""A host has not more of its own."""
+
+Ancillary = Sequence[tuple[int, int, bytes]]
+Outgoing = tuple[bytes, Address, Ancillary]
+Receive = Callable[[bytes, Address, Way], None]
 
 
 class QuicListener:
@@ -67,7 +79,7 @@ class QuicListener:
 
     def start(self) -> None:
         for end in self._ends:
-            end.start(partial(self._server.receive, way=end), self._turn.flush)
+            end.start(self._server.receive, self._turn.flush)
         self._probing = self._loop.create_task(self._probe())
 
     async def stop(self, patience_s: float) -> None:
@@ -106,11 +118,15 @@ class QuicListener:
         self._server.expire()
         self._turn.flush()
 
+    async def ask(self) -> None:
+        """Ask every socket whether it answers."""
+        for probe in self._probes:
+            await probe.ask()
+
     async def _probe(self) -> None:
         while True:
             await asyncio.sleep(PROBE_EVERY_S)
-            for probe in self._probes:
-                await probe.ask()
+            await self.ask()
 
 
 class SocketEnd:
@@ -119,10 +135,15 @@ class SocketEnd:
     def __init__(self, bound: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = bound
-        self._unsent: deque[tuple[bytes, Address]] = deque()
+        self._unsent: deque[Outgoing] = deque()
+        self._ways: dict[bytes, LocalWay] = {}  # of a socket that listens everywhere
         name = bound.getsockname()
         self.local: tuple[str, int] | None = (name[0], name[1])
         self.reached_at = (ANY_ADDRESS.get(name[0], name[0]), name[1])
+        self._everywhere = name[0] in ANY_ADDRESS and sys.platform == "linux"
+        if self._everywhere:
+            told = IPV6_RECVPKTINFO if bound.family == socket.AF_INET6 else IP_PKTINFO
+            bound.setsockopt(*told, 1)
         bound.setblocking(False)
         for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             bound.setsockopt(socket.SOL_SOCKET, buffer, SOCKET_BUFFER_BYTES)
@@ -138,40 +159,88 @@ class SocketEnd:
         self._socket.close()
 
     def send(self, datagrams: Datagrams) -> None:
+        self.send_from(datagrams, ())
+
+    def send_from(self, datagrams: Datagrams, source: Ancillary) -> None:
+        """Send them; `source` tells the kernel from which of our addresses."""
         if self._unsent:
             room = MAX_UNSENT_DATAGRAMS - len(self._unsent)
-            self._unsent.extend(datagrams[:room])
+            self._unsent.extend((data, to, source) for data, to in datagrams[:room])
             return
-        for n, (data, address) in enumerate(datagrams):
-            try:
-                self._socket.sendto(data, address)
-            except BlockingIOError:
-                self._unsent.extend(datagrams[n:])
+        for n, (data, to) in enumerate(datagrams):
+            if not self._sent(data, to, source):
+                self._unsent.extend((data, to, source) for data, to in datagrams[n:])
                 self._loop.add_writer(self._socket, self._write)
                 return
-            except OSError:
-                pass  # no way to this client: its packets are lost, and it is taken for gone
+
+    def _sent(self, data: bytes, to: Address, source: Ancillary) -> bool:
+        """Whether the kernel has taken it, or never will."""
+        try:
+            if source:
+                self._socket.sendmsg((data,), source, 0, to)
+            else:
+                self._socket.sendto(data, to)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # no way to this client: its packets are lost, and it is taken for gone
+        return True
 
     def _write(self) -> None:
         """The kernel takes datagrams again."""
         while self._unsent:
-            data, address = self._unsent[0]
-            try:
-                self._socket.sendto(data, address)
-            except BlockingIOError:
+            if not self._sent(*self._unsent[0]):
                 return
-            except OSError:
-                pass
             self._unsent.popleft()
         self._loop.remove_writer(self._socket)
 
     def _read(self, receive: Receive, flush: Callable[[], None]) -> None:
+        way: Way = self
         for _ in range(DATAGRAMS_PER_TURN):
             try:
-                data, address = self._socket.recvfrom(MAX_DATAGRAM_BYTES)
+                if self._everywhere:
+                    data, told, _flags, address = self._socket.recvmsg(
+                        MAX_DATAGRAM_BYTES, ANCILLARY_BYTES
+                    )
+                    way = self._way_of(told)
+                else:
+                    data, address = self._socket.recvfrom(MAX_DATAGRAM_BYTES)
             except BlockingIOError:
                 break
             except OSError:
                 continue  # what a client's host has said of an earlier datagram
-            receive(data, address)
+            receive(data, address, way)
         flush()
+
+    def _way_of(self, told: Sequence[tuple[int, int, bytes]]) -> Way:
+        """By the address that a datagram came to: its answer has to leave from there."""
+        for level, kind, data in told:
+            if (level, kind) in PACKET_INFO:
+                if data not in self._ways and len(self._ways) < MAX_LOCAL_ADDRESSES:
+                    self._ways[data] = LocalWay(self, (level, kind, data))
+                return self._ways.get(data, self)
+        return self
+
+
+class LocalWay:
+    """A `Way` from one of the addresses of a socket that listens everywhere.
+
+    Left to itself the kernel would answer from the address that it likes best, and a client
+    takes nothing from an address that it has not asked.
+    """
+
+    def __init__(self, end: SocketEnd, told: tuple[int, int, bytes]) -> None:
+        level, kind, data = told
+        self._end = end
+        if level == socket.IPPROTO_IP:
+            _, address, _ = struct.unpack("=I4s4s", data)
+            host = socket.inet_ntop(socket.AF_INET, address)
+            data = struct.pack("=I4s4s", 0, address, bytes(4))
+        else:
+            address, _ = struct.unpack("=16sI", data)
+            host = socket.inet_ntop(socket.AF_INET6, address)
+        self.local: tuple[str, int] | None = (host, end.reached_at[1])
+        self._source: Ancillary = ((level, kind, data),)
+
+    def send(self, datagrams: Datagrams) -> None:
+        self._end.send_from(datagrams, self._source)

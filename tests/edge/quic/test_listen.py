@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -98,6 +99,21 @@ async def test_both_families_are_served_by_one_server(certificate: CertificateFi
             assert await answers((host, served.ports[at]))
         peers = [request.peer[0] for request in served.routes.requests if request.peer]
         assert peers == list(hosts)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+async def test_a_server_that_listens_everywhere_answers_from_where_it_was_asked(
+    certificate: CertificateFiles,
+) -> None:
+    hosts = ("0.0.0.0", "::") if has_ipv6() else ("0.0.0.0",)
+    async with listening(certificate, *hosts) as served:
+        async with served.client("127.0.0.2") as client:  # not what the kernel would choose
+            assert await client.get(b"/e") == b"GET /e 0"
+        if has_ipv6():
+            async with served.client("::1", 1) as client:
+                assert await client.get(b"/six") == b"GET /six 0"
+        await served.listener.ask()
+        assert served.listener.answers
 
 
 async def test_a_socket_that_nobody_reads_does_not_answer(certificate: CertificateFiles) -> None:
