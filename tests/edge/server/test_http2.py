@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from random import Random
 
 import httpx
 import pytest
 from h2.errors import ErrorCodes
+from hpack import Encoder
+from structlog.testing import capture_logs
 
 from ledger.errors import NotFound
 from ledger.frame import (
@@ -27,6 +30,7 @@ from ledger.frame import (
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.http2_peer import Peer
 from tests.edge.server.serving import PATIENCE_S, Served, serving
+from tests.edge.server.test_http2_properties import PREFACE, random_frames
 
 pytestmark = pytest.mark.anyio
 
@@ -232,6 +236,60 @@ async def test_a_flood_ends_its_connection_and_no_other(served: Served) -> None:
         assert peer.goaway is not None
         assert peer.goaway.error_code is ErrorCodes.ENHANCE_YOUR_CALM
         assert (await client.get("/healthz")).status_code == 200
+
+
+BLOCKS = [
+    Encoder().encode(
+        [
+            *((":method", method), (":scheme", "http"), (":authority", "localhost")),
+            *((":path", path), ("accept", accept)),
+        ]
+    )
+    for method in ("GET", "POST", "HEAD", "PUT")
+    for path in (f"/v1/generate/{ID}", "/v1/generate", "/v1/stream/a", "/healthz", "/v1/nothing")
+    for accept in ("text/event-stream", "application/vnd.tailrace.frames")
+]
+
+
+def sense_and_nonsense(random: Random) -> bytes:
+    """Requests for every route, some of them reset, among frames of any kind."""
+    frames = random_frames(random)
+    sent = bytearray(PREFACE)
+    for stream_id in range(1, 60, 2):
+        if random.random() < 0.5:
+            sent += next(frames)
+            continue
+        block, flags = random.choice(BLOCKS), random.choice((4, 5, 5))
+        name = stream_id.to_bytes(4, "big")
+        sent += len(block).to_bytes(3, "big") + bytes((1, flags)) + name + block
+        if random.random() < 0.4:
+            sent += b"\x00\x00\x04\x03\x00" + name + bytes(4)
+    return bytes(sent)
+
+
+async def test_nothing_is_left_of_connections_that_make_no_sense(
+    served: Served, origin: ScriptedOrigin
+) -> None:
+    origin.released = 1
+    origin.answers = [Answer(200), *[Body(bytes(3_000))] * 50, BodyEnd()]
+
+    async def visit(seed: int) -> None:
+        random = Random(seed)
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(sense_and_nonsense(random))
+        with suppress(ConnectionError):
+            await reader.read(random.choice((1, 100, 10_000)))
+        writer.transport.abort()
+
+    with capture_logs() as logs:
+        for first in range(0, 200, 20):
+            await asyncio.gather(*map(visit, range(first, first + 20)))
+        async with client_of(served) as client:
+            assert (await client.get("/healthz")).status_code == 200
+        async with asyncio.timeout(PATIENCE_S):
+            await served.shared.connections.none.wait()
+            await served.shared.application.ended(PATIENCE_S)
+    assert {line["event"] for line in logs} <= {"client gone"}
 
 
 async def test_a_connection_on_which_nothing_is_asked_is_closed(origin: ScriptedOrigin) -> None:
