@@ -20,7 +20,7 @@ DEV := $(VENV)/.stamp-dev
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-kill bench-engine bench-scheduler soak bench-gpu clean
+.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-kill bench-engine bench-formats bench-scheduler soak bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -57,6 +57,9 @@ bench-kill: $(DEV) ## kill a producer 2,000 times and look for all that it was a
 
 bench-engine: $(DEV) ## time the engine on a CPU, and compare 200 cut runs with uncut ones
 	@$(BIN)/python tests/bench/bench_engine.py $(ARGS)
+
+bench-formats: $(DEV) ## train a small Llama, and say what number formats do to its text, memory and speed
+	@$(BIN)/python tests/bench/bench_formats.py $(ARGS)
 
 bench-scheduler: $(DEV) ## simulate the scheduler under a mix of arrivals: what each class waits
 	@$(BIN)/python tests/bench/simulate_scheduler.py $(ARGS)

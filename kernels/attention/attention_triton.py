@@ -304,7 +304,7 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
     """A decode step, and rows of one sequence behind `rope_write`, at 256 positions."""
     for dtype in served_caches(shape):
         constants, options = decode_plan(shape.heads, shape.kv_heads, shape.head_dim, dtype)
-        for write, dependent in product((True, False), dependent_too(shape, dtype)):
+        for write, dependent in product((True, False), dependent_too(shape)):
             absent = absent_pointers(shape, dtype)
             if not write:
                 absent |= {"cos", "sin", "q_norm", "k_norm"}

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.attention.paged_attention import check_queries
-from kernels.attention.paged_kv import PAGE_TOKENS, PagedKv, check_tables
+from kernels.attention.paged_kv import PAGE_TOKENS, SCALED_DTYPES, PagedKv, check_tables
 from kernels.attention.rope_triton import (
     absent_pointers,
     page_at,
@@ -174,14 +174,17 @@ def prefill_plan(
 
     Two groups of four warps with 64 rows each feed the tensor cores in bf16; fp32, which they
     do not multiply exactly, has small blocks. Heads of more than 128, in fp32 of more than 64, take
-    half as many rows and positions, since a thread has 255 registers. TILE divides BLOCK_M: tiles
-    before a block's first position are not masked.
+    half as many rows and positions, since a thread has 255 registers; with scales a quarter of the
+    rows, which four warps multiply. TILE divides BLOCK_M: tiles before a block's first position
+    are not masked.
     """
     constants = softmax_plan(heads, kv_heads, head_dim, dtype)
     wide = head_dim > 128
     if dtype == torch.float32:
         rows = 16 if head_dim > 64 else 32
         return constants | {"BLOCK_M": rows, "TILE": rows, "STAGES": 1}, {"num_warps": 4}
+    if wide and dtype in SCALED_DTYPES:
+        return constants | {"BLOCK_M": 32, "TILE": 32, "STAGES": 2}, {"num_warps": 4}
     rows, tile = (64, PAGE_TOKENS // 2) if wide else (128, PAGE_TOKENS)
     return constants | {"BLOCK_M": rows, "TILE": tile, "STAGES": 2}, {"num_warps": 8}
 
@@ -200,7 +203,9 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
             signature=signature,
             constants=none | constants,
             divisible=frozenset(name for name in signature if name.endswith("_ptr")),
-            expects=() if dtype == torch.float32 else ("HGMMA", "LDGSTS"),
+            expects=()
+            if dtype == torch.float32
+            else ("HGMMA" if options["num_warps"] == 8 else "HMMA", "LDGSTS"),
             bytes_moved=PAGE_TOKENS * (8 * shape.queries + 2 * shape.keys * dtype.itemsize),
             num_warps=options["num_warps"],
         )

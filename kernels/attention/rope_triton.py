@@ -27,7 +27,6 @@ from kernels.attention.paged_attention import (
 from kernels.attention.paged_kv import (
     FP8,
     FP8_MAX,
-    KV_DTYPES,
     PAGE_TOKENS,
     SCALED_DTYPES,
     PagedKv,
@@ -290,20 +289,23 @@ SHAPES = ATTENTION_SHAPES
 """What the variants are made for, here and in attention."""
 
 
-def dependent_too(shape: DecoderShape, dtype: torch.dtype) -> tuple[bool, ...]:
-    """Ordinary launches, and dependent ones where a decode step of few rows is planned for them."""
-    return (False, True) if shape in REAL_SHAPES and dtype == torch.bfloat16 else (False,)
+def dependent_too(shape: DecoderShape) -> tuple[bool, ...]:
+    """Ordinary launches, and dependent ones of the models that whole steps are planned for."""
+    return (False, True) if shape in REAL_SHAPES else (False,)
 
 
 def served_caches(shape: DecoderShape) -> tuple[torch.dtype, ...]:
     """The element types of a cache that a model is compiled for ahead of time.
 
-    bf16, and fp32 for what is small enough to be served in it; all of them for one model, and
-    the largest for the largest heads.
+    bf16, and fp32 for what is small enough to be served in it; all that an origin may be set to
+    for one model, for norms of heads and for the largest heads.
     """
-    if shape == LLAMA_8B:
-        return (torch.bfloat16, *(dtype for dtype in KV_DTYPES if dtype != torch.bfloat16))
-    others = {DEMO: (torch.float32,), QWEN3_8B: (FP8,), FALCON3_7B: (torch.float32,)}
+    others = {
+        DEMO: (torch.float32,),
+        LLAMA_8B: (torch.float32, *SCALED_DTYPES),
+        QWEN3_8B: SCALED_DTYPES,
+        FALCON3_7B: (torch.float32, *SCALED_DTYPES),
+    }
     return (torch.bfloat16, *others.get(shape, ()))
 
 
@@ -342,7 +344,7 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
         signature, none = signature_of(_rope_write, dtype, absent_pointers(shape, dtype))
         row_bytes = 4 * (2 * shape.queries + 2 * shape.keys)
         kind = str(dtype).removeprefix("torch.")
-        for dependent in dependent_too(shape, dtype):
+        for dependent in dependent_too(shape):
             yield Variant(
                 name=f"{shape.name}.rope_write {kind}" + " dependent" * dependent,
                 kernel=_rope_write,

@@ -101,8 +101,11 @@ def test_any_size_and_group_of_heads_equals_the_oracle(
     torch.testing.assert_close(out, made.expected(q, [(0, 63, 12)]), rtol=2e-6, atol=2e-6)
 
 
-def test_the_widest_heads_in_bf16_equal_the_oracle(device: torch.device) -> None:
-    made = stage([75], device, head_dim=256, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, FP8])
+def test_the_widest_heads_in_less_than_fp32_equal_the_oracle(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    made = stage([75], device, head_dim=256, dtype=dtype)
     q = normal(12, 256, device=device)
     out, _ = made.attend(q, [(0, 63, 12)], 12)
     torch.testing.assert_close(out, made.expected(q, [(0, 63, 12)]), rtol=2e-2, atol=2e-2)
