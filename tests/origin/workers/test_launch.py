@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-TIMEOUT_S = 300.0
+TIMEOUT_S = 240.0
 SUPERVISOR = """
 import os, subprocess, sys
 command = [sys.executable, "-P", "-m", "origin.workers.launch", str(os.getpid()), "endless_import"]

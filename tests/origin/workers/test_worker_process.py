@@ -25,7 +25,7 @@ from tests.origin.producers.asked import recipe
 pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).resolve().parents[3]
-TIMEOUT_S = 300.0
+TIMEOUT_S = 240.0
 SLOTS = 4
 ROUNDS = 5
 PRODUCERS = "tests.origin.producers.text_producers"
