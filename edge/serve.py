@@ -12,7 +12,7 @@ from hypercorn.protocol import ws_stream
 
 from edge.access.connections import RESERVED_FILES
 from edge.access.open_files import raise_open_files
-from edge.access.opening import open_gate
+from edge.access.opening import open_gate, require_keys
 from edge.app import create_app
 from edge.config import EdgeConfig, access_rules, connection_limits
 from edge.drain import go_away
@@ -40,6 +40,7 @@ def run(config: EdgeConfig) -> None:
     configure_logging(config.log_level)
     refuse_compression()
     open_files = _take_files(config)
+    require_keys(config)  # before anybody can connect
     sockets = Sockets.bound(config)
 
     def work(process: int) -> None:

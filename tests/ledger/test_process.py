@@ -25,7 +25,8 @@ assert gc.get_threshold()[0] > 700, gc.get_threshold()
         ("from ledger.process import *", "look_less_often(); await stop_signal().wait()"),
         (
             "from edge.serve import *",
-            "await serve(EdgeConfig(http=('127.0.0.1:0',), origin=('127.0.0.1:9',)), 1024)",
+            "c = EdgeConfig(http=('127.0.0.1:0',), origin=('127.0.0.1:9',));"
+            " await serve(c, 1024, Sockets.bound(c), 0)",
         ),
     ],
 )

@@ -141,6 +141,14 @@ def test_an_edge_whose_port_is_taken_names_the_address(tmp_path: Path, setting: 
     assert f"edge.{setting}: cannot listen on {places[setting]}: " in result.stderr
 
 
+def test_an_edge_that_others_can_reach_needs_keys_before_it_listens(tmp_path: Path) -> None:
+    result = tailrace("edge", "--http", "0.0.0.0:0", folder=tmp_path)
+    assert result.returncode == 2
+    assert "there are no API keys" in result.stderr and "tailrace key add" in result.stderr
+    assert "--allow-public-without-keys" in result.stderr
+    assert "Running on" not in result.stderr and "Traceback" not in result.stderr
+
+
 def test_an_edge_whose_certificate_cannot_be_read_says_so(tmp_path: Path) -> None:
     (tmp_path / "edge.pem").write_text("no certificate")
     flags = ["--http", "127.0.0.1:0", "--certificate", "edge.pem", "--key", "edge.pem"]
