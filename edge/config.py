@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from edge.access.connections import ConnectionLimits, room_in
@@ -19,6 +19,7 @@ from edge.access.proxies import Proxies
 from edge.access.rules import Rules
 from edge.quic.steer import MAX_PROCESSES, can_steer
 from edge.session import MAX_UNFINISHED
+from ledger.dial import Credentials, LinkAddress, LinkText, check_link, secret_bytes
 from ledger.frame import MAX_CALL_BODY_BYTES
 from ledger.settings import Address, Settings, parse_address, split_at_commas
 
@@ -56,6 +57,7 @@ Networks = Annotated[
     NoDecode,
     BeforeValidator(split_at_commas),
 ]
+LinkAddresses = Annotated[tuple[LinkText, ...], NoDecode, BeforeValidator(split_at_commas)]
 Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(split_at_commas)]
 
 MANY_CONNECTIONS = 20_000
@@ -80,11 +82,24 @@ class EdgeConfig(Settings):
         description="that serve at the same addresses, each on a core; bounds of connections and"
         " rates are those of each",
     )
-    origin: Addresses = Field(
+    origin: LinkAddresses = Field(
         ("127.0.0.1:8470",),
         min_length=1,
-        description="links of the origins; each new stream goes to one that is ready, has the model"
-        " and little to do, and to another of its ledger when that one is lost",
+        description="links of the origins: HOST:PORT, tls://HOST:PORT or unix:///PATH; a new stream"
+        " goes to one that is ready, has the model and little to do, and when that one is lost to"
+        " another of the same ledger",
+    )
+    origin_ca: Path | None = Field(
+        None, description="PEM file of the CA that signs origins with tls://; default the system's"
+    )
+    origin_certificate: Path | None = Field(
+        None, description="PEM file that this edge shows to origins with tls://"
+    )
+    origin_key: Path | None = Field(None, description="PEM file of its private key")
+    origin_secret: SecretStr | None = Field(
+        None,
+        description="text that this edge and its origins know, by which each sees that the other"
+        " is the one that is meant; origin.link_secret there",
     )
     certificate: Path | None = Field(None, description="PEM file, the chain's leaf first")
     key: Path | None = Field(None, description="PEM file of the certificate's private key")
@@ -171,6 +186,16 @@ class EdgeConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _origins_are_met_as_they_are_to_be(self) -> Self:
+        check_link(
+            "origin",
+            self.origin_addresses,
+            self.origin_credentials,
+            needs_certificate=False,
+        )
+        return self
+
+    @model_validator(mode="after")
     def _listens_somewhere(self) -> Self:
         if not self.http and self.certificate is None:
             raise ValueError("give an http address, or a certificate and key for https")
@@ -188,8 +213,18 @@ class EdgeConfig(Settings):
         return all(is_loopback(parse_address(text)[0]) for text in listening)
 
     @property
-    def origin_addresses(self) -> tuple[tuple[str, int], ...]:
-        return tuple(parse_address(text) for text in self.origin)
+    def origin_addresses(self) -> tuple[LinkAddress, ...]:
+        return tuple(map(LinkAddress.parse, self.origin))
+
+    @property
+    def origin_credentials(self) -> Credentials:
+        return Credentials(
+            "edge.origin",
+            self.origin_ca,
+            self.origin_certificate,
+            self.origin_key,
+            secret_bytes(self.origin_secret),
+        )
 
     @property
     def proxies(self) -> Proxies:

@@ -55,7 +55,8 @@ def run(config: EdgeConfig) -> None:
 
 async def serve(config: EdgeConfig, open_files: int, sockets: Sockets, process: int) -> None:
     gate = open_gate(config)
-    link = Link(*config.origin_addresses)
+    config.origin_credentials.connects()  # so that a file which is not there is an error now
+    link = Link(*config.origin_addresses, credentials=config.origin_credentials)
     stop = Stop()
     server = server_config(config)
     certificate = Certificate(config, server)

@@ -9,6 +9,14 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from ledger.dial import (
+    UNIX,
+    Credentials,
+    LinkAddress,
+    LinkText,
+    check_link,
+    secret_bytes,
+)
 from ledger.settings import Address, Settings, parse_address, split_at_commas
 from origin.formats import Formats, HeadFormat, KvFormat, WeightsFormat
 
@@ -124,7 +132,24 @@ class OriginConfig(Settings):
     table: ClassVar[str] = "origin"
     model_config = SettingsConfigDict(env_prefix="TAILRACE_ORIGIN_")
 
-    link: Address = Field("127.0.0.1:8470", description="HOST:PORT that edges connect to")
+    link: LinkText = Field(
+        "127.0.0.1:8470",
+        description="what edges connect to: HOST:PORT, tls://HOST:PORT or unix:///PATH",
+    )
+    link_certificate: Path | None = Field(
+        None, description="PEM file that a link with tls:// shows, the chain's leaf first"
+    )
+    link_key: Path | None = Field(None, description="PEM file of its private key")
+    link_ca: Path | None = Field(
+        None,
+        description="PEM file of the CA that signs edges, and origins that share the ledger: over"
+        " tls:// nobody else is let in",
+    )
+    link_secret: SecretStr | None = Field(
+        None,
+        description="text that edges must know, and origins that share the ledger, whatever the"
+        " link is; edge.origin_secret there",
+    )
     address: Address | None = Field(
         None,
         description="HOST:PORT at which origins that share the ledger reach this one's link;"
@@ -281,14 +306,32 @@ class OriginConfig(Settings):
             return self.model_name
         return "demo" if self.model == DEMO_MODEL else self.model.resolve().name
 
+    @model_validator(mode="after")
+    def _link_is_what_it_is_to_be(self) -> Self:
+        check_link("link", (self.link_address,), self.link_credentials, needs_certificate=True)
+        return self
+
     @property
-    def link_address(self) -> tuple[str, int]:
-        return parse_address(self.link)
+    def link_address(self) -> LinkAddress:
+        return LinkAddress.parse(self.link)
+
+    @property
+    def link_credentials(self) -> Credentials:
+        return Credentials(
+            "origin.link",
+            self.link_ca,
+            self.link_certificate,
+            self.link_key,
+            secret_bytes(self.link_secret),
+        )
 
     @property
     def reached_at(self) -> tuple[str | None, int] | None:
         """Where other origins reach the link; no host for that which the database sees."""
-        host, port = parse_address(self.address or self.link)
+        if self.address is None and self.link_address.scheme == UNIX:
+            return None
+        place = self.link_address if self.address is None else parse_address(self.address)
+        host, port = place[0], place[1]
         return (None if host in ANY_HOST else host, port) if port else None
 
     @property

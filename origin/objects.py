@@ -12,7 +12,7 @@ from ledger.interface import Ledger, ObjectKey
 from ledger.objects.object import DurableObject, ObjectFactory, ObjectRequest, ObjectResponse
 from ledger.objects.runtime import ObjectLimits, ObjectRuntime
 from origin.config import StreamsConfig
-from origin.edges.peers import Peers
+from origin.edges.peers import PLAIN, Peers, Way
 from origin.streams.config import StreamSettings
 from origin.streams.object import stream_class
 from origin.subscriptions.index import MAX_SUBSCRIPTIONS, index_class
@@ -34,7 +34,10 @@ class OriginObjects:
         config: StreamsConfig,
         now_ms: Callable[[], int],
         random: Callable[[int], bytes] = secrets.token_bytes,
+        *,
+        way: Way = PLAIN,
     ) -> None:
+        """`way` is how other origins of the ledger are reached."""
         self._on = config.subscriptions
         self._updates = Updates(ledger.objects)
         self._webhooks = Webhooks(config.webhook_hosts, now_ms=now_ms)
@@ -55,7 +58,7 @@ class OriginObjects:
             classes[INDEX_KEY.kind] = index_class(self._updates)
         # A wake waits for a webhook as long as that takes.
         limits = ObjectLimits(alarms_at_once={SUBSCRIPTION: MAX_SUBSCRIPTIONS} if self._on else {})
-        self._peers = Peers(ledger.objects.seize, HERE)
+        self._peers = Peers(ledger.objects.seize, HERE, way)
         self.runtime = ObjectRuntime(
             ledger, classes, now_ms, random, limits=limits, forward=self._peers.ask
         )

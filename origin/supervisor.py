@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from ledger.dial import UNIX, listen
 from ledger.errors import ConfigError, LedgerFailed, Unavailable
 from ledger.frame import encode
 from ledger.interface import Ledger
@@ -19,6 +20,7 @@ from ledger.tasks import first_of
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.edges.link import EdgeLink
+from origin.edges.peers import Way
 from origin.generations.resume_token import TokenKeys
 from origin.generations.runs import Runs
 from origin.generations.service import Service
@@ -47,7 +49,8 @@ async def serve(
     clock = KeptClock(config.data)
     ledger = await open_ledger(retention, config.data, clock, config.reached_at)
     clock.keep()
-    objects = OriginObjects(ledger, streams, clock)
+    way = Way(config.link_address.scheme, config.link_credentials)
+    objects = OriginObjects(ledger, streams, clock, way=way)
     try:
         supervisor = Supervisor(config, retention, ledger, objects, reader, clock)
         await supervisor.serve(slots, running)
@@ -98,17 +101,18 @@ class Supervisor:
         self, slots: Sequence[WorkerSlot], running: Sequence[asyncio.Task[Any]]
     ) -> None:
         """Run until a part ends; the first error of a part stops it with that error."""
-        host, port = self._config.link_address
+        address, credentials = self._config.link_address, self._config.link_credentials
         try:
-            server = await asyncio.get_running_loop().create_server(self._link, host, port)
+            server = await listen(self._link, address, credentials)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {self._config.link}: {error.strerror or error}",
                 field="origin.link",
                 hint="another origin may be running; choose another port",
             ) from error
-        bound = server.sockets[0].getsockname()
-        log.info("origin.listening", link=f"{bound[0]}:{bound[1]}", data=str(self._config.data))
+        if address.scheme != UNIX:
+            address = address._replace(port=server.sockets[0].getsockname()[1])
+        log.info("origin.listening", link=str(address), data=str(self._config.data))
         try:
             with exposed(self._metrics, self._config.metrics_address) as served:
                 if served is not None:
@@ -130,7 +134,8 @@ class Supervisor:
             await server.wait_closed()
 
     def _link(self) -> EdgeLink:
-        return EdgeLink(self._service, self._links, self._fail)
+        secret = self._config.link_credentials.secret
+        return EdgeLink(self._service, self._links, self._fail, secret)
 
     def _fail(self, error: LedgerFailed) -> None:
         if not self._failed.done():

@@ -18,6 +18,7 @@ from edge.origins.origin import Origin, now
 from edge.origins.relay import RETRY_AFTER_MS, Route, Sink, route_of, spread
 from edge.origins.watchers import Watchers
 from ledger.backoff import Backoff, spread_ms
+from ledger.dial import Credentials, LinkAddress
 from ledger.errors import Overloaded, TailraceError
 from ledger.frame import (
     LINK_CODEC,
@@ -45,14 +46,26 @@ MAX_LINK_BUFFER_BYTES = 8 << 20
 MAX_HELD_BYTES = 64 << 20
 """Requests are refused while so many bytes of others wait for an answer, or for a link."""
 
+NOTHING_SHOWN = Credentials("edge.origin")
+
 
 class Link:
-    """`addresses` are (host, port) of origins, at least one."""
+    """`addresses` are those of origins, at least one; (host, port) is enough for plain TCP."""
 
-    def __init__(self, *addresses: tuple[str, int], backoff: Backoff | None = None) -> None:
+    def __init__(
+        self,
+        *addresses: LinkAddress | tuple[str, int],
+        credentials: Credentials = NOTHING_SHOWN,
+        backoff: Backoff | None = None,
+    ) -> None:
         """`backoff` is how each origin is waited for that cannot be reached."""
         self.origins = [
-            Origin(address, self._flush, None if backoff is None else replace(backoff))
+            Origin(
+                LinkAddress(*address),
+                self._flush,
+                credentials,
+                None if backoff is None else replace(backoff),
+            )
             for address in addresses
         ]
         self._watchers = Watchers()

@@ -16,6 +16,7 @@ from edge.origins.breaker import Breaker, State
 from edge.origins.choice import Candidate
 from edge.origins.relay import LinkState, Relay
 from ledger.backoff import Backoff
+from ledger.dial import Credentials, LinkAddress, dial
 from ledger.errors import OriginUnreachable, TailraceError
 from ledger.frame import Splitter
 from ledger.silence import Silence
@@ -84,9 +85,14 @@ class Origin:
     """`changed` is called whenever the relay has something to be carried out."""
 
     def __init__(
-        self, address: tuple[str, int], changed: Callable[[], None], backoff: Backoff | None = None
+        self,
+        address: LinkAddress,
+        changed: Callable[[], None],
+        credentials: Credentials,
+        backoff: Backoff | None = None,
     ) -> None:
-        self.relay = Relay()
+        self.relay = Relay(secret=credentials.secret)
+        self._credentials = credentials
         self.breaker = Breaker()
         self.ledger = ""  # as it was told last
         self.is_news = False  # what is known of it has changed
@@ -100,8 +106,7 @@ class Origin:
 
     @property
     def address(self) -> str:
-        host, port = self._address
-        return f"{host}:{port}"
+        return str(self._address)
 
     @property
     def is_up(self) -> bool:
@@ -207,11 +212,10 @@ class Origin:
 
     async def _connect_once(self) -> Exception:
         """One connection from its beginning to its end; gives the reason of the end."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(LINK_CONNECT_TIMEOUT_S):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self), *self._address
+                _, connection = await dial(
+                    lambda: Connection(self), self._address, self._credentials
                 )
         except OSError as error:  # TimeoutError is one
             self.close(error)

@@ -28,6 +28,7 @@ from ledger.frame import (
     Answer,
     Call,
     Caller,
+    Challenge,
     Credit,
     Detach,
     Frame,
@@ -36,6 +37,7 @@ from ledger.frame import (
     Open,
     Opened,
     Pass,
+    Proof,
     Renew,
     Resume,
     Steer,
@@ -51,6 +53,7 @@ from ledger.frame import (
     with_corr,
 )
 from ledger.version import software
+from ledger.wire.handshake import Handshake, Side, refused
 
 CONNECT_PATIENCE_S = 2.0
 """How long a new request waits for a link that is down."""
@@ -80,7 +83,7 @@ class Sink(Protocol):
 
 class LinkState(Enum):
     DOWN = "down"
-    GREETING = "greeting"  # connected; the origin's Hello is awaited
+    GREETING = "greeting"  # connected; the origin's Hello is awaited, or its proof
     UP = "up"
 
 
@@ -117,8 +120,13 @@ class Route:
 class Relay:
     """Give it what happens; then take `frames_to_send` and `frames_to_deliver`."""
 
-    def __init__(self, last_corr: int = 0, random: Random | None = None) -> None:
+    def __init__(
+        self, last_corr: int = 0, random: Random | None = None, secret: bytes | None = None
+    ) -> None:
         self.state = LinkState.DOWN
+        self._secret = secret
+        self._handshake = Handshake(Side.EDGE, secret)
+        self._is_greeted = False
         self.heartbeat: Heartbeat | None = None
         self._routes: dict[int, Route] = {}
         self._by_client: dict[Sink, dict[int, Route]] = {}
@@ -172,7 +180,11 @@ class Relay:
     def connected(self) -> None:
         """A new connection to the origin stands; the requests follow its Hello."""
         self.state = LinkState.GREETING
+        self._handshake = Handshake(Side.EDGE, self._secret)
+        self._is_greeted = False
         self._to_send = [encode(Hello(SCHEMA_HASH, software("edge")))]
+        if (challenge := self._handshake.challenge) is not None:
+            self._to_send.append(encode(challenge))
 
     def disconnected(self, now: float) -> None:
         """The link is gone: what can be asked for again waits, the rest ends here."""
@@ -257,10 +269,18 @@ class Relay:
         if isinstance(frame, StreamError):
             raise to_error(frame)
         if isinstance(frame, Hello) and self.state is LinkState.GREETING:
-            self._greeted(frame)
+            self._check_hello(frame)
+            self._begin_if_sure()
+        elif isinstance(frame, Challenge):
+            self._to_send.append(encode(self._handshake.answer(frame)))
+        elif isinstance(frame, Proof) and self.state is LinkState.GREETING:
+            self._handshake.check(frame)
+            self._begin_if_sure()
         elif isinstance(frame, Heartbeat) and self.state is LinkState.UP:
             self.heartbeat = frame
             self._to_send.append(ALIVE)
+        elif self._is_greeted and not self._handshake.done:
+            raise refused("this edge has a link secret, and the origin shows none")
         else:
             name = type(frame).__name__
             raise FrameError(f"{name} is out of place on the link", field="tag", offset=4)
@@ -295,15 +315,20 @@ class Relay:
         self._ask(route)
         return True
 
-    def _greeted(self, hello: Hello) -> None:
+    def _check_hello(self, hello: Hello) -> None:
         if hello.schema != SCHEMA_HASH:
             raise SchemaMismatch(
                 f"the origin ({hello.software}) speaks schema {hello.schema.hex()}",
                 hint=f"this edge speaks {SCHEMA_HASH.hex()}",
             )
-        self.state = LinkState.UP
-        for route in self._routes.values():
-            self._ask(route)
+        self._is_greeted = True
+
+    def _begin_if_sure(self) -> None:
+        """Nothing is asked of an origin that has not shown that it is the one that is meant."""
+        if self._is_greeted and self._handshake.done:
+            self.state = LinkState.UP
+            for route in self._routes.values():
+                self._ask(route)
 
     # ---- what clients do ----
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import cast
 
 import structlog
 
+from ledger.dial import TCP, Credentials, LinkAddress, dial
 from ledger.errors import HeldElsewhere, OriginUnreachable, SchemaMismatch, TailraceError
 from ledger.frame import (
     LINK_CODEC,
@@ -23,10 +25,12 @@ from ledger.frame import (
     Body,
     BodyEnd,
     Call,
+    Challenge,
     Frame,
     Header,
     Heartbeat,
     Hello,
+    Proof,
     Splitter,
     StreamError,
     decode,
@@ -36,6 +40,7 @@ from ledger.frame import (
 from ledger.interface import ObjectKey
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.settings import parse_address
+from ledger.wire.handshake import Handshake, Side
 from origin.edges.calls import MAX_CREDIT_BODIES
 
 SOFTWARE = "tailrace-origin"
@@ -53,13 +58,28 @@ ALIVE = encode(Heartbeat(0, ready=True, patience_ms=round(PEER_SILENCE_S * 1000)
 log = structlog.get_logger("origin")
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How origins of one ledger reach each other: all of them alike."""
+
+    scheme: str
+    credentials: Credentials
+
+
+PLAIN = Way(TCP, Credentials("origin.link"))
+
+
 class Peers:
     """The other origins of a ledger. `seize` takes an object from its owner."""
 
     def __init__(
-        self, seize: Callable[[ObjectKey], Awaitable[None]], here: frozenset[str] = frozenset()
+        self,
+        seize: Callable[[ObjectKey], Awaitable[None]],
+        here: frozenset[str] = frozenset(),
+        way: Way = PLAIN,
     ) -> None:
         """Requests with a method of `here` are for this process: their object is taken over."""
+        self._way = way
         self._seize = seize
         self._here = here
         self._links: dict[str, PeerLink] = {}
@@ -101,7 +121,7 @@ class Peers:
             return link
         attempt = self._attempts.get(address)
         if attempt is None:
-            attempt = self._attempts[address] = asyncio.create_task(connect(address))
+            attempt = self._attempts[address] = asyncio.create_task(connect(address, self._way))
             attempt.add_done_callback(lambda _: self._attempts.pop(address))
         link = await asyncio.shield(attempt)
         if link is not None:
@@ -118,13 +138,13 @@ class Peers:
         await self._seize(key)
 
 
-async def connect(address: str) -> PeerLink | None:
+async def connect(address: str, way: Way = PLAIN) -> PeerLink | None:
     """A link to the origin at HOST:PORT; None if nobody greets there."""
-    link = PeerLink()
+    link = PeerLink(way.credentials.secret)
     try:
         async with asyncio.timeout(PEER_CONNECT_S):
-            place = parse_address(address)
-            await asyncio.get_running_loop().create_connection(lambda: link, *place)
+            place = LinkAddress(*parse_address(address), way.scheme)
+            await dial(lambda: link, place, way.credentials)
             await link.greeted.wait()
     except (OSError, ValueError):  # TimeoutError is an OSError; there may be no port
         link.close()
@@ -135,8 +155,10 @@ async def connect(address: str) -> PeerLink | None:
 class PeerLink(asyncio.Protocol):
     """One connection to another origin, with many Calls on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: bytes | None = None) -> None:
         self.closed = False
+        self._handshake = Handshake(Side.EDGE, secret)
+        self._is_hello_heard = False
         self.greeted = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._splitter = Splitter()
@@ -179,6 +201,8 @@ class PeerLink(asyncio.Protocol):
         # Not isinstance: uvloop's transports are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.write(encode(Hello(SCHEMA_HASH, SOFTWARE)))
+        if (challenge := self._handshake.challenge) is not None:
+            self._transport.write(encode(challenge))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed, self._transport = True, None
@@ -199,15 +223,28 @@ class PeerLink(asyncio.Protocol):
         if isinstance(frame, Hello):
             if frame.schema != SCHEMA_HASH:
                 raise SchemaMismatch(f"another origin speaks schema {frame.schema.hex()}")
-            self.greeted.set()
+            self._is_hello_heard = True
+            self._begin_if_sure()
+        elif isinstance(frame, Challenge):
+            self._write(encode(self._handshake.answer(frame)))
+        elif isinstance(frame, Proof):
+            self._handshake.check(frame)
+            self._begin_if_sure()
         elif isinstance(frame, Heartbeat):
             self._patience_s = frame.patience_ms / 1000 or PEER_SILENCE_S
-            if self._transport is not None and not self._transport.is_closing():
-                self._transport.write(ALIVE)
+            self._write(ALIVE)
         elif corr == 0 and isinstance(frame, StreamError):
             raise to_error(frame)
         elif corr in self._calls:
             self._calls[corr].take(frame)
+
+    def _begin_if_sure(self) -> None:
+        if self._is_hello_heard and self._handshake.done:
+            self.greeted.set()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
 
 
 class PeerCall:

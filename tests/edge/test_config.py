@@ -5,6 +5,7 @@ import pytest
 
 from edge.access.connections import RESERVED_FILES
 from edge.config import EdgeConfig, connection_limits
+from ledger.dial import LinkAddress
 from ledger.errors import ConfigError
 from ledger.frame import MAX_CALL_BODY_BYTES
 from ledger.settings import parse_address
@@ -122,10 +123,31 @@ def test_an_edge_that_would_listen_nowhere_is_refused() -> None:
 def test_several_origins_are_a_list_or_split_at_commas(tmp_path: Path) -> None:
     file = tmp_path / "tailrace.toml"
     file.write_text('[edge]\norigin = ["a:1", "[::1]:2"]\n')
-    assert EdgeConfig.load(file).origin_addresses == (("a", 1), ("::1", 2))
-    assert EdgeConfig.load(origin="a:1, b:2").origin_addresses == (("a", 1), ("b", 2))
+    assert EdgeConfig.load(file).origin_addresses == (LinkAddress("a", 1), LinkAddress("::1", 2))
+    assert EdgeConfig.load(origin="a:1, b:2").origin_addresses == (
+        LinkAddress("a", 1),
+        LinkAddress("b", 2),
+    )
 
 
 def test_an_edge_without_an_origin_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"edge\.origin: "):
         EdgeConfig.load(origin="")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"origin": "quic://a:1"}, "write HOST:PORT, tls://HOST:PORT or unix:///PATH"),
+        ({"origin": "unix://relative"}, "write HOST:PORT"),
+        ({"origin_ca": "ca.pem"}, "are for origin = tls://HOST:PORT"),
+        ({"origin": "tls://a:1", "origin_certificate": "a.pem"}, "given together"),
+        ({"origin_secret": "short"}, "at least 16 characters"),
+    ],
+)
+def test_settings_of_the_links_that_do_not_go_together_are_refused(
+    settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        EdgeConfig.load(**settings)
+    assert "'short'" not in str(caught.value)
