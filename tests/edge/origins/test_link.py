@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from structlog.testing import capture_logs
 
-from edge.origins.breaker import TRIPS
+from edge.origins.breaker import TRIPS, Breaker
 from edge.origins.link import MAX_HELD_BYTES, Link
 from edge.origins.origin import Connection
 from edge.reader import WINDOW_FRAMES, Reader
@@ -384,6 +384,7 @@ async def test_an_origin_that_fails_again_and_again_is_left_alone() -> None:
     failing, sound = ScriptedOrigin(3), ScriptedOrigin(3)
     failing.refusal = TailraceError("a fault of the origin's")
     async with two(failing, sound) as link:
+        link.origins[0].breaker = Breaker(NO_WAIT)
         for _ in range(4 * TRIPS):
             with suppress(TailraceError):
                 await opened_by(link)
