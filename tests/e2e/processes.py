@@ -94,6 +94,10 @@ class Process:
         assert len(seen()) >= count, f"{self.command} ended: {self.events}"
         return seen()[count - 1]
 
+    def count(self, message: str) -> int:
+        """How often it has logged that."""
+        return sum(event.get("message") == message for event in self.events)
+
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         await self.stop(signal.SIGKILL)
@@ -146,7 +150,7 @@ class Origin(Process):
 class Edge(Process):
     """`tailrace edge`, with TLS and HTTP/3 if given a certificate and its key.
 
-    Of several origins it uses all.
+    Of several origins it uses all; `links` is another way to them.
     """
 
     def __init__(
@@ -154,10 +158,11 @@ class Edge(Process):
         *origins: Origin,
         certificate: tuple[Path, Path] | None = None,
         config: Path | None = None,
+        links: str | None = None,
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        links = ",".join(origin.link for origin in origins)
+        links = links or ",".join(origin.link for origin in origins)
         self.origins = len(origins)
         flags: list[object] = ["--http", f"127.0.0.1:{self.port}", "--origin", links]
         if config is not None:
