@@ -16,7 +16,7 @@ from time import monotonic
 from edge.access.connections import ConnectionLimits
 from edge.quic.core import Address, Cores, Datagrams
 from edge.quic.http3 import Behind
-from edge.quic.probe import PROBE_EVERY_S, Probe
+from edge.quic.probe import PROBE_EVERY_S, PROBE_TIMEOUT_S, Probe
 from edge.quic.server import QuicServer, Way
 
 MAX_DATAGRAM_BYTES = 4096
@@ -56,13 +56,14 @@ class QuicListener:
         cores: Cores,
         behind: Behind,
         limits: ConnectionLimits,
+        probe_timeout_s: float = PROBE_TIMEOUT_S,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._turn = behind.turn
         self._cores = cores
         self._ends = [SocketEnd(each) for each in sockets]
         self._server = QuicServer(cores, behind, monotonic, self._wake_at, limits)
-        self._probes = [Probe(end.reached_at) for end in self._ends]
+        self._probes = [Probe(end.reached_at, probe_timeout_s) for end in self._ends]
         self._probing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waking_at = inf

@@ -8,16 +8,20 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import httpx
 import pytest
 from aioquic.asyncio.client import connect
 from aioquic.h3.connection import H3_ALPN
 from aioquic.quic.configuration import QuicConfiguration
 
 from edge.access.connections import ConnectionLimits
+from edge.app import HTTP3_IS_SILENT, create_app
+from edge.config import EdgeConfig
+from edge.origins.link import Link
 from edge.quic.aioquic_core import AioquicCores
 from edge.quic.http3 import Behind
 from edge.quic.listen import QuicListener
-from edge.quic.probe import PROBES_UNANSWERED, Probe, answers
+from edge.quic.probe import PROBE_TIMEOUT_S, PROBES_UNANSWERED, Probe, answers
 from edge.server.application import Application
 from edge.server.deadlines import Deadlines
 from edge.server.outlet import Turn
@@ -38,9 +42,11 @@ def bound(host: str) -> socket.socket:
 
 
 class Listening:
-    """A listener on loopback, and its routes."""
+    """A listener, not started, and its routes."""
 
-    def __init__(self, files: CertificateFiles, *hosts: str) -> None:
+    def __init__(
+        self, files: CertificateFiles, *hosts: str, probe_timeout_s: float = PROBE_TIMEOUT_S
+    ) -> None:
         self.files = files
         self.routes = Replies()
         self.sockets = [bound(host) for host in hosts]
@@ -57,8 +63,9 @@ class Listening:
             300.0,
         )
         cores = AioquicCores(files.certificate, files.key)
-        self.listener = QuicListener(self.sockets, cores, behind, ConnectionLimits(100, 100))
-        self.listener.start()
+        self.listener = QuicListener(
+            self.sockets, cores, behind, ConnectionLimits(100, 100), probe_timeout_s
+        )
 
     @asynccontextmanager
     async def client(self, host: str = "127.0.0.1", at: int = 0) -> AsyncIterator[Fetching]:
@@ -76,6 +83,7 @@ class Listening:
 @asynccontextmanager
 async def listening(files: CertificateFiles, *hosts: str) -> AsyncIterator[Listening]:
     made = Listening(files, *(hosts or ("127.0.0.1",)))
+    made.listener.start()
     try:
         yield made
     finally:
@@ -127,6 +135,21 @@ async def test_a_socket_that_nobody_reads_does_not_answer(certificate: Certifica
         probe = Probe(("127.0.0.1", served.ports[0]))
         await probe.ask()
         assert probe.answered and served.listener.answers
+
+
+async def test_an_edge_whose_quic_is_silent_is_not_ready(certificate: CertificateFiles) -> None:
+    served = Listening(certificate, "127.0.0.1", probe_timeout_s=SHORT_S)  # nobody reads it
+    app = create_app(Link(("127.0.0.1", 9)), EdgeConfig(http=("127.0.0.1:0",)))
+    app.state.quic = served.listener
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        assert HTTP3_IS_SILENT not in (await client.get("/readyz")).json()["reasons"]
+        for _ in range(PROBES_UNANSWERED):
+            await served.listener.ask()
+        answer = await client.get("/readyz")
+    await served.listener.stop(0)
+    assert answer.status_code == 503
+    assert HTTP3_IS_SILENT in answer.json()["reasons"]
 
 
 async def test_a_stop_waits_for_what_is_under_way_and_then_says_so(
