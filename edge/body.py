@@ -13,12 +13,10 @@ from edge import sse
 from edge.parameters import View
 from edge.reader import Reader
 from ledger.errors import TailraceError
-from ledger.frame import CLOSING, LOGGED, Heartbeat, StreamError, decode, encode, tag_of
+from ledger.frame import CLOSING, Heartbeat, encode, tag_of
 
 log = structlog.get_logger("tailrace.edge")
 
-EVENTS = LOGGED | {StreamError.tag}
-"""Tags of the frames that an event can be made of."""
 SILENCE_S = 15.0
 """After so long without a frame the body gets a sign of life, so that no proxy drops it."""
 
@@ -38,7 +36,7 @@ class SseEncoder:
         self._begun = False
 
     def frames(self, frames: list[bytes]) -> bytes:
-        events = b"".join(self._event(raw) for raw in frames if tag_of(raw) in EVENTS)
+        events = sse.events(frames)
         if self._begun:
             return events
         self._begun = True
@@ -46,11 +44,6 @@ class SseEncoder:
 
     def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
         return sse.PING
-
-    @staticmethod
-    def _event(raw: bytes) -> bytes:
-        _, frame = decode(raw)
-        return sse.event(frame)
 
 
 class FrameEncoder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from secrets import token_hex
@@ -39,35 +40,63 @@ HEADERS = {
 }
 
 
+# ---- what is asked, whichever server it came by ----
+
+
+def asked_to_start(body: bytes, key: str | None, caller: Caller | None) -> Open:
+    """The stream that the body of a POST describes; `key` is its Idempotency-Key."""
+    # A key of our own lets the request be sent again when the origin link breaks.
+    key = token_hex(16) if key is None else check_idempotency_key(key)
+    wanted = parse_generate(body, idempotency_key=key, credit=WINDOW_FRAMES)
+    return replace(wanted, credit_bytes=WINDOW_BYTES, caller=caller)
+
+
+def asked_to_read(
+    stream: str,
+    after: Sequence[str],
+    last_event_id: str | None,
+    token: str | None,
+    caller: Caller | None,
+    *,
+    follow: bool = True,
+) -> Resume:
+    """The rest of a stream that a GET asks for."""
+    return Resume(
+        stream=parse_stream_id(stream),
+        after=parse_after(after, last_event_id),
+        token=token,
+        follow=follow,
+        credit=WINDOW_FRAMES,
+        credit_bytes=WINDOW_BYTES,
+        caller=caller,
+    )
+
+
 # ---- endpoints ----
 
 
 async def start(request: Request) -> Response:
     """POST /v1/generate"""
     view = choose_view(request.headers.get("Accept"))
-    key = request.headers.get("Idempotency-Key")
-    # A key of our own lets the request be sent again when the origin link breaks.
-    key = token_hex(16) if key is None else check_idempotency_key(key)
     config: EdgeConfig = request.app.state.config
     body = await read_body(request, config.max_body_bytes)
-    wanted = parse_generate(body, idempotency_key=key, credit=WINDOW_FRAMES)
-    wanted = replace(wanted, credit_bytes=WINDOW_BYTES, caller=caller_of(request))
+    key = request.headers.get("Idempotency-Key")
+    wanted = asked_to_start(body, key, caller_of(request))
     return await _stream(request, view, wanted)
 
 
 async def read(request: Request) -> Response:
     """GET /v1/generate/{id}"""
     view = choose_view(request.headers.get("Accept"))
-    last_event_id = request.headers.get("Last-Event-ID")
-    wanted = Resume(
-        stream=parse_stream_id(request.path_params["id"]),
-        after=parse_after(request.query_params.getlist("after"), last_event_id),
+    query = request.query_params
+    wanted = asked_to_read(
+        request.path_params["id"],
+        query.getlist("after"),
+        request.headers.get("Last-Event-ID"),
         # A page cannot say a header where it uses EventSource.
-        token=request.headers.get("Tailrace-Token") or request.query_params.get("token"),
+        request.headers.get("Tailrace-Token") or query.get("token"),
+        caller_of(request),
         follow=view is not View.JSON,
-        credit=WINDOW_FRAMES,
-        credit_bytes=WINDOW_BYTES,
-        caller=caller_of(request),
     )
     return await _stream(request, view, wanted)
 
@@ -135,7 +164,7 @@ async def _stream(request: Request, view: View, wanted: Open | Resume) -> Respon
 
 async def _answer(reader: Reader, view: View, wanted: Open | Resume) -> Response:
     opened = await reader.open(wanted)
-    headers = _headers(opened)
+    headers = stream_headers(opened)
     if view is View.JSON:
         document = await _document(reader, wanted, opened)
         return JSONResponse(document, headers=headers)
@@ -183,7 +212,7 @@ async def _nothing_is_left(reader: Reader, wanted: Resume) -> bool:
     return tag_of(reader.peek()) == Status.tag
 
 
-def _headers(opened: Opened) -> dict[str, str]:
+def stream_headers(opened: Opened) -> dict[str, str]:
     headers = HEADERS | {"Tailrace-Stream": opened.stream.hex()}
     if opened.token:
         headers["Tailrace-Token"] = opened.token

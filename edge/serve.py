@@ -24,7 +24,7 @@ from edge.server.http1 import MAX_HEAD_BYTES
 from edge.server.listen import LISTEN_BACKLOG, Sockets, alt_svc, listening
 from edge.server.outlet import Turn
 from edge.server.rest import Rest
-from edge.server.routes import Routes
+from edge.server.routes import StreamRoutes
 from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
 from edge.session import MAX_READ_MESSAGE_BYTES
 from ledger.log import configure_logging
@@ -54,19 +54,21 @@ def run(config: EdgeConfig) -> None:
 
 
 async def serve(config: EdgeConfig, open_files: int, sockets: Sockets, process: int) -> None:
+    turn = Turn()
     gate = open_gate(config)
     config.origin_credentials.connects()  # so that a file which is not there is an error now
-    link = Link(*config.origin_addresses, credentials=config.origin_credentials)
+    link = Link(*config.origin_addresses, credentials=config.origin_credentials, turn=turn)
     stop = Stop()
     server = server_config(config)
     certificate = Certificate(config, server)
     server.alt_svc_headers = alt_svc(sockets.quic)
-    app = create_app(link, config, access_rules(config, gate))
+    rules = access_rules(config, gate)
+    app = create_app(link, config, rules)
     rest = Rest(app, server)
     deadlines = Deadlines(asyncio.get_running_loop().time)
-    shared = Shared(
-        config, link, rest, Routes(), deadlines, Turn(), connection_limits(config, open_files)
-    )
+    routes = StreamRoutes(link, turn, deadlines, rules)
+    limits = connection_limits(config, open_files)
+    shared = Shared(config, link, rest, routes, deadlines, turn, limits)
     look_less_often()
     async with (
         reloading(reloaded_keys(config, gate), *certificate.reloaded),

@@ -45,7 +45,8 @@ _SMALL_INDEX = 1 << 14  # indexes below it take at most two bytes
 _UVARINT = tuple(
     bytes((n,)) if n < 1 << 7 else bytes((n & 0x7F | 0x80, n >> 7)) for n in range(_SMALL_INDEX)
 )
-_FROM_UVARINT = {raw: n for n, raw in enumerate(_UVARINT)}
+SMALL_INDEXES = {raw: n for n, raw in enumerate(_UVARINT)}
+"""Of the bytes of a varint; beyond them one is decoded."""
 
 # The slots' own setters: a frozen dataclass's __init__ costs twice as much.
 _new_token = Token.__new__
@@ -80,7 +81,7 @@ def decode(raw: Raw) -> tuple[int, Frame]:
             token = _new_token(Token)
             _set_text(token, raw[_SHORT_BYTES:end].decode())  # type: ignore[union-attr]
             # What follows the text is one canonical varint, or not in the table.
-            _set_index(token, _FROM_UVARINT[raw[end:]])  # type: ignore[index]
+            _set_index(token, SMALL_INDEXES[raw[end:]])  # type: ignore[index]
             return corr, token
     except (AttributeError, KeyError, TypeError, ValueError, struct.error):
         pass  # not of this shape, or not valid: the codec says which

@@ -17,6 +17,7 @@ from edge.origins.choice import PREFIX_CHARS, Wanted, choose
 from edge.origins.origin import Origin, now
 from edge.origins.relay import RETRY_AFTER_MS, Route, Sink, route_of, spread
 from edge.origins.watchers import Watchers
+from edge.server.outlet import Turn
 from ledger.backoff import Backoff, spread_ms
 from ledger.dial import Credentials, LinkAddress
 from ledger.errors import Overloaded, TailraceError
@@ -57,8 +58,11 @@ class Link:
         *addresses: LinkAddress | tuple[str, int],
         credentials: Credentials = NOTHING_SHOWN,
         backoff: Backoff | None = None,
+        turn: Turn | None = None,
     ) -> None:
-        """`backoff` is how each origin is waited for that cannot be reached."""
+        """`backoff` is how each origin is waited for that cannot be reached. Sinks may touch
+        `turn` when they are delivered to: it is flushed when all of one read has been."""
+        self._turn = turn or Turn()
         self.origins = [
             Origin(
                 LinkAddress(*address),
@@ -109,6 +113,7 @@ class Link:
         refusal = self._refusal()
         if refusal is not None:
             sink.deliver(encode(error_frame(refusal), corr_of(raw)))
+            self._turn.flush()
             return
         _, request = LINK_CODEC.decode(raw)
         route = route_of(sink, raw, request, now())
@@ -120,6 +125,7 @@ class Link:
             refusal = self._overloaded("the link to the origin is full")
         if refusal is not None:
             sink.deliver(encode(error_frame(refusal), corr_of(raw)))
+            self._turn.flush()
             return
         self._ask(chosen, route)
         self._flush()
@@ -153,6 +159,7 @@ class Link:
         self._flush()
         for sink in self._watchers.all():
             sink.deliver(encode(error_frame(spread(error, self._random))))
+        self._turn.flush()
 
     def _refusal(self) -> TailraceError | None:
         if self._closing is not None:
@@ -220,6 +227,7 @@ class Link:
         for origin in self.origins:
             origin.send()
             deliver(origin.relay.frames_to_deliver())
+        self._turn.flush()
 
     # ---- its life ----
 
@@ -244,6 +252,7 @@ class Link:
                 origin.look(at)
             self._flush()
             deliver(self._watchers.beat(at))
+            self._turn.flush()
 
 
 def deliver(frames: Iterable[tuple[Sink, bytes]]) -> None:

@@ -16,7 +16,7 @@ import h11
 
 from edge.server.deadlines import Deadline
 from edge.server.http2 import Http2
-from edge.server.outlet import Handler, Headers, Request
+from edge.server.outlet import Handler, Headers, Request, Turn
 from edge.server.rest import AppRequest, refusal
 from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, MAX_WAITING_BYTES, Shared, Speaker, Wire
 from ledger.errors import CallerError, TailraceError
@@ -216,7 +216,7 @@ class Http1:
         if len(self._buffer) < ends:
             return False
         self._claimed = None
-        outlet = self._outlet = Http1Outlet(self, self._wire, claimed.connection)
+        outlet = self._outlet = Http1Outlet(self, self._wire, self._shared.turn, claimed.connection)
         body = bytes(self._buffer[begins:ends])
         del self._buffer[:ends]
         handler = self._shared.routes.serve(replace(claimed.request, body=body), outlet)
@@ -302,11 +302,12 @@ class Http1:
 class Http1Outlet:
     """One response, as chunks unless its length is declared."""
 
-    __slots__ = ("_chunked", "_closes", "_connection", "_head", "_http1", "_open", "_wire")
+    __slots__ = ("_chunked", "_closes", "_connection", "_head", "_http1", "_open", "_turn", "_wire")
 
-    def __init__(self, http1: Http1, wire: Wire, connection: h11.Connection) -> None:
+    def __init__(self, http1: Http1, wire: Wire, turn: Turn, connection: h11.Connection) -> None:
         self._http1 = http1
         self._wire = wire
+        self._turn = turn
         self._connection: h11.Connection | None = connection
         self._head = b""  # until it goes out with what comes first
         self._chunked = True
@@ -323,6 +324,13 @@ class Http1Outlet:
             name != b"content-length" for name, _ in headers
         )
         self._closes = b"\r\nconnection: close\r\n" in self._head.lower()
+        self._turn.touch(self)
+
+    def flush(self) -> None:
+        """The head by itself, if nothing of the body has come in this turn."""
+        if self._open and self._head:
+            head, self._head = self._head, b""
+            self._wire.write(head)
 
     def write(self, data: bytes) -> None:
         if not (self._open and data):

@@ -45,6 +45,11 @@ class Request:
         """The first value of a header."""
         return next((value for each, value in self.headers if each == name), None)
 
+    def text(self, name: bytes) -> str | None:
+        """The same as text."""
+        value = self.header(name)
+        return None if value is None else value.decode("latin-1")
+
 
 class Outlet(Protocol):
     """One response's way to its client; made by a protocol, used by a handler.

@@ -62,6 +62,7 @@ class ScriptedOrigin:
         self.refusal: TailraceError | None = None  # of every Open and Resume
         self.answers: Sequence[Frame] = ()
         self.bodies_sent = 0
+        self.sent: dict[int, int] = {}  # the next index of each corr that has had frames
         self.received: list[Frame] = []
         self.port = 0
         self._server: asyncio.Server
@@ -224,7 +225,7 @@ class _Connection:
         end = min(limit, self._origin.released)
         for frame in self._origin.frames[self._next[corr] : end]:
             self._send(corr, frame)
-        self._next[corr] = max(self._next[corr], end)
+        self._next[corr] = self._origin.sent[corr] = max(self._next[corr], end)
 
     def _close(self, corr: int) -> None:
         """What a reader that does not follow gets after the frames that there are."""

@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge import sse
 from ledger.frame import (
@@ -13,16 +15,34 @@ from ledger.frame import (
     Revision,
     Score,
     ScoredToken,
+    Status,
     StreamEnd,
     StreamError,
+    StreamState,
     Token,
     TokenScores,
+    encode,
 )
 
 
 def test_a_token_is_a_plain_event_with_its_index_as_id() -> None:
     event = sse.event(Token(" the", 42))
     assert event == b'id: 42\ndata: {"text":" the","index":42}\n\n'
+
+
+@given(st.text(), st.integers(0, 1 << 20), st.integers(0, 2**32 - 1))
+def test_an_event_made_from_bytes_is_that_of_the_frame(text: str, index: int, corr: int) -> None:
+    token = Token(text, index)
+    assert sse.events([encode(token, corr)]) == sse.event(token)
+
+
+def test_frames_that_are_no_event_are_left_out() -> None:
+    status = Status(bytes(16), StreamState.ENDED, 7)
+    notice = Notice("inexact", "", 3)
+    frames = [encode(Token('"', 2)), encode(notice), encode(status), encode(Token("b", 4))]
+    assert sse.events(frames) == sse.event(Token('"', 2)) + sse.event(notice) + sse.event(
+        Token("b", 4)
+    )
 
 
 def test_the_end_is_an_event_of_its_own() -> None:

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, Self
 import h11
 
 from edge.app import create_app
-from edge.config import EdgeConfig, connection_limits
+from edge.config import EdgeConfig, access_rules, connection_limits
 from edge.origins.link import Link
 from edge.serve import server_config
 from edge.server.deadlines import Deadlines
 from edge.server.listen import Sockets, listening
 from edge.server.outlet import Turn
 from edge.server.rest import Rest
-from edge.server.routes import Routes
+from edge.server.routes import StreamRoutes
 from edge.server.wire import Shared
 from tests.edge.scripted_origin import ScriptedOrigin, is_up
 
@@ -33,13 +33,15 @@ class Served(NamedTuple):
 @asynccontextmanager
 async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Served]:
     """The server of one edge, with a link to `origin` that is up."""
-    link = Link(("127.0.0.1", origin.port))
+    turn = Turn()
+    link = Link(("127.0.0.1", origin.port), turn=turn)
     config = EdgeConfig(http=("127.0.0.1:0",), **settings)
     sockets = Sockets.bound(config)
     rest = Rest(create_app(link, config), server_config(config))
-    clock = asyncio.get_running_loop().time
+    deadlines = Deadlines(asyncio.get_running_loop().time)
+    routes = StreamRoutes(link, turn, deadlines, access_rules(config))
     limits = connection_limits(config, 65_536)
-    shared = Shared(config, link, rest, Routes(), Deadlines(clock), Turn(), limits)
+    shared = Shared(config, link, rest, routes, deadlines, turn, limits)
     port = sockets.plain[0].getsockname()[1]
     async with rest.running(), listening(sockets, shared, None):
         await is_up(link)

@@ -1,0 +1,198 @@
+"""One response's end of a stream, past ASGI: a frame of the link leaves in the turn that read it.
+
+There is no task and no queue but the one that credit keeps short: frames that have come in one
+read are encoded together and leave as one write. While the client has no room nothing is taken,
+so no credit goes back, and the origin waits; what it has sent by then is all that a client costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from edge.body import ENCODERS, SILENCE_S
+from edge.errors import error_response
+from edge.generate import TIP_PATIENCE_S, stream_headers
+from edge.origins.link import Link
+from edge.parameters import View
+from edge.reader import CORR, WINDOW_BYTES, WINDOW_FRAMES
+from edge.server.deadlines import Deadline, Deadlines
+from edge.server.outlet import Headers, Outlet, Turn
+from ledger.frame import (
+    CLOSING,
+    Credit,
+    Open,
+    Opened,
+    Resume,
+    Status,
+    StreamError,
+    decode,
+    encode,
+    tag_of,
+    to_error,
+)
+from ledger.window import Window
+
+
+class StreamReader:
+    """A `Sink` of the link, and the `Handler` of its outlet."""
+
+    __slots__ = (
+        "_access",
+        "_deadline",
+        "_encoder",
+        "_link",
+        "_outlet",
+        "_over",
+        "_patience",
+        "_queue",
+        "_started",
+        "_turn",
+        "_view",
+        "_wanted",
+        "_window",
+    )
+
+    def __init__(
+        self,
+        link: Link,
+        turn: Turn,
+        deadlines: Deadlines,
+        outlet: Outlet,
+        view: View,
+        wanted: Open | Resume,
+        access: Headers,
+    ) -> None:
+        """`access` are headers of the answer, whatever it is."""
+        self._link = link
+        self._turn = turn
+        self._outlet = outlet
+        self._view = view
+        self._wanted: Open | Resume | None = wanted
+        self._access = access
+        self._encoder = ENCODERS[view]()
+        self._queue: list[bytes] = []
+        self._window = Window.starting(
+            wanted.start, wanted.credit, WINDOW_FRAMES, wanted.credit_bytes
+        )
+        self._started = False  # the response's head has been given
+        self._over = False
+        self._patience: asyncio.TimerHandle | None = None  # with a stream that may have ended
+        self._deadline = Deadline(deadlines, self._quiet)
+
+    def ask(self) -> None:
+        """Begin."""
+        assert self._wanted is not None
+        self._link.submit(self, encode(self._wanted, CORR))
+
+    # ---- from the link ----
+
+    def deliver(self, raw: bytes) -> None:
+        self._queue.append(raw)
+        self._turn.touched[self] = None
+
+    def flush(self) -> None:
+        """Write what has come, as far as there is room."""
+        if self._over or not self._queue:
+            return
+        if not self._started and not self._start():
+            return
+        queue, room = self._queue, self._outlet.room()
+        if room < 1:
+            return
+        taken, size = 0, 0
+        for raw in queue:
+            if size >= room:
+                break
+            size += len(raw)
+            taken += 1
+        if taken == len(queue):
+            self._queue = []
+        else:
+            queue, self._queue = queue[:taken], queue[taken:]
+        self._window.passed(taken, size)
+        data = self._encoder.frames(queue)
+        if data:
+            self._outlet.write(data)
+        if tag_of(queue[-1]) in CLOSING:
+            self._end()
+            return
+        self._deadline.set(SILENCE_S)
+        if self._window.renew(WINDOW_BYTES):
+            credit = Credit(self._window.limit, self._window.limit_bytes)
+            self._link.submit(self, encode(credit, CORR))
+
+    def _start(self) -> bool:
+        """The head, from what the origin answered; whether the body follows now."""
+        wanted = self._wanted
+        if wanted is None:  # the answer is here, the body's first frame was awaited
+            return self._begin_body(self._queue[0])
+        raw = self._queue.pop(0)
+        _, answer = decode(raw)
+        self._wanted = None
+        if isinstance(answer, StreamError):
+            self._refuse(answer)
+            return False
+        assert isinstance(answer, Opened), answer
+        fields = [(n.lower().encode(), v.encode()) for n, v in stream_headers(answer).items()]
+        self._access = [*fields, *self._access]
+        if isinstance(wanted, Resume) and wanted.after is not None and not self._queue:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(TIP_PATIENCE_S, self._waited)
+            return False
+        return self._begin_body(self._queue[0] if self._queue else None, wanted)
+
+    def _waited(self) -> None:
+        """A stream that goes on, and says nothing now: the client is not to wait for that."""
+        self._patience = None
+        if not (self._over or self._started):
+            self._begin_body(None)
+            self._turn.flush()
+
+    def _begin_body(self, first: bytes | None, wanted: Open | Resume | None = None) -> bool:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        self._started = True
+        resumes = wanted is None or (isinstance(wanted, Resume) and wanted.after is not None)
+        if first is not None and resumes and tag_of(first) == Status.tag:
+            self._outlet.start(204, self._access)  # it has all of a stream that has ended
+            self._end()
+            return False
+        self._outlet.start(200, [*self._access, (b"content-type", self._view.value.encode())])
+        self._deadline.set(SILENCE_S)
+        return bool(self._queue)
+
+    def _refuse(self, answer: StreamError) -> None:
+        response = error_response(to_error(answer))
+        self._outlet.start(response.status_code, [*response.raw_headers, *self._access])
+        self._outlet.write(bytes(response.body))
+        self._end()
+
+    def _end(self) -> None:
+        self._close()
+        self._outlet.end()
+
+    # ---- from the outlet ----
+
+    def drained(self) -> None:
+        self._turn.touch(self)
+
+    def gone(self) -> None:
+        """The stream runs on without this reader."""
+        self._close()
+        self._link.forget(self)
+
+    # ---- time ----
+
+    def _quiet(self) -> None:
+        if self._outlet.room() > 0:
+            self._outlet.write(self._encoder.sign_of_life(self._link.heartbeat))
+        self._deadline.set(SILENCE_S)
+
+    def _close(self) -> None:
+        self._over = True
+        self._queue = []
+        self._deadline.clear()
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None

@@ -1,0 +1,85 @@
+"""A response past the application: what a client that stalls, leaves or waits gets and costs."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ledger.frame import Credit, Detach, Frame, Open, decode, split
+from tests.edge.scripted_origin import STREAM, ScriptedOrigin
+from tests.edge.server.serving import PATIENCE_S, Client, Served, serving
+
+pytestmark = pytest.mark.anyio
+
+WORDS = 12_000
+BODY = b'{"model": "demo", "prompt": "Once"}'
+START = (
+    b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
+    b"Accept: application/vnd.tailrace.frames\r\n\r\n%b"
+)
+
+
+@pytest.fixture
+async def origin() -> AsyncIterator[ScriptedOrigin]:
+    async with ScriptedOrigin(WORDS).listening() as origin:
+        yield origin
+
+
+@pytest.fixture
+async def served(origin: ScriptedOrigin) -> AsyncIterator[Served]:
+    async with serving(origin) as served:
+        yield served
+
+
+async def received(origin: ScriptedOrigin, kind: type[Frame]) -> Frame:
+    """The first frame of that kind that the origin has had."""
+    async with asyncio.timeout(PATIENCE_S):
+        count = 1
+        while not (found := [f for f in origin.received if isinstance(f, kind)]):
+            await origin.has_received(count)
+            count = len(origin.received) + 1
+    return found[0]
+
+
+async def test_a_client_that_stalls_holds_a_window_and_gets_all_when_it_reads_on(
+    origin: ScriptedOrigin, served: Served
+) -> None:
+    async with Client.connected(served) as client:
+        sock: socket.socket = client.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.reader._limit = 1024  # type: ignore[attr-defined]  # it stops reading early
+        await client.send(START % (len(BODY), BODY))
+        await received(origin, Credit)
+        assert len(await _whole(served)) == WORDS + 1
+        assert min(origin.sent.values()) < WORDS // 2
+        answer = await client.answer("POST")
+    frames = [decode(raw)[1] for raw in split(answer.body)]
+    assert frames == origin.frames
+
+
+async def _whole(served: Served) -> list[bytes]:
+    async with Client.connected(served) as client:
+        await client.send(START % (len(BODY), BODY))
+        return split((await client.answer("POST")).body)
+
+
+async def test_a_client_that_leaves_is_detached(origin: ScriptedOrigin, served: Served) -> None:
+    hold = b'{"model": "demo", "prompt": "hold"}'
+    async with Client.connected(served) as client:
+        await client.send(START % (len(hold), hold))
+        await received(origin, Open)
+    await received(origin, Detach)
+
+
+async def test_a_reader_at_the_tip_learns_at_once_that_it_is_connected(
+    origin: ScriptedOrigin, served: Served
+) -> None:
+    """And that a stream which says nothing goes on, by a sign of life: see SILENCE_S."""
+    origin.released = 3
+    ask = f"GET /v1/generate/{STREAM.hex()}?after=2 HTTP/1.1\r\nHost: localhost\r\n"
+    async with Client.connected(served) as client:
+        await client.send(f"{ask}Accept: text/event-stream\r\n\r\n".encode())
+        async with asyncio.timeout(PATIENCE_S):
+            head = await client.reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
