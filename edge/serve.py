@@ -68,7 +68,7 @@ async def serve(config: EdgeConfig, open_files: int, sockets: Sockets, process: 
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, turn, deadlines, rules)
     limits = connection_limits(config, open_files)
-    shared = Shared(config, link, rest, routes, deadlines, turn, limits)
+    shared = Shared(config, link, rest, routes, deadlines, turn, limits, rules)
     look_less_often()
     async with (
         reloading(reloaded_keys(config, gate), *certificate.reloaded),

@@ -61,6 +61,10 @@ MAX_CREDIT_FRAMES = 1024
 """Frames of one stream that a client may ask to have in flight; bounds what waits here."""
 UNFINISHED_RETRY_MS = 1_000
 """At least; not all are told the same."""
+WINDOW_BYTES = 16 << 10
+LEAST_WINDOW_BYTES = 4 << 10
+"""Of logged frames that wait here for a client: WINDOW_BYTES for all of its streams together, but
+at least so many for each, and one frame. The client's credit does not bound them by itself."""
 MAX_WAITING_REPLIES = 64
 """Refusals that may wait for a client that does not read; then it is not read either."""
 
@@ -132,6 +136,16 @@ class OpenStream:
     id: bytes | None = None  # of the stream that is read, once it is known
     next_index: int = 0  # of the frame that leaves for the client next
     waiting: deque[bytes] = field(default_factory=deque)  # frames for the client
+    limit: int = 0  # the first index that the client has given no credit for
+    limit_bytes: float = inf  # and what it bounds their bytes to
+    sent_bytes: int = 0
+    granted_bytes: int = 0  # of credit at the origin: the client's, but no more than may wait here
+
+    def grant(self, window_bytes: int) -> int:
+        """Raise the credit at the origin to so many bytes beyond those that have left."""
+        wanted = min(self.limit_bytes, self.sent_bytes + window_bytes)
+        self.granted_bytes = max(self.granted_bytes, int(wanted))
+        return self.granted_bytes
 
 
 class Session:
@@ -157,6 +171,7 @@ class Session:
         self._turns: OrderedDict[int, OpenStream] = OrderedDict()
         self._replies: deque[bytes] = deque([encode(Hello(SCHEMA_HASH, software("edge")))])
         self._heartbeat: bytes | None = None
+        self._credits: list[bytes] = []
 
     # ---- from the client ----
 
@@ -192,7 +207,7 @@ class Session:
         if not self._greeted:
             self._greet(frame)
         elif isinstance(frame, Credit):
-            self._credit(raw, corr, frame, forward)
+            self._credit(corr, frame, forward)
         elif isinstance(frame, Detach):
             self._detach(corr, forward)
         elif isinstance(frame, Open | Resume | Cancel | Steer):
@@ -241,17 +256,32 @@ class Session:
         if isinstance(frame, Resume):
             stream.id = frame.stream
             stream.next_index = frame.start
-        asked = raw if self._caller is None else encode(replace(frame, caller=self._caller), corr)
-        forward.append(asked)
+        asked: Frame = frame
+        if isinstance(frame, Open | Resume):
+            stream.limit = frame.start + frame.credit
+            stream.limit_bytes = inf if frame.credit_bytes is None else frame.credit_bytes
+            asked = replace(frame, credit_bytes=stream.grant(self._window_bytes))
+        if self._caller is not None:
+            asked = replace(asked, caller=self._caller)
+        forward.append(raw if asked is frame else encode(asked, corr))
 
-    def _credit(self, raw: bytes, corr: int, frame: Credit, forward: list[bytes]) -> None:
+    def _credit(self, corr: int, frame: Credit, forward: list[bytes]) -> None:
         stream = self._streams.get(corr)
         if stream is None:
             return  # the stream has closed while the credit was on its way
         if frame.limit > stream.next_index + MAX_CREDIT_FRAMES:
             self._abandon(corr, _too_much_credit("Credit.limit"), forward)
-        else:
-            forward.append(raw)
+            return
+        stream.limit = max(stream.limit, frame.limit)
+        if frame.bytes is not None:
+            is_first = stream.limit_bytes == inf
+            stream.limit_bytes = frame.bytes if is_first else max(stream.limit_bytes, frame.bytes)
+        forward.append(encode(Credit(stream.limit, stream.grant(self._window_bytes)), corr))
+
+    @property
+    def _window_bytes(self) -> int:
+        """Of frames of one stream that may wait here: streams share what a connection may hold."""
+        return max(LEAST_WINDOW_BYTES, WINDOW_BYTES // len(self._streams))
 
     def _detach(self, corr: int, forward: list[bytes]) -> None:
         stream = self._streams.pop(corr, None)
@@ -308,20 +338,24 @@ class Session:
         """The client leaves its answers unread: read nothing more from it."""
         return len(self._replies) > MAX_WAITING_REPLIES
 
-    def next_message(self) -> bytes | None:
-        """The frames to send next, as one message; None when there are none.
+    def next_message(self, most_bytes: int = MAX_MESSAGE_BYTES) -> bytes | None:
+        """The frames to send next, as one message of `most_bytes` or one frame; None without any.
 
         Call it again only when the message has been sent: it frees corrs and counts credit.
         """
         message = bytearray()
-        while self._replies and _fits(message, self._replies[0]):
+        while self._replies and _fits(message, self._replies[0], most_bytes):
             message += self._replies.popleft()
         while self._turns and not self._replies:
             corr, stream = next(iter(self._turns.items()))
-            if not _fits(message, stream.waiting[0]):
+            if not _fits(message, stream.waiting[0], most_bytes):
                 break
             message += self._take_turn(corr, stream)
-        if self._heartbeat is not None and self._greeted and _fits(message, self._heartbeat):
+        if (
+            self._heartbeat is not None
+            and self._greeted
+            and _fits(message, self._heartbeat, most_bytes)
+        ):
             message += self._heartbeat
             self._heartbeat = None
         return bytes(message) if message else None
@@ -338,7 +372,26 @@ class Session:
             del self._streams[corr]
         elif tag in LOGGED:
             stream.next_index += 1
+            stream.sent_bytes += len(raw)
+            if stream.granted_bytes - stream.sent_bytes < LEAST_WINDOW_BYTES:
+                self._renew(corr, stream)
         return raw
+
+    def _renew(self, corr: int, stream: OpenStream) -> None:
+        before = stream.granted_bytes
+        if stream.grant(self._window_bytes) > before:
+            self._credits.append(encode(Credit(stream.limit, stream.granted_bytes), corr))
+
+    def credits(self) -> list[bytes]:
+        """Frames for the origin link, for what `next_message` has let go."""
+        credits, self._credits = self._credits, []
+        return credits
+
+    def time_out(self) -> None:
+        """The client has not said Hello in its time."""
+        if not self._greeted and self.close is None:
+            silent = CallerError("no Hello has come", code="request_timeout", status=408)
+            self._end(silent, CloseCode.PROTOCOL_ERROR)
 
     # ---- errors ----
 
@@ -361,9 +414,9 @@ class Session:
         self.close = Close(code, error.code)
 
 
-def _fits(message: bytearray, raw: bytes) -> bool:
+def _fits(message: bytearray, raw: bytes, most_bytes: int) -> bool:
     """Whether a frame may join the message; one larger than a message travels alone."""
-    return not message or len(message) + len(raw) <= MAX_MESSAGE_BYTES
+    return not message or len(message) + len(raw) <= most_bytes
 
 
 def _split(message: bytes) -> list[bytes]:

@@ -71,6 +71,8 @@ class Client:
             while (data := self._session.next_message()) is not None:
                 await self._websocket.send_bytes(data)
                 self._drained.set()
+                for raw in self._session.credits():
+                    self._link.submit(self, raw)
             if (close := self._session.close) is not None:
                 await self._websocket.close(close.code, close.reason)
                 return

@@ -14,10 +14,13 @@ from typing import NamedTuple
 
 import h11
 
+from edge.access.middleware import TOKEN_QUERY
 from edge.server.deadlines import Deadline
 from edge.server.http2 import Http2
 from edge.server.outlet import Handler, Headers, Request, Turn
 from edge.server.rest import AppRequest, refusal
+from edge.server.routes import head_of
+from edge.server.websocket import WebSocket, accepts
 from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, MAX_WAITING_BYTES, Shared, Speaker, Wire
 from ledger.errors import CallerError, TailraceError
 
@@ -33,6 +36,8 @@ _FRAMING = re.compile(
 _OTHER_UPGRADE = re.compile(
     rb"\n(?!upgrade[ \t]*:[ \t]*websocket[ \t]*\r?\n)upgrade[ \t]*:[^\n]*(?=\n)", re.IGNORECASE
 )
+SESSION_PATH = b"/v1/ws"
+SESSION = b"GET " + SESSION_PATH
 _MAYBE_CLAIMED = re.compile(rb"(?:GET|POST) /v1/")
 _WITHOUT_BODY = frozenset((204, 304))
 LAST_CHUNK = b"0\r\n\r\n"
@@ -174,23 +179,41 @@ class Http1:
     def _begin(self, head: bytes) -> None:
         """A whole head: a session's, a route's, or the application's."""
         framing = {name.lower(): value for name, value in _FRAMING.findall(head)}
+        if head.startswith(SESSION) and b"upgrade" in framing and self._upgrade(head):
+            return
         self._deadline.set(self._shared.config.body_timeout_s)
         self._claimed = self._claim(head, framing) if _MAYBE_CLAIMED.match(head) else None
         if self._claimed is None:
             self._hand_over(head, framing)
+
+    def _upgrade(self, head: bytes) -> bool:
+        """Whether it is a session's opening handshake, and accepted."""
+        event = _parsed(head)[1]
+        if event is None:
+            return False
+        request = self._request(event)
+        accepted = accepts(request)
+        scheme = "wss" if self._wire.secure else "ws"
+        if accepted is None or request.path != SESSION_PATH:
+            return False
+        has_token = TOKEN_QUERY.search(request.query) is not None
+        admission = self._shared.rules.admit(head_of(request, scheme), has_token=has_token)
+        if admission.refusal is not None:
+            return False
+        early = bytes(self._buffer[len(head) :])
+        speaker = WebSocket(self._wire, self._shared, accepted, admission, self.headers())
+        self._give_way(speaker)
+        if early:
+            speaker.receive(early)
+        return True
 
     def _claim(self, head: bytes, framing: Framing) -> Claimed | None:
         """The request, if a route claims it and it is a plain one."""
         length = framing.get(b"content-length", b"0")
         if framing.keys() - {b"content-length"} or _DIGITS.fullmatch(length) is None:
             return None
-        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-        try:
-            connection.receive_data(head)
-            event = connection.next_event()
-        except h11.RemoteProtocolError:
-            return None
-        if not isinstance(event, h11.Request) or event.http_version != b"1.1":
+        connection, event = _parsed(head)
+        if event is None:
             return None
         request = self._request(event)
         fits = int(length) <= self._shared.config.max_body_bytes
@@ -355,6 +378,19 @@ class Http1Outlet:
 
     def room(self) -> int:
         return self._wire.room()
+
+
+def _parsed(head: bytes) -> tuple[h11.Connection, h11.Request | None]:
+    """The request of HTTP/1.1 that a head is; None where it is none, or another version's."""
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+    try:
+        connection.receive_data(head)
+        event = connection.next_event()
+    except h11.RemoteProtocolError:
+        return connection, None
+    if isinstance(event, h11.Request) and event.http_version == b"1.1":
+        return connection, event
+    return connection, None
 
 
 def _too_slow(part: str) -> CallerError:

@@ -8,6 +8,7 @@ so no credit goes back, and the origin waits; what it has sent by then is all th
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from edge.body import ENCODERS, SILENCE_S
 from edge.errors import error_response
@@ -39,6 +40,7 @@ class StreamReader:
     __slots__ = (
         "_access",
         "_deadline",
+        "_done",
         "_encoder",
         "_link",
         "_outlet",
@@ -61,14 +63,16 @@ class StreamReader:
         view: View,
         wanted: Open | Resume,
         access: Headers,
+        done: Callable[[], None],
     ) -> None:
-        """`access` are headers of the answer, whatever it is."""
+        """`access` are headers of the answer, whatever it is; `done` is called at its end."""
         self._link = link
         self._turn = turn
         self._outlet = outlet
         self._view = view
         self._wanted: Open | Resume | None = wanted
         self._access = access
+        self._done = done
         self._encoder = ENCODERS[view]()
         self._queue: list[bytes] = []
         self._window = Window.starting(
@@ -190,7 +194,9 @@ class StreamReader:
         self._deadline.set(SILENCE_S)
 
     def _close(self) -> None:
-        self._over = True
+        if not self._over:
+            self._over = True
+            self._done()
         self._queue = []
         self._deadline.clear()
         if self._patience is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edge.access.connections import ConnectionLimits
+from edge.access.rules import Rules
 from edge.config import EdgeConfig
 from edge.origins.link import Link
 from edge.server.application import Application
@@ -93,6 +94,7 @@ class Shared:
     deadlines: Deadlines
     turn: Turn
     limits: ConnectionLimits
+    rules: Rules
     connections: Connections = field(default_factory=Connections)
     application: Application = field(init=False)
     """For HTTP/2 and HTTP/3."""

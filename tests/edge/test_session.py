@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from edge.session import (
+    LEAST_WINDOW_BYTES,
     LEFT_COUNTS_S,
     MAX_CREDIT_FRAMES,
     MAX_MESSAGE_BYTES,
     MAX_STREAMS_PER_CONNECTION,
     MAX_WAITING_REPLIES,
+    WINDOW_BYTES,
     Close,
     CloseCode,
     Session,
@@ -59,6 +61,24 @@ def sent(session: Session) -> list[tuple[int, Frame]]:
     return frames
 
 
+def forwards(session: Session, message: bytes | str) -> list[bytes]:
+    """What the link gets for a client's message, but for the bytes of credit that the edge adds."""
+    frames: list[bytes] = []
+    for corr, frame in map(decode, session.receive(message)):
+        frames.append(encode(without_bytes(frame), corr))
+    return frames
+
+
+def without_bytes(frame: Frame) -> Frame:
+    if isinstance(frame, Open | Resume):
+        assert frame.credit_bytes is not None
+        return replace(frame, credit_bytes=None)
+    if isinstance(frame, Credit):
+        assert frame.bytes is not None
+        return replace(frame, bytes=None)
+    return frame
+
+
 def errors(session: Session) -> list[tuple[int, str, int]]:
     return [
         (corr, frame.code, frame.status)
@@ -83,7 +103,7 @@ def test_both_sides_begin_with_hello() -> None:
     [(corr, hello)] = sent(session)
     assert corr == 0
     assert isinstance(hello, Hello)
-    assert session.receive(HELLO) == []
+    assert forwards(session, HELLO) == []
     assert session.close is None
 
 
@@ -92,7 +112,7 @@ def test_both_sides_begin_with_hello() -> None:
 )
 def test_a_client_that_does_not_begin_with_this_schema_is_refused(first: bytes) -> None:
     session = Session()
-    assert session.receive(first + encode(OPEN, 2)) == []
+    assert forwards(session, first + encode(OPEN, 2)) == []
     assert errors(session) == [(0, "schema_mismatch", 426)]
     assert session.close == Close(CloseCode.PROTOCOL_ERROR, "schema_mismatch")
 
@@ -108,22 +128,22 @@ def test_requests_pass_as_they_came(session: Session) -> None:
         encode(Credit(8), 1),
         encode(Detach(), 2),
     ]
-    assert session.receive(b"".join(frames)) == frames
+    assert forwards(session, b"".join(frames)) == frames
 
 
 def test_hello_and_a_request_may_share_a_message() -> None:
-    assert Session().receive(HELLO + encode(OPEN, 1)) == [encode(OPEN, 1)]
+    assert forwards(Session(), HELLO + encode(OPEN, 1)) == [encode(OPEN, 1)]
 
 
 def test_credit_and_detach_for_a_stream_that_has_closed_go_nowhere(session: Session) -> None:
-    assert session.receive(encode(Credit(8), 9) + encode(Detach(), 9)) == []
+    assert forwards(session, encode(Credit(8), 9) + encode(Detach(), 9)) == []
     assert session.close is None
 
 
 @pytest.mark.parametrize("corr", [0, 1])
 def test_a_corr_that_is_not_free_ends_the_connection(session: Session, corr: int) -> None:
     session.receive(encode(OPEN, 1))
-    assert session.receive(encode(Cancel(STREAM), corr)) == []
+    assert forwards(session, encode(Cancel(STREAM), corr)) == []
     assert errors(session) == [(0, "corr_in_use", 400)]
     assert session.close == Close(CloseCode.PROTOCOL_ERROR, "corr_in_use")
 
@@ -135,7 +155,7 @@ def test_a_corr_is_free_again_when_its_last_frame_has_left(
     session.receive(encode(OPEN, 1))
     session.deliver(encode(closing, 1))
     sent(session)
-    assert session.receive(encode(OPEN, 1)) == [encode(OPEN, 1)]
+    assert forwards(session, encode(OPEN, 1)) == [encode(OPEN, 1)]
 
 
 def test_nothing_of_a_detached_stream_follows_on_its_corr(session: Session) -> None:
@@ -189,7 +209,7 @@ def test_text_is_unsupported(session: Session) -> None:
 def test_bytes_after_which_nothing_makes_sense_end_the_connection(
     session: Session, message: bytes, code: str
 ) -> None:
-    assert session.receive(message) == []
+    assert forwards(session, message) == []
     [(corr, found, _)] = errors(session)
     assert (corr, found) == (0, code)
     assert session.close == Close(CloseCode.PROTOCOL_ERROR, code)
@@ -198,9 +218,9 @@ def test_bytes_after_which_nothing_makes_sense_end_the_connection(
 def test_a_message_that_is_too_long_is_told_so(session: Session) -> None:
     detach = encode(Detach(), 1)
     fits = MAX_MESSAGE_BYTES // len(detach)
-    assert session.receive(detach * fits) == []
+    assert forwards(session, detach * fits) == []
     assert session.close is None
-    assert session.receive(detach * (fits + 1)) == []
+    assert forwards(session, detach * (fits + 1)) == []
     assert errors(session) == [(0, "too_large", 413)]
     assert session.close == Close(CloseCode.MESSAGE_TOO_BIG, "too_large")
 
@@ -226,7 +246,7 @@ def test_a_tag_of_the_other_side_is_told_from_one_that_nothing_has(
 
 
 def test_frames_before_the_bad_one_count(session: Session) -> None:
-    assert session.receive(encode(OPEN, 1) + encode(HELLO_AGAIN, 0)) == [encode(OPEN, 1)]
+    assert forwards(session, encode(OPEN, 1) + encode(HELLO_AGAIN, 0)) == [encode(OPEN, 1)]
 
 
 HELLO_AGAIN = Hello(SCHEMA_HASH, "test")
@@ -234,13 +254,13 @@ HELLO_AGAIN = Hello(SCHEMA_HASH, "test")
 
 def test_a_closing_session_hears_nothing_more(session: Session) -> None:
     session.receive("hello")
-    assert session.receive(encode(OPEN, 1)) == []
+    assert forwards(session, encode(OPEN, 1)) == []
 
 
 def test_a_bad_payload_costs_its_own_stream_only(session: Session) -> None:
     session.receive(encode(OPEN, 1))
     bad_credit = b"\x06\x00\x00\x01" + encode(Credit(0), 1)[4:9] + b"\x80"
-    assert session.receive(bad_credit + encode(OPEN, 2)) == [
+    assert forwards(session, bad_credit + encode(OPEN, 2)) == [
         encode(Detach(), 1),
         encode(OPEN, 2),
     ]
@@ -257,7 +277,7 @@ def test_streams_over_the_cap_are_refused_one_by_one() -> None:
     assert len(session.receive(b"".join(encode(OPEN, corr) for corr in (1, 2, 3)))) == 2
     assert errors(session) == [(3, "too_many_streams", 429)]
     session.receive(encode(Detach(), 1))
-    assert session.receive(encode(OPEN, 3)) == [encode(OPEN, 3)]
+    assert forwards(session, encode(OPEN, 3)) == [encode(OPEN, 3)]
 
 
 def test_what_was_opened_and_has_not_ended_counts_wherever_its_reader_is() -> None:
@@ -268,8 +288,8 @@ def test_what_was_opened_and_has_not_ended_counts_wherever_its_reader_is() -> No
     sibling = Sibling(bytes([1]) * 16, "")
     session.deliver(encode(Opened(STREAM, 0, "", "demo", 1, (sibling,)), 1))
     session.receive(encode(Detach(), 1))
-    assert session.receive(encode(OPEN, 2)) == [encode(OPEN, 2)]
-    assert session.receive(encode(OPEN, 3)) == []
+    assert forwards(session, encode(OPEN, 2)) == [encode(OPEN, 2)]
+    assert forwards(session, encode(OPEN, 3)) == []
     assert errors(session)[-1] == (3, "too_many_streams", 429)
     # One is refused, one is read to its end, one has been left for long: all three are free.
     session.deliver(encode(error_frame(CallerError("no")), 2))
@@ -295,7 +315,7 @@ def test_the_cap_is_256_unless_told_otherwise(session: Session) -> None:
     ],
 )
 def test_who_asks_is_not_a_clients_to_say(session: Session, request_frame: Frame) -> None:
-    assert session.receive(encode(request_frame, 1)) == []
+    assert forwards(session, encode(request_frame, 1)) == []
     assert errors(session) == [(1, "invalid_request", 400)]
     assert session.close is None
 
@@ -308,9 +328,9 @@ def test_who_asks_is_not_a_clients_to_say(session: Session, request_frame: Frame
     ],
 )
 def test_a_request_for_too_much_credit_is_refused(session: Session, request_frame: Frame) -> None:
-    assert session.receive(encode(request_frame, 1)) == []
+    assert forwards(session, encode(request_frame, 1)) == []
     assert errors(session) == [(1, "too_much_credit", 400)]
-    assert session.receive(encode(OPEN, 1)) == [encode(OPEN, 1)]
+    assert forwards(session, encode(OPEN, 1)) == [encode(OPEN, 1)]
 
 
 def test_credit_counts_from_the_last_frame_that_has_left(session: Session) -> None:
@@ -318,16 +338,16 @@ def test_credit_counts_from_the_last_frame_that_has_left(session: Session) -> No
     session.deliver(encode(Token("a", 0), 1))
     sent(session)
     most = encode(Credit(1 + MAX_CREDIT_FRAMES), 1)
-    assert session.receive(most) == [most]
+    assert forwards(session, most) == [most]
     session.deliver(encode(Token("b", 1), 1))  # waits here: not yet with the client
-    assert session.receive(encode(Credit(2 + MAX_CREDIT_FRAMES), 1)) == [encode(Detach(), 1)]
+    assert forwards(session, encode(Credit(2 + MAX_CREDIT_FRAMES), 1)) == [encode(Detach(), 1)]
     assert sent(session)[0][1] != Token("b", 1)
 
 
 def test_credit_of_a_resumed_stream_counts_from_where_it_resumes(session: Session) -> None:
     session.receive(encode(Resume(STREAM, after=5000), 1))
     most = encode(Credit(5001 + MAX_CREDIT_FRAMES), 1)
-    assert session.receive(most) == [most]
+    assert forwards(session, most) == [most]
 
 
 def test_a_client_that_leaves_its_refusals_unread_is_not_read_either(session: Session) -> None:
@@ -396,3 +416,57 @@ def test_an_edge_that_goes_away_closes_the_connection(session: Session) -> None:
     assert sent(session) == [(0, farewell)]
     assert session.close is not None
     assert session.close.code is CloseCode.GOING_AWAY
+
+
+# ---- bytes of credit ----
+
+
+def test_what_may_wait_is_bounded_in_bytes_whatever_credit_a_client_gives(session: Session) -> None:
+    [raw] = session.receive(encode(Open("demo", credit=1000), 1))
+    _, asked = decode(raw)
+    assert asked == Open("demo", credit=1000, credit_bytes=WINDOW_BYTES)
+    session.deliver(encode(Opened(STREAM, 0, "", "demo", 3), 1))
+    text, sizes, index = "x" * 500, 0, 0
+    while sizes < WINDOW_BYTES:
+        frame = encode(Token(text, index), 1)
+        session.deliver(frame)
+        sizes, index = sizes + len(frame), index + 1
+    assert session.credits() == []  # none of it has left
+    while session.next_message(most_bytes=2000) is not None:
+        pass
+    credits = [decode(raw)[1] for raw in session.credits()]
+    assert all(isinstance(c, Credit) and c.limit == 1000 for c in credits)
+    given = [c.bytes for c in credits if isinstance(c, Credit) and c.bytes is not None]
+    assert given == sorted(set(given))
+    assert sizes < given[-1] <= sizes + WINDOW_BYTES
+
+
+def test_a_clients_own_bytes_of_credit_are_kept_to(session: Session) -> None:
+    [raw] = session.receive(encode(Resume(STREAM, credit=9, credit_bytes=10), 1))
+    assert decode(raw) == (1, Resume(STREAM, credit=9, credit_bytes=10))
+    session.deliver(encode(Token("x" * 20, 0), 1))
+    sent(session)
+    assert session.credits() == []
+    [raw] = session.receive(encode(Credit(9, 50), 1))
+    assert decode(raw) == (1, Credit(9, 50))
+
+
+def test_streams_of_one_connection_share_what_may_wait(session: Session) -> None:
+    for corr in range(1, 9):
+        [raw] = session.receive(encode(Resume(STREAM, credit=9), corr))
+    _, last = decode(raw)
+    assert isinstance(last, Resume)
+    assert last.credit_bytes == max(WINDOW_BYTES // 8, LEAST_WINDOW_BYTES)
+
+
+def test_a_client_that_says_no_hello_is_told_so() -> None:
+    session = Session()
+    sent(session)
+    session.time_out()
+    assert errors(session) == [(0, "request_timeout", 408)]
+    assert session.close == Close(CloseCode.PROTOCOL_ERROR, "request_timeout")
+
+
+def test_a_client_that_has_said_hello_is_not_timed_out(session: Session) -> None:
+    session.time_out()
+    assert session.close is None

@@ -37,11 +37,12 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     link = Link(("127.0.0.1", origin.port), turn=turn)
     config = EdgeConfig(http=("127.0.0.1:0",), **settings)
     sockets = Sockets.bound(config)
-    rest = Rest(create_app(link, config), server_config(config))
+    rules = access_rules(config)
+    rest = Rest(create_app(link, config, rules), server_config(config))
     deadlines = Deadlines(asyncio.get_running_loop().time)
-    routes = StreamRoutes(link, turn, deadlines, access_rules(config))
+    routes = StreamRoutes(link, turn, deadlines, rules)
     limits = connection_limits(config, 65_536)
-    shared = Shared(config, link, rest, routes, deadlines, turn, limits)
+    shared = Shared(config, link, rest, routes, deadlines, turn, limits, rules)
     port = sockets.plain[0].getsockname()[1]
     async with rest.running(), listening(sockets, shared, None):
         await is_up(link)

@@ -1,0 +1,213 @@
+"""A session's WebSocket (RFC 6455) on a connection of ours, past ASGI.
+
+What comes is rare, and wsproto's to read, without extensions; what goes is a header of a few bytes
+before a session's message, and written in the turn that brought it. A message is counted as it
+comes: of one that is longer than it may be nothing is kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from functools import partial
+from hashlib import sha1
+
+from wsproto.connection import Connection, ConnectionType
+from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, TextMessage
+from wsproto.frame_protocol import CloseReason
+
+from edge.access.gate import PROTOCOLS
+from edge.access.rules import Admission
+from edge.server.deadlines import Deadline
+from edge.server.outlet import Headers, Request
+from edge.server.wire import Shared, Wire
+from edge.session import MAX_MESSAGE_BYTES, Session, Unfinished
+from edge.ws import SUBPROTOCOL
+
+HELLO_TIMEOUT_S = 10.0
+PING_INTERVAL_S = 20.0
+MISSED_PINGS = 2
+"""So many may be unanswered, for 40 s together; then the client is gone."""
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_BINARY = 0x82  # the whole message in one frame
+
+
+def accepts(request: Request) -> bytes | None:
+    """The key that an opening handshake is accepted with; None for what is no proper one."""
+    fields = {name: value.strip() for name, value in request.headers}
+    key = fields.get(b"sec-websocket-key", b"")
+    try:
+        is_key = len(base64.b64decode(key, validate=True)) == 16
+    except (binascii.Error, ValueError):
+        is_key = False
+    asked = [part.strip() for part in fields.get(b"connection", b"").lower().split(b",")]
+    if (
+        not is_key
+        or b"upgrade" not in asked
+        or fields.get(b"upgrade", b"").lower() != b"websocket"
+        or fields.get(b"sec-websocket-version") != b"13"
+        or request.method != "GET"
+    ):
+        return None
+    return base64.b64encode(sha1(key + _GUID, usedforsecurity=False).digest())
+
+
+class WebSocket:
+    """The `Speaker` of one client's session, and the `Sink` of its streams."""
+
+    def __init__(
+        self, wire: Wire, shared: Shared, accepted: bytes, admission: Admission, headers: Headers
+    ) -> None:
+        """Answer the handshake; `headers` go with the answer."""
+        config = shared.config
+        self._done = partial(shared.rules.done, admission)
+        self._wire = wire
+        self._turn = shared.turn
+        self._link = shared.link
+        self._session = Session(
+            config.max_streams_per_connection,
+            Unfinished(config.max_unfinished_per_connection, shared.deadlines.clock_s),
+            caller=admission.caller,
+        )
+        self._protocol = Connection(ConnectionType.SERVER)
+        self._parts: list[bytes] = []  # of a message that is not whole
+        self._size = 0
+        self._missed = 0
+        self._closed = False
+        self._deadline = Deadline(shared.deadlines, self._overdue)
+        self._deadline.set(HELLO_TIMEOUT_S)
+        fields = [
+            (b"upgrade", b"websocket"),
+            (b"connection", b"Upgrade"),
+            (b"sec-websocket-accept", accepted),
+            *headers,
+        ]
+        if SUBPROTOCOL in admission.head.values(PROTOCOLS):
+            fields.append((b"sec-websocket-protocol", SUBPROTOCOL.encode()))
+        lines = b"".join(b"%b: %b\r\n" % field for field in fields)
+        wire.write(b"HTTP/1.1 101 \r\n%b\r\n" % lines)
+        self._link.watch(self)
+        self._turn.touch(self)
+
+    # ---- from the client ----
+
+    def receive(self, data: bytes) -> None:
+        if self._closed:
+            return
+        self._missed = 0
+        self._protocol.receive_data(data)
+        for event in self._protocol.events():  # what is no WebSocket's is a CloseConnection
+            self._take(event)
+            if self._closed or self._session.close is not None:
+                break
+        self._turn.touch(self)
+        if self._session.congested:
+            self._wire.pause_reading()
+
+    def _take(self, event: object) -> None:
+        if isinstance(event, BytesMessage | TextMessage):
+            self._gather(event)
+        elif isinstance(event, Ping):
+            # A client that does not read its answers gets none: they would only pile up.
+            if self._wire.room() > 0:
+                self._wire.write(self._protocol.send(event.response()))
+        elif isinstance(event, CloseConnection):
+            self._wire.write(self._protocol.send(event.response()))
+            self._end()
+        else:
+            assert isinstance(event, Pong), event
+
+    def _gather(self, event: BytesMessage | TextMessage) -> None:
+        """A piece of a message: it is put together only while it may still be one."""
+        self._size += len(event.data)
+        if self._size > MAX_MESSAGE_BYTES or isinstance(event, TextMessage):
+            # The session says what is wrong with it, and needs no more than its length to.
+            self._parts.clear()
+            is_text = isinstance(event, TextMessage)
+            self._session.receive("" if is_text else bytes(self._size))
+            return
+        self._parts.append(bytes(event.data))
+        if event.message_finished:
+            message = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts, self._size = [], 0
+            for raw in self._session.receive(message):
+                self._link.submit(self, raw)
+
+    # ---- to the client ----
+
+    def deliver(self, raw: bytes) -> None:
+        self._session.deliver(raw)
+        self._turn.touched[self] = None
+
+    def flush(self) -> None:
+        """What the session has for the client, as far as there is room."""
+        if self._closed:
+            return
+        session, room = self._session, self._wire.room()
+        if room > 0:
+            parts: list[bytes] = []
+            while room > 0 and (message := session.next_message(room)) is not None:
+                parts += (_header(len(message)), message)
+                room -= len(message)
+            if parts:
+                self._wire.write(b"".join(parts))
+                for raw in session.credits():
+                    self._link.submit(self, raw)
+                if not session.congested:
+                    self._wire.resume_reading()
+        if session.close is not None and room > 0:
+            self._say_goodbye(session.close.code, session.close.reason)
+
+    def drained(self) -> None:
+        self._turn.touch(self)
+
+    def gone(self) -> None:
+        if not self._closed:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._closed = True
+        self._deadline.clear()
+        self._link.forget(self)
+        self._done()
+
+    def drain(self) -> None:
+        """The link tells the session, and each of its streams, that the edge goes away."""
+
+    # ---- time ----
+
+    def _overdue(self) -> None:
+        """Hello, or the next ping, is due; clients that are silent for long are gone."""
+        self._session.time_out()
+        if self._session.close is not None:
+            self._turn.touch(self)
+            self._deadline.clear()
+            return
+        if self._missed >= MISSED_PINGS:
+            self._wire.abort()
+            return
+        self._missed += 1
+        if self._wire.room() > 0:
+            self._wire.write(self._protocol.send(Ping()))
+        self._deadline.set(PING_INTERVAL_S)
+
+    # ---- the end ----
+
+    def _say_goodbye(self, code: int, reason: str) -> None:
+        closing = CloseConnection(CloseReason(code), reason)
+        self._wire.write(self._protocol.send(closing))
+        self._end()
+
+    def _end(self) -> None:
+        """The last that this side says; what the client still sends is not read."""
+        self._leave()
+        self._wire.close(lingers=True)
+
+
+def _header(size: int) -> bytes:
+    """Of a whole binary message of that size (RFC 6455, 5.2)."""
+    if size < 126:
+        return bytes((_BINARY, size))
+    if size < 1 << 16:
+        return bytes((_BINARY, 126)) + size.to_bytes(2)
+    return bytes((_BINARY, 127)) + size.to_bytes(8)

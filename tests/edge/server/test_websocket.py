@@ -1,0 +1,247 @@
+"""Sessions over connections of ours: messages are counted as they come, and every end is one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Self
+
+import pytest
+from wsproto.connection import Connection, ConnectionType
+from wsproto.events import (
+    BytesMessage,
+    CloseConnection,
+    Event,
+    Ping,
+    Pong,
+    TextMessage,
+)
+
+from edge.server import websocket
+from edge.session import MAX_MESSAGE_BYTES
+from ledger.frame import (
+    SCHEMA_HASH,
+    Credit,
+    Detach,
+    Frame,
+    Hello,
+    Open,
+    Opened,
+    StreamError,
+    decode,
+    encode,
+    split,
+)
+from tests.edge.scripted_origin import ScriptedOrigin
+from tests.edge.server.serving import PATIENCE_S, Client, Served, serving
+
+pytestmark = pytest.mark.anyio
+
+WORDS = 2_000
+KEY = "dGhlIHNhbXBsZSBub25jZQ=="
+ACCEPTED = b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # of that key (RFC 6455, 1.3)
+HANDSHAKE = {
+    "Host": "localhost",
+    "Connection": "keep-alive, Upgrade",
+    "Upgrade": "WebSocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": KEY,
+}
+HELLO = encode(Hello(SCHEMA_HASH, "test"))
+
+
+@pytest.fixture(scope="module")
+async def origin() -> AsyncIterator[ScriptedOrigin]:
+    async with ScriptedOrigin(WORDS).listening() as origin:
+        yield origin
+
+
+@pytest.fixture(scope="module")
+async def served(origin: ScriptedOrigin) -> AsyncIterator[Served]:
+    async with serving(origin) as served:
+        yield served
+
+
+def handshake(**changed: str | None) -> bytes:
+    fields = HANDSHAKE | {name.replace("_", "-"): value for name, value in changed.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if value is not None)
+    return f"GET /v1/ws HTTP/1.1\r\n{lines}\r\n".encode()
+
+
+class Peer:
+    """A client behind its handshake, which sees every frame of RFC 6455 that comes."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.protocol = Connection(ConnectionType.CLIENT)
+        self._events: list[Event] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, served: Served, first: bytes = HELLO) -> AsyncIterator[Self]:
+        async with Client.connected(served) as client:
+            peer = cls(client)
+            early = peer.protocol.send(BytesMessage(first)) if first else b""
+            await client.send(handshake() + early)
+            async with asyncio.timeout(PATIENCE_S):
+                head = await client.reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 101 ")
+            assert b"sec-websocket-accept: " + ACCEPTED in head
+            assert b"sec-websocket-extensions" not in head.lower()
+            yield peer
+
+    async def send(self, *events: Event) -> None:
+        await self.client.send(b"".join(map(self.protocol.send, events)))
+
+    async def event(self) -> Event:
+        """The next whole message, or control frame."""
+        async with asyncio.timeout(PATIENCE_S):
+            message = b""
+            while True:
+                while not self._events:
+                    data = await self.client.reader.read(65_536)
+                    self.protocol.receive_data(data or None)
+                    self._events = list(self.protocol.events())
+                event = self._events.pop(0)
+                if not isinstance(event, BytesMessage):
+                    return event
+                message += event.data
+                if event.message_finished:
+                    return BytesMessage(message)
+
+    async def frames(self, count: int) -> list[tuple[int, Frame]]:
+        """The next frames of the protocol, so many at least."""
+        frames: list[tuple[int, Frame]] = []
+        while len(frames) < count:
+            event = await self.event()
+            assert isinstance(event, BytesMessage), event
+            frames += map(decode, split(bytes(event.data)))
+        return frames
+
+    async def closed(self) -> int:
+        """The code of the close frame, after which the server ends the connection."""
+        while not isinstance(event := await self.event(), CloseConnection):
+            pass
+        await self.send(event.response())
+        assert await self.client.rest() == b""
+        return event.code
+
+
+async def test_streams_come_whole_however_large_the_clients_credit(
+    served: Served, origin: ScriptedOrigin
+) -> None:
+    async with Peer.connected(served) as peer:
+        opens = [encode(Open("demo", prompt="Once", credit=1000), corr) for corr in (1, 2, 3)]
+        await peer.send(BytesMessage(b"".join(opens)))
+        seen: dict[int, list[Frame]] = {1: [], 2: [], 3: []}
+        while any(len(frames) < WORDS + 2 for frames in seen.values()):
+            for corr, frame in await peer.frames(1):
+                if corr in seen:
+                    seen[corr].append(frame)
+                    if len(seen[corr]) % 500 == 0:
+                        limit = len(seen[corr]) + 1000
+                        await peer.send(BytesMessage(encode(Credit(limit), corr)))
+    for opened, *frames in seen.values():
+        assert isinstance(opened, Opened)
+        assert frames == origin.frames
+
+
+async def test_a_message_is_counted_as_it_comes(served: Served) -> None:
+    """One without an end, in pieces: of what is too long no more is kept, or read for long."""
+    piece = bytes(MAX_MESSAGE_BYTES // 8)
+    async with Peer.connected(served) as peer:
+        await peer.send(*[BytesMessage(piece, message_finished=False) for _ in range(9)])
+        assert await peer.closed() == 1009
+
+
+async def test_compression_that_nobody_agreed_to_ends_the_connection(served: Served) -> None:
+    async with Peer.connected(served) as peer:
+        compressed = bytearray(peer.protocol.send(BytesMessage(b"x")))
+        compressed[0] |= 0x40
+        await peer.client.send(bytes(compressed))
+        assert await peer.closed() == 1002
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"), [(TextMessage("hello"), 1003), (BytesMessage(b"\x00"), 1002)]
+)
+async def test_what_is_no_frame_ends_the_connection(served: Served, sent: Event, code: int) -> None:
+    async with Peer.connected(served) as peer:
+        await peer.send(sent)
+        assert await peer.closed() == code
+
+
+async def test_pings_are_answered_and_a_close_too(served: Served) -> None:
+    async with Peer.connected(served) as peer:
+        await peer.send(Ping(b"alive?"))
+        while not isinstance(event := await peer.event(), Pong):
+            pass
+        assert event.payload == b"alive?"
+        await peer.send(CloseConnection(1000, "done"))
+        while not isinstance(event := await peer.event(), CloseConnection):
+            pass
+        assert event.code == 1000
+
+
+async def test_a_client_that_ends_without_a_close_frame_is_let_go(
+    served: Served, origin: ScriptedOrigin
+) -> None:
+    before = sum(isinstance(frame, Detach) for frame in origin.received)
+    async with Peer.connected(served) as peer:
+        await peer.send(BytesMessage(encode(Open("demo", prompt="Once", credit=1), 1)))
+        await peer.frames(2)
+        peer.client.writer.write_eof()
+        assert await peer.client.rest() == b""
+    async with asyncio.timeout(PATIENCE_S):
+        while sum(isinstance(frame, Detach) for frame in origin.received) == before:
+            await origin.has_received(len(origin.received) + 1)
+
+
+async def test_a_client_that_says_no_hello_is_closed(
+    origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "HELLO_TIMEOUT_S", 0.1)
+    async with serving(origin) as served, Peer.connected(served, first=b"") as peer:
+        frames = await peer.frames(2)
+        assert isinstance(frames[0][1], Hello)
+        errors = [frame for _, frame in frames if isinstance(frame, StreamError)]
+        assert [(error.code, error.status) for error in errors] == [("request_timeout", 408)]
+        assert await peer.closed() == 1002
+
+
+async def test_a_client_is_asked_whether_it_lives_and_cut_off_if_it_does_not(
+    origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "HELLO_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(websocket, "PING_INTERVAL_S", 0.1)
+    async with serving(origin) as served, Peer.connected(served) as peer:
+        events = await _all(peer)
+        assert sum(isinstance(event, Ping) for event in events) == websocket.MISSED_PINGS
+
+
+async def _all(peer: Peer) -> list[Event]:
+    """What comes until the connection is cut off."""
+    events: list[Event] = []
+    with suppress(ConnectionError):
+        while not events or not isinstance(events[-1], CloseConnection):
+            events.append(await peer.event())
+    return events
+
+
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        ({"Origin": "https://foreign.example"}, 403),
+        ({"Host": "foreign.example"}, 421),
+        ({"Upgrade": None}, 426),
+        ({"Sec_WebSocket_Version": "8"}, 400),
+        ({"Sec_WebSocket_Key": None}, 400),
+    ],
+)
+async def test_a_handshake_that_is_not_accepted_is_the_applications_to_refuse(
+    served: Served, changed: dict[str, str | None], status: int
+) -> None:
+    async with Client.connected(served) as client:
+        await client.send(handshake(**changed))
+        assert (await client.answer()).status == status
