@@ -1,0 +1,287 @@
+"""What the edge costs per relayed frame, beside nginx, and its clients; how long they wait.
+
+    python tests/bench/bench_edge.py [--seconds 4] [--rounds 3] [--tree FOLDER] [--quick]
+
+The server is on one core, source and clients are on another. Frames of 18 bytes, 20 a second on
+each of 64 and 512 connections: each connection's at a time of its own (`staggered`), or all at once
+as an engine's step makes them (`step`), or as many as there is credit for (`saturated`). nginx
+streams the same events over HTTP/1.1 without buffering, from an upstream of one connection each.
+`--tree` is another checkout, with tests/bench/edge copied into it, to measure the edge of. Each
+figure is the median of the rounds; HTTP/3 beside Caddy is bench_http3.py's. It ends with one line
+of JSON: times in us or ms as the names say, sizes in KiB of the edge and of the kernel's TCP
+buffers together; null is not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.bench.edge.readers import FRAMES, SSE, WS, Reader, connect, stalled  # noqa: E402
+from tests.bench.edge.source import FLOOD, PACED, SILENT, STEP  # noqa: E402
+from tests.bench.machine import cpu  # noqa: E402
+from tests.e2e.processes import free_port  # noqa: E402
+
+SERVER_CORE, OTHER_CORE = "0", "1"
+CONNECTIONS = (64, 512)
+PER_S = 20
+SETTLE_S = 1.0
+IDLE, STALLED, STORM = 2000, 500, 1000
+PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
+NGINX = """
+worker_processes 1; daemon off; pid {folder}/pid; error_log {folder}/error.log;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  server {{
+    listen 127.0.0.1:{port} backlog=2048;
+    location / {{
+      proxy_pass http://127.0.0.1:{upstream}; proxy_http_version 1.1; proxy_buffering off;
+    }}
+  }}
+}}
+"""
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that all threads of a process have had, to the nanosecond."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def resident_kib(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_KIB
+
+
+def kernel_kib() -> float:
+    """The kernel's TCP buffers, of both ends of all connections here."""
+    line = next(x for x in Path("/proc/net/sockstat").read_text().splitlines() if x[:4] == "TCP:")
+    fields = line.split()
+    return int(fields[fields.index("mem") + 1]) * PAGE_KIB
+
+
+@asynccontextmanager
+async def process(
+    *command: object, core: str, tree: Path = ROOT
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    running = await asyncio.create_subprocess_exec(
+        *("taskset", "-c", core, *map(str, command)),
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield running
+    finally:
+        running.terminate()
+        await running.wait()
+
+
+async def answering(port: int) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.1)
+            else:
+                writer.close()
+                return
+
+
+def worker_of(pid: int) -> int:
+    """nginx's own child, which does the work."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+class Bench:
+    """The servers, and what was found of them."""
+
+    def __init__(self, edge: int, edge_port: int, nginx: int, nginx_port: int) -> None:
+        self.servers = {"edge": (edge, edge_port), "nginx": (nginx, nginx_port)}
+        self.found: dict[str, list[float]] = {}
+        self._next = 0
+
+    def note(self, name: str, value: float) -> None:
+        self.found.setdefault(name, []).append(value)
+
+    async def connect(self, server: str, view: str, kind: int | None, count: int) -> list[Reader]:
+        self._next += count
+        return await connect(self.servers[server][1], view, kind, count, self._next)
+
+    async def paced(
+        self, server: str, view: str, kind: int, count: int, seconds: float, name: str
+    ) -> None:
+        """Processor time per frame, and how late frames are."""
+        pid = self.servers[server][0]
+        readers = await self.connect(server, view, kind, count)
+        await asyncio.sleep(SETTLE_S)
+        before, frames = cpu_s(pid), sum(reader.frames for reader in readers)
+        for reader in readers:
+            reader.latencies_s.clear()
+        await asyncio.sleep(seconds)
+        spent, came = cpu_s(pid) - before, sum(reader.frames for reader in readers) - frames
+        late = sorted(value for reader in readers for value in reader.latencies_s)
+        for reader in readers:
+            reader.close()
+        await asyncio.sleep(0.2)
+        assert came > 0, f"{name}: nothing came"
+        self.note(f"{name}_us", spent / came * 1e6)
+        self.note(f"{name}_p50_ms", late[len(late) // 2] * 1e3)
+        self.note(f"{name}_p99_ms", late[len(late) * 99 // 100] * 1e3)
+        if kind != FLOOD:
+            self.note(f"{name}_share", came / (count * PER_S * seconds))
+
+    async def memory(self) -> None:
+        """What idle sessions and readers that stall cost beyond what they cost as they connect."""
+        pid, port = self.servers["edge"]
+        warm = await self.connect("edge", WS, None, 100)
+        await asyncio.sleep(SETTLE_S)
+        for reader in warm:
+            reader.close()
+        before = resident_kib(pid) + kernel_kib()
+        idle = await self.connect("edge", WS, None, IDLE)
+        await asyncio.sleep(SETTLE_S)
+        self.note("idle_ws_kib", (resident_kib(pid) + kernel_kib() - before) / IDLE)
+        for reader in idle:
+            reader.close()
+        for view in (SSE, FRAMES, WS):
+            accepts = b"text/event-stream" if view == SSE else b"application/vnd.tailrace.frames"
+            await asyncio.sleep(SETTLE_S)
+            quiet = [stalled(port, view, SILENT, n, accepts) for n in range(STALLED)]
+            await asyncio.sleep(2 * SETTLE_S)
+            before = resident_kib(pid) + kernel_kib()
+            clients = [stalled(port, view, FLOOD, n, accepts) for n in range(STALLED)]
+            await asyncio.sleep(5 * SETTLE_S)
+            grown = resident_kib(pid) + kernel_kib() - before
+            self.note(f"stalled_{view}_kib", grown / STALLED)
+            for each in (*quiet, *clients):
+                each.close()
+
+    async def storm(self) -> None:
+        """A thousand resumes at once: how long each waits for its first frame."""
+        pid, port = self.servers["edge"]
+        before = cpu_s(pid)
+        self._next += STORM
+        made = await asyncio.gather(*(connect(port, SSE, SILENT, 1, n) for n in range(STORM)))
+        readers = [reader for each in made for reader in each]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(60):
+                await asyncio.gather(*(reader.begun.wait() for reader in readers))
+        waits = sorted(reader.first_s for reader in readers if reader.first_s is not None)
+        self.note("storm_served", len(waits))
+        self.note("storm_p50_ms", waits[len(waits) // 2] * 1e3)
+        self.note("storm_p99_ms", waits[len(waits) * 99 // 100] * 1e3)
+        self.note("storm_cpu_ms", (cpu_s(pid) - before) / STORM * 1e3)
+        for reader in readers:
+            reader.close()
+
+
+async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    link, upstream, edge_port, nginx_port = (free_port() for _ in range(4))
+    settings = folder / "nginx.conf"
+    settings.write_text(NGINX.format(folder=folder, port=nginx_port, upstream=upstream))
+    # The origin speaks the schema of the tree that is measured.
+    source = options.tree / "tests/bench/edge/source.py"
+    edge_command = (
+        *(sys.executable, "-m", "tailrace.cli", "edge", "--http", f"127.0.0.1:{edge_port}"),
+        *("--origin", f"127.0.0.1:{link}"),
+    )
+    async with (
+        process(
+            sys.executable, source, link, upstream, core=OTHER_CORE, tree=options.tree
+        ) as origin,
+        process(*edge_command, core=SERVER_CORE, tree=options.tree) as edge,
+        process("nginx", "-p", folder, "-c", settings, core=SERVER_CORE) as nginx,
+    ):
+        assert origin.stdout is not None
+        await origin.stdout.readline()
+        for port in (edge_port, nginx_port):
+            await answering(port)
+        await asyncio.sleep(SETTLE_S)
+        bench = Bench(edge.pid, edge_port, worker_of(nginx.pid), nginx_port)
+        for _ in range(options.rounds):
+            await one_round(bench, options)
+        if not options.quick:
+            await bench.storm()
+            await bench.memory()
+    return report(bench.found)
+
+
+async def one_round(bench: Bench, options: argparse.Namespace) -> None:
+    for count in CONNECTIONS[:1] if options.quick else CONNECTIONS:
+        for name, kind in (("staggered", PACED), ("step", STEP)):
+            for server, view in (("nginx", SSE), ("edge", SSE), ("edge", FRAMES), ("edge", WS)):
+                label = f"{server}_{view}_{count}_{name}"
+                await bench.paced(server, view, kind, count, options.seconds, label)
+    for server, view in (("nginx", SSE), ("edge", SSE), ("edge", FRAMES), ("edge", WS)):
+        label = f"{server}_{view}_saturated"
+        await bench.paced(server, view, FLOOD, CONNECTIONS[0], options.seconds, label)
+
+
+def report(found: dict[str, list[float]]) -> dict[str, Any]:
+    medians = {name: statistics.median(values) for name, values in found.items()}
+
+    def ratio(what: str, name: str, unit: str = "us") -> float | None:
+        ours, theirs = f"edge_{what}_{name}_{unit}", f"nginx_sse_{name}_{unit}"
+        known = ours in medians and theirs in medians
+        return round(medians[ours] / medians[theirs], 2) if known else None
+
+    most = max(int(name.split("_")[2]) for name in medians if "staggered_us" in name)
+    stalls = [medians[name] for name in medians if name.startswith("stalled_")]
+    return {
+        **{name: round(value, 2) for name, value in sorted(medians.items())},
+        "ws_cpu_vs_nginx": ratio("ws", f"{most}_staggered"),
+        "ws_step_cpu_vs_nginx": ratio("ws", f"{most}_step"),
+        "h1_cpu_vs_nginx": ratio("sse", f"{most}_staggered"),
+        "h1_step_cpu_vs_nginx": ratio("sse", f"{most}_step"),
+        "h2_cpu_vs_nginx": None,
+        "p50_vs_nginx": ratio("sse", f"{most}_staggered", "p50_ms"),
+        "p99_vs_nginx": ratio("sse", f"{most}_staggered", "p99_ms"),
+        "h3_cpu_vs_caddy": None,
+        "h3_replay_vs_caddy": None,
+        "frames_vs_workerd_js": None,
+        "idle_ws_kib": round(medians["idle_ws_kib"], 1) if "idle_ws_kib" in medians else None,
+        "stalled_reader_kib": round(max(stalls), 1) if stalls else None,
+        "storm_p99_ms": round(medians["storm_p99_ms"]) if "storm_p99_ms" in medians else None,
+        "machine": cpu(),
+        "load": os.getloadavg()[0],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tree", type=Path, default=ROOT, help="whose edge is measured")
+    parser.add_argument("--quick", action="store_true", help="64 connections, nothing else")
+    options = parser.parse_args()
+    if shutil.which("nginx") is None:
+        sys.exit("needs nginx: apt install nginx-light")
+    os.sched_setaffinity(0, {int(OTHER_CORE)})
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(uvloop.run(measure(Path(folder), options))))
+
+
+if __name__ == "__main__":
+    main()
