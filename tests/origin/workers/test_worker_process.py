@@ -173,9 +173,11 @@ async def test_a_worker_that_hangs_is_killed_and_replaced() -> None:
 async def test_a_start_that_never_ends_is_a_hang_and_leaves_a_traceback(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    async with owned("stuck", patience=Patience(start_s=0.5)) as it:
-        assert (await it.losses.get()).startswith("hung: ")
-    assert "in stuck" in capfd.readouterr().err
+    said = ""
+    async with owned("stuck", patience=Patience(start_s=1.0)) as it:
+        while "in stuck" not in said:  # a busy machine may still import when the time is over
+            assert (await it.losses.get()).startswith("hung: ")
+            said += capfd.readouterr().err
 
 
 async def test_a_worker_that_holds_its_loop_up_ends_itself_with_a_traceback(
