@@ -5,7 +5,7 @@
 The server is on one core, source and clients are on another. Frames of 18 bytes, 20 a second on
 each of 64 and 512 connections: each connection's at a time of its own (`staggered`), or all at once
 as an engine's step makes them (`step`), or as many as there is credit for (`saturated`). nginx
-streams the same events over HTTP/1.1 without buffering, from an upstream of one connection each.
+streams the same events over HTTP/1.1 and HTTP/2 without buffering, one upstream connection each.
 `--tree` is another checkout, with tests/bench/edge copied into it, to measure the edge of. Each
 figure is the median of the rounds; HTTP/3 beside Caddy is bench_http3.py's. It ends with one line
 of JSON: times in us or ms as the names say, sizes in KiB of the edge and of the kernel's TCP
@@ -33,7 +33,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.edge.readers import FRAMES, SSE, WS, Reader, connect, stalled  # noqa: E402
+from tests.bench.edge.readers import FRAMES, H2, SSE, WS, Reader, connect, stalled  # noqa: E402
 from tests.bench.edge.source import FLOOD, PACED, SILENT, STEP  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
@@ -42,6 +42,10 @@ SERVER_CORE, OTHER_CORE = "0", "1"
 CONNECTIONS = (64, 512)
 PER_S = 20
 SETTLE_S = 1.0
+ROWS = (
+    *(("nginx", SSE), ("edge", SSE), ("edge", FRAMES), ("edge", WS)),
+    *(("nginx", H2), ("edge", H2)),
+)
 IDLE, STALLED, STORM = 2000, 500, 1000
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
 NGINX = """
@@ -53,6 +57,7 @@ http {{
   fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   server {{
     listen 127.0.0.1:{port} backlog=2048;
+    listen 127.0.0.1:{h2_port} http2 backlog=2048;
     location / {{
       proxy_pass http://127.0.0.1:{upstream}; proxy_http_version 1.1; proxy_buffering off;
     }}
@@ -117,8 +122,11 @@ def worker_of(pid: int) -> int:
 class Bench:
     """The servers, and what was found of them."""
 
-    def __init__(self, edge: int, edge_port: int, nginx: int, nginx_port: int) -> None:
+    def __init__(
+        self, edge: int, edge_port: int, nginx: int, nginx_port: int, nginx_h2_port: int
+    ) -> None:
         self.servers = {"edge": (edge, edge_port), "nginx": (nginx, nginx_port)}
+        self._nginx_h2_port = nginx_h2_port
         self.found: dict[str, list[float]] = {}
         self._next = 0
 
@@ -127,7 +135,10 @@ class Bench:
 
     async def connect(self, server: str, view: str, kind: int | None, count: int) -> list[Reader]:
         self._next += count
-        return await connect(self.servers[server][1], view, kind, count, self._next)
+        port = self.servers[server][1]
+        if (server, view) == ("nginx", H2):  # it has to be told which port speaks it
+            port = self._nginx_h2_port
+        return await connect(port, view, kind, count, self._next)
 
     async def paced(
         self, server: str, view: str, kind: int, count: int, seconds: float, name: str
@@ -198,9 +209,11 @@ class Bench:
 
 
 async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    link, upstream, edge_port, nginx_port = (free_port() for _ in range(4))
+    link, upstream, edge_port, nginx_port, nginx_h2_port = (free_port() for _ in range(5))
     settings = folder / "nginx.conf"
-    settings.write_text(NGINX.format(folder=folder, port=nginx_port, upstream=upstream))
+    settings.write_text(
+        NGINX.format(folder=folder, port=nginx_port, h2_port=nginx_h2_port, upstream=upstream)
+    )
     # The origin speaks the schema of the tree that is measured.
     source = options.tree / "tests/bench/edge/source.py"
     edge_command = (
@@ -219,7 +232,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         for port in (edge_port, nginx_port):
             await answering(port)
         await asyncio.sleep(SETTLE_S)
-        bench = Bench(edge.pid, edge_port, worker_of(nginx.pid), nginx_port)
+        bench = Bench(edge.pid, edge_port, worker_of(nginx.pid), nginx_port, nginx_h2_port)
         for _ in range(options.rounds):
             await one_round(bench, options)
         if not options.quick:
@@ -231,10 +244,10 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 async def one_round(bench: Bench, options: argparse.Namespace) -> None:
     for count in CONNECTIONS[:1] if options.quick else CONNECTIONS:
         for name, kind in (("staggered", PACED), ("step", STEP)):
-            for server, view in (("nginx", SSE), ("edge", SSE), ("edge", FRAMES), ("edge", WS)):
+            for server, view in ROWS:
                 label = f"{server}_{view}_{count}_{name}"
                 await bench.paced(server, view, kind, count, options.seconds, label)
-    for server, view in (("nginx", SSE), ("edge", SSE), ("edge", FRAMES), ("edge", WS)):
+    for server, view in ROWS:
         label = f"{server}_{view}_saturated"
         await bench.paced(server, view, FLOOD, CONNECTIONS[0], options.seconds, label)
 
@@ -242,8 +255,8 @@ async def one_round(bench: Bench, options: argparse.Namespace) -> None:
 def report(found: dict[str, list[float]]) -> dict[str, Any]:
     medians = {name: statistics.median(values) for name, values in found.items()}
 
-    def ratio(what: str, name: str, unit: str = "us") -> float | None:
-        ours, theirs = f"edge_{what}_{name}_{unit}", f"nginx_sse_{name}_{unit}"
+    def ratio(what: str, name: str, unit: str = "us", of: str = "sse") -> float | None:
+        ours, theirs = f"edge_{what}_{name}_{unit}", f"nginx_{of}_{name}_{unit}"
         known = ours in medians and theirs in medians
         return round(medians[ours] / medians[theirs], 2) if known else None
 
@@ -255,7 +268,8 @@ def report(found: dict[str, list[float]]) -> dict[str, Any]:
         "ws_step_cpu_vs_nginx": ratio("ws", f"{most}_step"),
         "h1_cpu_vs_nginx": ratio("sse", f"{most}_staggered"),
         "h1_step_cpu_vs_nginx": ratio("sse", f"{most}_step"),
-        "h2_cpu_vs_nginx": None,
+        "h2_cpu_vs_nginx": ratio("h2", f"{most}_staggered", of="h2"),
+        "h2_step_cpu_vs_nginx": ratio("h2", f"{most}_step", of="h2"),
         "p50_vs_nginx": ratio("sse", f"{most}_staggered", "p50_ms"),
         "p99_vs_nginx": ratio("sse", f"{most}_staggered", "p99_ms"),
         "h3_cpu_vs_caddy": None,

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.anyio
 READERS = 100
 WORDS = 10_000
 """Of the stream that each asks for: 180 kB, of which its window takes 64."""
-MAX_READER_KIB = 128
-"""Its task in the application is most of it; without flow control it was the rest of the stream."""
+MAX_READER_KIB = 64
+"""Without flow control it was the rest of the stream."""
 MAX_WINDOW_BYTES = 65_535
 FRAMES = {"Accept": "application/vnd.tailrace.frames"}
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024

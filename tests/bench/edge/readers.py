@@ -11,7 +11,7 @@ from typing import cast
 
 from ledger.frame import SCHEMA_HASH, Credit, Hello, Resume, encode
 
-SSE, FRAMES, WS = "sse", "frames", "ws"
+SSE, FRAMES, WS, H2 = "sse", "frames", "ws", "h2"
 CREDIT = 1024
 LOOKED_AT = 7  # of so many reads one has its latency taken
 _TEXT = re.compile(rb"[0-9]{6}(?=\"|[\x80-\xff][\x01-\x7f])")
@@ -19,11 +19,27 @@ _HANDSHAKE = (
     b"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
+_OPEN = 2**31 - 1
+_H2_BEGIN = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    + b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04"
+    + _OPEN.to_bytes(4)
+    + b"\x00\x00\x04\x08\x00\x00\x00\x00\x00"
+    + (_OPEN - 65_535).to_bytes(4)
+)
+"""A client of HTTP/2 (RFC 9113) whose windows are wide open: it never has to speak again."""
 _ACCEPT = {SSE: b"text/event-stream", FRAMES: b"application/vnd.tailrace.frames"}
 
 
 def stream_id(kind: int, number: int) -> bytes:
     return bytes([kind, *number.to_bytes(15, "big")])
+
+
+def h2_request(path: bytes, accept: bytes) -> bytes:
+    """The first request of a connection, and what comes before it; plain HPACK (RFC 7541)."""
+    fields = ((b"\x04", path), (b"\x01", b"localhost"), (b"\x0f\x04", accept))
+    block = b"\x82\x86" + b"".join(name + bytes((len(value),)) + value for name, value in fields)
+    return _H2_BEGIN + len(block).to_bytes(3) + b"\x01\x05\x00\x00\x00\x01" + block
 
 
 def message(payload: bytes) -> bytes:
@@ -60,11 +76,14 @@ class Reader(asyncio.Protocol):
             self._transport.write(_HANDSHAKE + message(asked))
         elif self._stream is not None:
             path = b"/v1/generate/" + self._stream.hex().encode()
+            if self.view == H2:
+                self._transport.write(h2_request(path, _ACCEPT[SSE]))
+                return
             head = b"GET %b HTTP/1.1\r\nHost: localhost\r\nAccept: %b\r\n\r\n"
             self._transport.write(head % (path, _ACCEPT[self.view]))
 
     def data_received(self, data: bytes) -> None:
-        came = data.count(b"data: ") if self.view == SSE else len(_TEXT.findall(data))
+        came = data.count(b"data: ") if self.view in (SSE, H2) else len(_TEXT.findall(data))
         if not came:
             return
         if self.first_s is None:
