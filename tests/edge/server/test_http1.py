@@ -17,9 +17,16 @@ NOTHING = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @pytest.fixture(scope="module")
 async def served() -> AsyncIterator[Served]:
+    async with ScriptedOrigin(3).listening() as origin, serving(origin) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+async def hurried() -> AsyncIterator[Served]:
+    """With deadlines that a busy machine keeps, and a test can wait for."""
     async with (
         ScriptedOrigin(3).listening() as origin,
-        serving(origin, header_timeout_s=0.2, body_timeout_s=0.2) as served,
+        serving(origin, header_timeout_s=4.0, body_timeout_s=4.0) as served,
     ):
         yield served
 
@@ -90,17 +97,17 @@ async def test_what_is_no_request_is_refused_in_the_one_shape_of_errors(
         b"Content-Length: 9\r\n\r\nbody",
     ],
 )
-async def test_a_request_that_does_not_come_is_answered_408(served: Served, sent: bytes) -> None:
-    async with Client.connected(served) as client:
+async def test_a_request_that_does_not_come_is_answered_408(hurried: Served, sent: bytes) -> None:
+    async with Client.connected(hurried) as client:
         await client.send(sent)
         answer = await client.answer()
         assert (answer.status, answer.error) == (408, "request_timeout")
         assert await client.rest() == b""
 
 
-async def test_200_connections_that_dawdle_are_gone_after_their_time(served: Served) -> None:
+async def test_200_connections_that_dawdle_are_gone_after_their_time(hurried: Served) -> None:
     async def dawdle(sent: bytes) -> bytes:
-        async with Client.connected(served) as client:
+        async with Client.connected(hurried) as client:
             await client.send(sent)
             return await client.rest()
 
@@ -108,7 +115,7 @@ async def test_200_connections_that_dawdle_are_gone_after_their_time(served: Ser
     # Who has not begun gets no answer to what was not asked.
     assert all(word == b"" for word in said[::2])
     assert all(word.startswith(b"HTTP/1.1 408") for word in said[1::2])
-    await served.shared.connections.none.wait()
+    await hurried.shared.connections.none.wait()
 
 
 async def test_there_is_no_way_from_http1_to_http2(served: Served) -> None:
