@@ -380,7 +380,7 @@ async def test_a_bad_request_costs_its_own_stream_only(
 
 async def test_a_payload_that_does_not_decode_names_field_and_offset(url: str) -> None:
     bad = bytearray(OPEN)
-    bad[-1] |= 0x80  # the last varint, the credit, never ends now
+    bad[-1] |= 0x80  # the last varint, the credit in bytes, never ends now
     socket = await ws(url)
     await socket.send(HELLO)
     await socket.send(bytes(bad))
@@ -391,7 +391,7 @@ async def test_a_payload_that_does_not_decode_names_field_and_offset(url: str) -
             break
     await socket.close()
     assert errors[0].code == "bad_frame"
-    assert errors[0].field == "Open.credit"
+    assert errors[0].field == "Open.credit_bytes"
     assert "byte" in errors[0].message
 
 

@@ -44,7 +44,8 @@ async def test_an_embedding_is_a_stream_that_survives_its_worker(
         body = {"model": "model", "prompt": TEXT}
         reading = await start(client, edge.url, body)
         assert [event.name for event in reading.events] == ["embedding", "end"]
-        assert reading.events[0].data["values"] == pytest.approx(direct)
+        # A unit vector in fp32, whose sums are in another order where the threads are others.
+        assert reading.events[0].data["values"] == pytest.approx(direct, abs=1e-6)
         assert reading.end["prompt_tokens"] == 14
 
         await origin.kill_worker()
