@@ -136,6 +136,9 @@ async def listening(
     servers: list[asyncio.Server] = []
     quic: QuicListener | None = None
     try:
+        # All before any is served: who is told by one of them that this edge is ready is right.
+        for each in (*sockets.plain, *sockets.secure):
+            each.listen(LISTEN_BACKLOG)
         for each in sockets.plain:
             servers.append(await _listen(each, lambda: Connection(shared, None)))
             log.info("Running on http://" + _name(each))

@@ -16,7 +16,7 @@ HEAD_DIMS = (32, 64, 80, 96, 128, 256)
 """Elements of a head that the kernels are tested with."""
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
-PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PLAIN_DTYPES = (torch.float32, torch.bfloat16)
 SCALED_DTYPES = (torch.int8, FP8)
 """Element types that go with an fp32 scale per token and head."""
 KV_DTYPES = (*PLAIN_DTYPES, *SCALED_DTYPES)

@@ -274,7 +274,6 @@ def check_write(qkv: Tensor, rope: Rope, cache: PagedKv) -> int:
 _KV_TYPES = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
     torch.int8: "*i8",
     FP8: "*fp8e4nv",
 }
