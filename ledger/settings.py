@@ -67,7 +67,7 @@ class Settings(BaseSettings):
         try:
             return cls(**(table | cls.environment() | given))
         except ValidationError as error:
-            raise cls._explain(error, file) from error
+            raise cls.explain(error, file) from error
 
     @classmethod
     def environment(cls) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Settings(BaseSettings):
         return EnvSettingsSource(cls)()
 
     @classmethod
-    def _explain(cls, error: ValidationError, file: Path | None) -> ConfigError:
+    def explain(cls, error: ValidationError, file: Path | None) -> ConfigError:
         """The first finding, with every place that the value may have come from."""
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ")

@@ -39,6 +39,18 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Settings; default tailrace.toml if present."),
 ]
+WranglerOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--wrangler",
+        metavar="FILE",
+        help="Settings from a wrangler.toml or wrangler.jsonc instead.",
+        dir_okay=False,
+    ),
+]
+EnvOption = Annotated[
+    str | None, typer.Option("--env", metavar="NAME", help="Which environment of that file.")
+]
 # What `up` gives its children, so that they end when it does; tailrace/child.py says how.
 UntilEofOption = Annotated[bool, typer.Option("--until-eof", hidden=True)]
 
@@ -125,24 +137,32 @@ def edge(
             "--allow-public-without-keys", help="Serve everybody who reaches a public address."
         ),
     ] = None,
+    wrangler: WranglerOption = None,
+    env: EnvOption = None,
     until_eof: UntilEofOption = False,
 ) -> None:
     """Run an edge: the relay between clients and an origin."""
+    _check_wrangler(wrangler, env, config)
     with extra("edge"):
         from edge.config import EdgeConfig
         from edge.serve import run
 
-    settings = EdgeConfig.load(
-        config,
-        http=http,
-        https=https,
-        http3=http3,
-        origin=origin,
-        certificate=certificate,
-        key=key,
-        api_keys=api_keys,
-        allow_public_without_keys=allow_public_without_keys,
-    )
+    flags = {
+        "http": http,
+        "https": https,
+        "http3": http3,
+        "origin": origin,
+        "certificate": certificate,
+        "key": key,
+        "api_keys": api_keys,
+        "allow_public_without_keys": allow_public_without_keys,
+    }
+    if wrangler is not None:
+        from tailrace.wrangler import load, settings_of
+
+        settings = settings_of(load(wrangler, env), **flags)
+    else:
+        settings = EdgeConfig.load(config, **flags)
     _watch_parent(until_eof)
     run(settings)
 
@@ -214,6 +234,13 @@ def origin(
         run(settings, retention, streams)
 
 
+def _check_wrangler(wrangler: Path | None, env: str | None, config: Path | None) -> None:
+    if wrangler is None and env is not None:
+        raise ConfigError("--env chooses an environment of a --wrangler FILE")
+    if wrangler is not None and config is not None:
+        raise ConfigError("give --wrangler FILE or another file of settings, not both")
+
+
 def _watch_parent(until_eof: bool) -> None:
     if until_eof:
         from tailrace.child import stop_when_orphaned
@@ -277,11 +304,24 @@ def config_check(
         Path | None, typer.Argument(metavar="[FILE]", help="Default tailrace.toml if present.")
     ] = None,
     config: ConfigOption = None,
+    wrangler: WranglerOption = None,
+    env: EnvOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Load the settings of every part and print each with where it came from."""
+    """Load the settings of every part and print each with where it came from.
+
+    With --wrangler: what each key of that file does on an edge.
+    """
     if file is not None and config is not None:
         raise ConfigError("give FILE or --config FILE, not both")
+    _check_wrangler(wrangler, env, file or config)
+    if wrangler is not None:
+        from tailrace.wrangler import load, report_on, settings_of
+
+        reading = load(wrangler, env)
+        typer.echo(report_on(reading, as_json=as_json), nl=False)
+        settings_of(reading)
+        return
     from tailrace.config_check import report
 
     typer.echo(report(_parts(), file or config, as_json=as_json), nl=False)

@@ -31,6 +31,7 @@ ARROWS = {
 }
 # Protocols and rules: plain objects fed bytes and a clock.
 SANS_IO = (
+    "edge/wrangler/*.py",
     "edge/access/[!_mo]*.py",  # but the middleware, and what asks for open files
     *("edge/origins/breaker.py", "edge/origins/choice.py", "edge/origins/relay.py"),
     *("edge/origins/watchers.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),

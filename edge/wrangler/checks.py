@@ -1,0 +1,281 @@
+"""What is wrong with the value of a key, before anybody goes by it.
+
+Besides what wrangler refuses, what it only warns of or passes in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import date
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from edge.wrangler import cron
+
+Table = Mapping[str, object]
+NAME = re.compile(r"[a-z0-9_][a-z0-9_-]*")
+ROUTE_PATHS = ("", "*", "/*", "/v1/*")
+"""Of a route: an edge of ours has its own under /v1/, and cannot be put elsewhere."""
+DEV = (
+    "ip port local_protocol inspector_port inspector_ip upstream_protocol host enable_containers"
+    " container_engine generate_types"
+).split()
+MIGRATION = ("tag", "new_sqlite_classes", "renamed_classes", "deleted_classes", "new_classes")
+BINDING = ("name", "class_name", "script_name", "environment")
+MAX_PORT = 65_535
+
+
+class Problem(NamedTuple):
+    """`path` leads from the file, or the environment, to what is wrong."""
+
+    path: str
+    message: str
+    hint: str
+
+
+Problems = Iterator[Problem]
+
+
+def unknown(table: Table, known: Collection[str], path: str = "") -> Problems:
+    """A problem for each key of `table` that is not `known`."""
+    for name in (name for name in table if name not in known):
+        closest = get_close_matches(name, known, n=1)
+        hint = f"did you mean {closest[0]}?" if closest else "known are " + ", ".join(known)
+        yield Problem(f"{path}.{name}".lstrip("."), "unknown key", hint)
+
+
+def name_of(value: object, path: str) -> Problems:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        yield Problem(
+            path, "is no name of a Worker", "write lower-case letters, digits, - and _ in quotes"
+        )
+
+
+def text(value: object, path: str) -> Problems:
+    if not isinstance(value, str) or not value:
+        yield Problem(path, "must be a text", 'write it in quotes, such as "src/index.ts"')
+
+
+def texts(value: object, path: str) -> Problems:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        yield Problem(path, "must be an array of texts", 'write ["one", "two"]')
+
+
+def compatibility_date(value: object, path: str) -> Problems:
+    try:
+        if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
+            raise ValueError("is no date in quotes")
+        date.fromisoformat(value)
+    except ValueError as error:
+        yield Problem(path, str(error), 'write a day that there is, such as "2026-01-31"')
+
+
+def variables(value: object, path: str) -> Problems:
+    if not isinstance(value, dict):
+        yield Problem(path, "must be a table of names and values", "write [vars] or {…}")
+        return
+    for name, one in value.items():
+        if isinstance(one, date):  # and so is a datetime; wrangler knows no dates either
+            yield Problem(f"{path}.{name}", "is a date", "write it in quotes")
+
+
+def secrets(value: object, path: str) -> Problems:
+    if not isinstance(value, dict):
+        yield Problem(path, "must be a table", 'write {required = ["NAME"]}')
+        return
+    yield from unknown(value, ("required",), path)
+    yield from texts(value.get("required", []), f"{path}.required")
+
+
+def routes(value: object, path: str) -> Problems:
+    if not isinstance(value, list):
+        yield Problem(path, "must be an array", 'write ["api.example.com/*"], or route')
+        return
+    for index, one in enumerate(value):
+        yield from route(one, f"{path}.{index}")
+
+
+def route(value: object, path: str) -> Problems:
+    pattern = value.get("pattern") if isinstance(value, dict) else value
+    if not isinstance(pattern, str):
+        yield Problem(path, "is no route", 'write "api.example.com/*" or {pattern = …}')
+        return
+    if isinstance(value, dict):
+        known = ("pattern", "zone_id", "zone_name", "custom_domain", "enabled", "previews_enabled")
+        yield from unknown(value, known, path)
+    host, tail = host_and_path(pattern)
+    if not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)*", host):
+        hint = "write one route for each name; edge.hosts has no wildcards and no ports"
+        yield Problem(path, f"{host!r} is not one host name", hint)
+    elif isinstance(value, dict) and value.get("custom_domain") and tail:
+        yield Problem(path, "a custom domain has no path", f'write "{host}"')
+    elif tail not in ROUTE_PATHS:
+        yield Problem(path, f"{tail!r}: this edge serves /v1/ alone", f'write "{host}/*"')
+
+
+def host_and_path(pattern: str) -> tuple[str, str]:
+    """The host and the path of a route's pattern; a `*` right behind the host is a path."""
+    bare = re.sub(r"^https?://", "", pattern)
+    host, slash, tail = bare.partition("/")
+    if not slash and len(host) > 1 and host.endswith("*"):
+        return host[:-1].lower(), "*"
+    return host.lower(), slash + tail
+
+
+def triggers(value: object, path: str) -> Problems:
+    if not isinstance(value, dict):
+        yield Problem(path, "must be a table", 'write {crons = ["*/5 * * * *"]}')
+        return
+    yield from unknown(value, ("crons",), path)
+    crons = value.get("crons", [])
+    if (found := list(texts(crons, f"{path}.crons"))) or not isinstance(crons, list):
+        yield from found
+        return
+    for index, expression in enumerate(crons):
+        try:
+            cron.check(expression)
+        except ValueError as error:
+            yield Problem(f"{path}.crons.{index}", str(error), 'write such as "*/5 * * * *"')
+
+
+def limits(value: object, path: str) -> Problems:
+    known = ("cpu_ms", "subrequests")
+    if not isinstance(value, dict):
+        yield Problem(path, "must be a table", "write {cpu_ms = 100}")
+        return
+    yield from unknown(value, known, path)
+    for name in known:
+        if name in value and not _is_whole(value[name], 1, 2**31):
+            yield Problem(f"{path}.{name}", "must be a whole number from 1 on", "write such as 100")
+
+
+def observability(value: object, path: str) -> Problems:
+    shared = ("enabled", "head_sampling_rate")
+    yield from _observed(value, path, (*shared, "logs", "traces"))
+    if isinstance(value, dict):
+        of_each = (*shared, "persist", "destinations")
+        yield from _observed(value.get("logs", {}), f"{path}.logs", (*of_each, "invocation_logs"))
+        yield from _observed(value.get("traces", {}), f"{path}.traces", of_each)
+
+
+def _observed(value: object, path: str, known: Collection[str]) -> Problems:
+    if not isinstance(value, dict):
+        yield Problem(path, "must be a table", "write {enabled = true}")
+        return
+    yield from unknown(value, known, path)
+    for name in ("enabled", "persist", "invocation_logs"):
+        if not isinstance(value.get(name, True), bool):
+            yield Problem(f"{path}.{name}", "must be true or false", "write true or false")
+    rate = value.get("head_sampling_rate", 1)
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+        yield Problem(f"{path}.head_sampling_rate", "must be 0 to 1", "write such as 0.1")
+
+
+def dev(value: object, path: str) -> Problems:
+    if not isinstance(value, dict):
+        yield Problem(path, "must be a table", "write {port = 8787}")
+        return
+    yield from unknown(value, DEV, path)
+    if not _is_whole(value.get("port", 0), 0, MAX_PORT):
+        yield Problem(f"{path}.port", f"must be 0 to {MAX_PORT}", "write such as 8787")
+    yield from text(value.get("ip", "localhost"), f"{path}.ip")
+    if value.get("local_protocol", "http") not in ("http", "https"):
+        yield Problem(f"{path}.local_protocol", 'must be "http" or "https"', 'write "http"')
+
+
+def durable_objects(value: object, path: str) -> Problems:
+    if not isinstance(value, dict) or not _are_tables(value.get("bindings")):
+        yield Problem(path, "has no array of bindings", "write {bindings = [{name, class_name}]}")
+        return
+    yield from unknown(value, ("bindings",), path)
+    names: set[str] = set()
+    for index, one in enumerate(bindings_of(value)):
+        here = f"{path}.bindings.{index}"
+        yield from unknown(one, BINDING, here)
+        for name in ("name", "class_name"):
+            yield from text(one.get(name), f"{here}.{name}")
+        for name in (name for name in BINDING[2:] if name in one):
+            hint = "name a class of this very Worker, and take it out"
+            yield Problem(f"{here}.{name}", "objects of other scripts cannot be reached", hint)
+        if str(one.get("name")) in names:
+            yield Problem(f"{here}.name", "is the name of another binding", "name it otherwise")
+        names.add(str(one.get("name")))
+
+
+def bindings_of(durable: object) -> list[Table]:
+    found = durable.get("bindings") if isinstance(durable, dict) else None
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def migrations(value: object, path: str) -> Problems:
+    if not _are_tables(value) or not isinstance(value, list):
+        yield Problem(path, "must be an array of tables", "write [[migrations]] or [{tag: …}]")
+        return
+    tags: set[str] = set()
+    for index, one in enumerate(value):
+        here = f"{path}.{index}"
+        yield from unknown(one, MIGRATION[:-1], here) if "new_classes" not in one else ()
+        yield from text(one.get("tag"), f"{here}.tag")
+        if str(one.get("tag")) in tags:
+            yield Problem(f"{here}.tag", "is the tag of another migration", "name it otherwise")
+        tags.add(str(one.get("tag")))
+        if "new_classes" in one:
+            hint = "write new_sqlite_classes"
+            yield Problem(f"{here}.new_classes", "these objects have no SQLite storage", hint)
+        for name in ("new_sqlite_classes", "deleted_classes"):
+            yield from texts(one.get(name, []), f"{here}.{name}")
+        renamed = one.get("renamed_classes", [])
+        if not _are_tables(renamed) or any(each.keys() != {"from", "to"} for each in renamed):
+            yield Problem(f"{here}.renamed_classes", "must be {from, to} each", "write both names")
+
+
+def classes_of(steps: object, exported: object) -> Iterator[str]:
+    """Classes that there are after all migrations, in which no problem was found, or exports."""
+    classes: set[str] = set(exported) if isinstance(exported, dict) else set()
+    for step in steps if isinstance(steps, list) else []:
+        classes |= set(step.get("new_sqlite_classes", []))
+        for each in step.get("renamed_classes", []):
+            classes = (classes - {each["from"]}) | {each["to"]}
+        classes -= set(step.get("deleted_classes", []))
+    yield from sorted(classes)
+
+
+def exports(value: object, path: str) -> Problems:
+    if not isinstance(value, dict):
+        yield Problem(
+            path, "must be a table of classes", 'write {Name = {type = "durable-object"}}'
+        )
+        return
+    for name, one in value.items():
+        if not isinstance(one, dict) or one.get("type") != "durable-object":
+            yield Problem(f"{path}.{name}", "is no durable object", 'write type = "durable-object"')
+        elif one.get("storage", "sqlite") != "sqlite":
+            yield Problem(f"{path}.{name}.storage", "must be SQLite", 'write storage = "sqlite"')
+
+
+def _is_whole(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _are_tables(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+CHECKS: dict[str, Callable[[object, str], Problems]] = {
+    "name": name_of,
+    "main": text,
+    "compatibility_date": compatibility_date,
+    "compatibility_flags": texts,
+    "vars": variables,
+    "secrets": secrets,
+    "route": route,
+    "routes": routes,
+    "triggers": triggers,
+    "limits": limits,
+    "observability": observability,
+    "dev": dev,
+    "durable_objects": durable_objects,
+    "migrations": migrations,
+    "exports": exports,
+}

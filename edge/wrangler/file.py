@@ -1,0 +1,373 @@
+"""What a `wrangler.toml` or `wrangler.jsonc` says to an edge of ours: settings, and findings.
+
+Texts go in; nothing is opened here, and the environment of the process is what the caller says.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from io import StringIO
+from typing import NamedTuple
+
+from dotenv.parser import parse_stream
+from pydantic import SecretStr
+
+from edge.config import EdgeConfig
+from edge.wrangler import jsonc
+from edge.wrangler.checks import (
+    CHECKS,
+    Problem,
+    Table,
+    bindings_of,
+    classes_of,
+    host_and_path,
+    unknown,
+)
+from edge.wrangler.keys import KEYS, Effect
+from ledger.errors import ConfigError
+
+PREFIX = "TAILRACE_EDGE_"
+"""Of variables and secrets that are settings, as in the environment of the process."""
+REQUIRED = ("name", "main", "compatibility_date")
+DEV_PORT = 8787
+"""Where wrangler's own development server listens."""
+
+
+class Finding(NamedTuple):
+    """What a key does, or what is wrong with it; `key` begins with `env.NAME.` where it is there.
+
+    Says no value: it may be a secret.
+    """
+
+    key: str
+    environment: str | None
+    effect: Effect
+    why: str
+    hint: str | None = None
+
+
+class Source(NamedTuple):
+    """A setting's value, and the key that says it; of a secret nothing may be shown."""
+
+    value: object
+    key: str
+    secret: bool = False
+
+
+class DevVars(NamedTuple):
+    """`.dev.vars`, or that of the environment, which wrangler reads instead of it."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A file as one environment has it; with a finding that is refused there are no settings."""
+
+    file: str
+    findings: list[Finding]
+    settings: Mapping[str, Source]
+
+    @property
+    def refused(self) -> list[Finding]:
+        return [one for one in self.findings if one.effect is Effect.REFUSED]
+
+    def check(self) -> None:
+        """Raises ConfigError for what is refused: the first finding, and how many there are."""
+        if not self.refused:
+            return
+        first, *others = self.refused
+        more = f"; and {len(others)} more, which config check --wrangler lists" if others else ""
+        raise ConfigError(first.why, field=f"{self.file}: {first.key}", hint=f"{first.hint}{more}")
+
+
+def read(
+    text: str,
+    file: str,
+    *,
+    environment: str | None = None,
+    dev_vars: DevVars | None = None,
+    outside: Collection[str] = (),
+) -> Reading:
+    """`outside` names the variables that the process has: they win, and are secrets enough.
+
+    Raises ConfigError where the file is neither TOML nor JSON with comments.
+    """
+    top = _parsed(text, file)
+    named = top.get("env", {})
+    tables = named if isinstance(named, dict) else {}
+    environments = {name: table for name, table in tables.items() if isinstance(table, dict)}
+    found = [_finding(one, None) for one in _problems(top, None)]
+    for name, table in environments.items():
+        found += [_finding(one, name) for one in _problems(table, top)]
+    if not isinstance(named, dict) or len(environments) < len(named):
+        hint = "write [env.staging] or {staging: {…}}"
+        found.append(_finding(Problem("env", "must be a table of tables", hint), None))
+    elif environment is not None and environment not in environments:
+        known = ", ".join(environments) or "none"
+        message = f"there is no environment {environment!r}"
+        found.append(_finding(Problem("env", message, f"there are: {known}"), None))
+    if not found:
+        found = [
+            _finding(one, name)
+            for name in (None, *environments)
+            for one in _whole(_Scope(top, name, environments), is_chosen=name == environment)
+        ]
+    if found:
+        return Reading(file, found, {})
+    scope = _Scope(top, environment, environments)
+    try:
+        secret = _secrets(scope, dev_vars, outside)
+        settings = _settings(scope, secret)
+    except _Wrong as wrong:
+        return Reading(file, [_finding(wrong.problem, None)], {})
+    return Reading(file, list(_explained(scope, settings, secret, outside)), settings)
+
+
+class _Wrong(Exception):
+    def __init__(self, path: str, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.problem = Problem(path, message, hint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """The file as the environment `name` has it; None is the top level."""
+
+    top: Table
+    name: str | None
+    environments: Mapping[str, Table]
+
+    @property
+    def own(self) -> Table:
+        return self.top if self.name is None else self.environments[self.name]
+
+    def place(self, key: str) -> str | None:
+        """Where the key is that holds here, as a path; None where there is none."""
+        if key in self.own:
+            return key if self.name is None else f"env.{self.name}.{key}"
+        pair = {"route": "routes", "routes": "route"}.get(key)
+        inherited = key in KEYS and KEYS[key].inherited and not (pair and pair in self.own)
+        return key if inherited and key in self.top else None
+
+    def value(self, key: str) -> object:
+        if self.place(key) is None:
+            return None
+        return self.own.get(key, self.top.get(key))
+
+
+def _parsed(text: str, file: str) -> Table:
+    try:
+        document = tomllib.loads(text) if file.endswith(".toml") else jsonc.parse(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{file}: {error}", hint="give a wrangler.toml, a wrangler.jsonc or a wrangler.json"
+        ) from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{file}: must be an object", hint="write { … }")
+    return document
+
+
+def _finding(problem: Problem, environment: str | None) -> Finding:
+    path = problem.path if environment is None else f"env.{environment}.{problem.path}"
+    return Finding(path, environment, Effect.REFUSED, problem.message, problem.hint)
+
+
+def _problems(table: Table, top: Table | None) -> Iterator[Problem]:
+    """Of each key by itself, at the top level or, with `top`, in an environment."""
+    yield from unknown(table, KEYS)
+    for name in (name for name in table if name in KEYS):
+        key = KEYS[name]
+        if key.effect is Effect.REFUSED:
+            yield Problem(name, "is not for an edge of ours", key.why)
+        elif top is not None and key.top_only:
+            yield Problem(name, "belongs at the top level", "move it there")
+        elif name in CHECKS:
+            yield from CHECKS[name](table[name], name)
+    if "route" in table and "routes" in table:
+        yield Problem("route", "there is routes, too", "write all of them in routes")
+    for name, key in KEYS.items():
+        lost = top is not None and name in top and name not in table and not key.inherited
+        if lost and key.effect is not Effect.REFUSED:
+            hint = f"say {name} here too, empty where there is none"
+            yield Problem(name, "is at the top level, and is not inherited", hint)
+
+
+def _whole(scope: _Scope, *, is_chosen: bool) -> Iterator[Problem]:
+    """Of what an environment has in all, its own keys and inherited ones."""
+    for name in REQUIRED if is_chosen else ():
+        if scope.place(name) is None:
+            yield Problem(name, "is missing", "wrangler asks for it, and for the same file here")
+    if scope.place("migrations") and scope.place("exports"):
+        yield Problem("exports", "there are migrations, too", "declare classes in one of them")
+    objects = scope.own.get("durable_objects")
+    classes = list(classes_of(scope.value("migrations"), scope.value("exports")))
+    names = scope.own.get("vars", {})
+    for index, binding in enumerate(bindings_of(objects)):
+        here = f"durable_objects.bindings.{index}"
+        if binding["class_name"] not in classes:
+            hint = "add it to new_sqlite_classes of a migration; there are: "
+            hint += ", ".join(classes) or "none"
+            message = f"no migration makes the class {binding['class_name']}"
+            yield Problem(f"{here}.class_name", message, hint)
+        if isinstance(names, dict) and binding["name"] in names:
+            yield Problem(f"{here}.name", "is the name of a variable", "name one otherwise")
+
+
+def _secrets(
+    scope: _Scope, dev_vars: DevVars | None, outside: Collection[str]
+) -> dict[str, Source]:
+    """Those of `.dev.vars`, by name. Raises _Wrong; what is said never holds a value."""
+    found: dict[str, Source] = {}
+    if dev_vars is not None:
+        for line in parse_stream(StringIO(dev_vars.text)):
+            place = f"{dev_vars.name}, line {line.original.line}"
+            if line.error or (line.key is not None and line.value is None):
+                raise _Wrong(place, "is no NAME=VALUE", "quote what has spaces or #")
+            if line.key is not None:
+                found[line.key] = Source(line.value, f"{dev_vars.name}: {line.key}", secret=True)
+    table = scope.value("secrets")
+    required = table.get("required", []) if isinstance(table, dict) else None
+    if required is None:
+        return found
+    for name in required:
+        if name not in found and name not in outside:
+            hint = "say it in .dev.vars beside the file, or in the environment"
+            raise _Wrong(f"{scope.place('secrets')}.required", f"{name} is not there", hint)
+    for name in (name for name in found if name not in required):
+        hint = "wrangler would leave it out; add it there"
+        raise _Wrong(found[name].key, "is not in secrets.required", hint)
+    return found
+
+
+def _settings(scope: _Scope, secrets: Mapping[str, Source]) -> dict[str, Source]:
+    """Settings by name: of `dev` and routes, over them variables, over those secrets."""
+    found: dict[str, Source] = {}
+    if isinstance(dev := scope.value("dev"), dict) and {"ip", "port", "local_protocol"} & set(dev):
+        found |= _listening(dev)
+    for key in ("route", "routes"):
+        if (place := scope.place(key)) is not None:
+            value = scope.value(key)
+            listed = value if isinstance(value, list) else [value]
+            patterns = [one["pattern"] if isinstance(one, dict) else one for one in listed]
+            hosts = dict.fromkeys(host_and_path(str(pattern))[0] for pattern in patterns)
+            found["hosts"] = Source(list(hosts), place)
+    variables = scope.value("vars")
+    place = scope.place("vars")
+    said = {
+        name: Source(value, f"{place}.{name}")
+        for name, value in (variables.items() if isinstance(variables, dict) else ())
+    }
+    for name, source in (*said.items(), *secrets.items()):
+        if name.startswith(PREFIX):
+            found[_setting(name, source)] = source
+    return found
+
+
+def _listening(dev: Table) -> dict[str, Source]:
+    host = str(dev.get("ip", "localhost")).replace("*", "0.0.0.0")
+    host = f"[{host}]" if ":" in host else host
+    address = [f"{host}:{dev.get('port', DEV_PORT)}"]
+    if dev.get("local_protocol") == "https":
+        return {"https": Source(address, "dev"), "http": Source([], "dev.local_protocol")}
+    return {"http": Source(address, "dev")}
+
+
+def _setting(name: str, source: Source) -> str:
+    """The setting that a variable is; a secret one may stand in no file that is shared."""
+    setting = name.removeprefix(PREFIX).lower()
+    if name != name.upper() or setting not in EdgeConfig.model_fields:
+        known = [f"{PREFIX}{one}".upper() for one in EdgeConfig.model_fields]
+        closest = get_close_matches(name, known, n=1)
+        hint = f"did you mean {closest[0]}?" if closest else "tailrace config init lists settings"
+        raise _Wrong(source.key, "is no setting of an edge", hint)
+    is_secret = EdgeConfig.model_fields[setting].annotation == SecretStr | None
+    if is_secret and not source.secret:
+        raise _Wrong(source.key, "is a secret", "say it in .dev.vars or in the environment")
+    return setting
+
+
+def _explained(
+    scope: _Scope,
+    settings: Mapping[str, Source],
+    secrets: Mapping[str, Source],
+    outside: Collection[str],
+) -> Iterator[Finding]:
+    """A finding for each key at the top level and in the environment that was chosen."""
+    by_key = {source.key: setting for setting, source in settings.items()}
+    for name, value in scope.top.items():
+        if name == "env":
+            for each in scope.environments:
+                chosen = each == scope.name
+                effect = Effect.HONOURED if chosen else Effect.IGNORED
+                yield Finding(f"env.{each}", each, effect, "chosen" if chosen else "not chosen")
+        elif scope.place(name) != name:
+            own = f"env.{scope.name} has its own"
+            yield Finding(name, None, Effect.IGNORED, own)
+        else:
+            yield from _of_key(name, name, None, value, by_key, outside)
+    if scope.name is not None:
+        for name, value in scope.own.items():
+            path = f"env.{scope.name}.{name}"
+            yield from _of_key(name, path, scope.name, value, by_key, outside)
+    for name, source in secrets.items():
+        yield _of_variable(name, source.key, scope.name, by_key, outside)
+
+
+def _of_key(
+    name: str,
+    path: str,
+    environment: str | None,
+    value: object,
+    by_key: Mapping[str, str],
+    outside: Collection[str],
+) -> Iterator[Finding]:
+    key = KEYS[name]
+    if name == "vars" and isinstance(value, dict):
+        for each in value:
+            yield _of_variable(each, f"{path}.{each}", environment, by_key, outside)
+    elif name == "dev" and isinstance(value, dict):
+        for each in value:
+            yield _of_dev(each, by_key, outside)
+    elif name in ("route", "routes"):
+        yield _of_setting(path, environment, by_key.get(path), "HOSTS", outside)
+    else:
+        yield Finding(path, environment, key.effect, key.why)
+
+
+def _of_dev(name: str, by_key: Mapping[str, str], outside: Collection[str]) -> Finding:
+    path = f"dev.{name}"
+    if name not in ("ip", "port", "local_protocol"):
+        return Finding(path, None, Effect.IGNORED, "wrangler's own server reads it")
+    return _of_setting(path, None, by_key.get("dev"), "HTTP", outside)
+
+
+def _of_variable(
+    name: str,
+    path: str,
+    environment: str | None,
+    by_key: Mapping[str, str],
+    outside: Collection[str],
+) -> Finding:
+    if not name.startswith(PREFIX):
+        why = f"a script would read it; settings of this edge begin with {PREFIX}"
+        return Finding(path, environment, Effect.IGNORED, why)
+    return _of_setting(path, environment, by_key.get(path), name.removeprefix(PREFIX), outside)
+
+
+def _of_setting(
+    path: str, environment: str | None, setting: str | None, word: str, outside: Collection[str]
+) -> Finding:
+    """Whether a key that says a setting is the one that is heard."""
+    variable = f"{PREFIX}{setting or word}".upper()
+    if variable in outside:
+        why = f"{variable} of the environment wins"
+        return Finding(path, environment, Effect.IGNORED, why)
+    if setting is None:
+        why = f"{variable} is said in vars or .dev.vars, and wins"
+        return Finding(path, environment, Effect.IGNORED, why)
+    return Finding(path, environment, Effect.HONOURED, f"edge.{setting}")
