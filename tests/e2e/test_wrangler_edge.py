@@ -17,7 +17,7 @@ async def test_an_edge_listens_where_a_wrangler_file_says_and_goes_by_its_routes
 ) -> None:
     port = free_port()
     file = tmp_path / "wrangler.jsonc"
-    said = {"name": "relay", "main": "x.ts", "compatibility_date": "2026-01-31"}
+    said: dict[str, object] = {"name": "relay", "main": "x.ts", "compatibility_date": "2026-01-31"}
     said |= {"dev": {"ip": "127.0.0.1", "port": port}}
     said |= {"env": {"live": {"routes": ["api.example.com/*"], "vars": {"MODE": "live"}}}}
     file.write_text(json.dumps(said))

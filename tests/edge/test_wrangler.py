@@ -373,7 +373,7 @@ def test_every_key_that_is_not_refused_says_why() -> None:
     assert all(key.why for key in KEYS.values())
 
 
-ODD = [None, True, -1, 0.5, "", "x", [], [None], [[]], {}, {"": None}, {"x": [{}]}]
+ODD: list[Any] = [None, True, -1, 0.5, "", "x", [], [None], [[]], {}, {"": None}, {"x": [{}]}]
 INNER = [
     "bindings",
     "crons",
