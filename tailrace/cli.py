@@ -16,6 +16,7 @@ from ledger.errors import CallerError, ConfigError, TailraceError
 from tailrace.cli_key import key_app
 from tailrace.cli_ledger import ledger_app
 from tailrace.cli_model import HeadOption, KvCacheOption, WeightsOption, model_app
+from tailrace.cli_warm import warm_app
 from tailrace.extra import extra
 
 if TYPE_CHECKING:
@@ -350,6 +351,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(key_app, name="key")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(model_app, name="model")
+app.add_typer(warm_app, name="warm")
 
 if __name__ == "__main__":
     main()

@@ -41,7 +41,7 @@ SANS_IO = (
     *("ledger/frame.py", "ledger/window.py", "ledger/wire/*.py"),
     *("ledger/sqlite/record.py", "ledger/sqlite/room.py", "ledger/sqlite/tail.py"),
     *("origin/engine/*.py", "origin/scheduler/*.py", "origin/streams/append.py"),
-    *("origin/streams/offset.py", "origin/streams/producer.py"),
+    *("origin/streams/offset.py", "origin/streams/producer.py", "origin/warm/*.py"),
     *("origin/subscriptions/interest.py", "origin/subscriptions/subscription.py"),
 )
 OUTSIDE = {"aiosqlite", "apsw", "asyncio", "httpx", "psycopg", "socket", "sqlite3"}
@@ -381,7 +381,7 @@ def test_help_lists_every_command() -> None:
     result = run_python("from tailrace.cli import main; main()", "--help")
     assert result.returncode == 0, result.stderr
     commands = re.findall(r"^  ([a-z]+) {2,}\S", result.stdout, re.MULTILINE)
-    assert commands == ["up", "edge", "origin", "chat", "config", "key", "ledger", "model"]
+    assert commands == ["up", "edge", "origin", "chat", "config", "key", "ledger", "model", "warm"]
 
 
 def test_help_loads_no_server_and_no_model_library() -> None:

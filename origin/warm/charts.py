@@ -1,0 +1,45 @@
+"""Pictures of the frontier; matplotlib comes with the extra `plots`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from origin.warm.simulate import TtlSweep
+from origin.warm.trace import IdleGaps
+
+
+def draw_frontier(
+    path: Path, gaps: IdleGaps, sweep: TtlSweep, optimum_gpu_s: float, here_s: float | None
+) -> None:
+    """Cold starts against idling, cost over the optimum against the TTL, and the gaps."""
+    mpl.rcParams["svg.hashsalt"] = "tailrace"  # the same picture from the same figures
+    figure = Figure(figsize=(8, 10), layout="constrained")
+    pareto, ratio, lengths = figure.subplots(3, 1)
+    pareto.plot(sweep.wasted_gpu_s, sweep.cold_starts, marker=".", label="one TTL for all")
+    ordered = np.sort(gaps.length_s)
+    # The clairvoyant bridges the shortest gaps first, and wastes nothing on the others.
+    left = np.arange(len(ordered), -1, -1)
+    idling = np.concatenate([[0.0], np.cumsum(ordered)])
+    pareto.plot(idling, left, color="grey", linestyle="--", label="clairvoyant")
+    pareto.set(xlabel="wasted GPU-seconds", ylabel="cold starts", xscale="symlog")
+    over = sweep.cost_gpu_s / optimum_gpu_s
+    ratio.plot(sweep.ttl_s, over, marker=".", label="one TTL for all")
+    ratio.axhline(1.0, color="grey", linestyle="--", label="clairvoyant")
+    ratio.set(xlabel="TTL, s", ylabel="cost over optimum", xscale="log", yscale="log")
+    lengths.plot(ordered, np.arange(1, len(ordered) + 1) / len(ordered))
+    lengths.set(xlabel="idle gap, s", ylabel="share of gaps up to it", xscale="log")
+    if here_s is not None:
+        at = int(np.argmin(np.abs(sweep.ttl_s - here_s)))
+        mark = {"color": "crimson", "marker": "o", "linestyle": "", "label": "you are here"}
+        pareto.plot(sweep.wasted_gpu_s[at], sweep.cold_starts[at], **mark)
+        ratio.plot(sweep.ttl_s[at], over[at], **mark)
+    for panel in (pareto, ratio):
+        panel.legend(frameon=False)
+    for panel in (pareto, ratio, lengths):
+        panel.grid(alpha=0.3)
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(path, metadata=metadata)

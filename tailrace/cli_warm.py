@@ -1,0 +1,274 @@
+"""`tailrace warm`: what keeping models on a device would have cost, from arrivals.
+
+Like tailrace/cli.py, only typer is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ledger.errors import CallerError
+from tailrace.extra import extra
+
+if TYPE_CHECKING:
+    from origin.warm.policies import KeepAlivePolicy
+    from origin.warm.prices import WarmPrices
+    from origin.warm.trace import ArrivalTrace
+
+warm_app = typer.Typer(
+    help="Simulate how long models are kept on a device; offline.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+trace_app = typer.Typer(help="Traces of arrivals.", no_args_is_help=True, rich_markup_mode=None)
+warm_app.add_typer(trace_app, name="trace")
+
+TraceArgument = Annotated[
+    str, typer.Argument(metavar="TRACE", help="A file, or bursty, diurnal, rare, mixed.")
+]
+ColdCostOption = Annotated[float, typer.Option(help="What a cold start is worth, in GPU-seconds.")]
+LoadOption = Annotated[float, typer.Option(help="Seconds that a cold start takes.")]
+SeedOption = Annotated[int, typer.Option(help="Of what is drawn.")]
+DaysOption = Annotated[float, typer.Option(min=0.01, max=365, help="Of a generated trace.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+POLICIES = (
+    *("ttl-60", "ttl-300", "ttl-3600", "break-even", "hybrid-histogram", "hybrid-histogram-1s"),
+    *("greedy-dual", "learned-ttl", "predictive-prewarm"),
+)
+SWEEP_TTLS = 20
+SHORTEST_TTL_S = 1.0
+LONGEST_TTL_S = 86_400.0
+
+
+@warm_app.command()
+def simulate(
+    trace: TraceArgument,
+    policy: Annotated[
+        list[str] | None, typer.Option(help=f"ttl-SECONDS, {', '.join(POLICIES[3:])}; repeatable.")
+    ] = None,
+    cold_cost: ColdCostOption = 60.0,
+    load: LoadOption = 10.0,
+    memory: Annotated[
+        float | None, typer.Option(help="Cap on memory, in the unit of --size; default none.")
+    ] = None,
+    size: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL=SIZE", help="Of a model; default 1.")
+    ] = None,
+    seed: SeedOption = 0,
+    days: DaysOption = 7.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Put a trace through policies, and say what each would have cost beside the optimum."""
+    with extra("origin"):
+        from origin.warm.prices import WarmPrices
+        from origin.warm.simulate import compare
+
+    prices = WarmPrices(cold_cost, load)
+    names = list(policy or (one for one in POLICIES if one != "greedy-dual" or memory is not None))
+    chosen = [_policy(one, prices) for one in names]
+    if memory is None and "greedy-dual" in names:
+        raise CallerError("greedy-dual needs a cap", field="--memory")
+    arrivals = _trace(trace, seed, days)
+    sizes = _sizes(arrivals, size or [])
+    with _progress("gaps") as progress:
+        outcomes, method = compare(
+            arrivals, chosen, prices, sizes=sizes, cap=memory, progress=progress
+        )
+    if as_json:
+        from dataclasses import asdict
+
+        rows = [{**asdict(one), "cold_rate": one.cold_rate} for one in outcomes]
+        typer.echo(json.dumps({"optimum": method, "policies": rows}))
+        return
+    _table(
+        f"cold start {cold_cost:g} GPU-s, load {load:g} s; optimum: {method}",
+        ("policy", "cold %", "wasted GPU-s", "added latency s", "cost GPU-s", "cost/optimum"),
+        [
+            (
+                one.policy,
+                f"{one.cold_rate:.2%}",
+                f"{one.wasted_gpu_s:,.0f}",
+                f"{one.added_latency_s:,.0f}",
+                f"{one.cost_gpu_s:,.0f}",
+                f"{one.over_optimum:.3f}",
+            )
+            for one in outcomes
+        ],
+    )
+
+
+@warm_app.command()
+def frontier(
+    trace: TraceArgument,
+    cold_cost: ColdCostOption = 60.0,
+    load: LoadOption = 10.0,
+    here: Annotated[float | None, typer.Option(help="The TTL that you have, in seconds.")] = None,
+    chart: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw it: .svg or .png.", dir_okay=False)
+    ] = None,
+    seed: SeedOption = 0,
+    days: DaysOption = 7.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Cold starts against wasted GPU-seconds for TTLs from a second to a day, without a cap."""
+    with extra("origin"):
+        import numpy as np
+
+        from origin.warm.optimum import keep_alive_optimum
+        from origin.warm.prices import WarmPrices
+        from origin.warm.simulate import sweep_ttls
+        from origin.warm.trace import idle_gaps
+
+    if here is not None and not here >= 0:
+        raise CallerError("is to be zero or more seconds", field="--here")
+    if chart is not None and chart.suffix not in (".png", ".svg"):
+        raise CallerError(f"{chart.suffix!r} is no picture", field="--chart", hint=".svg or .png")
+    prices = WarmPrices(cold_cost, load)
+    gaps = idle_gaps(_trace(trace, seed, days))
+    if not len(gaps):
+        raise CallerError("has no idle gap, so there is nothing to decide", field="trace")
+    ttls = np.geomspace(SHORTEST_TTL_S, LONGEST_TTL_S, SWEEP_TTLS).tolist()
+    ttls = sorted({*ttls, cold_cost, *([] if here is None else [here])})
+    sweep = sweep_ttls(gaps.length_s, ttls, prices)
+    optimum = keep_alive_optimum(gaps, prices).cost_gpu_s
+    columns = (sweep.ttl_s, sweep.cold_starts, sweep.wasted_gpu_s, sweep.cost_gpu_s / optimum)
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    if chart is not None:
+        with extra("plots"):
+            from origin.warm.charts import draw_frontier
+        draw_frontier(chart, gaps, sweep, optimum, here)
+    if as_json:
+        keys = ("ttl_s", "cold_starts", "wasted_gpu_s", "over_optimum")
+        listed = [dict(zip(keys, row, strict=True)) for row in rows]
+        typer.echo(json.dumps({"optimum_gpu_s": optimum, "gaps": len(gaps), "ttls": listed}))
+        return
+    shown = [
+        (
+            f"{ttl:,.0f}{mark}",
+            f"{cold:,.0f}",
+            f"{waste:,.0f}",
+            f"{over:.3f}",
+        )
+        for ttl, cold, waste, over in rows
+        for mark in [" ← here" if ttl == here else ""]
+    ]
+    title = f"{len(gaps):,} gaps; a cold start is worth {cold_cost:g} GPU-s"
+    _table(title, ("TTL s", "cold starts", "wasted GPU-s", "cost/optimum"), shown)
+
+
+@trace_app.command("import")
+def import_(
+    form: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="azure, burstgpt, mooncake or servegen.")
+    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", dir_okay=False)],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="Our CSV.", dir_okay=False)],
+    prefill: Annotated[
+        float, typer.Option(min=0.001, help="Tokens a second that are read, for durations.")
+    ] = 5000.0,
+    decode: Annotated[
+        float, typer.Option(min=0.001, help="Tokens a second that are written, for durations.")
+    ] = 50.0,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Make of a public trace what `simulate` and `frontier` read."""
+    with extra("origin"):
+        from origin.warm.importers import TokenSpeeds, import_trace, write_trace
+
+    speeds = TokenSpeeds(prefill, decode)
+    with _progress("requests") as progress:
+        arrivals = import_trace(form, file, speeds=speeds, seed=seed, progress=progress)
+    try:
+        write_trace(arrivals, to)
+    except OSError as error:
+        raise CallerError(f"cannot be written: {error.strerror}", field=str(to)) from error
+    said = {"requests": len(arrivals), "models": list(arrivals.names), "file": str(to)}
+    if as_json:
+        typer.echo(json.dumps(said))
+    else:
+        typer.echo(f"{len(arrivals)} requests to {len(arrivals.names)} models are in {to}")
+
+
+def _policy(name: str, prices: WarmPrices) -> KeepAlivePolicy:
+    from origin.warm.histogram import HistogramBins, HybridHistogram
+    from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, PredictivePrewarm
+
+    kind, _, seconds = name.partition("-")
+    if kind == "ttl":
+        try:
+            return FixedTtl(float(seconds))
+        except ValueError:
+            raise CallerError(f"{name!r} names no time", field="--policy") from None
+    known: dict[str, Callable[[], KeepAlivePolicy]] = {
+        "break-even": lambda: BreakEven(prices),
+        "hybrid-histogram": HybridHistogram,
+        "hybrid-histogram-1s": lambda: HybridHistogram(HistogramBins.fine()),
+        "greedy-dual": lambda: GreedyDual(prices.cold_cost_gpu_s),
+        "learned-ttl": lambda: PredictivePrewarm(prices, prewarm=False),
+        "predictive-prewarm": lambda: PredictivePrewarm(prices),
+    }
+    if name not in known:
+        hint = f"ttl-SECONDS, {', '.join(known)}"
+        raise CallerError(f"no policy is called {name!r}", field="--policy", hint=hint)
+    return known[name]()
+
+
+def _trace(name: str, seed: int, days: float) -> ArrivalTrace:
+    from origin.warm.generated import GENERATED, generated
+    from origin.warm.importers import import_trace
+
+    if name in GENERATED:
+        return generated(name, seed, days)
+    with _progress("requests") as progress:
+        return import_trace("tailrace", Path(name), progress=progress)
+
+
+def _sizes(arrivals: ArrivalTrace, given: list[str]) -> dict[str, float]:
+    sizes = dict.fromkeys(arrivals.names, 1.0)
+    seen: set[str] = set()
+    for one in given:
+        model, _, size = one.rpartition("=")
+        if model not in sizes or model in seen:
+            why = "is named twice" if model in seen else "is not in the trace"
+            raise CallerError(f"{model!r} {why}", field="--size")
+        seen.add(model)
+        try:
+            sizes[model] = float(size)
+        except ValueError:
+            raise CallerError(f"{size!r} is no number", field="--size") from None
+        if not 0 < sizes[model] < float("inf"):
+            raise CallerError(f"{size} is to be above zero", field="--size")
+    return sizes
+
+
+@contextmanager
+def _progress(unit: str) -> Iterator[Callable[[int], None]]:
+    """On stderr, and only where somebody watches."""
+    from rich.console import Console
+    from rich.status import Status
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done: None
+        return
+    with Status(unit, console=console) as status:
+        yield lambda done: status.update(f"{done:,} {unit}")
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, title=title, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

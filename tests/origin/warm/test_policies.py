@@ -1,0 +1,197 @@
+"""No policy beats the clairvoyant, no shortcut changes a figure, no cap is exceeded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger.errors import CallerError
+from origin.warm.generated import GENERATED, generated
+from origin.warm.histogram import HistogramBins, HybridHistogram
+from origin.warm.optimum import (
+    _instants,
+    _lagrangian,
+    capped_optimum,
+    keep_alive_optimum,
+    prewarm_optimum,
+)
+from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy, PredictivePrewarm
+from origin.warm.prices import WarmPrices
+from origin.warm.room import CappedPool, busy_periods, replay_capped
+from origin.warm.simulate import compare, replay, sweep_ttls
+from origin.warm.trace import ArrivalTrace, idle_gaps
+
+PRICES = WarmPrices(60.0, 10.0)
+NAMES = ("a", "b", "c", "d")
+
+
+@st.composite
+def traces(draw: st.DrawFn, requests: int = 40) -> ArrivalTrace:
+    rows = draw(
+        st.lists(
+            st.tuples(st.integers(0, 3), st.integers(0, 3000), st.integers(0, 60)),
+            min_size=2,
+            max_size=requests,
+        )
+    )
+    model, arrival, duration = (np.array(column) for column in zip(*rows, strict=True))
+    return ArrivalTrace.of(NAMES, model, arrival / 4.0, duration / 4.0)
+
+
+def keepers() -> list[KeepAlivePolicy]:
+    learned = PredictivePrewarm(PRICES, prewarm=False)
+    return [FixedTtl(0), FixedTtl(30), FixedTtl(float("inf")), BreakEven(PRICES), learned]
+
+
+@given(traces())
+def test_the_optimum_costs_no_more_than_any_policy(trace: ArrivalTrace) -> None:
+    gaps = idle_gaps(trace)
+    best = keep_alive_optimum(gaps, PRICES).cost_gpu_s
+    for policy in keepers():
+        assert replay(gaps, NAMES, policy, PRICES).cost_gpu_s >= best - 1e-6
+    ahead = prewarm_optimum(gaps, PRICES).cost_gpu_s
+    for policy in (HybridHistogram(HistogramBins(20, 5.0)), PredictivePrewarm(PRICES)):
+        assert replay(gaps, NAMES, policy, PRICES).cost_gpu_s >= ahead - 1e-6
+
+
+@given(traces())
+def test_break_even_costs_at_most_twice_the_optimum(trace: ArrivalTrace) -> None:
+    gaps = idle_gaps(trace)
+    cost = replay(gaps, NAMES, BreakEven(PRICES), PRICES).cost_gpu_s
+    assert cost <= 2 * keep_alive_optimum(gaps, PRICES).cost_gpu_s + 1e-6
+
+
+@given(
+    st.lists(st.floats(0.001, 1e6), max_size=60),
+    st.lists(st.floats(0, 1e6) | st.just(float("inf")), min_size=1, max_size=8),
+)
+def test_one_sort_gives_what_a_loop_over_the_gaps_gives(
+    lengths: list[float], ttls: list[float]
+) -> None:
+    sweep = sweep_ttls(np.array(lengths), ttls, PRICES)
+    for index, ttl in enumerate(ttls):
+        cold = sum(one > ttl for one in lengths)
+        wasted = sum(min(one, ttl) for one in lengths)
+        assert sweep.cold_starts[index] == cold
+        assert sweep.wasted_gpu_s[index] == pytest.approx(wasted)
+        assert sweep.cost_gpu_s[index] == pytest.approx(wasted + 60.0 * cold)
+
+
+@given(traces(), st.floats(3.0, 12.0), st.tuples(*[st.floats(0.5, 3.0)] * 4))
+def test_with_an_idle_model_resident_the_cap_is_never_exceeded(
+    trace: ArrivalTrace, cap: float, four: tuple[float, ...]
+) -> None:
+    sizes = dict(zip(NAMES, four, strict=True))
+    for policy in (GreedyDual(60.0), BreakEven(PRICES)):
+        assert replay_capped(trace, policy, sizes, cap, PRICES).peak <= cap
+
+
+@settings(max_examples=60)
+@given(traces(), st.integers(1, 5), st.booleans())
+def test_under_a_cap_the_optimum_costs_no_more_than_any_policy(
+    trace: ArrivalTrace, cap: int, equal: bool
+) -> None:
+    gaps, busy = idle_gaps(trace), busy_periods(trace)
+    sizes = np.ones(4) if equal else np.array([1.0, 0.5, 0.75, 1.0])
+    best = capped_optimum(gaps, busy, sizes, cap, PRICES)
+    if len(gaps):
+        free = keep_alive_optimum(gaps, PRICES).cost_gpu_s
+        assert best.method != "exact" or best.cost_gpu_s >= free - 1e-4
+    for policy in (*keepers(), GreedyDual(60.0)):
+        seen = replay_capped(trace, policy, dict(zip(NAMES, sizes, strict=True)), cap, PRICES)
+        assert seen.wasted_gpu_s + 60.0 * seen.cold_starts >= best.cost_gpu_s - 1e-4
+
+
+@settings(max_examples=60)
+@given(traces(14), st.integers(1, 3))
+def test_the_exact_optimum_is_what_trying_every_choice_finds_and_the_bound_is_below(
+    trace: ArrivalTrace, slots: int
+) -> None:
+    gaps, busy = idle_gaps(trace), busy_periods(trace)
+    best = capped_optimum(gaps, busy, np.ones(4), float(slots), PRICES)
+    worth = np.flatnonzero(gaps.length_s < 60.0)
+    if best.method != "exact":
+        return
+    at = _instants(gaps.start_s[worth], gaps.length_s[worth], gaps.model[worth], busy)
+    held = at.load(at.busy_from, at.busy_to, np.ones(len(busy)))
+    saving = 60.0 - gaps.length_s[worth]
+    found = 0.0
+    for choice in range(2 ** len(worth)):
+        chosen = [index for index in range(len(worth)) if choice >> index & 1]
+        bridged = at.load(at.gap_from[chosen], at.gap_to[chosen], np.ones(len(chosen)))
+        if np.all(held + bridged <= slots):
+            found = max(found, float(saving[chosen].sum()))
+    assert best.cost_gpu_s == pytest.approx(60.0 * len(gaps) - found, abs=1e-4)
+    if len(worth):
+        ones = (np.ones(len(worth)), np.ones(len(busy)))
+        assert _lagrangian(at, saving, *ones, float(slots)) >= found - 1e-6
+
+
+def test_greedy_dual_evicts_what_is_asked_for_least_for_its_size() -> None:
+    pool = CappedPool(GreedyDual(60.0), ranking := GreedyDual(60.0), dict.fromkeys(NAMES, 1.0), 2)
+    for at, model in enumerate("aaab"):
+        pool.begin(model, at * 10.0)
+        pool.end(model, at * 10.0 + 1)
+    assert not pool.begin("c", 100.0)  # b goes, which was asked for once
+    pool.end("c", 101.0)
+    assert pool.begin("a", 110.0)
+    assert ranking.clock == 60.0
+    pool.end("a", 111.0)
+    assert not pool.begin("b", 120.0)
+    assert pool.evictions == 2
+
+
+def test_a_cap_below_the_largest_model_is_refused_by_name() -> None:
+    with pytest.raises(CallerError, match=r"memory: 1 is too small for 'b', which takes 2"):
+        CappedPool(GreedyDual(60.0), GreedyDual(60.0), {"a": 1.0, "b": 2.0}, 1.0)
+
+
+def test_predictive_prewarm_learns_a_clockwork_and_keep_alive_cannot() -> None:
+    """A request each twenty minutes, a few seconds early or late."""
+    rng = np.random.default_rng(1)
+    arrivals = np.arange(400) * 1200.0 + rng.uniform(0, 20, 400)
+    trace = ArrivalTrace.of(("a",), np.zeros(400, np.int64), arrivals, np.full(400, 5.0))
+    gaps = idle_gaps(trace)
+    ahead = replay(gaps, trace.names, PredictivePrewarm(PRICES), PRICES)
+    assert 1.0 > ahead.over_optimum >= prewarm_optimum(gaps, PRICES).cost_gpu_s / (60.0 * 399)
+    last = PredictivePrewarm(PRICES)
+    for one in gaps.length_s[:64].tolist():
+        last.observe("a", one)
+    decision = last.decide("a", 1000.0)
+    assert decision.keep_until_s < decision.prewarm_at_s < 2200.0 < decision.prewarm_until_s
+    assert decision.features["gaps"] == 64 and decision.reason
+
+
+def test_the_hybrid_histogram_takes_the_papers_ways() -> None:
+    policy = HybridHistogram()
+    assert policy.decide("a", 0.0).keep_until_s == 240 * 60.0
+    for _ in range(100):
+        policy.observe("a", 30 * 60.0 + 5)
+    seen = policy.decide("a", 1000.0)
+    assert seen.keep_until_s == 1000.0  # unloaded at once, loaded again ahead of the 30th minute
+    assert seen.prewarm_at_s == pytest.approx(1000 + 30 * 60 * 0.9)
+    assert seen.prewarm_until_s == pytest.approx(1000 + 31 * 60 * 1.1)
+    for _ in range(100):
+        policy.observe("a", 20_000.0)
+    seen = policy.decide("a", 0.0)
+    assert (seen.prewarm_at_s, seen.prewarm_until_s) == pytest.approx((17_000.0, 23_000.0))
+    for minute in range(240):
+        policy.observe("b", minute * 60.0)
+    assert policy.decide("b", 0.0).reason == "not representative"
+    counts = np.bincount([1, 1, 5, 7], minlength=240)
+    for minute in (1, 1, 5, 7):
+        policy.observe("c", minute * 60.0)
+    assert policy.decide("c", 0.0).features["cv"] == pytest.approx(counts.std() / counts.mean())
+
+
+@pytest.mark.parametrize("kind", GENERATED)
+def test_a_seed_gives_one_trace_and_every_policy_an_outcome(kind: str) -> None:
+    trace, again = generated(kind, 5, 0.5), generated(kind, 5, 0.5)
+    assert np.array_equal(trace.arrival_s, again.arrival_s)
+    outcomes, method = compare(trace, keepers(), PRICES)
+    assert method == "exact"
+    assert all(one.over_optimum >= 1 and 0 < one.cold_rate <= 1 for one in outcomes)
+    sweep = sweep_ttls(idle_gaps(trace).length_s, [30.0], PRICES)
+    assert outcomes[1].cost_gpu_s == pytest.approx(sweep.cost_gpu_s[0])

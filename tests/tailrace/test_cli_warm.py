@@ -1,0 +1,61 @@
+"""`tailrace warm` on samples and generated traces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ledger.errors import CallerError
+from tailrace.cli import app
+
+SAMPLE = Path(__file__).parents[1] / "origin" / "warm" / "samples" / "burstgpt.csv"
+
+
+def warm(*words: str) -> str:
+    result = CliRunner().invoke(app, ["warm", *words])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_an_imported_trace_is_simulated_under_a_cap(tmp_path: Path) -> None:
+    own = str(tmp_path / "own.csv")
+    said = json.loads(warm("trace", "import", "burstgpt", str(SAMPLE), "--to", own, "--json"))
+    assert said["requests"] == 36
+    words = ("simulate", own, "--memory", "2", "--size", "GPT-4=2", "--json")
+    seen = json.loads(warm(*words, "--policy", "greedy-dual", "--policy", "ttl-30"))
+    assert seen["optimum"] == "lagrangian-bound"
+    assert [one["policy"] for one in seen["policies"]] == ["greedy-dual", "ttl-30"]
+    assert all(one["over_optimum"] >= 1 for one in seen["policies"])
+
+
+def test_tables_name_every_policy_and_mark_where_one_is(tmp_path: Path) -> None:
+    shown = warm("simulate", "rare", "--days", "0.5")
+    assert "break-even" in shown and "learned-ttl" in shown and "greedy-dual" not in shown
+    chart = tmp_path / "frontier.svg"
+    shown = warm("frontier", "rare", "--days", "1", "--here", "300", "--chart", str(chart))
+    assert "300 ← here" in shown
+    assert "<svg" in chart.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("simulate", "rare", "--policy", "lucky"), "no policy is called 'lucky'"),
+        (("simulate", "rare", "--policy", "ttl-x"), "'ttl-x' names no time"),
+        (("simulate", "rare", "--policy", "greedy-dual"), "greedy-dual needs a cap"),
+        (("simulate", "rare", "--memory", "0.5"), "is too small for 'rare-0'"),
+        (("simulate", "rare", "--size", "x=1"), "'x' is not in the trace"),
+        (("simulate", "rare", "--size", "rare-0=1", "--size", "rare-0=2"), "is named twice"),
+        (("simulate", "rare", "--cold-cost", "0"), "is to be a time above zero"),
+        (("frontier", "rare", "--chart", "x.gif"), "'.gif' is no picture"),
+        (("frontier", "no-such-file"), "no-such-file: cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(CallerError) as caught:
+        warm(*words)
+    assert says in str(caught.value)
