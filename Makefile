@@ -20,7 +20,7 @@ DEV := $(VENV)/.stamp-dev
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-edge bench-kill bench-engine bench-formats bench-scheduler soak bench-gpu clean
+.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-edge bench-kill bench-engine bench-formats bench-scheduler bench-warm soak bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -66,6 +66,9 @@ bench-formats: $(DEV) ## train a small Llama, and say what number formats do to 
 
 bench-scheduler: $(DEV) ## simulate the scheduler under a mix of arrivals: what each class waits
 	@$(BIN)/python tests/bench/simulate_scheduler.py $(ARGS)
+
+bench-warm: $(DEV) ## put generated arrivals through the keep-alive policies, beside the optimum
+	@$(BIN)/python tests/bench/bench_warm.py $(ARGS)
 
 soak: $(DEV) ## half an hour of mixed load on one origin, and its chart
 	@$(BIN)/python tests/bench/soak_engine.py --chart docs/soak.svg $(ARGS)

@@ -32,7 +32,8 @@ def diurnal(rng: np.random.Generator, days: float) -> Seconds:
     peak = 1 / 15
     arrivals = _poisson(rng, days * DAY_S, peak)
     share = np.clip(np.sin(np.pi * ((arrivals % DAY_S) / DAY_S)), 0.0, 1.0) ** 4
-    return arrivals[rng.random(len(arrivals)) < np.maximum(share, 0.002)]
+    drawn: Seconds = arrivals[rng.random(len(arrivals)) < np.maximum(share, 0.002)]
+    return drawn
 
 
 def rare(rng: np.random.Generator, days: float) -> Seconds:

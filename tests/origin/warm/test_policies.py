@@ -20,7 +20,7 @@ from origin.warm.optimum import (
 from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy, PredictivePrewarm
 from origin.warm.prices import WarmPrices
 from origin.warm.room import CappedPool, busy_periods, replay_capped
-from origin.warm.simulate import compare, replay, sweep_ttls
+from origin.warm.simulate import compare, hindsight_cost, replay, sweep_ttls
 from origin.warm.trace import ArrivalTrace, idle_gaps
 
 PRICES = WarmPrices(60.0, 10.0)
@@ -79,6 +79,16 @@ def test_one_sort_gives_what_a_loop_over_the_gaps_gives(
         assert sweep.cost_gpu_s[index] == pytest.approx(wasted + 60.0 * cold)
 
 
+@given(traces())
+def test_the_best_ttl_in_hindsight_is_the_best_of_those_that_are_gaps(trace: ArrivalTrace) -> None:
+    gaps = idle_gaps(trace)
+    total = 0.0
+    for model in np.unique(gaps.model):
+        mine = gaps.length_s[gaps.model == model]
+        total += sweep_ttls(mine, [0.0, *mine.tolist()], PRICES).cost_gpu_s.min()
+    assert hindsight_cost(gaps, PRICES) == pytest.approx(total)
+
+
 @given(traces(), st.floats(3.0, 12.0), st.tuples(*[st.floats(0.5, 3.0)] * 4))
 def test_with_an_idle_model_resident_the_cap_is_never_exceeded(
     trace: ArrivalTrace, cap: float, four: tuple[float, ...]
@@ -105,7 +115,7 @@ def test_under_a_cap_the_optimum_costs_no_more_than_any_policy(
 
 
 @settings(max_examples=60)
-@given(traces(14), st.integers(1, 3))
+@given(traces(10), st.integers(1, 3))
 def test_the_exact_optimum_is_what_trying_every_choice_finds_and_the_bound_is_below(
     trace: ArrivalTrace, slots: int
 ) -> None:
