@@ -25,6 +25,7 @@ MAX_STEP_S = 30 * 86_400.0
 """A pause longer than a month means that the times are not in the unit of the format."""
 MAX_REQUESTS = 20_000_000
 SERVEGEN_WINDOW_S = 600.0
+SERVEGEN_COLUMNS = ("start", "rate", "cv", "distribution", "shape", "scale")
 PROGRESS_EVERY = 10_000
 OWN_COLUMNS = ("model", "arrival_s", "duration_s")
 
@@ -112,8 +113,7 @@ def _azure(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
     for row in _csv_rows(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ()):
         text = str(row.value("TIMESTAMP"))
         try:
-            # A hundred nanoseconds are the seventh digit, which Python does not hold.
-            at = datetime.fromisoformat(text if len(text) < 27 or "+" in text else text[:26])
+            at = datetime.fromisoformat(text)  # drops the seventh digit, a hundred nanoseconds
         except ValueError:
             raise row.wrong("TIMESTAMP", f"{text!r} is no date and time") from None
         zero = zero or at
@@ -156,8 +156,11 @@ def _servegen(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
     rng = np.random.default_rng(seed)
     with _opened(path) as lines:
         for number, values in enumerate(csv.reader(lines), 1):
-            names = ("start", "rate", "cv", "distribution")
-            row = _Row(path, number, dict(zip(names, values, strict=False)))
+            row = _Row(path, number, dict(zip(SERVEGEN_COLUMNS, values, strict=False)))
+            if len(values) > len(SERVEGEN_COLUMNS):
+                raise row.wrong(
+                    SERVEGEN_COLUMNS[-1], "is followed by more values than the format has"
+                )
             start, rate = row.number_of("start", "seconds"), row.number_of("rate", "requests/s")
             if start % SERVEGEN_WINDOW_S:
                 raise row.wrong("start", f"{start:g} begins no window", "multiples of 600 s")
@@ -170,7 +173,6 @@ def _servegen(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
             shapes = {"Exponential": 0, "Gamma": 1, "Weibull": 1}
             if kind not in shapes:
                 raise row.wrong("distribution", f"{kind!r} is unknown", ", ".join(shapes))
-            row.values.update(zip(("shape", "scale"), values[4:], strict=False))
             shape = row.number_of("shape", "no unit") if shapes[kind] else 1.0
             if not shape > 0 or not cv > 0:
                 raise row.wrong("shape" if cv else "cv", "is to be above zero")

@@ -22,6 +22,7 @@ class PolicyOutcome:
     """`cold_starts` counts the first one of each model, too; the cost does not.
 
     A start that a prewarm was under way for is a cold one, of which only the rest is charged.
+    `overcommitted` counts starts for which busy models alone were too large for the cap.
     """
 
     policy: str
@@ -31,6 +32,7 @@ class PolicyOutcome:
     added_latency_s: float
     cost_gpu_s: float
     over_optimum: float
+    overcommitted: int = 0
 
     @property
     def cold_rate(self) -> float:
@@ -135,6 +137,7 @@ def compare(
                 added_latency_s=starts * prices.load_s,
                 cost_gpu_s=cost,
                 over_optimum=_over(cost, best.cost_gpu_s),
+                overcommitted=seen.overcommitted,
             )
         )
     return outcomes, best.method

@@ -92,6 +92,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ("servegen", "5,1,1,Gamma,1,1\n", "row 1: column start: 5 begins no window"),
         ("servegen", "0,-1,1,Gamma,1,1\n", "row 1: column rate: '-1' is negative"),
         ("servegen", "0,1,1,Zipf,1,1\n", "row 1: column distribution: 'Zipf' is unknown"),
+        ("servegen", "0,1,1,Gamma,1,1,1\n", "row 1: column scale: is followed by more values"),
         ("servegen", "0,1,1,Gamma\n", "row 1: column shape: is missing"),
         ("tailrace", OWN + "m,1,-1\n", "row 2: column duration_s: '-1' is negative"),
         ("tailrace", "\xff", "row 1: column model: is missing"),
