@@ -10,7 +10,7 @@ the connection: StreamError on corr 0, then a close code of RFC 6455, 7.4.1.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -24,6 +24,7 @@ from ledger.frame import (
     CLOSING,
     LOGGED,
     SCHEMA_HASH,
+    TAG_OFFSET,
     Caller,
     Cancel,
     Credit,
@@ -40,11 +41,12 @@ from ledger.frame import (
     StreamEnd,
     StreamError,
     StreamState,
+    Token,
     corr_of,
     decode,
     encode,
     error_frame,
-    tag_of,
+    tag_and_corr_of,
 )
 from ledger.version import software
 
@@ -168,7 +170,7 @@ class Session:
         self._streams: dict[int, OpenStream] = {}
         # What waits for the client: frames that credit bounds, of each stream by itself so that
         # none waits behind another, then what credit does not bound. The first stream is next.
-        self._turns: OrderedDict[int, OpenStream] = OrderedDict()
+        self._turns: dict[int, OpenStream] = {}
         self._replies: deque[bytes] = deque([encode(Hello(SCHEMA_HASH, software("edge")))])
         self._heartbeat: bytes | None = None
         self._credits: list[bytes] = []
@@ -301,11 +303,12 @@ class Session:
 
     def deliver(self, raw: bytes) -> None:
         """One frame under the client's corr; on corr 0 a Heartbeat, or the edge's farewell."""
-        corr, tag = corr_of(raw), tag_of(raw)
+        tag, corr = tag_and_corr_of(raw)
         if tag == Heartbeat.tag:
             self._heartbeat = raw  # takes the place of one that is still unsent
         elif (stream := self._streams.get(corr)) is not None:
-            self._follow(corr, stream, tag, raw)
+            if tag != Token.tag:
+                self._follow(corr, stream, tag, raw)
             stream.waiting.append(raw)
             self._turns[corr] = stream
         elif corr == 0 and tag == StreamError.tag and self.close is None:
@@ -343,39 +346,36 @@ class Session:
 
         Call it again only when the message has been sent: it frees corrs and counts credit.
         """
-        message = bytearray()
-        while self._replies and _fits(message, self._replies[0], most_bytes):
-            message += self._replies.popleft()
-        while self._turns and not self._replies:
-            corr, stream = next(iter(self._turns.items()))
-            if not _fits(message, stream.waiting[0], most_bytes):
+        frames: list[bytes] = []
+        replies, turns, left = self._replies, self._turns, most_bytes
+        # What is larger than a message travels alone.
+        while replies and (len(replies[0]) <= left or not frames):
+            left -= len(replies[0])
+            frames.append(replies.popleft())
+        while turns and not replies:
+            corr, stream = next(iter(turns.items()))
+            raw = stream.waiting[0]
+            size = len(raw)
+            if size > left and frames:
                 break
-            message += self._take_turn(corr, stream)
-        if (
-            self._heartbeat is not None
-            and self._greeted
-            and _fits(message, self._heartbeat, most_bytes)
-        ):
-            message += self._heartbeat
+            left -= size
+            frames.append(stream.waiting.popleft())
+            del turns[corr]
+            if stream.waiting:
+                turns[corr] = stream  # behind the others
+            tag = raw[TAG_OFFSET]
+            if tag in CLOSING:
+                del self._streams[corr]
+            elif tag in LOGGED:
+                stream.next_index += 1
+                stream.sent_bytes += size
+                if stream.granted_bytes - stream.sent_bytes < LEAST_WINDOW_BYTES:
+                    self._renew(corr, stream)
+        beat = self._heartbeat
+        if beat is not None and self._greeted and (len(beat) <= left or not frames):
+            frames.append(beat)
             self._heartbeat = None
-        return bytes(message) if message else None
-
-    def _take_turn(self, corr: int, stream: OpenStream) -> bytes:
-        """The stream's next frame, which leaves for the client."""
-        raw = stream.waiting.popleft()
-        if stream.waiting:
-            self._turns.move_to_end(corr)
-        else:
-            del self._turns[corr]
-        tag = tag_of(raw)
-        if tag in CLOSING:
-            del self._streams[corr]
-        elif tag in LOGGED:
-            stream.next_index += 1
-            stream.sent_bytes += len(raw)
-            if stream.granted_bytes - stream.sent_bytes < LEAST_WINDOW_BYTES:
-                self._renew(corr, stream)
-        return raw
+        return b"".join(frames) or None
 
     def _renew(self, corr: int, stream: OpenStream) -> None:
         before = stream.granted_bytes
@@ -412,11 +412,6 @@ class Session:
         self._turns.clear()
         self._refuse(0, error)
         self.close = Close(code, error.code)
-
-
-def _fits(message: bytearray, raw: bytes, most_bytes: int) -> bool:
-    """Whether a frame may join the message; one larger than a message travels alone."""
-    return not message or len(message) + len(raw) <= most_bytes
 
 
 def _split(message: bytes) -> list[bytes]:

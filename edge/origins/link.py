@@ -226,7 +226,6 @@ class Link:
             self._ask_elsewhere(origin)
         for origin in self.origins:
             origin.send()
-            deliver(origin.relay.frames_to_deliver())
         self._turn.flush()
 
     # ---- its life ----

@@ -48,6 +48,7 @@ from ledger.frame import (
     encode,
     error_frame,
     index_of,
+    tag_and_corr_of,
     tag_of,
     to_error,
     with_corr,
@@ -118,7 +119,7 @@ class Route:
 
 
 class Relay:
-    """Give it what happens; then take `frames_to_send` and `frames_to_deliver`."""
+    """Give it what happens; sinks get what is theirs at once, then take `frames_to_send`."""
 
     def __init__(
         self, last_corr: int = 0, random: Random | None = None, secret: bytes | None = None
@@ -134,7 +135,6 @@ class Relay:
         self._random = random or Random()
         self._held_bytes = 0
         self._to_send: list[bytes] = []
-        self._to_deliver: list[tuple[Sink, bytes]] = []
         self._refused: list[tuple[Route, bytes]] = []
         self._outcomes: list[bool] = []
 
@@ -157,11 +157,6 @@ class Relay:
     def frames_to_send(self) -> list[bytes]:
         """Frames for the origin since the last call."""
         frames, self._to_send = self._to_send, []
-        return frames
-
-    def frames_to_deliver(self) -> list[tuple[Sink, bytes]]:
-        """Frames for clients since the last call."""
-        frames, self._to_deliver = self._to_deliver, []
         return frames
 
     def refused(self) -> list[tuple[Route, bytes]]:
@@ -208,16 +203,14 @@ class Relay:
         closed then.
         """
         routes = self._routes
-        deliver = self._to_deliver.append
         for raw in frames:
-            corr = corr_of(raw)
+            tag, corr = tag_and_corr_of(raw)
             if corr == 0 or self.state is not LinkState.UP:
                 self._receive_for_link(raw)
                 continue
             route = routes.get(corr)
             if route is None:
                 continue  # detached while the frame was on its way
-            tag = tag_of(raw)
             if tag in LOGGED:
                 if route.renewed:
                     if index_of(raw) < route.next:
@@ -229,7 +222,7 @@ class Relay:
                     self._drop(route)
             elif not self._passes(route, raw, tag):
                 continue
-            deliver((route.sink, with_corr(raw, route.client_corr)))
+            route.sink.deliver(with_corr(raw, route.client_corr))
 
     def _passes(self, route: Route, raw: bytes, tag: int) -> bool:
         """Take a frame that is not logged; whether it is the client's too."""
@@ -446,8 +439,7 @@ class Relay:
 
     def _fail(self, route: Route, error: TailraceError) -> None:
         self._drop(route)
-        raw = encode(error_frame(error), route.client_corr)
-        self._to_deliver.append((route.sink, raw))
+        route.sink.deliver(encode(error_frame(error), route.client_corr))
 
 
 def unreachable(message: str, random: Random) -> OriginUnreachable:

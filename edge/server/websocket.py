@@ -145,12 +145,13 @@ class WebSocket:
             return
         session, room = self._session, self._wire.room()
         if room > 0:
-            parts: list[bytes] = []
+            # A message takes all that there is and has room: what is left is one too large for it.
+            data = b""
             while room > 0 and (message := session.next_message(room)) is not None:
-                parts += (_header(len(message)), message)
+                data += _header(len(message)) + message
                 room -= len(message)
-            if parts:
-                self._wire.write(b"".join(parts))
+            if data:
+                self._wire.write(data)
                 for raw in session.credits():
                     self._link.submit(self, raw)
                 if not session.congested:

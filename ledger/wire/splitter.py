@@ -6,7 +6,15 @@ import struct
 from collections.abc import Container
 
 from ledger.errors import FrameError
-from ledger.wire.codec import HEADER_BYTES, MAX_FRAME_BYTES, Raw, check_tag, length_of
+from ledger.wire.codec import (
+    HEADER_BYTES,
+    MAX_FRAME_BYTES,
+    MIN_LENGTH_BYTES,
+    VERSION_BITS,
+    Raw,
+    check_tag,
+    length_of,
+)
 
 _HEADER = struct.Struct("<I")
 _HEADER_AND_TAG_BYTES = HEADER_BYTES + 1
@@ -77,13 +85,19 @@ class FrameSplitter:
         """The whole frames in `data`, and where the unfinished one begins."""
         frames: list[bytes] = []
         start, size = 0, len(data)
+        tags, most, header_of = self._tags, self.max_frame_bytes, _HEADER.unpack_from
         while size - start >= HEADER_BYTES:
-            header: int = _HEADER.unpack_from(data, start)[0]
-            frame_bytes = HEADER_BYTES + length_of(header, self.max_frame_bytes)
+            length: int = header_of(data, start)[0] - VERSION_BITS
+            if (
+                not MIN_LENGTH_BYTES <= length <= most
+            ):  # not the plain case: it has flags, or faults
+                length = length_of(length + VERSION_BITS, most)
+            frame_bytes = HEADER_BYTES + length
             if size - start < _HEADER_AND_TAG_BYTES:
                 self._needed = _HEADER_AND_TAG_BYTES
                 return frames, start
-            check_tag(data[start + HEADER_BYTES], self._tags, self._known)
+            if data[start + HEADER_BYTES] not in tags:
+                check_tag(data[start + HEADER_BYTES], tags, self._known)
             if size - start < frame_bytes:
                 self._needed = frame_bytes
                 return frames, start

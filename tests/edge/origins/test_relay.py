@@ -94,8 +94,6 @@ class Link:
         self.deliver()
 
     def deliver(self) -> None:
-        for sink, raw in self.relay.frames_to_deliver():
-            sink.deliver(raw)
         for route, raw in self.relay.refused():
             route.sink.deliver(raw)
 
