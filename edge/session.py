@@ -346,6 +346,8 @@ class Session:
 
         Call it again only when the message has been sent: it frees corrs and counts credit.
         """
+        if not (self._turns or self._replies or self._heartbeat):
+            return None
         frames: list[bytes] = []
         replies, turns, left = self._replies, self._turns, most_bytes
         # What is larger than a message travels alone.

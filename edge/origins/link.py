@@ -234,24 +234,25 @@ class Link:
     async def running(self) -> AsyncIterator[None]:
         """Keep the links up, as far as the origins let it, while the block runs."""
         tasks = [asyncio.create_task(origin.connect_forever()) for origin in self.origins]
-        tasks.append(asyncio.create_task(self._tick()))
+        self._tick()
         try:
             yield
         finally:
+            self._ticking.cancel()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(LINK_TICK_S)
-            at = now()
-            for origin in self.origins:
-                origin.relay.expire(at)
-                origin.look(at)
-            self._flush()
-            deliver(self._watchers.beat(at))
-            self._turn.flush()
+    def _tick(self) -> None:
+        # A timer's callback: a task that sleeps turns the event loop twice as often.
+        self._ticking = asyncio.get_running_loop().call_later(LINK_TICK_S, self._tick)
+        at = now()
+        for origin in self.origins:
+            origin.relay.expire(at)
+            origin.look(at)
+        self._flush()
+        deliver(self._watchers.beat(at))
+        self._turn.flush()
 
 
 def deliver(frames: Iterable[tuple[Sink, bytes]]) -> None:
