@@ -35,9 +35,9 @@ from ledger.frame import (
 )
 from ledger.window import Window
 
-WINDOW_FRAMES = 256
+WINDOW_FRAMES = 128
 """Frames in flight per response; the `credit` that its Open or Resume must carry."""
-WINDOW_BYTES = 16 << 10
+WINDOW_BYTES = 8 << 10
 """Bytes of frames in flight per response; its `credit_bytes`. One frame may exceed them."""
 WINDOW_BODIES = 16
 """Body frames in flight per response, of at most 16 KiB each; the credit of its Call."""

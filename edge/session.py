@@ -63,7 +63,7 @@ MAX_CREDIT_FRAMES = 1024
 """Frames of one stream that a client may ask to have in flight; bounds what waits here."""
 UNFINISHED_RETRY_MS = 1_000
 """At least; not all are told the same."""
-WINDOW_BYTES = 16 << 10
+WINDOW_BYTES = 8 << 10
 LEAST_WINDOW_BYTES = 4 << 10
 """Of logged frames that wait here for a client: WINDOW_BYTES for all of its streams together, but
 at least so many for each, and one frame. The client's credit does not bound them by itself."""
@@ -371,7 +371,7 @@ class Session:
             elif tag in LOGGED:
                 stream.next_index += 1
                 stream.sent_bytes += size
-                if stream.granted_bytes - stream.sent_bytes < LEAST_WINDOW_BYTES:
+                if stream.granted_bytes - stream.sent_bytes < LEAST_WINDOW_BYTES // 2:
                     self._renew(corr, stream)
         beat = self._heartbeat
         if beat is not None and self._greeted and (len(beat) <= left or not frames):

@@ -26,7 +26,7 @@ from ledger.errors import ConfigError
 from ledger.settings import parse_address
 
 LISTEN_BACKLOG = 1024
-NOT_SENT_BYTES = 16 << 10
+NOT_SENT_BYTES = 8 << 10
 """What of a connection may wait in the kernel without having been sent: a reader that stalls costs
 no more, while one with a long way still has all of its bandwidth."""
 SEND_BUFFER_BYTES = 256 << 10

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import structlog
 
-UNSENT_BYTES = 16 << 10
+UNSENT_BYTES = 8 << 10
 """What may wait here for one client: `room` is this less what does. A reader's credit at the
 origin follows from it, so this is what a client that does not read costs."""
 

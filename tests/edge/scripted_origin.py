@@ -36,6 +36,7 @@ from ledger.frame import (
     encode,
     error_frame,
 )
+from ledger.window import Window
 
 STREAM = bytes(range(16))
 TOKEN = "v1.token"
@@ -161,7 +162,7 @@ class _Connection:
     def __init__(self, origin: ScriptedOrigin, writer: asyncio.StreamWriter) -> None:
         self._origin = origin
         self._writer = writer
-        self._next: dict[int, int] = {}
+        self._windows: dict[int, Window] = {}
         self._calls: dict[int, tuple[list[Frame], int]] = {}  # what is left, credit used
 
     def answer(self, corr: int, frame: Frame) -> None:
@@ -186,20 +187,21 @@ class _Connection:
                 raise NotFound("no such model", code="unknown_model", field="model")
             if frame.prompt == "hold":
                 origin.released = 1
-            self._begin(corr, 0, frame.credit, origin.siblings)
+            self._begin(corr, frame, origin.siblings)
         elif isinstance(frame, Resume):
             start = frame.start
             if frame.stream not in (STREAM, *(sibling.stream for sibling in origin.siblings)):
                 raise NotFound("no such stream", code="unknown_stream")
             if start > origin.released:
                 raise BeyondEnd("beyond the end")
-            self._begin(corr, start, start + frame.credit)
+            self._begin(corr, frame)
             if not frame.follow or start == len(origin.frames):
                 self._close(corr)
-        elif isinstance(frame, Credit) and corr in self._next:
-            self._feed(corr, frame.limit)
+        elif isinstance(frame, Credit) and corr in self._windows:
+            self._windows[corr].grant(frame.limit, frame.bytes)
+            self._feed(corr)
         elif isinstance(frame, Detach):
-            self._next.pop(corr, None)
+            self._windows.pop(corr, None)
             self._calls.pop(corr, None)
         elif isinstance(frame, Steer):
             self._send(corr, Status(frame.stream, StreamState.RUNNING, len(origin.frames)))
@@ -215,23 +217,26 @@ class _Connection:
             self._send(corr, left.pop(0))
         self._calls[corr] = (left, used)
 
-    def _begin(self, corr: int, start: int, limit: int, siblings: tuple[Sibling, ...] = ()) -> None:
+    def _begin(self, corr: int, frame: Open | Resume, siblings: tuple[Sibling, ...] = ()) -> None:
         released = self._origin.released
         self._send(corr, Opened(STREAM, released, TOKEN, "demo", PROMPT_TOKENS, siblings))
-        self._next[corr] = start
-        self._feed(corr, limit)
+        self._windows[corr] = Window.starting(
+            frame.start, frame.credit, credit_bytes=frame.credit_bytes
+        )
+        self._feed(corr)
 
-    def _feed(self, corr: int, limit: int) -> None:
-        end = min(limit, self._origin.released)
-        for frame in self._origin.frames[self._next[corr] : end]:
-            self._send(corr, frame)
-        self._next[corr] = self._origin.sent[corr] = max(self._next[corr], end)
+    def _feed(self, corr: int) -> None:
+        window = self._windows[corr]
+        while count := window.wanted(self._origin.released):
+            frames = self._origin.frames[window.next : window.next + count]
+            self._writer.write(b"".join(window.passing([encode(frame, corr) for frame in frames])))
+        self._origin.sent[corr] = window.next
 
     def _close(self, corr: int) -> None:
         """What a reader that does not follow gets after the frames that there are."""
         released, whole = self._origin.released, len(self._origin.frames)
         state = StreamState.ENDED if released == whole else StreamState.RUNNING
-        if state is StreamState.RUNNING or self._next[corr] == whole:
+        if state is StreamState.RUNNING or self._windows[corr].next == whole:
             self._send(corr, Status(STREAM, state, released))
 
     def _send(self, corr: int, frame: Frame) -> None:

@@ -49,11 +49,11 @@ def stamp() -> str:
 class Stream:
     """One stream to one peer; a `Paced` of the pacer's."""
 
-    def __init__(self, transport: asyncio.Transport, corr: int | None, limit: int = 0) -> None:
+    def __init__(self, transport: asyncio.Transport, corr: int | None) -> None:
         self._transport = transport
         self._corr = corr
         self._index = 0
-        self._limit = limit
+        self._passed_bytes = 0
         self.over = False
 
     def frame(self) -> bytes:
@@ -68,10 +68,12 @@ class Stream:
         self._transport.write(self.frame())
         return True
 
-    def flood(self, limit: int) -> None:
+    def flood(self, limit: int, limit_bytes: int | None) -> None:
         """As many as there is credit for."""
-        self._limit = max(self._limit, limit)
-        frames = [self.frame() for _ in range(self._index, self._limit)]
+        frames: list[bytes] = []
+        while self._index < limit and (limit_bytes is None or self._passed_bytes < limit_bytes):
+            frames.append(self.frame())
+            self._passed_bytes += len(frames[-1])
         if frames and not self.over:
             self._transport.write(b"".join(frames))
 
@@ -143,11 +145,11 @@ class LinkEnd(asyncio.Protocol):
                 self._streams[corr] = kind, stream
                 self._source.begin(kind, stream, self._transport)
                 if kind == FLOOD:
-                    stream.flood(frame.credit)
+                    stream.flood(frame.credit, frame.credit_bytes)
             elif isinstance(frame, Credit) and corr in self._streams:
                 kind, stream = self._streams[corr]
                 if kind == FLOOD:
-                    stream.flood(frame.limit)
+                    stream.flood(frame.limit, frame.bytes)
             elif isinstance(frame, Detach) and corr in self._streams:
                 self._streams.pop(corr)[1].over = True
 
