@@ -100,10 +100,19 @@ class StreamReader:
             return
         if not self._started and not self._start():
             return
-        queue, room = self._queue, self._outlet.room()
-        if room < 1:
-            return
-        taken, size = 0, 0
+        # Until there is no room: it is who has been told so that is told when there is some again.
+        while self._queue and (room := self._outlet.room()) > 0:
+            if self._write(room):
+                self._end()
+                return
+        self._deadline.set(SILENCE_S)
+        if self._window.renew(WINDOW_BYTES):
+            credit = Credit(self._window.limit, self._window.limit_bytes)
+            self._link.submit(self, encode(credit, CORR))
+
+    def _write(self, room: int) -> bool:
+        """Frames for about `room` bytes; whether the stream ends with the last of them."""
+        queue, taken, size = self._queue, 0, 0
         for raw in queue:
             if size >= room:
                 break
@@ -117,13 +126,7 @@ class StreamReader:
         data = self._encoder.frames(queue)
         if data:
             self._outlet.write(data)
-        if tag_of(queue[-1]) in CLOSING:
-            self._end()
-            return
-        self._deadline.set(SILENCE_S)
-        if self._window.renew(WINDOW_BYTES):
-            credit = Credit(self._window.limit, self._window.limit_bytes)
-            self._link.submit(self, encode(credit, CORR))
+        return tag_of(queue[-1]) in CLOSING
 
     def _start(self) -> bool:
         """The head, from what the origin answered; whether the body follows now."""

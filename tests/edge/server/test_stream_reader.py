@@ -3,10 +3,16 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
-from ledger.frame import Credit, Detach, Frame, Open, decode, split
+from edge.origins.link import Link
+from edge.parameters import View
+from edge.server.deadlines import Deadlines
+from edge.server.outlet import Headers, Turn
+from edge.server.stream_reader import StreamReader
+from ledger.frame import Credit, Detach, Frame, Open, Opened, Token, decode, encode, split
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.serving import PATIENCE_S, Client, Served, serving
 
@@ -56,6 +62,61 @@ async def test_a_client_that_stalls_holds_a_window_and_gets_all_when_it_reads_on
         answer = await client.answer("POST")
     frames = [decode(raw)[1] for raw in split(answer.body)]
     assert frames == origin.frames
+
+
+class Narrow:
+    """An outlet with room for a frame or two, which tells whom it has disappointed, as agreed."""
+
+    def __init__(self) -> None:
+        self.body = bytearray()
+        self.waiting = 0
+        self.disappointed = False
+
+    def start(self, status: int, headers: Headers) -> None:
+        assert status == 200
+
+    def write(self, data: bytes) -> None:
+        self.body += data
+        self.waiting += len(data)
+
+    def end(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def room(self) -> int:
+        room = 40 - self.waiting
+        self.disappointed = self.disappointed or room < 1
+        return room
+
+
+class Submitted:
+    """What of a link a reader uses."""
+
+    def submit(self, sink: object, raw: bytes) -> None: ...
+
+
+async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_brings() -> None:
+    turn, outlet = Turn(), Narrow()
+    reader = StreamReader(
+        cast(Link, Submitted()),
+        turn,
+        Deadlines(lambda: 0.0),
+        outlet,
+        View.FRAMES,
+        Open(model="demo", prompt="Once", credit=256, credit_bytes=1 << 20),
+        (),
+        lambda: None,
+    )
+    frames = [encode(Token(" word", index), 0) for index in range(20)]
+    for raw in (encode(Opened(STREAM, 0, "", "demo", 1), 0), *frames):
+        reader.deliver(raw)
+    turn.flush()
+    while outlet.disappointed:  # nothing more comes from the link
+        outlet.waiting, outlet.disappointed = 0, False
+        reader.drained()
+        turn.flush()
+    assert split(bytes(outlet.body)) == frames
+    reader._close()
 
 
 async def _whole(served: Served) -> list[bytes]:
