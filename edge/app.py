@@ -27,7 +27,6 @@ from edge.errors import (
 )
 from edge.origins.link import Link
 from edge.quic.listen import QuicListener
-from edge.ws import sessions
 from ledger.errors import TailraceError
 from ledger.frame import SCHEMA_HASH, STREAM_PATH
 from ledger.version import tailrace_version
@@ -56,7 +55,6 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
             Route("/v1/generate/{id}/cancel", generate.cancel, methods=["POST"]),
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
             Route(f"{STREAM_PATH}{{name:path}}", stream.call, methods=stream.METHODS),
-            WebSocketRoute("/v1/ws", sessions),
             Route("/v1/ws", not_a_websocket),
             WebSocketRoute("/{path:path}", no_sessions),
             Route("/healthz", healthz),

@@ -54,8 +54,16 @@ async def http_error(request: Request, error: Exception) -> Response:
 
 
 async def no_sessions(websocket: WebSocket) -> None:
-    """A WebSocket to an unknown path, of which Starlette's router would only say 403."""
-    await websocket.send_denial_response(error_response(_nothing_at(websocket.url.path)))
+    """A WebSocket that is no session of this edge, of which Starlette's router would only say 403.
+
+    Sessions never come as far as the application: what says their path here was no proper
+    opening handshake of theirs (RFC 6455, 4.2.1).
+    """
+    path = websocket.url.path
+    error: TailraceError = _nothing_at(path)
+    if path == "/v1/ws":
+        error = CallerError(f"not an opening handshake for {path}", code="bad_handshake")
+    await websocket.send_denial_response(error_response(error))
 
 
 async def not_a_websocket(request: Request) -> Response:

@@ -8,7 +8,6 @@ import logging
 import structlog
 import uvloop
 from hypercorn.config import Config
-from hypercorn.protocol import ws_stream
 
 from edge.access.connections import RESERVED_FILES
 from edge.access.open_files import raise_open_files
@@ -26,11 +25,8 @@ from edge.server.outlet import Turn
 from edge.server.rest import Rest
 from edge.server.routes import StreamRoutes
 from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
-from edge.session import MAX_READ_MESSAGE_BYTES
 from ledger.log import configure_logging
 from ledger.process import Stop, look_less_often
-
-WEBSOCKET_PING_INTERVAL_S = 20.0
 
 log = structlog.get_logger("tailrace.edge")
 
@@ -38,7 +34,6 @@ log = structlog.get_logger("tailrace.edge")
 def run(config: EdgeConfig) -> None:
     """Serve until told to stop. Raises ConfigError where an address cannot be had."""
     configure_logging(config.log_level)
-    refuse_compression()
     open_files = _take_files(config)
     require_keys(config)  # before anybody can connect
     sockets = Sockets.bound(config)
@@ -111,14 +106,4 @@ def server_config(config: EdgeConfig) -> Config:
     server.errorlog = logging.getLogger("hypercorn.error")
     server.keep_alive_timeout = KEEP_ALIVE_TIMEOUT_S
     server.h11_max_incomplete_size = MAX_HEAD_BYTES
-    server.websocket_max_message_size = MAX_READ_MESSAGE_BYTES
-    server.websocket_ping_interval = WEBSOCKET_PING_INTERVAL_S
     return server
-
-
-def refuse_compression() -> None:
-    """No WebSocket extension is agreed to: of permessage-deflate 400 kB can inflate to 400 MB.
-
-    Hypercorn offers it always and has no setting for it (its issue 307).
-    """
-    vars(ws_stream)["server_extensions_handshake"] = lambda _offered, _ours: None

@@ -56,8 +56,6 @@ LEFT_COUNTS_S = 600.0
 """Nobody here learns when a stream ends that the client has left: it counts for so long."""
 MAX_MESSAGE_BYTES = 64 << 10
 """Of one WebSocket message, in either direction, unless one frame alone is larger."""
-MAX_READ_MESSAGE_BYTES = 4 * MAX_MESSAGE_BYTES
-"""A client whose message is longer than it may be is told so, where it is not longer than this."""
 MAX_STREAMS_PER_CONNECTION = 256
 MAX_CREDIT_FRAMES = 1024
 """Frames of one stream that a client may ask to have in flight; bounds what waits here."""

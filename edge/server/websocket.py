@@ -22,8 +22,9 @@ from edge.server.deadlines import Deadline
 from edge.server.outlet import Headers, Request
 from edge.server.wire import Shared, Wire
 from edge.session import MAX_MESSAGE_BYTES, Session, Unfinished
-from edge.ws import SUBPROTOCOL
 
+SUBPROTOCOL = "tailrace"
+"""A page that says its API key as a subprotocol has to offer another one, which is chosen."""
 HELLO_TIMEOUT_S = 10.0
 PING_INTERVAL_S = 20.0
 MISSED_PINGS = 2

@@ -237,6 +237,7 @@ async def _all(peer: Peer) -> list[Event]:
         ({"Upgrade": None}, 426),
         ({"Sec_WebSocket_Version": "8"}, 400),
         ({"Sec_WebSocket_Key": None}, 400),
+        ({"Sec_WebSocket_Key": "short"}, 400),
     ],
 )
 async def test_a_handshake_that_is_not_accepted_is_the_applications_to_refuse(
@@ -245,3 +246,11 @@ async def test_a_handshake_that_is_not_accepted_is_the_applications_to_refuse(
     async with Client.connected(served) as client:
         await client.send(handshake(**changed))
         assert (await client.answer()).status == status
+
+
+async def test_no_other_spelling_of_the_path_leads_to_a_session(served: Served) -> None:
+    """Behind the application a message would have no limit."""
+    async with Client.connected(served) as client:
+        await client.send(handshake().replace(b"/v1/ws", b"/v1/%77s"))
+        answer = await client.answer()
+    assert (answer.status, b"bad_handshake" in answer.body) == (400, True)
