@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.conformance.npm import HERE, installed
 from tests.e2e.processes import Edge, Origin
+from tests.npm import installed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
+HERE = Path(__file__).parent
 TESTS = 338
 """All that version 0.3.6 of the suite holds, those of subscriptions included."""
 LONG_POLL_S = 0.5
@@ -78,7 +79,7 @@ async def run_suite(commands: Path, url: str, report: Path) -> list[Outcome]:
 async def test_the_durable_streams_suite_passes_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands = installed()
+    commands = installed(HERE)
     monkeypatch.setenv("TAILRACE_STREAMS_LONG_POLL_S", str(LONG_POLL_S))
     monkeypatch.setenv("TAILRACE_STREAMS_SUBSCRIPTIONS", "true")
     # The suite's webhooks listen on loopback, where nobody else's may.

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conformance.npm import needs
 from tests.e2e.processes import Edge, Origin, running
+from tests.npm import needs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
 
