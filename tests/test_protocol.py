@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from ledger.errors import FrameError, TailraceError
 from ledger.frame import FRAMES, MAX_FRAME_BYTES, SAMPLING, SCHEMA_HASH, decode, encode
 from tests.schema_text import CLIENT_SCHEMA, ROOT, read_schema, schema_hash
 from tests.vectors.generate import to_json
+from tests.web import generate as web
 
 TEXT = (ROOT / "PROTOCOL.md").read_text(encoding="utf-8")
 SCHEMA = read_schema(CLIENT_SCHEMA)
@@ -53,6 +55,12 @@ def test_an_example_of_a_refusal_is_refused_for_what_it_says(raw: bytes, says: s
 def test_there_are_examples_of_both_kinds() -> None:
     assert len(blocks("frame")) >= 8
     assert len(blocks("refused")) >= 3
+
+
+@pytest.mark.parametrize("path", web.written(), ids=lambda path: str(path.name))
+def test_the_browsers_table_is_the_schema(path: Path) -> None:
+    """Else: python -m tests.web.generate"""
+    assert path.read_text("utf-8") == web.written()[path]
 
 
 def test_the_table_of_payloads_is_the_schema() -> None:

@@ -1,0 +1,107 @@
+"""Writes the browser's table of the wire schema, and its types: `python -m tests.web.generate`.
+
+Both say what ledger/wire/tailrace.bare says, in JavaScript's words. tests/test_protocol.py holds
+them to it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ledger.wire.schema import LOGGED, MAX_MESSAGES
+from tests.schema_text import CLIENT_SCHEMA, ROOT, Schema, read_schema, schema_hash
+
+HERE = ROOT / "edge/web/tailrace"
+LIMITED = {"Open.messages": MAX_MESSAGES, "Open.stop": MAX_MESSAGES}
+"""Lists that the codec bounds and the schema does not."""
+HEAD = "// Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.\n\n"
+PRIMITIVES = {
+    "str": "string",
+    "bool": "boolean",
+    "uint": "number",
+    "u16": "number",
+    "u32": "number",
+    "u64": "number | bigint",
+    "f32": "number",
+    "f64": "number",
+    "data": "Uint8Array",
+}
+
+
+def table(schema: Schema, identity: str) -> str:
+    """schema.js: what the codec is made of when it is loaded."""
+    lines = [f"export const SCHEMA_ID = {identity!r};\n".replace("'", '"')]
+    lines.append("export const TAGS = {")
+    lines += [f"  {name}: {tag}," for name, tag in schema.unions["Frame"].items()]
+    lines.append("};\n\nexport const ALIASES = {")
+    lines += [f'  {name}: "{of}",' for name, of in schema.aliases.items()]
+    lines.append("};\n\nexport const ENUMS = {")
+    for name, members in schema.enums.items():
+        assert [*members.values()] == [*range(len(members))], (
+            f"{name}: a word's place is its number"
+        )
+        lines.append(f'  {name}: "{" ".join(map(_word, members))}",')
+    lines.append("};\n\nexport const STRUCTS = {")
+    for name, fields in schema.structs.items():
+        said = " ".join(f"{field}:{_limited(name, field, of)}" for field, of in fields.items())
+        lines.append(f'  {name}: "{said}",')
+    return HEAD + "\n".join([*lines, "};\n"])
+
+
+def types(schema: Schema) -> str:
+    """schema.d.ts: the same for people who write TypeScript."""
+    lines = [
+        "/** Integers above 2^53-1 come as a bigint, whatever is said here; none occurs in",
+        " * practice but as a seed, which says so. */",
+        "export declare const SCHEMA_ID: string;",
+        "export declare const TAGS: Record<FrameType, number>;",
+        "export declare const ALIASES: Record<string, string>;",
+        "export declare const ENUMS: Record<string, string>;",
+        "export declare const STRUCTS: Record<string, string>;\n",
+    ]
+    lines += [f"export type {name} = string;" for name in schema.aliases]
+    for name, members in schema.enums.items():
+        words = " | ".join(f'"{_word(member)}"' for member in members)
+        lines.append(f"export type {name} = {words};")
+    frames = schema.unions["Frame"]
+    for name, fields in schema.structs.items():
+        said = [f'type: "{name}"'] if name in frames else []
+        said += [f"{field}: {_type(of)}" for field, of in fields.items()]
+        lines.append(f"export interface {name} {{ {'; '.join(said)} }}")
+    logged = [name for name, tag in frames.items() if tag in LOGGED]
+    lines.append(f"\nexport type Logged = {' | '.join(logged)};")
+    lines.append(f"export type Frame = {' | '.join(frames)};")
+    lines.append('export type FrameType = Frame["type"];')
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def _word(member: str) -> str:
+    return member.lower().replace("_", "-")
+
+
+def _limited(struct: str, field: str, of: str) -> str:
+    most = LIMITED.get(f"{struct}.{field}")
+    return of if most is None else f"{of}<={most}"
+
+
+def _type(of: str) -> str:
+    if found := re.fullmatch(r"optional<(.*)>", of):
+        return f"{_type(found[1])} | null"
+    if found := re.fullmatch(r"list<(.*)>", of):
+        return f"readonly ({_type(found[1])})[]"
+    if of.startswith("data["):
+        return PRIMITIVES["data"]
+    return PRIMITIVES.get(of, of)
+
+
+def written() -> dict[Path, str]:
+    """Every file of the schema's, and what it has to hold."""
+    schema = read_schema(CLIENT_SCHEMA)
+    identity = schema_hash(CLIENT_SCHEMA.read_text("utf-8")).hex()
+    return {HERE / "schema.js": table(schema, identity), HERE / "schema.d.ts": types(schema)}
+
+
+if __name__ == "__main__":
+    for path, text in written().items():
+        path.write_text(text, "utf-8")

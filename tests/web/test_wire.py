@@ -1,0 +1,36 @@
+"""The browser's codec: the shared vectors in Node, and its types."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.npm import installed
+from tests.schema_text import ROOT
+
+HERE = Path(__file__).parent
+PACKAGE = ROOT / "edge/web/tailrace"
+PATIENCE_S = 120
+
+
+def run(*command: str | Path) -> str:
+    """What a command says; it has to succeed."""
+    done = subprocess.run(
+        [*map(str, command)],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_the_codec_passes_the_vectors() -> None:
+    installed(HERE)
+    run("node", "--test", "wire.test.js")
+
+
+def test_the_clients_types_hold() -> None:
+    run(installed(HERE) / "tsc", "-p", PACKAGE)
