@@ -19,13 +19,11 @@ from types import FrameType
 import structlog
 
 from edge.server.listen import Sockets
-from ledger.errors import ConfigError
+from ledger.errors import EXIT_USAGE, ConfigError
 from ledger.process import STOP_SIGNALS
 
 RESTART_AFTER_S = 1.0
 """A process that was lost comes back so much later: what ended it may end it again."""
-EXIT_USAGE = 2
-"""A process that ends so could not start, and none will."""
 
 log = structlog.get_logger("tailrace.edge")
 

@@ -5,6 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+PAGE_TOKENS = 64
+"""Positions in a page of a KV cache: a tile of attention, 16 KiB of keys at a head of 128, bf16."""
+HEAD_DIMS = (32, 64, 80, 96, 128, 256)
+"""Elements of a head that the kernels are tested with."""
+WEIGHTS_PER_BYTE = 4
+"""Of packed ternary weights."""
+FP32_HEAD_BYTES = 64 * 1024 * 1024
+
+
+def has_fp32_head(vocab: int, hidden: int) -> bool:
+    """Whether a GPU keeps the LM head, and keys and values, as fp32.
+
+    So few weights that fp32 costs no time worth having: at most FP32_HEAD_BYTES.
+    """
+    return vocab * hidden * 4 <= FP32_HEAD_BYTES
+
 
 class Family(Enum):
     """What the layers compute beyond their sizes."""

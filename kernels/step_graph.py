@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import PAGE_TOKENS
 from kernels.decoder import Decoder, Rows
 from kernels.one_copy import ALIGNED_BYTES
+from kernels.shapes import PAGE_TOKENS
 
 NO_POSITION = -1
 """Of a row that only fills a step up: it faults, and what faults is written nowhere."""

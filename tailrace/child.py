@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ledger.backoff import Backoff
-from ledger.errors import Unavailable
+from ledger.errors import EXIT_USAGE, Unavailable
 
 STOP_GRACE_S = 8.0  # between SIGTERM and SIGKILL
 ORPHAN_GRACE_S = 8.0  # for a child whose parent is gone, before it leaves the hard way
@@ -26,7 +26,6 @@ RESTART_LEAST_S = 0.2
 RESTART_MOST_S = 5.0
 STEADY_S = 10.0  # a child that lived this long was healthy: its next death is a first one
 START_ATTEMPTS = 3  # deaths before it ever served, until it is given up
-EXIT_USAGE = 2  # a wrong setting: starting again cannot help
 LOG_TAIL_BYTES = 2_000  # shown when a child is given up
 
 

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ledger.errors import CallerError, ConfigError, TailraceError
-from tailrace.cli_key import key_app
-from tailrace.cli_ledger import ledger_app
-from tailrace.cli_model import HeadOption, KvCacheOption, WeightsOption, model_app
-from tailrace.cli_warm import warm_app
+from ledger.errors import EXIT_USAGE, CallerError, ConfigError, TailraceError
+from tailrace.commands.key import key_app
+from tailrace.commands.ledger import ledger_app
+from tailrace.commands.model import HeadOption, KvCacheOption, WeightsOption, model_app
+from tailrace.commands.options import ConfigOption
+from tailrace.commands.warm import warm_app
 from tailrace.extra import extra
 
 if TYPE_CHECKING:
     from ledger.settings import Settings
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 app = typer.Typer(
@@ -36,10 +36,6 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Settings.", no_args_is_help=True, rich_markup_mode=None)
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Settings; default tailrace.toml if present."),
-]
 WranglerOption = Annotated[
     Path | None,
     typer.Option(

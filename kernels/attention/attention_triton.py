@@ -29,7 +29,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from kernels.attention.paged_attention import SPLIT_PAGES, SPLIT_TOKENS, check_queries
-from kernels.attention.paged_kv import PAGE_TOKENS, PagedKv, check_tables
+from kernels.attention.paged_kv import PagedKv, check_tables
 from kernels.attention.rope import Rope
 from kernels.attention.rope_triton import (
     absent_pointers,
@@ -48,7 +48,7 @@ from kernels.checks import check_same_device, check_tensor
 from kernels.dependent_triton import prefetch
 from kernels.launch import dependent_launch, next_power_of_2
 from kernels.rows.rounding_triton import rounded
-from kernels.shapes import ATTENTION_SHAPES, DecoderShape
+from kernels.shapes import ATTENTION_SHAPES, PAGE_TOKENS, DecoderShape
 from kernels.variant import Variant
 
 _PAGE = tl.constexpr(PAGE_TOKENS)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import FP8, PAGE_TOKENS, SCALED_DTYPES, quantise_heads
+from kernels.attention.paged_kv import FP8, SCALED_DTYPES, quantise_heads
+from kernels.shapes import PAGE_TOKENS
 
 FP8_VALUES = torch.arange(256, dtype=torch.uint8).view(FP8).float()
 """What each byte of fp8 stands for, NaN included."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import PAGE_TOKENS, PagedKv, check_tables
+from kernels.attention.paged_kv import PagedKv, check_tables
 from kernels.checks import check_tensor
+from kernels.shapes import PAGE_TOKENS
 
 SPLIT_TOKENS = 256
 """Positions that one program of decode attention reads; splits begin at multiples of it."""

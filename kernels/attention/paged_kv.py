@@ -9,11 +9,8 @@ from torch import Tensor
 
 from kernels.checks import check_same_device, check_tensor
 from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
+from kernels.shapes import HEAD_DIMS, PAGE_TOKENS
 
-PAGE_TOKENS = 64
-"""Positions in a page: a tile of attention, 16 KiB of keys at 128 elements of bf16."""
-HEAD_DIMS = (32, 64, 80, 96, 128, 256)
-"""Elements of a head that the kernels are tested with."""
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 PLAIN_DTYPES = (torch.float32, torch.bfloat16)

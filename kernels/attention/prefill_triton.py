@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.attention.paged_attention import check_queries
-from kernels.attention.paged_kv import PAGE_TOKENS, SCALED_DTYPES, PagedKv, check_tables
+from kernels.attention.paged_kv import SCALED_DTYPES, PagedKv, check_tables
 from kernels.attention.rope_triton import (
     absent_pointers,
     page_at,
@@ -33,7 +33,7 @@ from kernels.attention.softmax_triton import attend_tile, softmax_plan
 from kernels.checks import check_same_device, check_tensor
 from kernels.launch import OPTIONS
 from kernels.rows.rounding_triton import rounded
-from kernels.shapes import ATTENTION_SHAPES, DecoderShape
+from kernels.shapes import ATTENTION_SHAPES, PAGE_TOKENS, DecoderShape
 from kernels.variant import Variant
 
 _PAGE = tl.constexpr(PAGE_TOKENS)

@@ -24,14 +24,7 @@ from kernels.attention.paged_attention import (
     FAULT_SEQUENCE,
     check_queries,
 )
-from kernels.attention.paged_kv import (
-    FP8,
-    FP8_MAX,
-    PAGE_TOKENS,
-    SCALED_DTYPES,
-    PagedKv,
-    check_tables,
-)
+from kernels.attention.paged_kv import FP8, FP8_MAX, SCALED_DTYPES, PagedKv, check_tables
 from kernels.attention.rope import Rope
 from kernels.checks import check_same_device, check_tensor
 from kernels.dependent_triton import wait_for_launches_ahead
@@ -44,6 +37,7 @@ from kernels.shapes import (
     DEMO,
     FALCON3_7B,
     LLAMA_8B,
+    PAGE_TOKENS,
     QWEN3_8B,
     REAL_SHAPES,
     DecoderShape,

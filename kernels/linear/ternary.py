@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-WEIGHTS_PER_BYTE = 4
+from kernels.shapes import WEIGHTS_PER_BYTE
+
 MIN_ABSMAX = 1e-5
 INT8_MAX = 127
 INT8_MIN = -128

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check_multiple, check_same_device, check_tensor
-from kernels.linear.ternary import WEIGHTS_PER_BYTE
+from kernels.shapes import WEIGHTS_PER_BYTE
 
 MAX_PARTS = 3
 """Query, key and value."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from kernels.shapes import Family
+from kernels.shapes import WEIGHTS_PER_BYTE, Family
 from origin.checkpoint.finding import Findings
 from origin.checkpoint.model_config import ModelConfig
 from origin.checkpoint.weights_file import StoredTensor, main_file, same_bytes, stored_tensors
@@ -17,7 +17,6 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 FLOATING = ("BF16", "F16", "F32")
 PACKED = ("U8",)
-WEIGHTS_PER_BYTE = 4
 # Computed from the config; older files hold it all the same.
 IGNORED_SUFFIX = "rotary_emb.inv_freq"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from jinja2 import TemplateError
 
+from kernels.shapes import HEAD_DIMS
 from ledger.errors import ModelError, TailraceError
 from ledger.frame import Message
 from origin.checkpoint.chat_template import examine_template
@@ -21,7 +22,6 @@ from origin.checkpoint.layout import examine_weights
 from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, examine_config
 from origin.checkpoint.model_json import read_object
 from origin.checkpoint.model_memory import (
-    GPU_HEAD_DIMS,
     Footprint,
     cpu_footprint,
     gpu_footprint,
@@ -95,10 +95,10 @@ def _footprints(
     findings: Findings,
 ) -> dict[str, Footprint]:
     devices = {"cpu": cpu_footprint(config, stored, formats)}
-    if config.head_dim in GPU_HEAD_DIMS:
+    if config.head_dim in HEAD_DIMS:
         devices["gpu"] = gpu_footprint(config, stored, formats)
     else:
-        right = "on a GPU one of " + ", ".join(map(str, GPU_HEAD_DIMS))
+        right = "on a GPU one of " + ", ".join(map(str, HEAD_DIMS))
         problem = f"{config.head_dim}: runs on a CPU only"
         findings.note(directory / CONFIG_FILE, "head_dim", problem, right)
     return devices

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kernels.shapes import Family
+from kernels.shapes import PAGE_TOKENS, WEIGHTS_PER_BYTE, Family, has_fp32_head
 from origin.checkpoint.formats_check import WEIGHT_GROUP
-from origin.checkpoint.layout import EMBEDDING, HEAD, WEIGHTS_PER_BYTE, linears, norms
+from origin.checkpoint.layout import EMBEDDING, HEAD, linears, norms
 from origin.checkpoint.model_config import ModelConfig
 from origin.checkpoint.weights_file import StoredTensor
 from origin.formats import AS_STORED, Formats
-from origin.scheduler.pages import PAGE_TOKENS
 
 FP32_BYTES = 4
 BF16_BYTES = 2
@@ -23,10 +22,6 @@ SCALED_KV = ("int8", "fp8")
 """Formats of a byte an element, with an fp32 scale per token and head."""
 INT4_GROUP_BYTES = {"cpu": 2 * BF16_BYTES, "gpu": FP32_BYTES + 1}
 """Scale and zero of so many int4 weights as share them."""
-GPU_HEAD_DIMS = (32, 64, 80, 96, 128, 256)
-"""What the GPU kernels of attention are built for."""
-GPU_FP32_HEAD_BYTES = 64 * 1024 * 1024
-"""A model whose LM head fits in so much as fp32 has it so on a GPU, and its keys and values."""
 GPU_KV_SHARE = 0.8
 """Of what the weights leave, what pages take on a GPU."""
 
@@ -90,7 +85,7 @@ def gpu_footprint(
     config: ModelConfig, stored: Mapping[str, StoredTensor], formats: Formats = AS_STORED
 ) -> Footprint:
     """Ternary weights packed, dense ones and the embedding as they are stored."""
-    small = config.vocab * config.hidden * FP32_BYTES <= GPU_FP32_HEAD_BYTES
+    small = has_fp32_head(config.vocab, config.hidden)
     weights = _stored_bytes(stored, EMBEDDING)
     if formats.head == "int8":
         weights += _int8_head_bytes(config)

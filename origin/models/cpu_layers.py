@@ -16,9 +16,8 @@ from torch.nn import functional as F
 
 from kernels.attention.attention import causal_attention, row_attention
 from kernels.attention.kv_cache import KvCache, Place
-from kernels.attention.paged_kv import PAGE_TOKENS
 from kernels.rows.norm import rms_norm
-from kernels.shapes import Family
+from kernels.shapes import PAGE_TOKENS, Family
 from origin.checkpoint.model_config import ModelConfig
 from origin.models.cpu_linear import FloatLinear, TernaryLinear
 from origin.models.layer_tensors import LayerTensors

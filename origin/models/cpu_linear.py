@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from timeit import Timer
@@ -158,7 +159,7 @@ class Products:
         return self._found[kind, size]
 
 
-class FloatLinear:
+class FloatLinear(ABC):
     """A linear layer whose sums are of floats, in an order that its product chooses.
 
     Rows are filled up with zeros to a number that `Products` allows; if it allows but one row, each
@@ -181,9 +182,9 @@ class FloatLinear:
         whole = x.clone() if rows == len(x) else F.pad(x, (0, 0, 0, rows - len(x)))
         return self._multiply(whole)[: len(x)]
 
+    @abstractmethod
     def _multiply(self, x: Tensor) -> Tensor:
         """fp32 [one of self.rows, in] -> fp32 [the same, out]."""
-        raise NotImplementedError
 
 
 class DenseLinear(FloatLinear):

@@ -17,12 +17,12 @@ from torch import Tensor
 
 import kernels
 from kernels.attention.kv_cache import KvCache
-from kernels.attention.paged_kv import FP8, PAGE_TOKENS
+from kernels.attention.paged_kv import FP8
 from kernels.attention.rope import rope_table
 from kernels.linear.int8_linear import quantise_rows
 from kernels.rows.norm import rms_norm
 from kernels.sampler.sampler_batch import NO_TOKEN, sample_batch
-from kernels.shapes import Family
+from kernels.shapes import PAGE_TOKENS, Family
 from ledger.errors import ModelError
 from origin.checkpoint.formats_check import refuse_formats
 from origin.checkpoint.layout import EMBEDDING, HEAD

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import FP8, PAGE_TOKENS, SCALED_DTYPES, PagedKv
+from kernels.attention.paged_kv import FP8, SCALED_DTYPES, PagedKv
 from kernels.attention.rope import Rope, rope_table
 from kernels.decoder import Decoder
 from kernels.layers import (
@@ -33,11 +33,11 @@ from kernels.linear.linear_plan import LinearWorkspace
 from kernels.linear.ternary_triton import GEMV_MAX_ROWS
 from kernels.linear.ternary_weights import TernaryWeights
 from kernels.linear.weight_only import quantise_int4, quantise_int8
-from kernels.shapes import DecoderShape, Family
+from kernels.shapes import PAGE_TOKENS, DecoderShape, Family, has_fp32_head
 from ledger.errors import ModelError
 from origin.checkpoint.layout import EMBEDDING, HEAD
 from origin.checkpoint.model_config import ModelConfig
-from origin.checkpoint.model_memory import GPU_FP32_HEAD_BYTES, GPU_KV_SHARE
+from origin.checkpoint.model_memory import GPU_KV_SHARE
 from origin.formats import Formats
 from origin.models.gpu_forward import MAX_PREFILL_ROWS, MAX_STEP_ROWS
 from origin.models.layer_tensors import LayerTensors, Part, layer_tensors
@@ -114,7 +114,11 @@ class DecoderParts:
             case "fp8":
                 return FP8
             case "auto":
-                return torch.float32 if is_small(self.shape) else torch.bfloat16
+                return (
+                    torch.float32
+                    if has_fp32_head(self.shape.vocab, self.shape.hidden)
+                    else torch.bfloat16
+                )
 
     def _move_ternary(self, tensors: dict[str, Tensor], progress: Progress) -> None:
         cos, sin = self._rope_table()
@@ -187,7 +191,7 @@ class DecoderParts:
         weight = self.table if tied else tensors[HEAD].to(self._device)
         if self._formats.head == "int8":
             return Int8Head(self._scratch, eps, norm, *quantise_rows(weight))
-        if is_small(self.shape):
+        if has_fp32_head(self.shape.vocab, self.shape.hidden):
             weight = weight.float()
         workspace = LinearWorkspace([float_plan(weight)], MAX_PREFILL_ROWS, self._device)
         return DenseHead(self._scratch, workspace, eps, norm, weight)
@@ -223,11 +227,6 @@ def page_bytes(shape: DecoderShape, dtype: torch.dtype) -> int:
     scale = torch.float32.itemsize if dtype in SCALED_DTYPES else 0
     head = shape.head_dim * dtype.itemsize + scale
     return 2 * shape.layers * shape.kv_heads * PAGE_TOKENS * head
-
-
-def is_small(shape: DecoderShape) -> bool:
-    """So few weights that fp32 costs no time worth having."""
-    return shape.vocab * shape.hidden * 4 <= GPU_FP32_HEAD_BYTES
 
 
 def _ternary(parts: Sequence[Part]) -> TernaryWeights:

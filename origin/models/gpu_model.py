@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 import kernels
-from kernels.attention.paged_kv import HEAD_DIMS
+from kernels.shapes import HEAD_DIMS
 from ledger.errors import ModelError
 from origin.checkpoint.formats_check import refuse_formats
 from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, read_config

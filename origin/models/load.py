@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.paged_kv import HEAD_DIMS
+from kernels.shapes import HEAD_DIMS
 from origin.formats import AS_STORED, Formats
 from origin.models.model import DEFAULT_KV_BYTES, LEAST_CAPABILITY, Device, Model, Progress
 from origin.models.tensors import read_config

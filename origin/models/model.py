@@ -21,8 +21,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import PAGE_TOKENS
 from kernels.sampler.sampler import Sampling
+from kernels.shapes import PAGE_TOKENS
 from ledger.errors import ModelError
 from origin.models.tensors import ModelConfig, checkpoint_files
 

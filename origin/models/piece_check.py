@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernels.attention.paged_kv import PAGE_TOKENS
+from kernels.shapes import PAGE_TOKENS
 from ledger.errors import TooLarge
 from origin.checkpoint.model_config import ModelConfig
 from origin.models.model import PREFILL_CHUNK_TOKENS, Piece

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from kernels.shapes import PAGE_TOKENS
 from ledger.errors import ConfigError
-from origin.scheduler.pages import PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,10 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from math import inf
 
+from kernels.shapes import PAGE_TOKENS
 from ledger.wire.schema import Priority
 from origin.scheduler.fair_queue import FairQueue
-from origin.scheduler.pages import PAGE_TOKENS, PagePool
+from origin.scheduler.pages import PagePool
 from origin.scheduler.scheduled_run import ScheduledRun, pages_for
 
 # While a run waits for pages, others are started past it for so many tokens of a class of

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kernels.shapes import PAGE_TOKENS
 from ledger.wire.schema import Priority
-from origin.scheduler.pages import PAGE_TOKENS, page_key
+from origin.scheduler.pages import page_key
 from origin.scheduler.plan import Work
 
 

@@ -23,11 +23,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count, islice
 
+from kernels.shapes import PAGE_TOKENS
 from ledger.errors import Conflict, Overloaded, TooLarge
 from ledger.wire.schema import Priority
 from origin.scheduler.fair_queue import FairQueue
 from origin.scheduler.limits import Limits
-from origin.scheduler.pages import PAGE_TOKENS, PagePool
+from origin.scheduler.pages import PagePool
 from origin.scheduler.plan import Drafts, Plan, Work, rows_of
 from origin.scheduler.run_table import RunTable
 from origin.scheduler.scheduled_run import ScheduledRun, pages_for

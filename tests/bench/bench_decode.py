@@ -24,8 +24,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from kernels.attention.paged_kv import PAGE_TOKENS  # noqa: E402
 from kernels.sampler.sampler import Sampling  # noqa: E402
+from kernels.shapes import PAGE_TOKENS  # noqa: E402
 from origin.models.cpu_model import CpuModel, load  # noqa: E402
 from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Piece, prefill  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402

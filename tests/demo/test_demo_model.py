@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from demo.corpus import END, SPECIAL_TOKENS
 from demo.evaluate import answer, chat, false_claims
 from demo.export import END_ID
-from kernels.linear.ternary import WEIGHTS_PER_BYTE
+from kernels.shapes import WEIGHTS_PER_BYTE
 from origin.config import DEMO_MODEL
 from origin.models.cpu_model import CpuModel, load
 from origin.models.tensors import read_config, read_tensors

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import PAGE_TOKENS, PagedKv, quantise_heads
+from kernels.attention.paged_kv import PagedKv, quantise_heads
 from kernels.attention.rope import Rope, rope_table
 from kernels.decoder import Decoder
 from kernels.layers import (
@@ -25,10 +25,9 @@ from kernels.linear.dense_triton import dense_plan
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.int8_linear import quantise_rows
 from kernels.linear.linear_plan import LinearWorkspace
-from kernels.linear.ternary import WEIGHTS_PER_BYTE
 from kernels.linear.ternary_weights import TernaryWeights
 from kernels.linear.weight_only import quantise_int4, quantise_int8
-from kernels.shapes import DecoderShape, Family
+from kernels.shapes import PAGE_TOKENS, WEIGHTS_PER_BYTE, DecoderShape, Family
 
 
 @dataclass(frozen=True, slots=True)

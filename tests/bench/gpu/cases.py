@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.attention_triton import decode_attention
-from kernels.attention.paged_kv import PAGE_TOKENS, PagedKv
+from kernels.attention.paged_kv import PagedKv
 from kernels.attention.splits_triton import DecodeWorkspace
 from kernels.decoder import Decoder, Rows
 from kernels.linear.dense_triton import dense_linear, dense_plan
@@ -24,7 +24,7 @@ from kernels.linear.ternary_weights import TernaryWeights
 from kernels.sampler.sampler import Sampling
 from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
 from kernels.sampler.sampler_triton import sample_rows
-from kernels.shapes import DecoderShape
+from kernels.shapes import PAGE_TOKENS, DecoderShape
 from tests.bench.gpu.timing import Launch, copies
 
 SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=1)

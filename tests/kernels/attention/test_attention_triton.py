@@ -15,10 +15,11 @@ from kernels.attention.paged_attention import (
     SPLIT_TOKENS,
     paged_attention,
 )
-from kernels.attention.paged_kv import KV_DTYPES, PAGE_TOKENS, PagedKv
+from kernels.attention.paged_kv import KV_DTYPES, PagedKv
 from kernels.attention.rope import Rope
 from kernels.attention.rope_triton import rope_write
 from kernels.attention.splits_triton import DecodeWorkspace
+from kernels.shapes import PAGE_TOKENS
 from tests.kernels.paging import (
     GuardedCache,
     fill,

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from kernels.attention.kv_cache import KvCache
-from kernels.attention.paged_kv import FP8, PAGE_TOKENS, PagedKv
+from kernels.attention.paged_kv import FP8, PagedKv
+from kernels.shapes import PAGE_TOKENS
 
 HEADS, SIZE = 3, 8
 

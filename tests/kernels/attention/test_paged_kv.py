@@ -2,15 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import (
-    FP8,
-    HEAD_DIMS,
-    KV_DTYPES,
-    PAGE_TOKENS,
-    PagedKv,
-    check_tables,
-    quantise_heads,
-)
+from kernels.attention.paged_kv import FP8, KV_DTYPES, PagedKv, check_tables, quantise_heads
+from kernels.shapes import HEAD_DIMS, PAGE_TOKENS
 from tests.kernels.paging import guarded_cache, int32, is_poison, normal, shuffled_tables
 
 CPU = torch.device("cpu")

@@ -11,8 +11,9 @@ from kernels.attention.paged_attention import (
     FAULT_SEQUENCE,
     paged_attention,
 )
-from kernels.attention.paged_kv import FP8, PAGE_TOKENS
+from kernels.attention.paged_kv import FP8
 from kernels.attention.prefill_triton import prefill_attention
+from kernels.shapes import PAGE_TOKENS
 from tests.kernels.paging import (
     GuardedCache,
     fill,

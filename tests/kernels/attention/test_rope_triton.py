@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from kernels.attention.paged_attention import FAULT_PAGE, FAULT_POSITION, FAULT_SEQUENCE
-from kernels.attention.paged_kv import KV_DTYPES, PAGE_TOKENS
+from kernels.attention.paged_kv import KV_DTYPES
 from kernels.attention.rope import Rope
 from kernels.attention.rope_triton import rope_write
+from kernels.shapes import PAGE_TOKENS
 from tests.kernels.paging import (
     CONTEXT,
     GuardedCache,

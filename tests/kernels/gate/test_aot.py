@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from kernels.attention.paged_kv import HEAD_DIMS, KV_DTYPES
+from kernels.attention.paged_kv import KV_DTYPES
 from kernels.gate.aot_worker import kernel_modules, launched_kernels, planned
-from kernels.shapes import REAL_SHAPES
+from kernels.shapes import HEAD_DIMS, REAL_SHAPES
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = {"qkv", "attend", "o", "gate_up", "down"}

@@ -5,18 +5,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kernels.attention.paged_kv import HEAD_DIMS
-from kernels.attention.paged_kv import PAGE_TOKENS as CACHE_PAGE_TOKENS
 from kernels.shapes import Family
 from ledger.errors import ModelError
 from origin.checkpoint.model_check import ModelReport, check_model
 from origin.checkpoint.model_config import read_config
-from origin.checkpoint.model_memory import GPU_HEAD_DIMS, Footprint
+from origin.checkpoint.model_memory import Footprint
 from origin.formats import AS_STORED, Formats
 from origin.models import cpu_linear, cpu_model
 from origin.models.cpu_model import CpuModel
 from origin.models.tensors import examine_values, read_tensors
-from origin.scheduler.pages import PAGE_TOKENS
 from tests.origin.held_bytes import held_bytes
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
@@ -96,11 +93,6 @@ def test_the_bytes_on_a_cpu_are_those_of_the_loaded_model(
     assert kv_bytes == model.pages * footprint.kv_page_bytes
     # Beside the weights a model holds a few single numbers.
     assert 0 <= weights_bytes - footprint.weights_bytes < 0.01 * weights_bytes
-
-
-def test_the_figures_are_those_of_the_kernels() -> None:
-    assert PAGE_TOKENS == CACHE_PAGE_TOKENS
-    assert GPU_HEAD_DIMS == HEAD_DIMS
 
 
 def test_sequences_take_whole_pages_of_what_the_weights_leave() -> None:

@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from kernels.sampler.sampler import Sampling
+from kernels.shapes import PAGE_TOKENS
 from ledger.errors import Conflict
 from ledger.frame import FinishReason, FormatKind, ScoredToken, StreamEnd, Token
 from origin.engine.drafts import Asked, DraftModel, PromptLookup
@@ -22,7 +23,7 @@ from origin.filter import Verdict
 from origin.models.cpu_model import CpuModel, load
 from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Piece
 from origin.scheduler.limits import Limits
-from origin.scheduler.pages import PAGE_TOKENS, PagePool
+from origin.scheduler.pages import PagePool
 from origin.workers.at_work import AtWork
 from origin.workers.worker_frame import Begun, Format
 from tests.origin.engine.runs import (

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels.attention.attention import row_attention
-from kernels.attention.paged_kv import PAGE_TOKENS
 from kernels.sampler.sampler import Sampling, sample
-from kernels.shapes import Family
+from kernels.shapes import PAGE_TOKENS, Family
 from ledger.errors import ModelError, TooLarge
 from origin.checkpoint.model_config import read_config
 from origin.models.cpu_linear import DenseLinear

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from math import inf
 from random import Random
 
+from kernels.shapes import PAGE_TOKENS
 from ledger.errors import Overloaded
 from ledger.wire.schema import Priority
 from origin.scheduler.limits import Limits
-from origin.scheduler.pages import PAGE_TOKENS, PagePool
+from origin.scheduler.pages import PagePool
 from origin.scheduler.plan import Drafts, Plan, Work
 from origin.scheduler.scheduler import Scheduler
 

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kernels.attention.paged_kv import PAGE_TOKENS as KERNEL_PAGE_TOKENS
-from origin.scheduler.pages import PAGE_TOKENS, PagePool, page_key
+from kernels.shapes import PAGE_TOKENS
+from origin.scheduler.pages import PagePool, page_key
 
 IDS = tuple(range(PAGE_TOKENS))
 
@@ -33,10 +33,6 @@ def cached(pool: PagePool, *numbers: int) -> list[int]:
         pool.publish(page, key(number))
     pool.release(pages)
     return pages
-
-
-def test_a_page_has_the_size_that_the_kernels_compile() -> None:
-    assert PAGE_TOKENS == KERNEL_PAGE_TOKENS
 
 
 def test_a_key_follows_from_the_page_before_the_ids_and_how_they_were_computed() -> None:

@@ -6,9 +6,10 @@ from itertools import count
 
 import pytest
 
+from kernels.shapes import PAGE_TOKENS
 from ledger.wire.schema import Priority
 from origin.scheduler.fair_queue import FairQueue
-from origin.scheduler.pages import PAGE_TOKENS, PagePool
+from origin.scheduler.pages import PagePool
 from origin.scheduler.run_table import PASSING_TOKENS, RunTable
 from origin.scheduler.scheduled_run import ScheduledRun
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from kernels.shapes import PAGE_TOKENS
 from ledger.errors import ConfigError, Conflict, Overloaded, TooLarge
 from ledger.wire.schema import Priority
 from origin.scheduler.limits import Limits
-from origin.scheduler.pages import PAGE_TOKENS, PagePool
+from origin.scheduler.pages import PagePool
 from origin.scheduler.plan import Drafts, Plan, Work
 from origin.scheduler.scheduler import Scheduler
 

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.shapes import PAGE_TOKENS
 from ledger.wire.schema import Priority
 from origin.scheduler import run_table
 from origin.scheduler.fair_queue import WEIGHTS
 from origin.scheduler.limits import Limits
-from origin.scheduler.pages import PAGE_TOKENS
 from origin.scheduler.plan import Plan
 from origin.scheduler.scheduled_run import pages_for
 from tests.origin.scheduler.scheduler_simulator import Arrival, Cost, Simulator

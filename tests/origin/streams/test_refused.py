@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -84,7 +85,7 @@ async def faulty(folder: Path) -> AsyncIterator[tuple[StreamWorld, FaultyStore]]
         yield world, stores[0]
 
 
-class Attempt:
+class Attempt(ABC):
     """One request to the stream of a name of its own, which may be sent again."""
 
     def __init__(self, world: StreamWorld, name: str) -> None:
@@ -94,8 +95,8 @@ class Attempt:
         """Make what it needs; the values that are stored of its stream then."""
         return await self.values()
 
-    async def send(self) -> ObjectResponse:
-        raise NotImplementedError
+    @abstractmethod
+    async def send(self) -> ObjectResponse: ...
 
     async def values(self) -> dict[str, bytes]:
         return await self._world.ledger.objects.list(ObjectKey("stream", self._name))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec
 import typer
 
 from ledger.errors import ConfigError
+from tailrace.commands.options import ConfigOption, JsonOption
 from tailrace.extra import extra
 
 if TYPE_CHECKING:
@@ -42,12 +43,7 @@ UrlOption = Annotated[
         " TAILRACE_LEDGER_URL, as others can see a command line.",
     ),
 ]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Settings; default tailrace.toml if present."),
-]
 StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="32 hex digits.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 P = ParamSpec("P")
 

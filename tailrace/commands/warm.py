@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ledger.errors import CallerError
+from tailrace.commands.options import JsonOption
 from tailrace.extra import extra
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ ColdCostOption = Annotated[float, typer.Option(help="What a cold start is worth,
 LoadOption = Annotated[float, typer.Option(help="Seconds that a cold start takes.")]
 SeedOption = Annotated[int, typer.Option(help="Of what is drawn.")]
 DaysOption = Annotated[float, typer.Option(min=0.01, max=365, help="Of a generated trace.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 POLICIES = (
     *("ttl-60", "ttl-300", "ttl-3600", "break-even", "hybrid-histogram", "hybrid-histogram-1s"),
     *("greedy-dual", "learned-ttl", "predictive-prewarm"),

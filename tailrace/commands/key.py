@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ledger.errors import CallerError, ConfigError, NotFound
+from tailrace.commands.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
     from edge.access.key_file import KeyFile, StoredKey
@@ -28,11 +29,6 @@ KeysOption = Annotated[
     Path | None,
     typer.Option("--keys", metavar="FILE", help="Default: edge.api_keys of the settings."),
 ]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Settings; default tailrace.toml if present."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @key_app.command("add")
