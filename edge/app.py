@@ -27,6 +27,7 @@ from edge.errors import (
 )
 from edge.origins.link import Link
 from edge.quic.listen import QuicListener
+from edge.web_files import web_routes
 from ledger.errors import TailraceError
 from ledger.frame import SCHEMA_HASH, STREAM_PATH
 from ledger.version import tailrace_version
@@ -60,6 +61,7 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/version", version),
+            *web_routes(),
         ],
         middleware=[Middleware(Access, rules=rules or access_rules(config))],
         exception_handlers={

@@ -26,8 +26,11 @@ BURST_S = 2.0
 """After a quiet time a tenant may ask so much at once as it may in so long; once at least."""
 CONCURRENT_RETRY_MS = 500
 """At least; not all are told the same."""
-OPEN_PATHS = frozenset(("/healthz", "/readyz", "/version"))
-"""What who asks needs no key for."""
+FIRST_PAGE = "/"
+WEB_PATH = "/web/"
+"""Below it are the files that browsers get: the first page's, and the client that pages import."""
+OPEN_PATHS = frozenset(("/healthz", "/readyz", "/version", FIRST_PAGE))
+"""What who asks needs no key for; nor for what is below `WEB_PATH`."""
 KEY_HEADER = b"tailrace-key"
 TOKEN_HEADER = b"tailrace-token"
 PROTOCOLS = b"sec-websocket-protocol"
@@ -77,7 +80,7 @@ class Gate:
         if self.ring is None:
             return Grant(None, head)
         text, head = _take_key(head)
-        if head.path in OPEN_PATHS or head.method == "OPTIONS":
+        if head.path in OPEN_PATHS or head.path.startswith(WEB_PATH) or head.method == "OPTIONS":
             return Grant(NOBODY, head)
         if text is None:
             self._require_token(head, has_token)

@@ -80,7 +80,7 @@ async def test_a_tenant_has_its_streams_to_itself(house: House, client: httpx.As
     refused = await client.post(f"{url}/v1/generate", json=BODY)
     assert code_of(refused) == (401, "no_key")
     assert refused.headers["WWW-Authenticate"] == "Bearer"
-    for path in ("/healthz", "/readyz", "/version"):
+    for path in ("/healthz", "/readyz", "/version", "/web/tailrace/wire.js"):
         assert (await client.get(url + path)).status_code == 200
     made = await client.post(f"{url}/v1/generate", json=BODY, headers=acme)
     assert made.status_code == 200 and made.json()["total_tokens"] == 24

@@ -104,6 +104,9 @@ def test_a_key_is_good_until_it_expires() -> None:
         ("/healthz", False, True),
         ("/readyz", False, True),
         ("/version", False, True),
+        ("/", False, True),
+        ("/web/tailrace/index.js", False, True),
+        ("/web", False, False),
         ("/v1/ws", False, True),  # each of its frames has a token, or is refused
         ("/v1/generate", True, False),
         (f"/v1/generate/{STREAM}", True, True),
