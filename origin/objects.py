@@ -1,4 +1,4 @@
-"""The objects of an origin: its streams, and the subscriptions to them."""
+"""The objects of an origin: its streams, the subscriptions to them, and chats."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ledger.frame import Durability
 from ledger.interface import Ledger, ObjectKey
 from ledger.objects.object import DurableObject, ObjectFactory, ObjectRequest, ObjectResponse
 from ledger.objects.runtime import ObjectLimits, ObjectRuntime
+from origin.chats import CHAT, CHATS
 from origin.config import StreamsConfig
 from origin.edges.peers import PLAIN, Peers, Way
 from origin.streams.config import StreamSettings
@@ -49,6 +50,7 @@ class OriginObjects:
         )
         classes: dict[str, ObjectFactory] = {
             "stream": stream_class(settings),
+            CHAT: CHATS,
             # Switched off they do nothing, also when an alarm rings that they had set before.
             SUBSCRIPTION: DurableObject,
             INDEX_KEY.kind: DurableObject,

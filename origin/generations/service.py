@@ -44,6 +44,7 @@ from ledger.frame import (
 from ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo, StreamKind
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.rights import OF_A_STREAM, Right
+from origin.chats import CHAT
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig
 from origin.generations.admission import admit, check_count, request_hash
@@ -277,6 +278,8 @@ class Service:
             if stream is not None and await self._is_generation(stream, call, request):
                 return await self._read(stream, object_key(call), request)
             check_right(call.caller, _right_to(call.method))
+        elif call.object == CHAT:
+            check_right(call.caller, Right.READ if call.method == "GET" else Right.GENERATE)
         elif call.caller is not None:
             raise no_subscriptions()
         key = object_key(call)
@@ -385,8 +388,8 @@ def _request(call: Call) -> ObjectRequest:
 
 def object_key(call: Call) -> ObjectKey:
     """The object that a Call is for; NotFound for a class that edges have no business with."""
-    if call.object == "stream":
-        return ObjectKey("stream", call.name)
+    if call.object in ("stream", CHAT):
+        return ObjectKey(call.object, call.name)
     if call.object == SUBSCRIPTION:
         return object_of(call.name)
     raise NotFound(f"no objects of class {call.object!r}")

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ledger.frame import Frame, Notice, Revision, ScoredToken, Token
-from ledger.text import StreamText
+from ledger.text import AppendedText, StreamText
 
 
 def text_of(*frames: Frame) -> str:
@@ -31,3 +33,16 @@ def text_of(*frames: Frame) -> str:
 )
 def test_the_text_is_what_has_not_been_replaced(frames: tuple[Frame, ...], text: str) -> None:
     assert text_of(*frames) == text
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.text("ab", max_size=3)), max_size=12))
+def test_what_is_added_is_the_text_again_wherever_that_still_begins_with_it(
+    steps: list[tuple[int, str]],
+) -> None:
+    appended, shown = AppendedText(), ""
+    for index, (back, said) in enumerate(steps):
+        frame = Revision(max(0, index - back), said, False, index) if back else Token(said, index)
+        shown += appended.added(frame)
+        # Whatever was shown stays shown; it is the text, or the text has departed from it.
+        assert appended.departed != (appended.text == shown)
+        assert appended.departed != appended.text.startswith(shown)
