@@ -198,6 +198,11 @@ class OriginConfig(Settings):
         description="streams of a worker that are decoded at a time at most; fewer where so many"
         " would make steps longer than step_ms",
     )
+    fork_workers: bool = Field(
+        True,
+        description="workers of a model are forked from one process that has imported what they"
+        " need, where that is safe; false: each imports for itself",
+    )
     kv_mib: int = Field(512, ge=1, description="size of the KV cache of a model on the CPU")
     weights: WeightsFormat = Field(
         "auto",

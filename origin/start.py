@@ -15,9 +15,10 @@ import uvloop
 from ledger.log import configure_logging
 from ledger.process import look_less_often, stop_signal
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from origin.workers.forked import Launcher
 from origin.workers.liveness import Patience
-from origin.workers.program import program
-from origin.workers.worker_process import WorkerSlot
+from origin.workers.program import makes_tokens, program
+from origin.workers.worker_process import WorkerSlot, worker_environment
 
 
 def run(config: OriginConfig, ledger: LedgerConfig, streams: StreamsConfig) -> None:
@@ -30,8 +31,12 @@ def run(config: OriginConfig, ledger: LedgerConfig, streams: StreamsConfig) -> N
 async def _start(config: OriginConfig, ledger: LedgerConfig, streams: StreamsConfig) -> None:
     command = program(config)
     patience = Patience(config.worker_silence_s, config.worker_start_s)
-    slots = [WorkerSlot(number, command, patience) for number in range(config.workers)]
-    running: list[asyncio.Task[Any]] = [asyncio.create_task(slot.keep()) for slot in slots]
+    launcher = None
+    if config.fork_workers and makes_tokens(config):
+        launcher = Launcher(*command, worker_environment())
+    slots = [WorkerSlot(number, command, patience, launcher) for number in range(config.workers)]
+    parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
+    running: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in parts]
     running.append(asyncio.create_task(stop_signal().wait()))
     try:
         await asyncio.to_thread(_import_supervisor)  # meanwhile the loop starts the workers

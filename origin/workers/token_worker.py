@@ -9,6 +9,7 @@ another schema. It needs no signal: a supervisor that dies closes the socket too
 
 from __future__ import annotations
 
+import importlib
 import select
 import signal
 import socket
@@ -135,6 +136,17 @@ def main(argv: Sequence[str]) -> int:
         print(f"origin.workers.token_worker: {type(exc).__name__}: {exc}", file=sys.stderr)
         return 1
     return 0
+
+
+def prepare(settings: str) -> None:
+    """Import what a worker with these settings will import later, and begin nothing."""
+    device = Device(OriginConfig.model_validate_json(settings).device)
+    torch.set_num_threads(TORCH_THREADS)
+    if device != Device.CUDA:
+        importlib.import_module("origin.models.cpu_model")
+    if device != Device.CPU and torch.version.cuda is not None:
+        with suppress(ImportError):  # triton is not there without a GPU
+            importlib.import_module("origin.models.gpu_model")
 
 
 def serve(supervisor: FrameSocket, config: OriginConfig, watchdog: Watchdog) -> None:

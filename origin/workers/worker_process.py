@@ -24,12 +24,13 @@ from ledger.backoff import Backoff
 from ledger.errors import FrameError, SchemaMismatch
 from ledger.frame import Hello
 from origin.workers import worker_frame
+from origin.workers.forked import ChildProcess, Launcher
 from origin.workers.liveness import LOOK_S, Patience, Pulse
 from origin.workers.worker_frame import Begun, Fault, Frame, Load, LoadProgress, Ready, Step
 
 RESTART_MIN_S = 0.05
 RESTART_MAX_S = 5.0
-"""Wait before a dead worker's successor starts; doubles while none becomes ready."""
+"""Wait before the successor of a worker that did not become ready; doubles while none does."""
 STOP_GRACE_S = 2.0
 """A worker that has not exited so long after its socket closed, or after SIGABRT, is killed."""
 KILL_GRACE_S = 5.0
@@ -70,7 +71,11 @@ class WorkerSlot:
     """
 
     def __init__(
-        self, number: int, program: tuple[str, str], patience: Patience | None = None
+        self,
+        number: int,
+        program: tuple[str, str],
+        patience: Patience | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         self.number = number
         self.pid: int | None = None
@@ -79,6 +84,7 @@ class WorkerSlot:
         self.fate = ""
         self._module, self._settings = program
         self._patience = patience or Patience()
+        self._launcher = launcher
         self._fault: str | None = None
         self._welcoming: asyncio.Task[None] | None = None
         self._owner: Owner | None = None
@@ -106,7 +112,8 @@ class WorkerSlot:
                 while True:
                     if await self._one_life(path):
                         backoff.reset()
-                    await asyncio.sleep(backoff.next_delay_s())
+                    else:
+                        await asyncio.sleep(backoff.next_delay_s())
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -118,12 +125,7 @@ class WorkerSlot:
         """Start a worker and hear it until it is gone; returns whether it became ready."""
         self._connected = asyncio.Queue(1)
         self._fault, self.is_silent = None, False
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "origin.workers.launch", str(os.getpid())),
-            *(self._module, str(path), self._settings),
-            env=_worker_environment(),
-            stdin=asyncio.subprocess.DEVNULL,
-        )
+        process = await self._start(path)
         self.pid = process.pid
         pulse = Pulse(self._patience, time.monotonic())
         exited = asyncio.create_task(process.wait())
@@ -156,9 +158,20 @@ class WorkerSlot:
         await (await self._told()).worker_lost(self)
         return was_ready
 
-    async def _watch(
-        self, pulse: Pulse, process: asyncio.subprocess.Process, exited: asyncio.Task[int]
-    ) -> None:
+    async def _start(self, path: Path) -> ChildProcess:
+        """A worker's process: forked where that can be, or one that begins with its imports."""
+        if self._launcher is not None:
+            forked = await self._launcher.fork(str(path), self._settings)
+            if forked is not None:
+                return forked
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "origin.workers.launch", str(os.getpid())),
+            *(self._module, str(path), self._settings),
+            env=worker_environment(),
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+
+    async def _watch(self, pulse: Pulse, process: ChildProcess, exited: asyncio.Task[int]) -> None:
         """Tell when the worker falls silent; kill it when it hangs, after a traceback if it can."""
         while not pulse.is_hung:
             await asyncio.sleep(LOOK_S)
@@ -259,14 +272,14 @@ def _check_hello(frame: Frame) -> None:
         raise SchemaMismatch("the worker speaks another schema", hint="install one version")
 
 
-def _worker_environment() -> dict[str, str]:
+def worker_environment() -> dict[str, str]:
     """The worker decodes on one thread: the other cores belong to its neighbours."""
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-async def _reap(process: asyncio.subprocess.Process, exited: asyncio.Task[int]) -> None:
+async def _reap(process: ChildProcess, exited: asyncio.Task[int]) -> None:
     """Wait for the process; one that hangs is killed."""
     done, _ = await asyncio.wait((exited,), timeout=STOP_GRACE_S)
     if not done:
@@ -295,6 +308,6 @@ async def _cancel(*tasks: asyncio.Task[None] | None) -> None:
     await asyncio.gather(*started, return_exceptions=True)
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
+def _kill(process: ChildProcess) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()

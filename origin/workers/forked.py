@@ -1,0 +1,212 @@
+"""The supervisor's side of the launcher: it is started, asked for workers, and started again.
+
+Only where the kernel can give away a child (Linux); elsewhere, and where the launcher says that it
+must not be forked, workers are started anew, each with imports of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import structlog
+
+from ledger.backoff import Backoff
+from origin.workers.launcher import MAX_ORDER_BYTES
+
+PR_SET_CHILD_SUBREAPER = 36
+"""Of prctl(2): orphans below this process become its children."""
+RESTART_MIN_S = 0.05
+RESTART_MAX_S = 30.0
+"""Wait before a launcher's successor is started; doubles while none becomes ready."""
+PATIENCE_S = 30.0
+"""A worker waits so long for a launcher that starts; then it is started without one."""
+ANSWER_S = 5.0
+"""A launcher that forks takes milliseconds; one that takes so long is killed."""
+ORPHANS_S = 1.0
+"""How often what a dead worker has left behind is looked for, until it has ended too."""
+
+log = structlog.get_logger("launcher")
+
+
+class ChildProcess(Protocol):
+    """What a slot needs of its worker's process, however that was started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def send_signal(self, signal: int, /) -> None: ...
+
+
+class ForkedProcess:
+    """A child of this process that it has not started, as `asyncio.subprocess.Process` is one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._ended = asyncio.Event()
+        # A child keeps its pid until it is waited for: nobody else can have got it.
+        self._pidfd = os.pidfd_open(pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+
+    async def wait(self) -> int:
+        """Its exit status, or the negative number of the signal that ended it."""
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int, /) -> None:
+        """Raises ProcessLookupError when it has ended."""
+        if self.returncode is not None:
+            raise ProcessLookupError(self.pid)
+        os.kill(self.pid, number)
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        # What it has started is of its group, whose number is its own until it is waited for.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
+        self._ended.set()
+        self._reap_group()
+
+    def _reap_group(self) -> None:
+        """Orphans of the worker are children of this process, and it is their end that lasts."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-self.pid, os.WNOHANG)[0]:
+                pass
+            asyncio.get_running_loop().call_later(ORPHANS_S, self._reap_group)
+
+
+class Launcher:
+    """Keeps one launcher process for workers that run `module` with `settings`.
+
+    `refusal` is why there is none, if there is to be none any more.
+    """
+
+    def __init__(self, module: str, settings: str, environment: Mapping[str, str]) -> None:
+        self.refusal = "" if sys.platform == "linux" else f"there is none on {sys.platform}"
+        self._command = (module, settings)
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket: socket.socket | None = None
+        self._asking = asyncio.Lock()
+        self._settled = asyncio.Event()  # it can be asked, or there will be none
+
+    @property
+    def pid(self) -> int | None:
+        """Of the launcher that can be asked now, if any."""
+        return None if self._process is None else self._process.pid
+
+    async def keep(self) -> None:
+        """Run launchers, one after another, until cancelled; none once one must not be forked."""
+        backoff = Backoff(RESTART_MIN_S, RESTART_MAX_S)
+        while not self.refusal:
+            if await self._one_life():
+                backoff.reset()
+            if not self.refusal:
+                await asyncio.sleep(backoff.next_delay_s())
+        log.warning("launcher.refused", reason=self.refusal, hint="each worker imports for itself")
+        self._settled.set()
+        await asyncio.Event().wait()
+
+    async def fork(self, *argv: str) -> ForkedProcess | None:
+        """A worker with these arguments; None where it is to be started without a launcher."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._settled.wait(), PATIENCE_S)
+        async with self._asking:
+            if self._socket is None:
+                return None
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    answer = await _ask(self._socket, {"argv": argv})
+                if "pid" in answer:
+                    return ForkedProcess(answer["pid"])
+                log.warning("launcher.refused", reason=answer["refusal"])
+            except (TimeoutError, OSError, ValueError) as error:
+                log.warning("launcher.no_answer", error=f"{type(error).__name__}: {error}")
+            self._settled.clear()
+            self._socket = None
+            if self._process is not None:
+                _kill(self._process)  # another one takes its place
+            return None
+
+    async def _one_life(self) -> bool:
+        """Start a launcher and wait until it is gone; whether workers could be forked from it."""
+        _adopt_orphans()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with ours, theirs:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "origin.workers.launch", str(os.getpid())),
+                *("origin.workers.launcher", str(theirs.fileno()), *self._command),
+                env=self._environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+            theirs.close()
+            try:
+                return await self._serve(process, ours)
+            finally:
+                self._socket = self._process = None
+                self._settled.clear()
+                _kill(process)
+                await process.wait()
+                log.warning("launcher.lost", pid=process.pid, exit=process.returncode)
+
+    async def _serve(self, process: asyncio.subprocess.Process, ours: socket.socket) -> bool:
+        try:
+            prepared = await _message(ours)
+        except (OSError, ValueError) as error:
+            log.warning("launcher.no_answer", error=f"{type(error).__name__}: {error}")
+            return False
+        self.refusal = prepared["refusal"]
+        if self.refusal:
+            return False
+        log.info("launcher.ready", pid=process.pid, **prepared)
+        self._socket = ours
+        self._settled.set()
+        await process.wait()
+        return True
+
+
+async def _ask(launcher: socket.socket, order: dict[str, Any]) -> dict[str, Any]:
+    await asyncio.get_running_loop().sock_sendall(launcher, json.dumps(order).encode())
+    return await _message(launcher)
+
+
+async def _message(launcher: socket.socket) -> dict[str, Any]:
+    """The launcher's next; ValueError where it has gone."""
+    data = await asyncio.get_running_loop().sock_recv(launcher, MAX_ORDER_BYTES)
+    message: dict[str, Any] = json.loads(data)
+    return message
+
+
+def _adopt_orphans() -> None:
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
+        log.warning("launcher.no_subreaper")  # a fork ends at once then, and its worker is missed
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
