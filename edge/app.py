@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Route
 
 from edge import generate, stream
 from edge.access.middleware import Access
@@ -21,7 +21,6 @@ from edge.errors import (
     client_gone,
     http_error,
     internal_error,
-    no_sessions,
     not_a_websocket,
     tailrace_error,
 )
@@ -57,7 +56,6 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
             Route(f"{STREAM_PATH}{{name:path}}", stream.call, methods=stream.METHODS),
             Route("/v1/ws", not_a_websocket),
-            WebSocketRoute("/{path:path}", no_sessions),
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/version", version),

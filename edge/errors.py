@@ -8,7 +8,6 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.websockets import WebSocket
 
 from ledger.errors import CallerError, NotFound, TailraceError, error_body
 
@@ -53,26 +52,22 @@ async def http_error(request: Request, error: Exception) -> Response:
     return answer
 
 
-async def no_sessions(websocket: WebSocket) -> None:
-    """A WebSocket that is no session of this edge, of which Starlette's router would only say 403.
-
-    Sessions never come as far as the application: what says their path here was no proper
-    opening handshake of theirs (RFC 6455, 4.2.1).
-    """
-    path = websocket.url.path
-    error: TailraceError = _nothing_at(path)
-    if path == "/v1/ws":
-        error = CallerError(f"not an opening handshake for {path}", code="bad_handshake")
-    await websocket.send_denial_response(error_response(error))
-
-
 async def not_a_websocket(request: Request) -> Response:
-    """A plain request for what is a WebSocket only (RFC 9110, 15.5.22)."""
+    """What is no opening handshake for what is a WebSocket only (RFC 9110, 15.5.22).
+
+    Sessions never come as far as the application.
+    """
     answer = error_response(
-        CallerError(f"{request.url.path} is a WebSocket", code="upgrade_required", status=426)
+        CallerError(
+            f"{request.url.path} is a WebSocket",
+            code="upgrade_required",
+            status=426,
+            hint="an opening handshake of version 13 (RFC 6455, 4.2.1), over HTTP/1.1",
+        )
     )
     if request.scope["http_version"] == "1.1":  # the later ones have no such headers
-        answer.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
+        version = {"Sec-WebSocket-Version": "13"}  # RFC 6455, 4.4
+        answer.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"} | version)
     return answer
 
 

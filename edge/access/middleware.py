@@ -9,10 +9,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
 from edge.access.cors import preflight_headers
-from edge.access.gate import PROTOCOLS
 from edge.access.head import Head
 from edge.access.rules import Admission, Rules
 from edge.errors import error_response
@@ -28,14 +26,14 @@ TOKEN_QUERY = re.compile(rb"(?:^|&)token=")
 
 
 class Access:
-    """Lets requests and WebSockets through as the client sent them, or answers in their place."""
+    """Lets requests through as the client sent them, or answers in their place."""
 
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
         self._app = app
         self._rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         has_token = TOKEN_QUERY.search(scope.get("query_string", b"")) is not None
@@ -49,14 +47,9 @@ class Access:
         self, admission: Admission, scope: Scope, receive: Receive, send: Send
     ) -> None:
         head, headers, refusal, caller = admission
-        is_http = scope["type"] == "http"
-        with_access = _adding(headers, send) if is_http else send
+        with_access = _adding(headers, send)
         if refusal is not None:
-            answer = error_response(refusal)
-            if is_http:
-                await answer(scope, receive, with_access)
-            else:
-                await WebSocket(scope, receive, send).send_denial_response(answer)
+            await error_response(refusal)(scope, receive, with_access)
         elif head.method == "OPTIONS" and head.path.startswith(PREFIXES):
             await Response(None, 204, preflight_headers(headers))(scope, receive, send)
         else:
@@ -86,8 +79,6 @@ def _with(scope: Scope, head: Head) -> Scope:
     port = client[1] if client and client[0] == head.address else 0  # no proxy tells of it
     scope["client"] = (head.address, port) if head.address else None
     scope["scheme"], scope["headers"] = head.scheme, list(head.headers)
-    if scope["type"] == "websocket":
-        scope["subprotocols"] = head.values(PROTOCOLS)
     return scope
 
 
