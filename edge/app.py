@@ -16,6 +16,7 @@ from starlette.routing import Route
 from edge import generate, stream
 from edge.access.middleware import Access
 from edge.access.rules import Rules
+from edge.admin.routes import admin_routes
 from edge.config import EdgeConfig, access_rules
 from edge.errors import (
     client_gone,
@@ -55,6 +56,7 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
             Route("/v1/generate/{id}/cancel", generate.cancel, methods=["POST"]),
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
             Route(f"{STREAM_PATH}{{name:path}}", stream.call, methods=stream.METHODS),
+            *admin_routes(),
             Route("/v1/ws", not_a_websocket),
             Route("/healthz", healthz),
             Route("/readyz", readyz),

@@ -57,10 +57,14 @@ class Piece(NamedTuple):
 
 
 class Reader:
-    """A `Sink` for one request; `close` it when the client has its answer or has gone."""
+    """A `Sink` for one request; `close` it when the client has its answer or has gone.
 
-    def __init__(self, link: Link) -> None:
+    With `only`, the origin of this address is asked, and no other.
+    """
+
+    def __init__(self, link: Link, only: str | None = None) -> None:
         self.link = link
+        self._only = only
         self._queue: list[bytes] = []
         self._filled = asyncio.Event()
         self._window = Window(0, 0)
@@ -107,7 +111,7 @@ class Reader:
         return await self._ask(raw, Answer)
 
     async def _ask(self, raw: bytes, kind: type[A]) -> A:
-        self.link.submit(self, raw)
+        self.link.submit(self, raw, self._only)
         await self._filled.wait()
         _, answer = decode(self._queue.pop(0))
         self._settle()

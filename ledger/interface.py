@@ -205,6 +205,16 @@ class ObjectStore(Protocol):
 # ---- the ledger ----
 
 
+class LedgerSize(NamedTuple):
+    """What a ledger takes where it is stored, in bytes; None is what it cannot know there."""
+
+    used_bytes: int
+    free_bytes: int | None = None
+    """Of its file, for what comes next."""
+    wal_bytes: int | None = None
+    disk_free_bytes: int | None = None
+
+
 class Ledger(Protocol):
     """Durable, ordered, fenced streams of frames.
 
@@ -269,6 +279,10 @@ class Ledger(Protocol):
 
     def silent_s(self) -> float:
         """For how long storage has owed an answer, or has been away; 0 when neither."""
+        ...
+
+    async def size(self) -> LedgerSize:
+        """What it takes now; quick enough to be asked every second."""
         ...
 
     async def unfinished(self) -> list[bytes]:

@@ -234,6 +234,10 @@ class OriginConfig(Settings):
         pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$",
         description="module:factory of a filter that sees each stream's text first and may end it",
     )
+    operator_text: bool = Field(
+        True,
+        description="operators who ask see prompts and texts of streams; each time is logged",
+    )
     max_streams: int = Field(256, ge=1, description="running and waiting streams; 503 beyond")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ledger.errors import ConfigError
@@ -130,17 +130,27 @@ class Metrics:
         for gauge in (self._step, *self._gauges.values()):
             gauge.labels(worker).set(0)
 
+    def load_of(self, slot: int) -> Load | None:
+        """The last word of its worker, if it has one."""
+        return self._last.get(slot)
+
+    def histograms(self) -> list[dict[str, object]]:
+        """Every histogram: of each series what fell into each bucket, `bounds` being their ends."""
+        families = [one for one in self.registry.collect() if one.type == "histogram"]
+        return [_histogram(family) for family in families]
+
     def taken_over(self) -> None:
         self._takeovers.inc()
 
     def ended(self, reason: FinishReason) -> None:
         self._ended.labels(reason.word).inc()
 
-    def ended_with(self, end: bytes) -> None:
-        """A stream ended with this frame."""
+    def ended_with(self, end: bytes) -> FinishReason:
+        """A stream ended with this frame, a StreamEnd; gives why."""
         _, frame = decode(end)
-        if isinstance(frame, StreamEnd):
-            self.ended(frame.finish_reason)
+        assert isinstance(frame, StreamEnd), frame
+        self.ended(frame.finish_reason)
+        return frame.finish_reason
 
     def first_release(self, priority: str, seconds: float) -> None:
         self._ttft.observe(priority, seconds)
@@ -160,6 +170,28 @@ class Metrics:
         latency = Latency(f"tailrace_{name}", help_, "priority", CLASSES, buckets_s)
         self.registry.register(latency)
         return latency
+
+
+def _histogram(family: Metric) -> dict[str, object]:
+    bounds: list[str] = []
+    series: dict[tuple[tuple[str, str], ...], dict[str, object]] = {}
+    for sample in family.samples:
+        labels = {name: value for name, value in sample.labels.items() if name != "le"}
+        one = series.setdefault(tuple(labels.items()), {"labels": labels, "counts": []})
+        if sample.name.endswith("_bucket"):
+            bound = sample.labels["le"]
+            bounds += [bound] if bound not in bounds else []
+            counts = one["counts"]
+            assert isinstance(counts, list)
+            counts.append(int(sample.value) - sum(counts))
+        elif sample.name.endswith("_sum"):
+            one["sum"] = sample.value
+    return {
+        "name": family.name,
+        "help": family.documentation,
+        "bounds": [float(bound) for bound in bounds if bound != "+Inf"],
+        "series": list(series.values()),
+    }
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from ledger.dial import UNIX, listen
 from ledger.errors import ConfigError, LedgerFailed, Unavailable
 from ledger.frame import encode
 from ledger.interface import Ledger
+from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.tasks import first_of
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
@@ -27,6 +28,8 @@ from origin.generations.service import Service
 from origin.metrics import Metrics, exposed
 from origin.objects import OriginObjects
 from origin.open_ledger import open_ledger
+from origin.operator.desk import OperatorDesk
+from origin.operator.live import LivePages, unix_clock
 from origin.steady_clock import KeptClock, now_ms
 from origin.workers.program import makes_tokens
 from origin.workers.worker_process import WorkerSlot
@@ -95,7 +98,25 @@ class Supervisor:
             config=config,
             retention=retention,
             now_ms=now_ms,
+            desk=self._answer_operator,
         )
+        self._slots: list[WorkerSlot] = []
+        unix_ms = unix_clock(now_ms, self._metrics.clock)
+        self._desk = OperatorDesk(
+            ledger=ledger,
+            runs=self._runs,
+            metrics=self._metrics,
+            config=config,
+            reader=reader,
+            pages=LivePages(self._runs, unix_ms),
+            slots=self._slots,
+            links=lambda: [link.described() for link in self._links],
+            end=self._service.end,
+            unix_ms=unix_ms,
+        )
+
+    async def _answer_operator(self, asked: str, request: ObjectRequest) -> ObjectResponse:
+        return await self._desk.answer(asked, request)
 
     async def serve(
         self, slots: Sequence[WorkerSlot], running: Sequence[asyncio.Task[Any]]
@@ -117,6 +138,7 @@ class Supervisor:
             with exposed(self._metrics, self._config.metrics_address) as served:
                 if served is not None:
                     log.info("origin.metrics", port=served)
+                self._slots += slots
                 for slot in slots:
                     slot.belong_to(self._runs)
                 await first_of(

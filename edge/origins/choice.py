@@ -49,6 +49,7 @@ class Wanted:
     model: str | None = None
     spreads: bool = False  # is a new generation: its key counts only while loads are alike
     named: bool = False  # is for an object, which exists in one ledger only
+    only: str | None = None  # is for the origin of this address, and no other
 
 
 ANYBODY = Wanted()
@@ -69,6 +70,8 @@ def choose(
         if ledger is None:
             return None
     those = [c for c in candidates if c.up and c.address not in tried]
+    if wanted.only is not None:
+        those = [c for c in those if c.address == wanted.only]
     if ledger is not None:
         those = [c for c in those if c.ledger == ledger]
     # Each of these is dropped where nobody would be left: a refusal says more than silence.

@@ -101,8 +101,11 @@ class Link:
 
     # ---- for views and sessions ----
 
-    def submit(self, sink: Sink, raw: bytes) -> None:
-        """Send one client frame; every answer, a refusal too, comes through `deliver`."""
+    def submit(self, sink: Sink, raw: bytes, only: str | None = None) -> None:
+        """Send one client frame; every answer, a refusal too, comes through `deliver`.
+
+        `only` is the address of the one origin that is asked, whatever becomes of it.
+        """
         if tag_of(raw) in (Credit.tag, Detach.tag):
             for origin in self.origins:
                 if origin.relay.has(sink, corr_of(raw)):
@@ -117,7 +120,7 @@ class Link:
             return
         _, request = LINK_CODEC.decode(raw)
         route = route_of(sink, raw, request, now())
-        route.wanted = wanted_by(request)
+        route.wanted = wanted_by(request) if only is None else Wanted(only=only)
         chosen = self._chosen(route) or self.origins[0]  # who waits there
         if chosen.usable and chosen.relay.is_full:
             refusal = self._overloaded("too many streams are open at the origin")

@@ -16,7 +16,15 @@ from hashlib import sha256
 from psycopg import AsyncConnection
 
 from ledger.errors import Conflict, unknown_stream
-from ledger.interface import Append, NewStream, Record, Refusal, StreamInfo, StreamKind
+from ledger.interface import (
+    Append,
+    LedgerSize,
+    NewStream,
+    Record,
+    Refusal,
+    StreamInfo,
+    StreamKind,
+)
 from ledger.postgres.commit import Writer
 from ledger.postgres.lease import Lease, Reached
 from ledger.postgres.listener import Listener
@@ -38,6 +46,7 @@ from ledger.postgres.statements import (
     NOTIFY,
     RECORDS,
     SAME_KEY,
+    TABLE_BYTES,
     TAKE_OVER,
     UNFINISHED,
 )
@@ -290,6 +299,10 @@ class PostgresLedger:
         return self._server.silent_s()
 
     # ---- retention ----
+
+    async def size(self) -> LedgerSize:
+        [(size,)] = await self._pool.rows(TABLE_BYTES)
+        return LedgerSize(int(size or 0))
 
     async def expire(self) -> int:
         return await self._retention.expire()

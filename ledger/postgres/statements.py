@@ -236,3 +236,7 @@ DELETE FROM object WHERE oid IN (
     LIMIT $2 FOR UPDATE SKIP LOCKED
 )
 """
+TABLE_BYTES = """
+SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
+WHERE relnamespace = 'tailrace'::regnamespace AND relkind = 'r'
+"""

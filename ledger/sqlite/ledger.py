@@ -24,7 +24,15 @@ from ledger.errors import (
     unknown_stream,
 )
 from ledger.frame import Durability
-from ledger.interface import Append, NewStream, Record, Refusal, StreamInfo, StreamKind
+from ledger.interface import (
+    Append,
+    LedgerSize,
+    NewStream,
+    Record,
+    Refusal,
+    StreamInfo,
+    StreamKind,
+)
 from ledger.sqlite.disk.file import SqliteFile
 from ledger.sqlite.disk.sync import SyncOf, sync_of
 from ledger.sqlite.group import Group, GroupCommit
@@ -58,6 +66,7 @@ class SqliteLedger:
         self._keys: dict[str, NewStream] = {}  # of streams that are not durable yet
         spaces = {kind: Space(retention.max_stream_bytes) for kind in StreamKind}
         self._residents = Residents(storage, upkeep, spaces, now_ms)
+        self._upkeep = upkeep
         self._log = Log(self._residents, now_ms)
         self._commits = GroupCommit(storage, self._log.prepare, self._tidy, self._release)
         self.silent_s = self._commits.silent_s
@@ -310,6 +319,14 @@ class SqliteLedger:
         return tail.released
 
     # ---- retention ----
+
+    async def size(self) -> LedgerSize:
+        if self._upkeep is None:
+            return LedgerSize(0)
+        sizes = self._upkeep.sizes()
+        return LedgerSize(
+            sizes.used_bytes, sizes.free_bytes, sizes.wal_bytes, sizes.disk_free_bytes
+        )
 
     async def expire(self) -> int:
         async with self._sweeping:

@@ -21,6 +21,7 @@ from ledger.frame import StreamEnd, tag_of
 from ledger.interface import Record, StreamKind
 from ledger.postgres.rows import unpack_ids
 from ledger.postgres.schema import SCHEMA_VERSION
+from ledger.postgres.statements import TABLE_BYTES
 from ledger.postgres.url import PostgresUrl
 from ledger.sqlite.storage import StreamRow
 from ledger.tools.reader import STREAMS_AT_ONCE, LedgerStatus, Stored, per_frame
@@ -44,10 +45,6 @@ SELECT count(*), count(*) FILTER (WHERE NOT ended AND kind = %(generation)s),
 FROM head
 """
 _OBJECTS = "SELECT count(*), count(alarm_ms), min(alarm_ms) FROM object"
-_TABLE_BYTES = """
-SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
-WHERE relnamespace = 'tailrace'::regnamespace AND relkind = 'r'
-"""
 _PARTITIONS = """
 SELECT count(*), coalesce(sum(pg_total_relation_size(inhrelid)), 0)::bigint
 FROM pg_inherits WHERE inhparent = 'frame'::regclass
@@ -128,7 +125,7 @@ class PostgresReader:
         return await self._number("SELECT count(*) FROM stream")
 
     async def ledger_bytes(self) -> int:
-        return await self._number(_TABLE_BYTES)
+        return await self._number(TABLE_BYTES)
 
     async def expired(self, now_ms: int) -> int:
         return await self._number(

@@ -95,6 +95,11 @@ class PromptReader:
         kept = _after(messages, cuts[low])
         return Prompt(self.ids(prompt, kept), len(messages) - len(kept))
 
+    def text(self, ids: Sequence[int]) -> str:
+        """What was read, special tokens too, as far as ids can tell."""
+        decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return decoded
+
     def steer_ids(self, text: str) -> tuple[int, ...]:
         """Token ids of text for a running generation; special tokens in it stay letters."""
         self._check_chars(text, "text")

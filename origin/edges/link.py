@@ -198,6 +198,17 @@ class EdgeLink(asyncio.Protocol):
     def gone(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
+    def described(self) -> dict[str, object]:
+        """For operators: who is linked, and how much it has open."""
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        return {
+            "address": ":".join(map(str, peer[:2])) if isinstance(peer, tuple) else None,
+            "software": None if self._hello is None else self._hello.software,
+            "streams": len(self._feeds),
+            "calls": len(self._calls),
+            "unsent_bytes": self._unsent,
+        }
+
     def look(self, now: float) -> None:
         """Close the link where its edge has said nothing for longer than it told."""
         silent_s = self._silence.seconds(now)

@@ -7,25 +7,31 @@ credit does not read, nor does one that is connected to another origin of a shar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
 from contextlib import contextmanager
 
 
 class Readers:
-    """Counts the readers of each stream that has any."""
+    """Counts the readers of each stream that has any; `changed` is told of which."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[bytes], None] = lambda _: None) -> None:
+        self._changed = changed
         self._now: Counter[bytes] = Counter()
         self._lately: set[bytes] = set()
 
     def begin(self, stream: bytes) -> None:
         self._now[stream] += 1
         self._lately.add(stream)
+        self._changed(stream)
 
     def end(self, stream: bytes) -> None:
         self._now[stream] -= 1
         if not self._now[stream]:
             del self._now[stream]
+        self._changed(stream)
+
+    def count(self, stream: bytes) -> int:
+        return self._now[stream]
 
     def lately(self) -> set[bytes]:
         """The streams that were read at any time since this was asked last."""

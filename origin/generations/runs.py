@@ -43,6 +43,7 @@ from origin.generations.stream import TEXT, GeneratedStream, find, log_refusal
 from origin.generations.suspects import judge
 from origin.generations.table import StreamTable
 from origin.metrics import Metrics
+from origin.workers.cold_starts import ColdStarts
 from origin.workers.liveness import SILENT_S
 from origin.workers.worker_frame import (
     Attend,
@@ -83,13 +84,14 @@ class Runs:
         random: Random | None = None,
     ) -> None:
         """`paused_s` is how long a paused stream is kept."""
-        self.readers = Readers()
+        self.readers = Readers(self._touch)
+        self.starts = ColdStarts()
         self.allowances = Allowances(metrics.clock, random)
         self._ledger = ledger
         self._random = random or Random()
         self._metrics = metrics
         self._changed = changed
-        self._table = StreamTable(max_streams, metrics, self._random)
+        self.table = StreamTable(max_streams, metrics, self._random)
         self._attendance = Attendance(paused_s)
         self._left: set[bytes] = set()  # unfinished, and not ours to go on with
         self._slots: list[WorkerSlot] = []
@@ -103,7 +105,7 @@ class Runs:
     @property
     def count(self) -> int:
         """Streams that run or wait, or are about to."""
-        return self._table.count
+        return self.table.count
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -137,8 +139,8 @@ class Runs:
             after_ms = spread_ms(LOADING_RETRY_MS, self._random)
             raise Unavailable("the model is loading", code="loading", retry_after_ms=after_ms)
         tenant = tenant_of(caller)
-        with self._table.reserved(streams, priority, tenant):
-            self.allowances.admit(caller, streams, self._table.unfinished(tenant) - streams)
+        with self.table.reserved(streams, priority, tenant):
+            self.allowances.admit(caller, streams, self.table.unfinished(tenant) - streams)
             yield self.model
 
     # ---- streams ----
@@ -147,9 +149,9 @@ class Runs:
         """Generate streams that were just created; `read`: whoever opened them is to read them."""
         now = self._metrics.clock()
         for stream, recipe in streams:
-            if stream not in self._table.by_id:
+            if stream not in self.table.by_id:
                 self.allowances.charge(recipe.tenant, len(recipe.prompt_ids))
-                self._table.enqueue(
+                self.table.enqueue(
                     GeneratedStream(stream, recipe, started=False, asked_s=now, unread=not read)
                 )
         await self._assign()
@@ -160,19 +162,19 @@ class Runs:
         Those that run or wait here are left alone, so it may be called again and again. What
         had to wait because the ledger was away is tried again.
         """
-        self._table.resume_deferred()
+        self.table.resume_deferred()
         self._left.intersection_update(streams)
         paused = self._attendance.paused
-        known = self._table.by_id.keys() | self._left | paused.keys()
-        unknown = [stream for stream in streams if stream not in known][: self._table.room]
+        known = self.table.by_id.keys() | self._left | paused.keys()
+        unknown = [stream for stream in streams if stream not in known][: self.table.room]
         found = await asyncio.gather(*(find(self._ledger, stream) for stream in unknown))
         for id_, stream in zip(unknown, found, strict=True):
             if stream is None:
                 self._left.add(id_)
-            elif stream.recipe.unread == Unread.PAUSE.word and self._table.is_crowded:
+            elif stream.recipe.unread == Unread.PAUSE.word and self.table.is_crowded:
                 paused[id_] = self._metrics.clock()
-            elif id_ not in self._table.by_id:
-                self._table.enqueue(stream)
+            elif id_ not in self.table.by_id:
+                self.table.enqueue(stream)
         await self._assign()
 
     async def cancel(self, stream: bytes) -> None:
@@ -180,17 +182,18 @@ class Runs:
 
         One that another origin generates is taken from it. What is over stays as it is.
         """
-        known = self._table.by_id.get(stream)
+        known = self.table.by_id.get(stream)
         if known is None:
             elsewhere = await find(self._ledger, stream)
             if elsewhere is not None:
                 await self._end(elsewhere, FinishReason.CANCELLED)
             return
         known.cancelled = True
+        self.table.touch(known)
         if known.slot is not None:
             known.slot.send(Halt(), known.run)
-        elif self._table.is_waiting(known):
-            self._table.withdraw(known)
+        elif self.table.is_waiting(known):
+            self.table.withdraw(known)
             await self._end(known, FinishReason.CANCELLED)
 
     async def steer(self, stream: bytes, ids: Sequence[int]) -> None:
@@ -202,7 +205,7 @@ class Runs:
         if stream in self._attendance.paused:
             await self._wake(stream)
             await self._assign()
-        known = self._table.by_id.get(stream)
+        known = self.table.by_id.get(stream)
         if known is None and await find(self._ledger, stream) is None:
             raise Conflict("the stream has ended", hint="open a new stream with the text")
         if known is None:
@@ -220,14 +223,14 @@ class Runs:
 
     async def _assign(self) -> None:
         """Hand over what a worker may take; again, because one that is dropped makes way."""
-        while placed := self._table.place([slot for slot in self._slots if not slot.is_silent]):
+        while placed := self.table.place([slot for slot in self._slots if not slot.is_silent]):
             await asyncio.gather(*(self._hand_over(*each) for each in placed))
 
     async def _hand_over(self, stream: GeneratedStream, slot: WorkerSlot, run: int) -> None:
         claim = unreadable = None
         ready = slot.ready
         async with stream.claiming:
-            is_ours = self._table.run(slot, run) is stream and not stream.cancelled
+            is_ours = self.table.run(slot, run) is stream and not stream.cancelled
             try:
                 if ready is not None and is_ours:
                     claim = await stream.claim(self._ledger, ready, self._reading)
@@ -235,7 +238,7 @@ class Runs:
                 self._defer(stream, error)
             except (Damaged, FrameError) as error:
                 unreadable = error
-        if self._table.run(slot, run) is not stream:
+        if self.table.run(slot, run) is not stream:
             return  # the worker died meanwhile, and worker_lost has put the stream back
         assert ready is not None  # only ready slots are in _slots
         if stream.cancelled:
@@ -265,6 +268,8 @@ class Runs:
         for steer in stream.steering.orders:
             slot.send(steer, stream.run)
         stream.ordered = True
+        stream.progress.go_on(len(history.ids), history.next_index)
+        self.table.touch(stream)
         if stream.unread:
             self._tell_unread(stream)
         if stream.epoch > 1:
@@ -305,6 +310,7 @@ class Runs:
                 self._defer(stream, error)
                 return
         self._metrics.ended(reason)
+        self.table.remember(stream, reason)
         self._forget(stream)
 
     def _defer(self, stream: GeneratedStream, error: Unavailable) -> None:
@@ -312,21 +318,42 @@ class Runs:
         if isinstance(error, LedgerFailed):
             raise error
         log.warning("stream.deferred", stream=stream.id.hex(), error=str(error))
-        self._table.defer(stream)
+        self.table.defer(stream)
 
     def _forget(self, stream: GeneratedStream) -> None:
         self._attendance.paused.pop(stream.id, None)
-        self._table.forget(stream)
+        self.table.forget(stream)
+
+    # ---- what operators see ----
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The metrics' clock, by which the times of streams are."""
+        return self._metrics.clock
+
+    @property
+    def paused_count(self) -> int:
+        return len(self._attendance.paused)
+
+    def resumed(self, stream: bytes) -> None:
+        """A client reads it anew."""
+        if (known := self.table.by_id.get(stream)) is not None:
+            known.progress.resumes += 1
+            self.table.touch(known)
+
+    def _touch(self, stream: bytes) -> None:
+        if (known := self.table.by_id.get(stream)) is not None:
+            self.table.touch(known)
 
     # ---- who reads ----
 
     async def attend(self) -> None:
         """Look who is read, and do with what is not as its request says; called now and then."""
         now, lately = self._metrics.clock(), self.readers.lately()
-        for stream in self._attendance.look(self._table.by_id.values(), lately, now):
+        for stream in self._attendance.look(self.table.by_id.values(), lately, now):
             self._tell_unread(stream)
-        for stream in [s for s in self._table.by_id.values() if is_left(s, now)]:
-            if not (stream.ordered or self._table.is_waiting(stream)):
+        for stream in [s for s in self.table.by_id.values() if is_left(s, now)]:
+            if not (stream.ordered or self.table.is_waiting(stream)):
                 continue  # it is being handed over
             if stream.recipe.unread == Unread.PAUSE.word:
                 self._pause(stream, now)
@@ -334,7 +361,7 @@ class Runs:
                 await self.cancel(stream.id)
         for id_ in self._attendance.too_old(now):
             await self.cancel(id_)
-        for id_ in self._attendance.wanted(lately, self._table.by_id):
+        for id_ in self._attendance.wanted(lately, self.table.by_id):
             await self._wake(id_)
         await self._assign()
 
@@ -343,7 +370,7 @@ class Runs:
         if stream.slot is not None:
             stream.slot.send(Halt(), stream.run)
         else:
-            self._table.withdraw(stream)
+            self.table.withdraw(stream)
         self._forget(stream)
         self._attendance.paused[stream.id] = now
         log.info("stream.paused", stream=stream.id.hex())
@@ -353,14 +380,14 @@ class Runs:
 
         It may have been paused, here or by another origin, or be another's that sees no reader.
         """
-        if not self._table.room:
+        if not self.table.room:
             return  # it is looked for again
         self._attendance.looked_for(stream)
         found = await find(self._ledger, stream)
-        if found is None or found.recipe.unread == Unread.RUN.word or stream in self._table.by_id:
+        if found is None or found.recipe.unread == Unread.RUN.word or stream in self.table.by_id:
             return
         self._attendance.paused.pop(stream, None)
-        self._table.enqueue(found)
+        self.table.enqueue(found)
 
     def _tell_unread(self, stream: GeneratedStream) -> None:
         """Let its worker know whether it gives way; those that answer in text have no classes."""
@@ -372,11 +399,13 @@ class Runs:
 
     def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None:
         self._loading = progress
+        self.starts.loading(slot.number, progress.stage, self._metrics.clock())
         self._changed()
 
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
         self.model = ready
         self._loading = None
+        self.starts.ready(slot.number, ready.load_ms, self._metrics.clock())
         self._deaths = 0
         self._slots.append(slot)
         self._changed()
@@ -384,7 +413,7 @@ class Runs:
 
     def worker_begun(self, slot: WorkerSlot, begun: Begun) -> None:
         """What the worker is at work on that has made nothing yet; a death may be its doing."""
-        for stream in self._table.on(slot):
+        for stream in self.table.on(slot):
             stream.standing.begun = stream.run in begun.runs
 
     def worker_silent(self, slot: WorkerSlot) -> None:
@@ -405,13 +434,15 @@ class Runs:
             await self._stop_refused(slot, refusal)
         now = self._metrics.clock()
         for emission in step.emissions:
-            stream = self._table.run(slot, emission.run)
+            stream = self.table.run(slot, emission.run)
             if stream is not None:
                 stream.standing.prove()
                 self.allowances.charge(stream.recipe.tenant, len(emission.ids))
                 stream.steering.confirm(emission.steers)
+                stream.progress.released(emission.index, len(emission.ids), now)
+                self.table.touch(stream)
                 if tag_of(emission.frame) == StreamEnd.tag:
-                    self._metrics.ended_with(emission.frame)
+                    self.table.remember(stream, self._metrics.ended_with(emission.frame))
                     self._forget(stream)
                 else:
                     stream.frame_released(self._metrics, now)
@@ -419,27 +450,27 @@ class Runs:
 
     def _appends(self, slot: WorkerSlot, emissions: Iterable[Emission]) -> Iterable[Append]:
         for emission in emissions:
-            stream = self._table.run(slot, emission.run)
+            stream = self.table.run(slot, emission.run)
             if stream is not None:
                 record = Record(emission.frame, emission.ids)
                 yield Append(stream.id, stream.epoch, emission.index, record)
 
     async def _stop_refused(self, slot: WorkerSlot, refusal: Refusal) -> None:
         """End the run: its stream has another producer, or it is not in step with the ledger."""
-        stream = self._table.by_id.get(refusal.append.stream)
+        stream = self.table.by_id.get(refusal.append.stream)
         if stream is None or stream.slot is not slot or stream.epoch != refusal.append.epoch:
             return  # the end of this run is known already
         log_refusal(refusal)
         if stream.ordered:
             slot.send(Halt(), stream.run)
-        self._table.take_off(stream)
+        self.table.take_off(stream)
         if isinstance(refusal.error, StreamFull):
             await self._end(stream, FinishReason.LENGTH, refusal.error.message)
         elif isinstance(refusal.error, LedgerFull):
             await self._end(stream, FinishReason.FAILED, refusal.error.message, retryable=True)
         elif not isinstance(refusal.error, StaleEpoch):
             await self._blame(stream, "fell out of step with")
-            self._table.wait_again([stream], last=True)
+            self.table.wait_again([stream], last=True)
         elif stream.cancelled:
             await self._end(stream, FinishReason.CANCELLED)
         else:
@@ -450,17 +481,18 @@ class Runs:
             self._slots.remove(slot)
         self._deaths += 1
         self._fate = slot.fate
+        self.starts.lost(slot.number, slot.fate, self._metrics.clock())
         self._metrics.worker_lost(slot.number)
         self._loading = None
-        orphans = self._table.on(slot)
+        orphans = self.table.on(slot)
         blamed = judge([stream.standing for stream in orphans], self._groups)
         for stream in orphans:
-            self._table.take_off(stream)
+            self.table.take_off(stream)
         self._changed()
         for stream in orphans:
             if stream.standing in blamed:
                 await self._blame(stream, "died on")
-        self._table.wait_again(orphans)
+        self.table.wait_again(orphans)
         await self._assign()
 
     async def _blame(self, stream: GeneratedStream, fate: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -76,6 +76,9 @@ SEEDS = 1 << 64
 CORRS = 60 * 1024
 """Streams and Calls that one link may have at once, as edges are told."""
 
+OPERATOR = "operator"
+"""The class of what answers operators; its names are what can be asked for."""
+
 log = structlog.get_logger("origin")
 
 
@@ -85,6 +88,14 @@ class Objects(Protocol):
     async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse: ...
 
     async def fetch_here(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse: ...
+
+
+Desk = Callable[[str, ObjectRequest], Awaitable[ObjectResponse]]
+"""Answers operators: what is asked for, and the request."""
+
+
+async def no_desk(asked: str, request: ObjectRequest) -> ObjectResponse:
+    raise NotFound("this origin answers no operators")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,7 @@ class Service:
     retention: LedgerConfig
     now_ms: Callable[[], int]
     random: Callable[[int], bytes] = secrets.token_bytes
+    desk: Desk = no_desk
 
     async def open(self, request: Open) -> Opened:
         """Create and start a stream, or find the one that its idempotency key made.
@@ -191,11 +203,17 @@ class Service:
                 field="after",
                 hint=f"at most {last}" if last >= 0 else "leave it out",
             )
+        if isinstance(request, Resume):
+            self.runs.resumed(info.stream)
         return self._opened(info, rights)
 
     async def cancel(self, request: Cancel) -> Status:
         """End a stream as cancelled; one that has ended stays as it is."""
         info, _ = await self._allowed(request, Right.CANCEL)
+        return status(await self.end(info))
+
+    async def end(self, info: StreamInfo) -> StreamInfo:
+        """Cancel a stream, whoever asks, and wait a moment for its end."""
         if not info.ended:
             changed = asyncio.Event()
             self.ledger.watch(info.stream, changed.set)
@@ -203,8 +221,8 @@ class Service:
                 await self.runs.cancel(info.stream)
                 info = await self._ended(info, changed)
             finally:
-                self.ledger.unwatch(request.stream, changed.set)
-        return status(info)
+                self.ledger.unwatch(info.stream, changed.set)
+        return info
 
     async def steer(self, request: Steer) -> Status:
         """Have a stream go on with a text; answered when that is durable in its log."""
@@ -280,6 +298,9 @@ class Service:
             check_right(call.caller, _right_to(call.method))
         elif call.object == CHAT:
             check_right(call.caller, Right.READ if call.method == "GET" else Right.GENERATE)
+        elif call.object == OPERATOR:
+            check_right(call.caller, Right.ADMIN)
+            return await self.desk(call.name, request)
         elif call.caller is not None:
             raise no_subscriptions()
         key = object_key(call)

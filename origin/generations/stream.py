@@ -18,6 +18,7 @@ from ledger.errors import Conflict, Damaged, NotFound
 from ledger.frame import FinishReason, Notice, StreamEnd, encode
 from ledger.interface import Append, Ledger, Record, Refusal, StreamKind
 from origin.generations.history import History, read_history
+from origin.generations.progress import StreamProgress
 from origin.generations.recipe import Recipe
 from origin.generations.steering import Steering
 from origin.generations.suspects import Suspicion
@@ -76,6 +77,7 @@ class GeneratedStream:
     released_s: float | None = None
     standing: Suspicion = field(default_factory=Suspicion)
     steering: Steering = field(default_factory=Steering)
+    progress: StreamProgress = field(default_factory=StreamProgress)
     claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def claim(self, ledger: Ledger, ready: Ready, turn: asyncio.Lock) -> Claim | None:

@@ -14,7 +14,8 @@ from random import Random
 
 from ledger.backoff import spread_ms
 from ledger.errors import Overloaded
-from ledger.frame import Priority
+from ledger.frame import FinishReason, Priority
+from origin.generations.progress import MAX_ENDED, EndedStream
 from origin.generations.stream import UNKNOWN_EPOCH, GeneratedStream
 from origin.generations.suspects import slot_for
 from origin.metrics import Metrics
@@ -30,10 +31,15 @@ Placed = tuple[GeneratedStream, WorkerSlot, int]
 
 
 class StreamTable:
-    """`by_id` holds every stream that runs or waits, or is about to be handed over again."""
+    """`by_id` holds every stream that runs or waits, or is about to be handed over again.
+
+    `ended` are those that ended here lately, `revision` is that of the last change to any.
+    """
 
     def __init__(self, max_streams: int, metrics: Metrics, random: Random) -> None:
         self.by_id: dict[bytes, GeneratedStream] = {}
+        self.ended: deque[EndedStream] = deque(maxlen=MAX_ENDED)
+        self.revision = 0
         self._max_streams = max_streams
         self._metrics = metrics
         self._random = random
@@ -94,12 +100,37 @@ class StreamTable:
                 retry_after_ms=spread_ms(OVERLOADED_RETRY_MS, self._random),
             )
 
+    # ---- what operators see ----
+
+    def touch(self, stream: GeneratedStream) -> None:
+        """Something has changed that operators see of it."""
+        self.revision += 1
+        stream.progress.revision = self.revision
+
+    def remember(self, stream: GeneratedStream, reason: FinishReason) -> None:
+        """It has ended here."""
+        self.touch(stream)
+        recipe = stream.recipe
+        self.ended.append(
+            EndedStream(
+                id=stream.id,
+                tenant=recipe.tenant,
+                model=recipe.model,
+                priority=recipe.priority,
+                epoch=stream.epoch,
+                progress=stream.progress,
+                reason=reason,
+                ended_s=self._metrics.clock(),
+            )
+        )
+
     # ---- waiting ----
 
     def enqueue(self, stream: GeneratedStream) -> None:
         """A stream that was not here: it waits for a worker."""
-        stream.read_s = self._metrics.clock()
+        stream.read_s = stream.progress.began_s = self._metrics.clock()
         self.by_id[stream.id] = stream
+        self.touch(stream)
         self._waiting.append(stream)
         self._metrics.streams.set(len(self.by_id))
 
@@ -159,6 +190,7 @@ class StreamTable:
             self._waiting.remove(stream)
             run = stream.run = next(self._numbers)
             stream.slot, stream.ordered = slot, False
+            self.touch(stream)
             stream.standing.place(retried=stream.started)
             company[slot].append(stream.standing)
             self._runs[slot, run] = stream
@@ -170,6 +202,7 @@ class StreamTable:
         if stream.slot is not None:
             self._runs.pop((stream.slot, stream.run), None)
             stream.slot, stream.ordered = None, False
+            self.touch(stream)
 
     def forget(self, stream: GeneratedStream) -> None:
         """It is over here, and whoever steers it is told."""

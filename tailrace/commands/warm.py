@@ -18,8 +18,6 @@ from tailrace.commands.options import JsonOption
 from tailrace.extra import extra
 
 if TYPE_CHECKING:
-    from origin.warm.policies import KeepAlivePolicy
-    from origin.warm.prices import WarmPrices
     from origin.warm.trace import ArrivalTrace
 
 warm_app = typer.Typer(
@@ -66,12 +64,13 @@ def simulate(
 ) -> None:
     """Put a trace through policies, and say what each would have cost beside the optimum."""
     with extra("origin"):
+        from origin.warm.named import named_policy
         from origin.warm.prices import WarmPrices
         from origin.warm.simulate import compare
 
     prices = WarmPrices(cold_cost, load)
     names = list(policy or (one for one in POLICIES if one != "greedy-dual" or memory is not None))
-    chosen = [_policy(one, prices) for one in names]
+    chosen = [named_policy(one, prices, "--policy") for one in names]
     if memory is None and "greedy-dual" in names:
         raise CallerError("greedy-dual needs a cap", field="--memory")
     arrivals = _trace(trace, seed, days)
@@ -194,30 +193,6 @@ def import_(
         typer.echo(json.dumps(said))
     else:
         typer.echo(f"{len(arrivals)} requests to {len(arrivals.names)} models are in {to}")
-
-
-def _policy(name: str, prices: WarmPrices) -> KeepAlivePolicy:
-    from origin.warm.histogram import HistogramBins, HybridHistogram
-    from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, PredictivePrewarm
-
-    kind, _, seconds = name.partition("-")
-    if kind == "ttl":
-        try:
-            return FixedTtl(float(seconds))
-        except ValueError:
-            raise CallerError(f"{name!r} names no time", field="--policy") from None
-    known: dict[str, Callable[[], KeepAlivePolicy]] = {
-        "break-even": lambda: BreakEven(prices),
-        "hybrid-histogram": HybridHistogram,
-        "hybrid-histogram-1s": lambda: HybridHistogram(HistogramBins.fine()),
-        "greedy-dual": lambda: GreedyDual(prices.cold_cost_gpu_s),
-        "learned-ttl": lambda: PredictivePrewarm(prices, prewarm=False),
-        "predictive-prewarm": lambda: PredictivePrewarm(prices),
-    }
-    if name not in known:
-        hint = f"ttl-SECONDS, {', '.join(known)}"
-        raise CallerError(f"no policy is called {name!r}", field="--policy", hint=hint)
-    return known[name]()
 
 
 def _trace(name: str, seed: int, days: float) -> ArrivalTrace:

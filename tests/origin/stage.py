@@ -78,7 +78,7 @@ class Stage:
         """The worker says that it is at work on these; on all that it has, if none are given."""
         runs = [
             stream.run
-            for stream in self.runs._table.on(slot)
+            for stream in self.runs.table.on(slot)
             if stream.id in (streams or (stream.id,))
         ]
         self.runs.worker_begun(slot, Begun(tuple(runs)))

@@ -86,7 +86,7 @@ async def test_a_worker_that_dies_while_it_is_given_a_stream_is_not_sent_it(stag
     await giving
     assert len(one.sent) == 1
     assert two.sent == []
-    assert one.last[0] == stage.runs._table.by_id[A].run
+    assert one.last[0] == stage.runs.table.by_id[A].run
 
 
 async def test_a_lost_workers_late_frames_are_not_stored(stage: Stage) -> None:
@@ -121,15 +121,15 @@ async def test_the_neighbours_of_a_stream_that_kills_workers_are_not_blamed(stag
     for _ in range(TOGETHER_DEATHS + 1):
         await stage.ready(one)
         # Either may be the cause, and most likely neither.
-        assert len(stage.runs._table.on(one)) == 2
+        assert len(stage.runs.table.on(one)) == 2
         stage.begun(one)
         await stage.lost(one)
     for life in range(MAX_DEATHS):
         await stage.ready(one)
-        [alone] = stage.runs._table.on(one)
+        [alone] = stage.runs.table.on(one)
         assert alone.id == A
         await stage.step(one, alone.run, life, "a")
-        _, beside = stage.runs._table.on(one)  # A is proven, and B is tried beside it
+        _, beside = stage.runs.table.on(one)  # A is proven, and B is tried beside it
         assert beside.id == B
         stage.begun(one, B)
         await stage.lost(one)
@@ -148,12 +148,12 @@ async def test_a_stream_that_only_waited_in_a_worker_is_not_suspected_of_its_dea
         await stage.start(stream)
     for _ in range(TOGETHER_DEATHS + 1):
         await stage.ready(one)
-        assert len(stage.runs._table.on(one)) == 2
+        assert len(stage.runs.table.on(one)) == 2
         stage.begun(one, A)
         await stage.lost(one)
     for _ in range(MAX_DEATHS):
         await stage.ready(one)
-        assert [stream.id for stream in stage.runs._table.on(one)] == [B]  # A is to wait for it
+        assert [stream.id for stream in stage.runs.table.on(one)] == [B]  # A is to wait for it
         await stage.lost(one)
     assert await stage.frames(B) == []
 
@@ -168,7 +168,7 @@ async def test_newcomers_do_not_wait_for_suspects(stage: Stage) -> None:
         await stage.lost(one)
     await stage.ready(one)
     await stage.start(C)
-    assert [stream.id for stream in stage.runs._table.on(one)] == [A, C]  # B waits for A
+    assert [stream.id for stream in stage.runs.table.on(one)] == [A, C]  # B waits for A
 
 
 async def test_suspects_are_handed_over_when_the_others_have_made_something(stage: Stage) -> None:
@@ -181,16 +181,16 @@ async def test_suspects_are_handed_over_when_the_others_have_made_something(stag
         await stage.lost(one)
     await stage.start(C)
     await stage.ready(one)
-    assert [stream.id for stream in stage.runs._table.on(one)] == [C]
+    assert [stream.id for stream in stage.runs.table.on(one)] == [C]
     await stage.step(one, one.last[0], 0, "c")
-    assert [stream.id for stream in stage.runs._table.on(one)] == [C, A]
+    assert [stream.id for stream in stage.runs.table.on(one)] == [C, A]
 
 
 async def test_an_urgent_stream_is_handed_over_first(stage: Stage) -> None:
     for stream, priority in ((A, "batch"), (B, "standard"), (C, "interactive")):
         await stage.start(stream, RECIPE.model_copy(update={"priority": priority}))
     await stage.ready(stage.slots[0])
-    assert [stream.id for stream in stage.runs._table.on(stage.slots[0])] == [C, B, A]
+    assert [stream.id for stream in stage.runs.table.on(stage.slots[0])] == [C, B, A]
 
 
 async def test_a_stream_that_makes_tokens_between_deaths_goes_on(stage: Stage) -> None:

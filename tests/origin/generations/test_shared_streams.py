@@ -269,7 +269,7 @@ async def test_a_stream_that_killed_its_workers_during_an_outage_is_ended_after_
 ) -> None:
     one = stage.slots[0]
     await stage.start(A)
-    stage.runs._table.by_id[A].standing.blamed = MAX_DEATHS - 1
+    stage.runs.table.by_id[A].standing.blamed = MAX_DEATHS - 1
     await stage.ready(one)
     stage.begun(one)
     await stage.lost(one)

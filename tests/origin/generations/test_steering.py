@@ -99,7 +99,7 @@ async def test_those_of_an_origin_that_is_gone_are_not_counted_as_ours(stage: St
     await asyncio.sleep(0)
     await takes(stage, one, 1)
     await asked
-    stage.runs._forget(stage.runs._table.by_id[A])
+    stage.runs._forget(stage.runs.table.by_id[A])
     await stage.runs.restore([A])  # as another process would
     again = steering(stage)
     await asyncio.sleep(0)

@@ -1,0 +1,108 @@
+"""One question to origins: a Call to the object of class `operator` that each of them has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlencode
+
+from edge.admin.merge import Document
+from edge.origins.link import Link
+from edge.reader import WINDOW_BODIES, WINDOW_BODY_BYTES, Reader
+from ledger.errors import OriginUnreachable, TailraceError, TooLarge
+from ledger.frame import Call, Caller
+
+OPERATOR = "operator"
+"""The class of objects."""
+PATIENCE_S = 5.0
+"""An origin that has not answered by then is left out: the others' answers are shown."""
+SIMULATION_PATIENCE_S = 70.0
+MAX_ANSWER_BYTES = 8 << 20
+
+
+class Asking:
+    """Questions of one operator; `caller` says of which tenant, and with which rights."""
+
+    def __init__(self, link: Link, caller: Caller | None) -> None:
+        self._link = link
+        self._caller = caller
+
+    async def all(
+        self, asked: str, query: dict[str, str], origins: Iterable[str] | None = None
+    ) -> dict[str, Document | TailraceError]:
+        """What each origin says, or those of these addresses.
+
+        Raises what they refuse with where all of them do: then it is the question's fault.
+        """
+        addresses = [origin.address for origin in self._link.origins]
+        asked_of = [one for one in addresses if origins is None or one in set(origins)]
+        answers = await asyncio.gather(*(self._safely(one, asked, query) for one in asked_of))
+        refusals = [one for one in answers if isinstance(one, TailraceError) and one.status < 500]
+        if refusals and len(refusals) == len(answers):
+            raise refusals[0]
+        return dict(zip(asked_of, answers, strict=True))
+
+    async def _safely(
+        self, address: str, asked: str, query: dict[str, str]
+    ) -> Document | TailraceError:
+        try:
+            return await self.one(address, asked, query)
+        except TailraceError as error:
+            return error
+
+    async def one(
+        self,
+        address: str,
+        asked: str,
+        query: dict[str, str],
+        *,
+        method: str = "GET",
+        body: bytes = b"",
+        patience_s: float = PATIENCE_S,
+    ) -> Document:
+        """What one origin says; raises what it refuses with, OriginUnreachable if it is silent."""
+        if not any(one.usable and one.address == address for one in self._link.origins):
+            raise OriginUnreachable("there is no link to this origin")
+        reader = Reader(self._link, only=address)
+        call = Call(
+            object=OPERATOR,
+            name=asked,
+            method=method,
+            url=f"http://operator/{asked}?{urlencode(query)}",
+            headers=(),
+            body=body,
+            credit=WINDOW_BODIES,
+            credit_bytes=WINDOW_BODY_BYTES,
+            caller=self._caller,
+        )
+        try:
+            async with asyncio.timeout(patience_s):
+                answer = await reader.call(call)
+                said = bytearray()
+                ended = False
+                while not ended:
+                    data, ended = await reader.take_piece()
+                    said += data
+                    if len(said) > MAX_ANSWER_BYTES:
+                        raise TooLarge("the origin's answer is too large")
+        except TimeoutError:
+            raise OriginUnreachable(f"no answer within {patience_s:g} s") from None
+        finally:
+            reader.close()
+        document: Any = json.loads(said)
+        if answer.status >= 400:
+            raise _error(answer.status, document["error"])
+        return dict(document)
+
+
+def _error(status: int, said: dict[str, Any]) -> TailraceError:
+    return TailraceError(
+        said["message"],
+        code=said["code"],
+        status=status,
+        retryable=said["retryable"],
+        field=said.get("field"),
+        hint=said.get("hint"),
+    )

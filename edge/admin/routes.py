@@ -1,0 +1,167 @@
+"""The routes below `/v1/admin/`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from edge.access.middleware import caller_of, head_of
+from edge.admin.asking import SIMULATION_PATIENCE_S, Asking
+from edge.admin.merge import one_page, side_by_side, whose
+from edge.admin.operators import require_operator
+from edge.config import EdgeConfig
+from edge.origins.link import Link
+from edge.parameters import parse_stream_id, read_body
+from ledger.errors import CallerError, NotFound
+from ledger.frame import SCHEMA_HASH
+from ledger.version import tailrace_version
+
+MAX_MERGED = 1000
+"""How far down the streams of several origins are shown as one list; beyond, choose an origin."""
+DEFAULT_PAGE = "100"
+NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+STARTED_S = time.monotonic()
+
+Handler = Callable[[Request, Asking, dict[str, str]], Awaitable[dict[str, object]]]
+
+
+def admin_routes() -> list[Route]:
+    return [
+        _route("streams", streams),
+        _route("streams/{id}", one_stream),
+        _route("streams/{id}/frames", frames),
+        _route("streams/{id}/cancel", cancel, "POST"),
+        _route("health", health),
+        _route("simulate", simulate, "POST"),
+        *(_route(asked, partial(_beside, asked)) for asked in ("pool", "histograms", "ledger")),
+    ]
+
+
+def _route(path: str, handler: Handler, method: str = "GET") -> Route:
+    async def endpoint(request: Request) -> Response:
+        config: EdgeConfig = request.app.state.config
+        caller = caller_of(request)
+        require_operator(head_of(request.scope), caller, config)
+        query = dict(request.query_params)
+        if len(query) < len(request.query_params.multi_items()):
+            raise CallerError("a parameter is given twice", field="query")
+        asking = Asking(request.app.state.link, caller)
+        return JSONResponse(await handler(request, asking, query), headers=NO_STORE)
+
+    return Route(f"/v1/admin/{path}", endpoint, methods=[method])
+
+
+async def _beside(
+    asked: str, request: Request, asking: Asking, query: dict[str, str]
+) -> dict[str, object]:
+    return side_by_side(await asking.all(asked, query, _chosen(request, query)))
+
+
+async def streams(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
+    """Those that run or wait, of all origins or one."""
+    link: Link = request.app.state.link
+    chosen = _chosen(request, query)
+    offset, limit = (_number(query, *one) for one in (("offset", "0"), ("limit", DEFAULT_PAGE)))
+    many = len(link.origins) > 1 and chosen is None
+    if many:
+        if offset + limit > MAX_MERGED:
+            raise CallerError(
+                f"{offset + limit} is beyond what is shown of several origins together",
+                field="offset",
+                hint=f"at most {MAX_MERGED} with limit; or choose one: origin=ADDRESS",
+            )
+        query |= {"offset": "0", "limit": str(offset + limit)}
+    answers = await asking.all("streams", query, chosen)
+    return one_page(
+        answers,
+        query.get("sort", "began_ms"),
+        falls=query.get("order", "desc") == "desc",
+        offset=offset,
+        limit=limit,
+    )
+
+
+async def one_stream(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
+    """Of whichever origin has it."""
+    stream = parse_stream_id(request.path_params["id"]).hex()
+    address, document = whose(await asking.all(f"streams/{stream}", query))
+    return document | {"origin": address}
+
+
+async def frames(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
+    address, stream = await _place(request, asking)
+    return await asking.one(address, f"streams/{stream}/frames", query)
+
+
+async def cancel(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
+    address, stream = await _place(request, asking)
+    return await asking.one(address, f"streams/{stream}/cancel", query, method="POST")
+
+
+async def _place(request: Request, asking: Asking) -> tuple[str, str]:
+    """The origin to ask about the stream that the path names."""
+    stream = parse_stream_id(request.path_params["id"]).hex()
+    address, _ = whose(await asking.all(f"streams/{stream}", {}))
+    return address, stream
+
+
+async def health(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
+    """This edge, and the origins as it sees them and as they see themselves."""
+    link: Link = request.app.state.link
+    answers = side_by_side(await asking.all("health", query))
+    heartbeat = link.heartbeat
+    seen = {origin.address: origin.described() for origin in link.origins}
+    return {
+        "edge": {
+            "version": tailrace_version(),
+            "schema": SCHEMA_HASH.hex(),
+            "pid": os.getpid(),
+            "uptime_s": round(time.monotonic() - STARTED_S, 1),
+            "ready": heartbeat.ready and not request.app.state.draining,
+            "draining": request.app.state.draining,
+            "reasons": list(heartbeat.reasons),
+            "requests": link.route_count,
+            "http3": request.app.state.quic is not None,
+        },
+        "origins": [seen[one["origin"]] | {"itself": one} for one in answers["origins"]],
+    }
+
+
+async def simulate(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
+    """By the first origin that is there: what it answers does not depend on which."""
+    config: EdgeConfig = request.app.state.config
+    link: Link = request.app.state.link
+    body = await read_body(request, config.max_body_bytes)
+    return await asking.one(
+        link.address,
+        "simulate",
+        query,
+        method="POST",
+        body=body,
+        patience_s=SIMULATION_PATIENCE_S,
+    )
+
+
+def _chosen(request: Request, query: dict[str, str]) -> list[str] | None:
+    """The origin that is asked alone, if one is."""
+    wanted = query.pop("origin", None)
+    if wanted is None:
+        return None
+    link: Link = request.app.state.link
+    if wanted not in {origin.address for origin in link.origins}:
+        hint = ", ".join(origin.address for origin in link.origins)
+        raise NotFound("no such origin", field="origin", hint=hint)
+    return [wanted]
+
+
+def _number(query: dict[str, str], name: str, default: str) -> int:
+    text = query.get(name, default)
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise CallerError(f"{text!r}", field=name, hint="a number")
+    return int(text)

@@ -1,0 +1,1 @@
+"""What operators are told of an origin: the far end of an edge's `/v1/admin/…`."""

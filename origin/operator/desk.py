@@ -1,0 +1,178 @@
+"""Answers operators: what is asked for is the name of a Call to an object of class `operator`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from ledger.errors import CallerError, Forbidden, NotFound, TailraceError, error_body
+from ledger.interface import Ledger, StreamInfo
+from ledger.objects.object import ObjectRequest, ObjectResponse
+from ledger.version import tailrace_version
+from origin.checkpoint.prompt import PromptReader
+from origin.config import OriginConfig
+from origin.generations.runs import Runs
+from origin.metrics import Metrics
+from origin.operator.live import LivePages, encoded
+from origin.operator.pool import pool_document
+from origin.operator.query import Query
+from origin.operator.simulation import simulate
+from origin.operator.stored import (
+    MAX_FRAMES,
+    frame_row,
+    generation,
+    prompt_document,
+    stored_document,
+)
+from origin.workers.worker_process import WorkerSlot
+
+DEFAULT_FRAMES = 200
+MAX_INDEX = 2**63
+
+_STREAM = re.compile(r"streams/([0-9a-f]{32})(?:/(frames|cancel))?")
+
+Document = dict[str, Any]
+log = structlog.get_logger("operator")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorDesk:
+    """Of one origin, which answers for itself alone. `links` are its edges, as it sees them;
+    `end` cancels a stream and gives what has become of it."""
+
+    ledger: Ledger
+    runs: Runs
+    metrics: Metrics
+    config: OriginConfig
+    reader: PromptReader | None
+    pages: LivePages
+    slots: Sequence[WorkerSlot]
+    links: Callable[[], list[Document]]
+    end: Callable[[StreamInfo], Awaitable[StreamInfo]]
+    unix_ms: Callable[[float], int]
+    simulating: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def answer(self, asked: str, request: ObjectRequest) -> ObjectResponse:
+        try:
+            document = await self._answer(asked, request)
+        except TailraceError as error:
+            return _json(error.status, error_body(error))
+        return _json(200, document)
+
+    async def _answer(self, asked: str, request: ObjectRequest) -> Document:
+        query = Query(request.url)
+        if (one := _STREAM.fullmatch(asked)) is not None:
+            return await self._stream(bytes.fromhex(one[1]), one[2], request.method, query)
+        if asked == "simulate":
+            _require(request.method, "POST")
+            query.done()
+            return await simulate(request.body, self.simulating)
+        documents: dict[str, Callable[[Query], Awaitable[Document]]] = {
+            "streams": self._streams,
+            "pool": self._pool,
+            "histograms": self._histograms,
+            "ledger": self._ledger,
+            "health": self._health,
+        }
+        if asked not in documents:
+            raise NotFound(f"an operator cannot ask for {asked!r}")
+        _require(request.method, "GET")
+        return await documents[asked](query)
+
+    # ---- streams ----
+
+    async def _streams(self, query: Query) -> Document:
+        return self.pages.page(query)
+
+    async def _stream(self, stream: bytes, part: str | None, method: str, query: Query) -> Document:
+        _require(method, "POST" if part == "cancel" else "GET")
+        info = await generation(self.ledger, stream)
+        if part == "frames":
+            return await self._frames(info, query)
+        text = part is None and query.flag("text")
+        query.done()
+        if part == "cancel":
+            log.info("operator.cancelled", stream=stream.hex())
+            info = await self.end(info)
+        document = await stored_document(self.ledger, info)
+        document |= {"live": self.pages.live(stream), "lately": self.pages.ended(stream)}
+        if text:
+            self._check_text(stream)
+            document |= prompt_document(info, self.reader)
+        return document
+
+    async def _frames(self, info: StreamInfo, query: Query) -> Document:
+        start = query.number("start", 0, MAX_INDEX)
+        limit = query.number("limit", DEFAULT_FRAMES, MAX_FRAMES, least=1)
+        text = query.flag("text")
+        query.done()
+        if text:
+            self._check_text(info.stream)
+        records = await self.ledger.read(info.stream, start, limit)
+        at_ms = self.pages.frame_ms(info.stream)
+        return {
+            "id": info.stream.hex(),
+            "frames": [
+                frame_row(record, index, at_ms(index), text=text)
+                for index, record in enumerate(records, start)
+            ],
+            "next_index": info.next_index,
+            "ended": info.ended,
+        }
+
+    def _check_text(self, stream: bytes) -> None:
+        if not self.config.operator_text:
+            raise Forbidden(
+                "operators of this origin do not see what streams say",
+                field="text",
+                hint="origin.operator_text",
+            )
+        log.info("operator.read", stream=stream.hex())
+
+    # ---- the origin ----
+
+    async def _pool(self, query: Query) -> Document:
+        query.done()
+        return pool_document(
+            self.runs, self.metrics, self.slots, self.config.max_streams, self.unix_ms
+        )
+
+    async def _histograms(self, query: Query) -> Document:
+        query.done()
+        return {"histograms": self.metrics.histograms()}
+
+    async def _ledger(self, query: Query) -> Document:
+        query.done()
+        size = await self.ledger.size()
+        return {
+            "ledger": self.ledger.name,
+            "silent_s": self.ledger.silent_s(),
+            "text": self.config.operator_text,
+            **size._asdict(),
+        }
+
+    async def _health(self, query: Query) -> Document:
+        query.done()
+        return {
+            "version": tailrace_version(),
+            "reasons": list(self.runs.reasons),
+            "ledger_silent_s": self.ledger.silent_s(),
+            "edges": self.links(),
+        }
+
+
+def _require(method: str, wanted: str) -> None:
+    if method != wanted:
+        raise CallerError(
+            "not a method of this", code="method_not_allowed", status=405, hint=wanted
+        )
+
+
+def _json(status: int, document: Document) -> ObjectResponse:
+    headers = (("content-type", "application/json"), ("cache-control", "no-store"))
+    return ObjectResponse(status, headers, encoded(document))

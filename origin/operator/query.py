@@ -1,0 +1,42 @@
+"""What an operator's request asks for, checked: the query of its URL."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from urllib.parse import parse_qsl, urlsplit
+
+from ledger.errors import CallerError
+
+
+class Query:
+    """The parameters of one request. What is taken is known; `done` refuses the rest."""
+
+    def __init__(self, url: str) -> None:
+        pairs = parse_qsl(urlsplit(url).query, keep_blank_values=True)
+        self._given = dict(pairs)
+        if len(self._given) < len(pairs):
+            raise CallerError("a parameter is given twice", field="query")
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._given.pop(name, default)
+
+    def word(self, name: str, words: Collection[str], default: str) -> str:
+        """One of `words`."""
+        text = self.text(name, default)
+        if text != default and text not in words:
+            raise CallerError(f"{text!r} is none of them", field=name, hint=", ".join(words))
+        return text
+
+    def number(self, name: str, default: int, most: int, least: int = 0) -> int:
+        text = self.text(name, str(default))
+        if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
+            raise CallerError(f"{text!r}", field=name, hint=f"a number from {least} to {most}")
+        return int(text)
+
+    def flag(self, name: str) -> bool:
+        return self.word(name, ("0", "1"), "0") == "1"
+
+    def done(self) -> None:
+        """Nothing else may be given."""
+        for name in self._given:
+            raise CallerError("no such parameter", code="unknown_field", field=name)
