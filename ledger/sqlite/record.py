@@ -78,16 +78,6 @@ def places_of(blob: bytes) -> list[tuple[int, int]] | None:
     return list(zip(sids, indexes, strict=True)) if whole else None
 
 
-def with_head(blob: bytes) -> bytes:
-    """A log row of version 3, whose head had no checksum; what is damaged stays so."""
-    try:
-        _check(blob, "")
-    except Damaged:
-        return blob
-    _, _, at = _take_head(blob, 4)
-    return _seal(_U32.pack(zlib.crc32(blob[4:at])), blob[4:])
-
-
 def pack_segment(frames: Sequence[bytes], ids: Sequence[tuple[int, ...]]) -> bytes:
     """The blob of one segment."""
     joined = b"".join(frames)

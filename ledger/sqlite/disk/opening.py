@@ -10,8 +10,6 @@ from pathlib import Path
 from ledger.errors import ConfigError
 
 SCHEMA_VERSION = 5
-MIGRATED_VERSION = 3
-"""The oldest that this one can go on with."""
 APPLICATION_ID = 0x54_52_4C_31  # "TRL1"
 BUSY_TIMEOUT_MS = 5_000
 """For how long a connection waits for the locks of others."""
@@ -86,9 +84,8 @@ def refuse_foreign(
     application: int,
     *,
     has_tables: bool,
-    oldest: int = SCHEMA_VERSION,
 ) -> None:
-    """`ConfigError` for what is no ledger, or one of a version before `oldest` or after ours.
+    """`ConfigError` for what is no ledger, or one of another version than ours.
 
     `version` and `application` are the numbers in its header, user_version and application_id.
     """
@@ -100,16 +97,13 @@ def refuse_foreign(
             field="ledger.path",
             hint="it is another program's file; give the ledger a path of its own",
         )
-    if not oldest <= version <= SCHEMA_VERSION:
-        hints = {
-            version > SCHEMA_VERSION: "a newer Tailrace wrote it: run that one",
-            version < MIGRATED_VERSION: "a development version wrote it: move it away, with what"
-            " lies beside it; a new one is made",
-        }
+    if version != SCHEMA_VERSION:
+        newer = "a newer Tailrace wrote it: run that one"
+        older = "an older one wrote it: move it away, with what lies beside it; a new one is made"
         raise ConfigError(
             f"{path} is a ledger of version {version}, not {SCHEMA_VERSION}",
             field="ledger.path",
-            hint=hints.get(True, "the next origin that starts on it brings it up to date"),
+            hint=newer if version > SCHEMA_VERSION else older,
         )
 
 

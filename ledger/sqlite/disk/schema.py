@@ -7,15 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import apsw
-import structlog
 
 from ledger.errors import ConfigError
 from ledger.sqlite.disk.checksum import add_functions
-from ledger.sqlite.disk.migration import migrate
 from ledger.sqlite.disk.opening import (
     APPLICATION_ID,
     BUSY_TIMEOUT_MS,
-    MIGRATED_VERSION,
     SCHEMA_VERSION,
     refuse_foreign,
 )
@@ -74,16 +71,14 @@ CREATE TABLE object_value (
 ) WITHOUT ROWID;
 """
 
-log = structlog.get_logger("ledger")
-
 
 def connect_writer(
     path: Path, vfs: str | None, look: Callable[[int], None] = lambda _: None
 ) -> apsw.Connection:
     """The connection that writes: makes the schema in a new file, refuses a foreign one.
 
-    A file of an older version is brought up to this one. Before anything of the WAL is
-    moved or written over, `look` is told how many frames of it are whole.
+    Before anything of the WAL is moved or written over, `look` is told how many frames of it
+    are whole.
     """
     _refuse_old_sqlite()
     writer = apsw.Connection(str(path), vfs=vfs)
@@ -91,7 +86,7 @@ def connect_writer(
         writer.set_busy_timeout(BUSY_TIMEOUT_MS)
         version, application = _pragma(writer, "user_version"), _pragma(writer, "application_id")
         has_tables = writer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get is not None
-        refuse_foreign(path, version, application, has_tables=has_tables, oldest=MIGRATED_VERSION)
+        refuse_foreign(path, version, application, has_tables=has_tables)
         add_functions(writer)
         if version == 0:
             _make_schema(writer)
@@ -105,10 +100,6 @@ def connect_writer(
         # anything is acknowledged that would lie behind it in the WAL.
         renew(writer, vfs, frames, _pragma(writer, "page_size"))
         writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        if 0 < version < SCHEMA_VERSION:
-            migrate(writer, SCHEMA_VERSION)
-            log.info("ledger.migrated", path=str(path), version=SCHEMA_VERSION)
-            writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     except BaseException:
         leave(writer)
         writer.close()

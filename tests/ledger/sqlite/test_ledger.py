@@ -206,11 +206,12 @@ async def test_a_watcher_that_raises_keeps_nobody_waiting(tmp_path: Path) -> Non
         assert (ledger.released(A), ledger.released(B)) == (1, 1)
 
 
-async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "hint"), [(99, "run that one"), (4, "move it away")])
+async def test_another_schema_is_refused(tmp_path: Path, version: int, hint: str) -> None:
     async with opened(tmp_path):
         pass
-    SqlitePlace(tmp_path).edit("PRAGMA user_version = 99")
-    with pytest.raises(ConfigError, match="a ledger of version 99"):
+    SqlitePlace(tmp_path).edit(f"PRAGMA user_version = {version}")
+    with pytest.raises(ConfigError, match=f"a ledger of version {version}.*{hint}"):
         await SqliteLedger.open(tmp_path / "ledger.db", Clock())
 
 
