@@ -27,6 +27,7 @@ from edge.errors import (
 )
 from edge.origins.link import Link
 from edge.quic.listen import QuicListener
+from edge.telemetry.endpoint import metrics
 from edge.web_files import web_routes
 from ledger.errors import TailraceError
 from ledger.frame import SCHEMA_HASH, STREAM_PATH
@@ -61,6 +62,7 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/version", version),
+            Route("/metrics", metrics),
             *web_routes(),
         ],
         middleware=[Middleware(Access, rules=rules or access_rules(config))],
@@ -76,6 +78,7 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
     app.state.config = config
     app.state.draining = False
     app.state.quic = None  # unless HTTP/3 is served
+    app.state.metrics = None  # unless they are counted
     return app
 
 

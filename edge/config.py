@@ -21,7 +21,7 @@ from edge.quic.steer import MAX_PROCESSES, can_steer
 from edge.session import MAX_UNFINISHED
 from ledger.dial import Credentials, LinkAddress, LinkText, check_link, secret_bytes
 from ledger.frame import MAX_CALL_BODY_BYTES
-from ledger.settings import Address, Settings, parse_address, split_at_commas
+from ledger.settings import MAX_PORT, Address, Settings, parse_address, split_at_commas
 
 
 def _checked_origin(text: str) -> str:
@@ -175,6 +175,15 @@ class EdgeConfig(Settings):
         description="then requests under way may end for so long; streams that have not are to be"
         " resumed on another edge",
     )
+    telemetry: bool = Field(
+        True, description="count and time requests, streams and frames: what /metrics shows"
+    )
+    metrics: Address | None = Field(
+        None,
+        description="HOST:PORT that serves Prometheus metrics under /metrics without a key, on a"
+        " private network; each of several processes has the next port; default none, but on"
+        " loopback, and for an administrator's key, /metrics is with everything else",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )
@@ -207,6 +216,30 @@ class EdgeConfig(Settings):
             raise ValueError("several processes serve HTTP/3 on Linux only; give http3 = false")
         return self
 
+    @model_validator(mode="after")
+    def _every_process_has_a_port_for_metrics(self) -> Self:
+        if self.metrics is not None:
+            if not self.telemetry:
+                raise ValueError("metrics: without telemetry nothing is counted")
+            port = parse_address(self.metrics)[1]
+            if port and port + self.processes - 1 > MAX_PORT:
+                raise ValueError(
+                    "metrics: each process has the next port, and there are not enough"
+                )
+        return self
+
+    def metrics_address(self, process: int) -> tuple[str, int] | None:
+        """Where one of the processes shows what it counts."""
+        if self.metrics is None:
+            return None
+        host, port = parse_address(self.metrics)
+        return host, port + process if port else 0
+
+    @property
+    def is_private(self) -> bool:
+        """Nobody but this machine asks it, not even by way of a proxy."""
+        return self.listens_on_loopback_alone and not self.trusted_proxies
+
     @property
     def listens_on_loopback_alone(self) -> bool:
         listening = (*self.http, *(self.https if self.certificate is not None else ()))
@@ -234,10 +267,9 @@ class EdgeConfig(Settings):
 
 def access_rules(config: EdgeConfig, gate: Gate | None = None) -> Rules:
     """Who may ask an edge with these settings; without a `gate` nobody needs a key."""
-    is_private = config.listens_on_loopback_alone and not config.trusted_proxies
     return Rules(
         proxies=config.proxies,
-        hosts=HostRule(config.hosts, on=bool(config.hosts) or is_private),
+        hosts=HostRule(config.hosts, on=bool(config.hosts) or config.is_private),
         pages=OriginRule(config.allowed_origins),
         gate=gate or Gate(None, monotonic, lambda: datetime.now(UTC)),
     )

@@ -9,10 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from edge.telemetry.exchange import CLIENT_GONE, note_error
 from ledger.errors import CallerError, NotFound, TailraceError, error_body
-
-CLIENT_GONE = 499
-"""The status of an answer that nobody is left to read."""
 
 log = structlog.get_logger("tailrace.edge")
 
@@ -33,6 +31,12 @@ def error_response(error: TailraceError) -> JSONResponse:
 
 async def tailrace_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, TailraceError)
+    return noted_response(error)
+
+
+def noted_response(error: TailraceError) -> JSONResponse:
+    """The answer to the request that this task is about."""
+    note_error(error.code)
     return error_response(error)
 
 
@@ -40,8 +44,8 @@ async def http_error(request: Request, error: Exception) -> Response:
     """Errors that Starlette's router raises: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return error_response(_nothing_at(request.url.path))
-    answer = error_response(
+        return noted_response(_nothing_at(request.url.path))
+    answer = noted_response(
         TailraceError(
             error.detail,
             code="method_not_allowed" if error.status_code == 405 else "http_error",
@@ -57,7 +61,7 @@ async def not_a_websocket(request: Request) -> Response:
 
     Sessions never come as far as the application.
     """
-    answer = error_response(
+    answer = noted_response(
         CallerError(
             f"{request.url.path} is a WebSocket",
             code="upgrade_required",
@@ -83,4 +87,4 @@ async def client_gone(request: Request, _error: Exception) -> Response:
 
 async def internal_error(_request: Request, _error: Exception) -> Response:
     """Anything else is a fault of ours; the server logs its traceback, the client sees none."""
-    return error_response(TailraceError("an error of this edge; its log says more"))
+    return noted_response(TailraceError("an error of this edge; its log says more"))

@@ -11,6 +11,7 @@ import asyncio
 from typing import NamedTuple, TypeVar
 
 from edge.origins.link import Link
+from edge.telemetry.exchange import current, note_error, note_stream
 from ledger.errors import CallerError
 from ledger.frame import (
     LINK_CODEC,
@@ -31,6 +32,7 @@ from ledger.frame import (
     StreamError,
     decode,
     encode,
+    tag_of,
     to_error,
 )
 from ledger.window import Window
@@ -65,6 +67,8 @@ class Reader:
     def __init__(self, link: Link, only: str | None = None) -> None:
         self.link = link
         self._only = only
+        exchange = current()
+        self.protocol = "other" if exchange is None else exchange.protocol
         self._queue: list[bytes] = []
         self._filled = asyncio.Event()
         self._window = Window(0, 0)
@@ -118,6 +122,8 @@ class Reader:
         if isinstance(answer, StreamError):
             raise to_error(answer)
         assert isinstance(answer, kind), answer
+        if isinstance(answer, Opened | Status):
+            note_stream(answer.stream)
         return answer
 
     # ---- what follows: taking again says that what was taken last is with the client ----
@@ -145,6 +151,10 @@ class Reader:
             return []
         frames, self._queue = self._queue, []
         self._settle()
+        if tag_of(frames[-1]) == StreamError.tag:
+            _, error = decode(frames[-1])
+            assert isinstance(error, StreamError)
+            note_error(error.code)
         # All of them are logged, but for one that closes the stream: no credit follows it.
         self._window.passed(len(frames), sum(map(len, frames)))
         return frames

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import perf_counter
 
 import structlog
 import uvloop
@@ -25,8 +28,12 @@ from edge.server.outlet import Turn
 from edge.server.rest import Rest
 from edge.server.routes import StreamRoutes
 from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
+from edge.telemetry.counts import Counts
+from edge.telemetry.metrics import EdgeMetrics
+from edge.telemetry.middleware import Observed
 from ledger.log import configure_logging
 from ledger.process import Stop, look_less_often
+from ledger.telemetry.exposition import exposed
 
 log = structlog.get_logger("tailrace.edge")
 
@@ -49,7 +56,8 @@ def run(config: EdgeConfig) -> None:
 
 
 async def serve(config: EdgeConfig, open_files: int, sockets: Sockets, process: int) -> None:
-    turn = Turn()
+    counts = Counts() if config.telemetry else None
+    turn = Turn() if counts is None else Turn(clock_s=perf_counter, wrote=counts.wrote)
     gate = open_gate(config)
     config.origin_credentials.connects()  # so that a file which is not there is an error now
     link = Link(*config.origin_addresses, credentials=config.origin_credentials, turn=turn)
@@ -59,13 +67,16 @@ async def serve(config: EdgeConfig, open_files: int, sockets: Sockets, process: 
     server.alt_svc_headers = alt_svc(sockets.quic)
     rules = access_rules(config, gate)
     app = create_app(link, config, rules)
-    rest = Rest(app, server)
+    rest = Rest(Observed(app, counts), server)
     deadlines = Deadlines(asyncio.get_running_loop().time)
-    routes = StreamRoutes(link, turn, deadlines, rules)
+    routes = StreamRoutes(link, turn, deadlines, rules, counts)
     limits = connection_limits(config, open_files)
-    shared = Shared(config, link, rest, routes, deadlines, turn, limits, rules)
+    shared = Shared(config, link, rest, routes, deadlines, turn, limits, rules, counts)
+    if counts is not None:
+        app.state.metrics = EdgeMetrics(counts, link, limits)
     look_less_often()
     async with (
+        _metrics_served(app.state.metrics, config.metrics_address(process)),
         reloading(reloaded_keys(config, gate), *certificate.reloaded),
         rest.running(),
         listening(sockets, shared, certificate.context, process) as quic,
@@ -74,6 +85,19 @@ async def serve(config: EdgeConfig, open_files: int, sockets: Sockets, process: 
         await stop.asked.wait()
         app.state.draining = True
         await go_away(shared, quic, stop)
+
+
+@asynccontextmanager
+async def _metrics_served(
+    metrics: EdgeMetrics | None, address: tuple[str, int] | None
+) -> AsyncIterator[None]:
+    """At an address of their own, if there is one, while the block runs."""
+    if metrics is None or address is None:
+        yield
+        return
+    with exposed(metrics.registry, address, "edge.metrics") as port:
+        log.info("metrics", port=port)
+        yield
 
 
 def _take_files(config: EdgeConfig) -> int:

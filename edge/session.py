@@ -157,8 +157,11 @@ class Session:
         unfinished: Unfinished | None = None,
         random: Random | None = None,
         caller: Caller | None = None,
+        failed: Callable[[str], None] = lambda _code: None,
     ) -> None:
-        """`caller` is who the client is, and said of all that it asks."""
+        """`caller` is who the client is, and said of all that it asks; `failed` is called with
+        the code of each error that it is told."""
+        self._failed = failed
         self._caller = caller
         self.close: Close | None = None
         self._max_streams = max_streams
@@ -323,6 +326,9 @@ class Session:
         elif tag == StreamEnd.tag and stream.id is not None:
             self._unfinished.ended(stream.id)
         elif tag == StreamError.tag:
+            error = decode(raw)[1]
+            assert isinstance(error, StreamError)
+            self._failed(error.code)
             self._unfinished.refused(corr)
             self._unfinished.close(corr, stream.id)
         elif tag == Status.tag:
@@ -333,6 +339,11 @@ class Session:
             self._unfinished.close(corr, stream.id)
 
     # ---- to the client ----
+
+    @property
+    def has_frames(self) -> bool:
+        """Frames of streams wait for the client."""
+        return bool(self._turns)
 
     @property
     def congested(self) -> bool:
@@ -406,6 +417,7 @@ class Session:
         )
 
     def _refuse(self, corr: int, error: TailraceError) -> None:
+        self._failed(error.code)
         self._replies.append(encode(error_frame(error), corr))
 
     def _end(self, error: TailraceError, code: CloseCode) -> None:

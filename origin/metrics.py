@@ -7,17 +7,13 @@ moved over. Label values are few and fixed: priority classes, finish reasons, sl
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import accumulate
+from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
-from prometheus_client.core import HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import Metric
 
-from ledger.errors import ConfigError
 from ledger.frame import FinishReason, Priority, StreamEnd, decode
+from ledger.telemetry.distribution import Distribution
 from origin.workers.worker_frame import Load
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -39,36 +35,6 @@ _COUNTERS = {
     "drafted": ("spec_decode_num_draft_tokens", "Tokens proposed by speculation"),
     "accepted": ("spec_decode_num_accepted_tokens", "Of those, tokens that were kept"),
 }
-
-
-class Latency(Collector):
-    """Seconds by one label, whose values are given once and for all.
-
-    An observation takes a quarter of the time of prometheus_client's own histogram, which locks
-    a number of its own for each bucket. They come from one thread only; one that reads meanwhile
-    may miss the last.
-    """
-
-    def __init__(
-        self, name: str, help_: str, label: str, values: Iterable[str], buckets_s: Sequence[float]
-    ) -> None:
-        self._name, self._help, self._label = name, help_, label
-        self._buckets_s = buckets_s
-        self._counts = {value: [0] * (len(buckets_s) + 1) for value in values}
-        self._sums_s = dict.fromkeys(self._counts, 0.0)
-
-    def observe(self, value: str, seconds: float) -> None:
-        """`seconds` for one of the label's values."""
-        self._counts[value][bisect_left(self._buckets_s, seconds)] += 1
-        self._sums_s[value] += seconds
-
-    def collect(self) -> Iterable[HistogramMetricFamily]:
-        family = HistogramMetricFamily(self._name, self._help, labels=(self._label,))
-        bounds = [*map(str, self._buckets_s), "+Inf"]
-        for value, counts in self._counts.items():
-            buckets = list(zip(bounds, accumulate(counts), strict=True))
-            family.add_metric((value,), buckets, self._sums_s[value])
-        yield family
 
 
 class Metrics:
@@ -166,8 +132,8 @@ class Metrics:
     def _counter(self, name: str, help_: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, help_, labels, "tailrace", registry=self.registry)
 
-    def _latency(self, name: str, help_: str, buckets_s: tuple[float, ...]) -> Latency:
-        latency = Latency(f"tailrace_{name}", help_, "priority", CLASSES, buckets_s)
+    def _latency(self, name: str, help_: str, buckets_s: tuple[float, ...]) -> Distribution:
+        latency = Distribution(f"tailrace_{name}", help_, "priority", CLASSES, buckets_s)
         self.registry.register(latency)
         return latency
 
@@ -192,26 +158,3 @@ def _histogram(family: Metric) -> dict[str, object]:
         "bounds": [float(bound) for bound in bounds if bound != "+Inf"],
         "series": list(series.values()),
     }
-
-
-@contextmanager
-def exposed(metrics: Metrics, address: tuple[str, int] | None) -> Iterator[int | None]:
-    """Serve /metrics at `address` for as long as this lasts; gives the port. None: do not."""
-    if address is None:
-        yield None
-        return
-    host, port = address
-    try:
-        server, thread = start_http_server(port, host, metrics.registry)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot serve metrics on {host}:{port}: {error.strerror or error}",
-            field="origin.metrics",
-            hint="another origin may be running; choose another port",
-        ) from error
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

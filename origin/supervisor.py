@@ -18,6 +18,7 @@ from ledger.frame import encode
 from ledger.interface import Ledger
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.tasks import first_of
+from ledger.telemetry.exposition import exposed
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.edges.link import EdgeLink
@@ -25,7 +26,7 @@ from origin.edges.peers import Way
 from origin.generations.resume_token import TokenKeys
 from origin.generations.runs import Runs
 from origin.generations.service import Service
-from origin.metrics import Metrics, exposed
+from origin.metrics import Metrics
 from origin.objects import OriginObjects
 from origin.open_ledger import open_ledger
 from origin.operator.desk import OperatorDesk
@@ -135,7 +136,8 @@ class Supervisor:
             address = address._replace(port=server.sockets[0].getsockname()[1])
         log.info("origin.listening", link=str(address), data=str(self._config.data))
         try:
-            with exposed(self._metrics, self._config.metrics_address) as served:
+            shown = self._config.metrics_address
+            with exposed(self._metrics.registry, shown, "origin.metrics") as served:
                 if served is not None:
                     log.info("origin.metrics", port=served)
                 self._slots += slots

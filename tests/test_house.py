@@ -51,7 +51,7 @@ WORKER_SIDE = (
     *("origin.engine.drafts", "origin.engine.engine", "origin.engine.generation"),
 )
 # What of the ledger needs an extra.
-OF_AN_EXTRA = ("ledger.postgres", "ledger.tools.postgres_reader")
+OF_AN_EXTRA = ("ledger.postgres", "ledger.telemetry", "ledger.tools.postgres_reader")
 # Folders that git ignores, or that hold no text of ours.
 SKIPPED = {"__pycache__", "build", "dist", "node_modules"}
 SOURCE = {".bare", ".css", ".html", ".js", ".mjs", ".py", ".sql", ".toml", ".ts"}

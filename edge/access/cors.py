@@ -16,7 +16,7 @@ ALLOWED_METHODS = "GET, HEAD, PUT, POST, DELETE, OPTIONS"
 ALLOWED_HEADERS = ", ".join(
     (
         *("Authorization", "Content-Type", "If-None-Match", "Last-Event-ID"),
-        *("Idempotency-Key", "Tailrace-Token"),
+        *("Idempotency-Key", "Tailrace-Token", "Traceparent", "X-Request-Id"),
         *("Stream-Seq", "Stream-TTL", "Stream-Expires-At", "Stream-Closed"),
         *("Stream-Forked-From", "Stream-Fork-Offset", "Stream-Fork-Sub-Offset"),
         *("Producer-Id", "Producer-Epoch", "Producer-Seq"),
@@ -28,7 +28,7 @@ EXPOSED_HEADERS = ", ".join(
         *("Stream-Next-Offset", "Stream-Cursor", "Stream-Up-To-Date", "Stream-Closed"),
         *("Stream-TTL", "Stream-Expires-At", "Stream-SSE-Data-Encoding"),
         *("Producer-Epoch", "Producer-Seq", "Producer-Expected-Seq", "Producer-Received-Seq"),
-        *("ETag", "Location", "Retry-After", "Content-Encoding", "Vary"),
+        *("ETag", "Location", "Retry-After", "Content-Encoding", "Vary", "X-Request-Id"),
     )
 )
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edge.access.cors import preflight_headers
 from edge.access.head import Head
 from edge.access.rules import Admission, Rules
-from edge.errors import error_response
+from edge.errors import noted_response
 from ledger.frame import STREAM_PATH, Caller
 
 PREFIXES = ("/v1/generate", STREAM_PATH)
@@ -49,7 +49,7 @@ class Access:
         head, headers, refusal, caller = admission
         with_access = _adding(headers, send)
         if refusal is not None:
-            await error_response(refusal)(scope, receive, with_access)
+            await noted_response(refusal)(scope, receive, with_access)
         elif head.method == "OPTIONS" and head.path.startswith(PREFIXES):
             await Response(None, 204, preflight_headers(headers))(scope, receive, send)
         else:

@@ -8,6 +8,7 @@ origin refuses without having begun it, such as for want of room, the others are
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -48,6 +49,8 @@ MAX_HELD_BYTES = 64 << 20
 """Requests are refused while so many bytes of others wait for an answer, or for a link."""
 
 NOTHING_SHOWN = Credentials("edge.origin")
+KINDS = ("open", "read", "resume", "cancel", "steer", "call")
+"""Of what clients ask."""
 
 
 class Link:
@@ -69,9 +72,11 @@ class Link:
                 self._flush,
                 credentials,
                 None if backoff is None else replace(backoff),
+                self._turn.begin,
             )
             for address in addresses
         ]
+        self.asked: Counter[str] = Counter(dict.fromkeys(KINDS, 0))  # by clients
         self._watchers = Watchers()
         self._random = Random()
         self._closing: TailraceError | None = None
@@ -119,6 +124,7 @@ class Link:
             self._turn.flush()
             return
         _, request = LINK_CODEC.decode(raw)
+        self.asked[kind_of(request)] += 1
         route = route_of(sink, raw, request, now())
         route.wanted = wanted_by(request) if only is None else Wanted(only=only)
         chosen = self._chosen(route) or self.origins[0]  # who waits there
@@ -271,6 +277,13 @@ def together(heard: list[Heartbeat]) -> Heartbeat:
     devices = {device: None for heartbeat in heard for device in heartbeat.devices}
     reasons = {} if ready else {reason: None for each in heard for reason in each.reasons}
     return Heartbeat(first.clock_ms, first.ready, tuple(reasons), tuple(models), tuple(devices))
+
+
+def kind_of(request: Frame) -> str:
+    """For those who count: a Resume is one only where a reader has something already."""
+    if isinstance(request, Resume):
+        return "read" if request.after is None else "resume"
+    return type(request).__name__.lower()
 
 
 def wanted_by(request: Frame) -> Wanted:

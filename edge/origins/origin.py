@@ -50,6 +50,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.silence.broken()
+        self.origin.began()
         try:
             self.origin.on_frames(self._splitter.feed(data))
         except TailraceError as error:
@@ -82,7 +83,8 @@ class Connection(asyncio.Protocol):
 
 
 class Origin:
-    """`changed` is called whenever the relay has something to be carried out."""
+    """`changed` is called whenever the relay has something to be carried out, `began` before
+    what the link has brought is looked at."""
 
     def __init__(
         self,
@@ -90,8 +92,10 @@ class Origin:
         changed: Callable[[], None],
         credentials: Credentials,
         backoff: Backoff | None = None,
+        began: Callable[[], None] = lambda: None,
     ) -> None:
         self.relay = Relay(secret=credentials.secret)
+        self.began = began
         self._credentials = credentials
         self.breaker = Breaker()
         self.ledger = ""  # as it was told last

@@ -137,6 +137,12 @@ class Relay:
         self._to_send: list[bytes] = []
         self._refused: list[tuple[Route, bytes]] = []
         self._outcomes: list[bool] = []
+        # Since the edge began, for those who count.
+        self.frames = 0  # of streams, that have come
+        self.repeated = 0  # of those, frames that had passed before
+        self.replayed = 0  # that readers were behind the tip when they asked
+        self.renewals = 0  # streams that were asked for again
+        self.losses = 0  # of a link that was up
 
     @property
     def route_count(self) -> int:
@@ -183,6 +189,7 @@ class Relay:
 
     def disconnected(self, now: float) -> None:
         """The link is gone: what can be asked for again waits, the rest ends here."""
+        self.losses += self.state is LinkState.UP
         self.state = LinkState.DOWN
         self.heartbeat = None
         self._to_send.clear()
@@ -202,7 +209,7 @@ class Relay:
         Raises TailraceError when the origin breaks or ends the connection; it is to be
         closed then.
         """
-        routes = self._routes
+        routes, passed = self._routes, 0
         for raw in frames:
             tag, corr = tag_and_corr_of(raw)
             if corr == 0 or self.state is not LinkState.UP:
@@ -214,15 +221,18 @@ class Relay:
             if tag in LOGGED:
                 if route.renewed:
                     if index_of(raw) < route.next:
+                        self.repeated += 1
                         continue  # it has passed before
                     route.renewed = False
                 route.next += 1
+                passed += 1
                 route.passed_bytes += len(raw)
                 if tag == StreamEnd.tag:
                     self._drop(route)
             elif not self._passes(route, raw, tag):
                 continue
             route.sink.deliver(with_corr(raw, route.client_corr))
+        self.frames += passed
 
     def _passes(self, route: Route, raw: bytes, tag: int) -> bool:
         """Take a frame that is not logged; whether it is the client's too."""
@@ -287,6 +297,7 @@ class Relay:
         assert isinstance(opened, Opened)
         is_first, route.stream = route.stream is None, opened.stream
         self._outcomes.append(True)
+        self.replayed += max(0, opened.next_index - route.next)
         route.token = opened.token or route.token
         self._let_go(route)
         return is_first
@@ -351,6 +362,10 @@ class Relay:
         self._held_bytes -= len(route.request)
         self._remove(route)
 
+    def routes(self) -> list[Route]:
+        """All that is under way."""
+        return list(self._routes.values())
+
     def waiting(self) -> list[Route]:
         """What waits for this origin to come back."""
         return [] if self.state is LinkState.UP else list(self._routes.values())
@@ -409,6 +424,7 @@ class Relay:
         """Send a route's request, or on a later link what continues it."""
         route.deadline = None
         if route.stream is not None:
+            self.renewals += 1
             route.renewed = True
             route.passed_before = route.passed_bytes
             self._to_send.append(encode(renewal(route, route.stream), route.link_corr))

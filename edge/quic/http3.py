@@ -15,6 +15,7 @@ from edge.quic.core import Asked, Came, Code, Core, Event, Left, TooLong
 from edge.server.application import AppExchange, Application
 from edge.server.deadlines import Deadline, Deadlines
 from edge.server.outlet import UNSENT_BYTES, Handler, Headers, Request, Routes, Turn
+from edge.telemetry.counts import Counts
 from ledger.errors import CallerError, TailraceError
 
 MAX_RESETS = 200
@@ -42,6 +43,7 @@ class Behind:
     """For a request's body to come, after its head."""
     stalled_timeout_s: float
     """A client that takes nothing of a response for so long gets no more of it."""
+    counts: Counts | None = None
 
 
 class Http3:
@@ -237,6 +239,8 @@ class Exchange:
 
     def refuse(self, error: TailraceError) -> None:
         """Answer it here."""
+        if self._http3.behind.counts is not None:
+            self._http3.behind.counts.refused("h3", error.code, error.status)
         answer = error_response(error)
         self.start(error.status, answer.raw_headers)
         if self._method != b"HEAD":

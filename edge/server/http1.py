@@ -20,7 +20,7 @@ from edge.server.http2 import Http2
 from edge.server.outlet import Handler, Headers, Request, Turn
 from edge.server.rest import AppRequest, refusal
 from edge.server.routes import head_of
-from edge.server.websocket import WebSocket, accepts
+from edge.server.websocket import SESSION_PATH, WebSocket, accepts
 from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, MAX_WAITING_BYTES, Shared, Speaker, Wire
 from ledger.errors import CallerError, TailraceError
 
@@ -34,7 +34,6 @@ _FRAMING = re.compile(
     rb"\n(content-length|transfer-encoding|upgrade|expect)[ \t]*:[ \t]*([^\r\n]*)", re.IGNORECASE
 )
 _UPGRADE = re.compile(rb"\nupgrade[ \t]*:[^\n]*(?=\n)", re.IGNORECASE)
-SESSION_PATH = b"/v1/ws"
 SESSION = b"GET " + SESSION_PATH
 _MAYBE_CLAIMED = re.compile(rb"(?:GET|POST) /v1/")
 _WITHOUT_BODY = frozenset((204, 304))
@@ -199,7 +198,7 @@ class Http1:
         if admission.refusal is not None:
             return False
         early = bytes(self._buffer[len(head) :])
-        speaker = WebSocket(self._wire, self._shared, accepted, admission, self.headers())
+        speaker = WebSocket(self._wire, self._shared, request, accepted, admission, self.headers())
         self._give_way(speaker)
         if early:
             speaker.receive(early)
@@ -305,6 +304,8 @@ class Http1:
         self._shared.turn.flush()
 
     def _refuse(self, error: TailraceError) -> None:
+        if self._shared.counts is not None:
+            self._shared.counts.refused("h1", error.code, error.status)
         self._wire.write(self._shared.rest.error_answer(error))
         self._closed = True
         self._deadline.clear()

@@ -149,6 +149,8 @@ class Http2:
         return exchange
 
     def _refuse(self, stream: Stream, error: TailraceError) -> None:
+        if self._shared.counts is not None:
+            self._shared.counts.refused("h2", error.code, error.status)
         answer = error_response(error)
         stream.start(answer.status_code, answer.raw_headers)
         stream.write(bytes(answer.body))

@@ -176,6 +176,7 @@ def _listen_quic(bound: Sequence[socket.socket], shared: Shared, process: int) -
         config.max_body_bytes,
         config.body_timeout_s,
         config.stalled_timeout_s,
+        shared.counts,
     )
     listener = QuicListener(
         bound, AioquicCores(config.certificate, config.key, mark), behind, shared.limits

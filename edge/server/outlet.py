@@ -10,7 +10,7 @@ Sans-I/O: nothing here knows a socket, an event loop or a clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -119,10 +119,23 @@ class Turn:
     and writes to its outlet, which touches the connection that it shares; that is flushed then.
     Whoever begins such a callback (a link's read, a connection's, a deadline, the application's
     send) calls `flush` at its end. No further turn of the loop passes between read and write.
+
+    With a `clock_s`, what was written is timed when all of it has been, since the read of the link
+    that brought it; `wrote` is told the seconds and of how many writes.
     """
 
     touched: dict[Flushes, None] = field(default_factory=dict)
+    clock_s: Callable[[], float] | None = None
+    wrote: Callable[[float, int], None] = lambda _seconds, _writes: None
+    read_s: float = 0.0  # when the link was read that this is about; 0: it is about none
+    writes: int = 0  # of what that read brought, each for one client
+    late: list[float] = field(default_factory=list)  # when what came that had no room till now
     _flushing: bool = False
+
+    def begin(self) -> None:
+        """A link is read."""
+        if self.clock_s is not None:
+            self.read_s = self.clock_s()
 
     def touch(self, who: Flushes) -> None:
         self.touched[who] = None
@@ -142,3 +155,20 @@ class Turn:
                         log.exception("flush failed")
         finally:
             self._flushing = False
+            if self.writes or self.late:
+                self._measure()
+            self.read_s = 0.0
+
+    def since(self) -> float:
+        """When what is dealt with now has come, for `late`."""
+        return self.read_s or (self.clock_s() if self.clock_s is not None else 0.0)
+
+    def _measure(self) -> None:
+        writes, self.writes, late, self.late = self.writes, 0, self.late, []
+        if self.clock_s is None:
+            return
+        now = self.clock_s()
+        if self.read_s and writes:
+            self.wrote(now - self.read_s, writes)
+        for since in late:
+            self.wrote(now - since, 1)

@@ -21,6 +21,8 @@ from edge.parameters import View, choose_view
 from edge.server.deadlines import Deadlines
 from edge.server.outlet import Handler, Headers, Outlet, Request, Turn
 from edge.server.stream_reader import StreamReader
+from edge.telemetry.counts import Counts
+from edge.telemetry.exchange import PROTOCOLS, Exchange
 from ledger.errors import TailraceError
 from ledger.frame import Open, Resume
 
@@ -46,7 +48,15 @@ def fields_of(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 class StreamRoutes:
     """The `Routes` of every protocol."""
 
-    def __init__(self, link: Link, turn: Turn, deadlines: Deadlines, rules: Rules) -> None:
+    def __init__(
+        self,
+        link: Link,
+        turn: Turn,
+        deadlines: Deadlines,
+        rules: Rules,
+        counts: Counts | None = None,
+    ) -> None:
+        self._counts = counts
         self._link = link
         self._turn = turn
         self._deadlines = deadlines
@@ -65,9 +75,12 @@ class StreamRoutes:
             return False
 
     def serve(self, request: Request, outlet: Outlet) -> Handler:
+        route = "/v1/generate" if request.method == "POST" else "/v1/generate/{id}"
+        protocol = PROTOCOLS[request.http_version]
+        exchange = Exchange(self._counts, protocol, request.method, route, request.headers)
         has_token = TOKEN_QUERY.search(request.query) is not None
         admission = self._rules.admit(head_of(request), has_token=has_token)
-        access = fields_of(admission.headers)
+        access = [*fields_of(admission.headers), *exchange.headers]
         try:
             if admission.refusal is not None:
                 raise admission.refusal
@@ -75,7 +88,7 @@ class StreamRoutes:
             wanted = _wanted(request, admission)
         except TailraceError as error:
             self._rules.done(admission)
-            return _refused(error, access, outlet)
+            return _refused(error, access, outlet, exchange)
         reader = StreamReader(
             self._link,
             self._turn,
@@ -85,6 +98,7 @@ class StreamRoutes:
             wanted,
             access,
             partial(self._rules.done, admission),
+            exchange,
         )
         reader.ask()
         return reader
@@ -98,11 +112,14 @@ class Refused:
     def gone(self) -> None: ...
 
 
-def _refused(error: TailraceError, access: Headers, outlet: Outlet) -> Refused:
+def _refused(error: TailraceError, access: Headers, outlet: Outlet, exchange: Exchange) -> Refused:
     answer = error_response(error)
     outlet.start(answer.status_code, [*answer.raw_headers, *access])
     outlet.write(bytes(answer.body))
     outlet.end()
+    exchange.failed(error.code)
+    exchange.answered(answer.status_code)
+    exchange.ended()
     return Refused()
 
 

@@ -18,6 +18,7 @@ from edge.parameters import View
 from edge.reader import CORR, WINDOW_BYTES, WINDOW_FRAMES
 from edge.server.deadlines import Deadline, Deadlines
 from edge.server.outlet import Headers, Outlet, Turn
+from edge.telemetry.exchange import Exchange
 from ledger.frame import (
     CLOSING,
     Credit,
@@ -42,6 +43,8 @@ class StreamReader:
         "_deadline",
         "_done",
         "_encoder",
+        "_exchange",
+        "_held_s",
         "_link",
         "_outlet",
         "_over",
@@ -64,8 +67,11 @@ class StreamReader:
         wanted: Open | Resume,
         access: Headers,
         done: Callable[[], None],
+        exchange: Exchange,
     ) -> None:
         """`access` are headers of the answer, whatever it is; `done` is called at its end."""
+        self._exchange = exchange
+        self._held_s: float | None = None  # since when frames wait for room, if any do
         self._link = link
         self._turn = turn
         self._outlet = outlet
@@ -82,6 +88,15 @@ class StreamReader:
         self._over = False
         self._patience: asyncio.TimerHandle | None = None  # with a stream that may have ended
         self._deadline = Deadline(deadlines, self._quiet)
+
+    @property
+    def protocol(self) -> str:
+        return self._exchange.protocol
+
+    @property
+    def is_stalled(self) -> bool:
+        """The client has no room for what has come."""
+        return self._held_s is not None
 
     def ask(self) -> None:
         """Begin."""
@@ -101,14 +116,31 @@ class StreamReader:
         if not self._started and not self._start():
             return
         # Until there is no room: it is who has been told so that is told when there is some again.
+        wrote = False
         while self._queue and (room := self._outlet.room()) > 0:
+            wrote = True
             if self._write(room):
+                self._timed(wrote)
                 self._end()
                 return
+        self._timed(wrote)
         self._deadline.set(SILENCE_S)
         if self._window.renew(WINDOW_BYTES):
             credit = Credit(self._window.limit, self._window.limit_bytes)
             self._link.submit(self, encode(credit, CORR))
+
+    def _timed(self, wrote: bool) -> None:
+        """Have what was written timed from when the first of it came; what is left waits."""
+        turn = self._turn
+        if wrote and self._held_s is None:
+            turn.writes += 1
+        elif wrote and self._held_s is not None:
+            turn.late.append(self._held_s)
+        if not self._queue:
+            self._held_s = None
+        elif self._held_s is None:
+            self._held_s = turn.since()
+            self._exchange.stalled()
 
     def _write(self, room: int) -> bool:
         """Frames for about `room` bytes; whether the stream ends with the last of them."""
@@ -126,7 +158,13 @@ class StreamReader:
         data = self._encoder.frames(queue)
         if data:
             self._outlet.write(data)
-        return tag_of(queue[-1]) in CLOSING
+            self._exchange.wrote()
+        last = tag_of(queue[-1])
+        if last == StreamError.tag:
+            _, error = decode(queue[-1])
+            assert isinstance(error, StreamError)
+            self._exchange.failed(error.code)
+        return last in CLOSING
 
     def _start(self) -> bool:
         """The head, from what the origin answered; whether the body follows now."""
@@ -140,6 +178,7 @@ class StreamReader:
             self._refuse(answer)
             return False
         assert isinstance(answer, Opened), answer
+        self._exchange.stream = answer.stream.hex()
         fields = [(n.lower().encode(), v.encode()) for n, v in stream_headers(answer).items()]
         self._access = [*fields, *self._access]
         if isinstance(wanted, Resume) and wanted.after is not None and not self._queue:
@@ -162,15 +201,19 @@ class StreamReader:
         self._started = True
         resumes = wanted is None or (isinstance(wanted, Resume) and wanted.after is not None)
         if first is not None and resumes and tag_of(first) == Status.tag:
+            self._exchange.answered(204)
             self._outlet.start(204, self._access)  # it has all of a stream that has ended
             self._end()
             return False
+        self._exchange.answered(200)
         self._outlet.start(200, [*self._access, (b"content-type", self._view.value.encode())])
         self._deadline.set(SILENCE_S)
         return bool(self._queue)
 
     def _refuse(self, answer: StreamError) -> None:
         response = error_response(to_error(answer))
+        self._exchange.failed(answer.code)
+        self._exchange.answered(response.status_code)
         self._outlet.start(response.status_code, [*response.raw_headers, *self._access])
         self._outlet.write(bytes(response.body))
         self._end()
@@ -200,6 +243,7 @@ class StreamReader:
         if not self._over:
             self._over = True
             self._done()
+            self._exchange.ended()
         self._queue = []
         self._deadline.clear()
         if self._patience is not None:

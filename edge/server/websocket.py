@@ -22,7 +22,9 @@ from edge.server.deadlines import Deadline
 from edge.server.outlet import Headers, Request
 from edge.server.wire import Shared, Wire
 from edge.session import MAX_MESSAGE_BYTES, Session, Unfinished
+from edge.telemetry.exchange import Exchange
 
+SESSION_PATH = b"/v1/ws"
 SUBPROTOCOL = "tailrace"
 """A page that says its API key as a subprotocol has to offer another one, which is chosen."""
 HELLO_TIMEOUT_S = 10.0
@@ -56,11 +58,23 @@ def accepts(request: Request) -> bytes | None:
 class WebSocket:
     """The `Speaker` of one client's session, and the `Sink` of its streams."""
 
+    protocol = "ws"
+
     def __init__(
-        self, wire: Wire, shared: Shared, accepted: bytes, admission: Admission, headers: Headers
+        self,
+        wire: Wire,
+        shared: Shared,
+        asked: Request,
+        accepted: bytes,
+        admission: Admission,
+        headers: Headers,
     ) -> None:
-        """Answer the handshake; `headers` go with the answer."""
+        """Answer the handshake that was `asked`; `headers` go with the answer."""
         config = shared.config
+        path = SESSION_PATH.decode()
+        self._exchange = Exchange(shared.counts, self.protocol, "GET", path, asked.headers)
+        self._exchange.answered(101)
+        self._held_s: float | None = None  # since when frames wait for room, if any do
         self._done = partial(shared.rules.done, admission)
         self._wire = wire
         self._turn = shared.turn
@@ -69,6 +83,7 @@ class WebSocket:
             config.max_streams_per_connection,
             Unfinished(config.max_unfinished_per_connection, shared.deadlines.clock_s),
             caller=admission.caller,
+            failed=self._exchange.failed,
         )
         self._protocol = Connection(ConnectionType.SERVER)
         self._parts: list[bytes] = []  # of a message that is not whole
@@ -82,6 +97,7 @@ class WebSocket:
             (b"connection", b"Upgrade"),
             (b"sec-websocket-accept", accepted),
             *headers,
+            *self._exchange.headers,
         ]
         if SUBPROTOCOL in admission.head.values(PROTOCOLS):
             fields.append((b"sec-websocket-protocol", SUBPROTOCOL.encode()))
@@ -89,6 +105,11 @@ class WebSocket:
         wire.write(b"HTTP/1.1 101 \r\n%b\r\n" % lines)
         self._link.watch(self)
         self._turn.touch(self)
+
+    @property
+    def is_stalled(self) -> bool:
+        """The client has no room for what has come."""
+        return self._held_s is not None
 
     # ---- from the client ----
 
@@ -153,10 +174,18 @@ class WebSocket:
                 room -= len(message)
             if data:
                 self._wire.write(data)
+                self._turn.writes += self._held_s is None
+                if self._held_s is not None:
+                    self._turn.late.append(self._held_s)
                 for raw in session.credits():
                     self._link.submit(self, raw)
                 if not session.congested:
                     self._wire.resume_reading()
+        if not session.has_frames:
+            self._held_s = None
+        elif self._held_s is None:
+            self._held_s = self._turn.since()
+            self._exchange.stalled()
         if session.close is not None and room > 0:
             self._say_goodbye(session.close.code, session.close.reason)
 
@@ -172,6 +201,7 @@ class WebSocket:
         self._deadline.clear()
         self._link.forget(self)
         self._done()
+        self._exchange.ended()
 
     def drain(self) -> None:
         """The link tells the session, and each of its streams, that the edge goes away."""

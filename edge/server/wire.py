@@ -14,6 +14,7 @@ from edge.server.application import Application
 from edge.server.deadlines import Deadlines
 from edge.server.outlet import Routes, Turn
 from edge.server.rest import Rest
+from edge.telemetry.counts import Counts
 
 KEEP_ALIVE_TIMEOUT_S = 75.0
 """Longer than the usual 60 s of a proxy, so that the proxy is the one to hang up."""
@@ -95,6 +96,7 @@ class Shared:
     turn: Turn
     limits: ConnectionLimits
     rules: Rules
+    counts: Counts | None = None
     connections: Connections = field(default_factory=Connections)
     application: Application = field(init=False)
     """For HTTP/2 and HTTP/3."""

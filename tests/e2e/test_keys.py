@@ -58,6 +58,7 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House
     house.add("first")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TAILRACE_EDGE_API_KEYS", str(house.keys))
+        patch.setenv("TAILRACE_EDGE_LOG_LEVEL", "debug")
         async with running(origin, house.edge):
             yield house
 
@@ -154,6 +155,17 @@ async def test_a_page_opens_a_websocket_with_a_key_or_reads_with_tokens_alone(
         assert isinstance(answers[0], Opened)
 
 
+async def test_metrics_are_for_administrators(house: House, client: httpx.AsyncClient) -> None:
+    url = f"{house.edge.url}/metrics"
+    assert code_of(await client.get(url)) == (401, "no_key")
+    assert code_of(await client.get(url, headers=await added(house, "curious"))) == (
+        403,
+        "missing_right",
+    )
+    shown = await client.get(url, headers=await added(house, "operator", "--rights", "admin"))
+    assert "tailrace_edge_origin_up{" in shown.text
+
+
 async def test_a_revoked_key_is_refused_while_the_edge_runs(
     house: House, client: httpx.AsyncClient
 ) -> None:
@@ -186,5 +198,5 @@ async def test_no_key_token_or_prompt_is_in_a_log(house: House, client: httpx.As
     await client.get(stream, headers={"Tailrace-Token": token + "x"})
     secrets = [headers["Authorization"].rpartition("_")[2], token, token.rpartition(".")[2], PROMPT]
     logs = json.dumps([*house.edge.events, *house.origin.events])
-    assert "origin link up" in logs
+    assert "origin link up" in logs and f'"stream": "{made.json()["id"]}"' in logs
     assert [secret for secret in secrets if secret in logs] == []

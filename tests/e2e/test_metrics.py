@@ -13,6 +13,10 @@ pytestmark = pytest.mark.anyio
 
 REPORTED = re.compile(r'^tailrace_generation_tokens_total\{worker="0"\} [1-9]', re.MULTILINE)
 ENDED = 'tailrace_streams_ended_total{finish_reason="length"} 1.0'
+ANSWERED = (
+    'tailrace_edge_requests_total{method="POST",protocol="h1",route="/v1/generate",status="200"} 1'
+)
+FRAMES = re.compile(r"^tailrace_edge_frames_total{[^}]*} [1-9]", re.MULTILINE)
 RELEASED = 'tailrace_time_to_first_token_seconds_count{priority="batch"} 1.0'
 
 
@@ -21,9 +25,10 @@ async def test_an_origin_shows_what_its_worker_reports_and_then_stops(
 ) -> None:
     url = f"127.0.0.1:{free_port()}"
     settings = tmp_path / "tailrace.toml"
-    settings.write_text(f'[origin]\nmetrics = "{url}"\n')
+    edge_url = f"127.0.0.1:{free_port()}"
+    settings.write_text(f'[origin]\nmetrics = "{url}"\n[edge]\nmetrics = "{edge_url}"\n')
     origin = Origin(tmp_path / "data", config=settings)
-    edge = Edge(origin)
+    edge = Edge(origin, config=settings)
     async with running(origin, edge):
         body = {
             "model": "demo",
@@ -39,6 +44,8 @@ async def test_an_origin_shows_what_its_worker_reports_and_then_stops(
                 pass
         assert ENDED in shown
         assert RELEASED in shown
+        shown = (await client.get(f"http://{edge_url}/metrics")).text
+        assert ANSWERED in shown and FRAMES.search(shown)
         await edge.stop()
         assert await origin.stop() == 0
         with pytest.raises(httpx.ConnectError):

@@ -10,7 +10,8 @@ import pytest
 
 from ledger.errors import ConfigError
 from ledger.frame import FinishReason, StreamEnd, Token, encode
-from origin.metrics import Metrics, exposed
+from ledger.telemetry.exposition import exposed
+from origin.metrics import Metrics
 from origin.workers.worker_frame import Emission, Load, Step
 from tests.origin.stage import RECIPE, A, B, Stage
 from tests.schema_text import ROOT
@@ -135,7 +136,7 @@ async def test_a_step_that_is_refused_measures_nothing(stage: Stage) -> None:
 async def test_they_are_served_over_http_until_the_origin_stops() -> None:
     metrics = Metrics()
     metrics.worker_load(0, LOAD)
-    with exposed(metrics, ("127.0.0.1", 0)) as port:
+    with exposed(metrics.registry, ("127.0.0.1", 0), "origin.metrics") as port:
         url = f"http://127.0.0.1:{port}/metrics"
         async with httpx.AsyncClient(trust_env=False) as client:
             answer = await client.get(url)
@@ -149,13 +150,16 @@ async def test_they_are_served_over_http_until_the_origin_stops() -> None:
 def test_a_port_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = taken.getsockname()
-        with pytest.raises(ConfigError) as error, exposed(Metrics(), address):
+        with (
+            pytest.raises(ConfigError) as error,
+            exposed(Metrics().registry, address, "origin.metrics"),
+        ):
             pass
     assert error.value.field == "origin.metrics"
 
 
 def test_nothing_is_served_unless_asked_for() -> None:
-    with exposed(Metrics(), None) as port:
+    with exposed(Metrics().registry, None, "origin.metrics") as port:
         assert port is None
 
 

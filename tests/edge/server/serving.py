@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import perf_counter
 from typing import Any, NamedTuple, Self
 
 import h11
@@ -20,6 +21,9 @@ from edge.server.outlet import Turn
 from edge.server.rest import Rest
 from edge.server.routes import StreamRoutes
 from edge.server.wire import Shared
+from edge.telemetry.counts import Counts
+from edge.telemetry.metrics import EdgeMetrics
+from edge.telemetry.middleware import Observed
 from tests.edge.scripted_origin import ScriptedOrigin, is_up
 
 PATIENCE_S = 60.0
@@ -33,16 +37,19 @@ class Served(NamedTuple):
 @asynccontextmanager
 async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Served]:
     """The server of one edge, with a link to `origin` that is up."""
-    turn = Turn()
+    counts = Counts()
+    turn = Turn(clock_s=perf_counter, wrote=counts.wrote)
     link = Link(("127.0.0.1", origin.port), turn=turn)
     config = EdgeConfig(http=("127.0.0.1:0",), **settings)
     sockets = Sockets.bound(config)
     rules = access_rules(config)
-    rest = Rest(create_app(link, config, rules), server_config(config))
+    app = create_app(link, config, rules)
+    rest = Rest(Observed(app, counts), server_config(config))
     deadlines = Deadlines(asyncio.get_running_loop().time)
-    routes = StreamRoutes(link, turn, deadlines, rules)
+    routes = StreamRoutes(link, turn, deadlines, rules, counts)
     limits = connection_limits(config, 65_536)
-    shared = Shared(config, link, rest, routes, deadlines, turn, limits, rules)
+    shared = Shared(config, link, rest, routes, deadlines, turn, limits, rules, counts)
+    app.state.metrics = EdgeMetrics(counts, link, limits)
     port = sockets.plain[0].getsockname()[1]
     async with rest.running(), listening(sockets, shared, None):
         await is_up(link)

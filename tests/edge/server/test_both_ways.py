@@ -97,6 +97,7 @@ async def served(origin: ScriptedOrigin) -> AsyncIterator[tuple[Served, Noting]]
 
 def headers_of(case: Case) -> list[tuple[str, str]]:
     given = [(name, value.strip()) for name, _, value in (h.partition(":") for h in case.headers)]
+    given.append(("X-Request-Id", "ours-1"))
     if not any(name == "Host" for name, _ in given):
         given.append(("Host", "localhost"))
     if case.body is not None:

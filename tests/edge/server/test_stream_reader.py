@@ -12,6 +12,7 @@ from edge.parameters import View
 from edge.server.deadlines import Deadlines
 from edge.server.outlet import Headers, Turn
 from edge.server.stream_reader import StreamReader
+from edge.telemetry.exchange import Exchange
 from ledger.frame import Credit, Detach, Frame, Open, Opened, Token, decode, encode, split
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.serving import PATIENCE_S, Client, Served, serving
@@ -106,6 +107,7 @@ async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_
         Open(model="demo", prompt="Once", credit=256, credit_bytes=1 << 20),
         (),
         lambda: None,
+        Exchange(None, "h1", "POST", "/v1/generate", ()),
     )
     frames = [encode(Token(" word", index), 0) for index in range(20)]
     for raw in (encode(Opened(STREAM, 0, "", "demo", 1), 0), *frames):

@@ -1,0 +1,147 @@
+"""One request as telemetry sees it: from its head to the end of its answer's body.
+
+Who answers says what happens: a route past the application from its outlet, the application by its
+middleware. Both are timed alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextvars import ContextVar
+from secrets import token_hex
+from time import perf_counter
+
+import structlog
+
+from edge.telemetry.counts import Answered, Counts
+from ledger.telemetry.trace_context import HEADER, TraceContext
+
+REQUEST_ID = b"x-request-id"
+PROTOCOLS = {"1.0": "h1", "1.1": "h1", "2": "h2", "3": "h3"}
+"""By the version of HTTP as ASGI spells it; a WebSocket is `ws`."""
+CLIENT_GONE = 499
+"""The status of a request whose client left before it had any."""
+NOWHERE = "other"
+"""The route of what no route is for."""
+METHODS = frozenset("GET HEAD POST PUT DELETE OPTIONS PATCH".split())
+
+# What a log or a header can carry of a client's own id.
+_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+log = structlog.get_logger("tailrace.edge")
+
+
+class Exchange:
+    """Begun with a request's head, `ended` once."""
+
+    __slots__ = (
+        *("_began_s", "_counts", "_over", "_wrote", "method", "protocol", "request_id"),
+        *("route", "status", "stream", "trace"),
+    )
+
+    def __init__(
+        self,
+        counts: Counts | None,
+        protocol: str,
+        method: str,
+        route: str,
+        headers: Sequence[tuple[bytes, bytes]],
+    ) -> None:
+        """Nothing is counted without `counts`."""
+        self._began_s = perf_counter()
+        self._counts = counts
+        self._over = False
+        self._wrote = False
+        self.protocol = protocol
+        self.method = method if method in METHODS else NOWHERE
+        self.route = route
+        self.status = CLIENT_GONE
+        self.stream = ""
+        self.request_id = ""
+        self.trace: TraceContext | None = None
+        for name, value in headers:
+            if name == REQUEST_ID and _ID.fullmatch(value):
+                self.request_id = value.decode("ascii")
+            elif name == HEADER:
+                self.trace = TraceContext.parse(value.decode("latin-1"))
+        self.request_id = self.request_id or token_hex(16)
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Of its answer, whatever that is."""
+        return [(REQUEST_ID, self.request_id.encode("ascii"))]
+
+    @property
+    def trace_id(self) -> str | None:
+        """Of the trace that somebody keeps, for exemplars."""
+        return self.trace.trace_id if self.trace is not None and self.trace.sampled else None
+
+    def answered(self, status: int) -> None:
+        self.status = status
+
+    def wrote(self) -> None:
+        """Something of the body has been written."""
+        if not self._wrote:
+            self._wrote = True
+            if self._counts is not None:
+                waited_s = perf_counter() - self._began_s
+                self._counts.first.observe(self.route, waited_s, trace_id=self.trace_id)
+
+    def failed(self, code: str) -> None:
+        """The client is told of an error: its answer is one, or ends with one."""
+        if self._counts is not None:
+            self._counts.error(code)
+
+    def stalled(self) -> None:
+        """The client has no room for what has come for it: the origin waits for it."""
+        if self._counts is not None:
+            self._counts.stalls[self.protocol] += 1
+
+    def ended(self) -> None:
+        """The body is whole or broken off, or the client has gone."""
+        if self._over:
+            return
+        self._over = True
+        seconds = perf_counter() - self._began_s
+        if self._counts is not None:
+            kind = Answered(self.route, self.method, self.status, self.protocol)
+            self._counts.requests[kind] += 1
+            self._counts.whole.observe(self.route, seconds, trace_id=self.trace_id)
+        log.debug(
+            "request",
+            request_id=self.request_id,
+            method=self.method,
+            route=self.route,
+            status=self.status,
+            protocol=self.protocol,
+            seconds=round(seconds, 6),
+            **({"stream": self.stream} if self.stream else {}),
+            **({"trace_id": self.trace.trace_id} if self.trace is not None else {}),
+        )
+
+
+_current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+
+
+def current() -> Exchange | None:
+    """The request that the running task answers in the application."""
+    return _current.get()
+
+
+def set_current(exchange: Exchange) -> None:
+    _current.set(exchange)
+
+
+def note_error(code: str) -> None:
+    """The answer to this request is an error, or ends with one."""
+    exchange = _current.get()
+    if exchange is not None:
+        exchange.failed(code)
+
+
+def note_stream(stream: bytes) -> None:
+    """The request is about this stream: its log lines say so."""
+    exchange = _current.get()
+    if exchange is not None and not exchange.stream:
+        exchange.stream = stream.hex()

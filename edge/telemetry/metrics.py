@@ -1,0 +1,153 @@
+"""An edge's Prometheus metrics: what was counted, and how its links and clients are right now.
+
+Read at a scrape, possibly by another thread: whatever is gone through here is copied first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from edge.access.connections import ConnectionLimits
+from edge.origins.breaker import State
+from edge.origins.link import Link
+from edge.origins.origin import Origin
+from edge.origins.relay import Route
+from edge.telemetry.counts import OTHER, Counts
+from ledger.frame import SCHEMA_HASH
+from ledger.version import tailrace_version
+
+PREFIX = "tailrace_edge_"
+PROTOCOLS = ("h1", "h2", "h3", "ws")
+STATES = ("opening", "streaming", "stalled", "waiting")
+"""Of an open stream: it has no answer yet; its frames go; its client has no room; no origin is
+there to go on with it."""
+
+
+class EdgeMetrics(Collector):
+    """`registry` has these, and what the process uses of the machine."""
+
+    def __init__(self, counts: Counts, link: Link, limits: ConnectionLimits) -> None:
+        self._counts = counts
+        self._link = link
+        self._limits = limits
+        self.registry = CollectorRegistry()
+        for collector in (self, counts.relayed, counts.first, counts.whole):
+            self.registry.register(collector)
+        ProcessCollector(registry=self.registry)
+
+    def collect(self) -> Iterable[Metric]:
+        yield InfoMetricFamily(
+            f"{PREFIX}build",
+            "The release, and the wire schema",
+            {"version": tailrace_version(), "schema": SCHEMA_HASH.hex()},
+        )
+        yield from self._counted()
+        yield _gauge("connections", "Open connections of clients", self._limits.count)
+        yield _gauge("connections_limit", "So many may be open", self._limits.most)
+        yield self._streams()
+        yield from _origins(self._link.origins)
+
+    def _counted(self) -> Iterable[Metric]:
+        counts = self._counts
+        requests = _counter(
+            "requests", "Requests that have ended", ("route", "method", "status", "protocol")
+        )
+        for kind, count in counts.requests.copy().items():
+            labels = (kind.route, kind.method, str(kind.status), kind.protocol)
+            requests.add_metric(labels, count)
+        yield requests
+        yield _by_label("errors", "Errors that clients were told", "code", counts.errors.copy())
+        stalls = Counter(dict.fromkeys(PROTOCOLS, 0)) | counts.stalls.copy()
+        yield _by_label(
+            "stalls",
+            "Times that a client had no room for its frames, and was left to read them later",
+            "protocol",
+            {protocol: stalls[protocol] for protocol in PROTOCOLS},
+        )
+        asked = self._link.asked.copy()
+        yield _by_label("stream_requests", "Requests of clients to origins", "kind", asked)
+        renewals = sum(origin.relay.renewals for origin in self._link.origins)
+        yield _by_label(
+            "resumes",
+            "Streams that were resumed: by their client, or by this edge when a link was lost",
+            "by",
+            {"client": asked["resume"], "edge": renewals},
+        )
+
+    def _streams(self) -> Metric:
+        """Open streams and other requests to origins."""
+        found = Counter({(protocol, state): 0 for protocol in PROTOCOLS for state in STATES})
+        for origin in self._link.origins:
+            for route in origin.relay.routes():
+                # Sinks of tests and of embedders may not say what they are.
+                protocol = getattr(route.sink, "protocol", OTHER)
+                found[protocol, _state_of(route, origin)] += 1
+        family = GaugeMetricFamily(
+            f"{PREFIX}streams", "Open streams of clients", labels=("protocol", "state")
+        )
+        for labels, count in found.items():
+            family.add_metric(labels, count)
+        return family
+
+
+def _state_of(route: Route, origin: Origin) -> str:
+    if not origin.is_up:
+        return "waiting"
+    if route.stream is None and not route.answered:
+        return "opening"
+    return "stalled" if getattr(route.sink, "is_stalled", False) else "streaming"
+
+
+def _origins(origins: Iterable[Origin]) -> Iterable[Metric]:
+    label = ("origin",)
+    up = GaugeMetricFamily(f"{PREFIX}origin_up", "The link stands", labels=label)
+    ready = GaugeMetricFamily(f"{PREFIX}origin_ready", "It takes new streams", labels=label)
+    streams = GaugeMetricFamily(
+        f"{PREFIX}origin_streams", "Streams that run or wait there, as it says", labels=label
+    )
+    room = GaugeMetricFamily(f"{PREFIX}origin_room", "So many may", labels=label)
+    breaker = GaugeMetricFamily(
+        f"{PREFIX}origin_breaker", "1 for the breaker's state", labels=("origin", "state")
+    )
+    losses = _counter("origin_losses", "Links that were lost", label)
+    frames = _counter("frames", "Frames of streams that came from an origin", label)
+    replayed = _counter(
+        "replayed_frames", "Frames that a reader was behind the tip when it asked", label
+    )
+    repeated = _counter(
+        "repeated_frames", "Frames that came again after a lost link, and were left out", label
+    )
+    for origin in origins:
+        name, heartbeat, relay = (origin.address,), origin.relay.heartbeat, origin.relay
+        up.add_metric(name, int(origin.is_up))
+        ready.add_metric(name, int(heartbeat is not None and heartbeat.ready))
+        streams.add_metric(name, 0 if heartbeat is None else heartbeat.streams)
+        room.add_metric(name, 0 if heartbeat is None else heartbeat.room)
+        for state in State:
+            breaker.add_metric((*name, state.value), int(origin.breaker.state is state))
+        losses.add_metric(name, relay.losses)
+        frames.add_metric(name, relay.frames)
+        replayed.add_metric(name, relay.replayed)
+        repeated.add_metric(name, relay.repeated)
+    return up, ready, streams, room, breaker, losses, frames, replayed, repeated
+
+
+def _gauge(name: str, help_: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"{PREFIX}{name}", help_, value)
+
+
+def _counter(name: str, help_: str, labels: tuple[str, ...]) -> CounterMetricFamily:
+    return CounterMetricFamily(f"{PREFIX}{name}", help_, labels=labels)
+
+
+def _by_label(name: str, help_: str, label: str, counts: dict[str, int]) -> Metric:
+    family = _counter(name, help_, (label,))
+    for value, count in counts.items():
+        family.add_metric((value,), count)
+    return family

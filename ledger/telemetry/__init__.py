@@ -1,0 +1,1 @@
+"""What edges and origins count and trace, as Prometheus and OpenTelemetry have it."""
