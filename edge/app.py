@@ -74,6 +74,7 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
         },
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # a path that is not served is 404, however near it is
     app.state.link = link
     app.state.config = config
     app.state.draining = False

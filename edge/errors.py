@@ -52,7 +52,10 @@ async def http_error(request: Request, error: Exception) -> Response:
             status=error.status_code,
         )
     )
-    answer.headers.update(error.headers or {})
+    headers = dict(error.headers or {})
+    if "Allow" in headers:  # Starlette has them in a set, in another order at each start
+        headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))
+    answer.headers.update(headers)
     return answer
 
 

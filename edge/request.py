@@ -210,7 +210,7 @@ def _parse(model: type[Body], body: bytes, example: str) -> Body:
     if len(body) > MAX_JSON_PARTS:
         _check_work(body, example)
     try:
-        document = from_json(body)
+        document = from_json(body, allow_inf_nan=False)
         _refuse_unknown(document, model)
         return model.model_validate(document)
     except ValidationError as error:

@@ -257,7 +257,9 @@ class AppRequest:
 def refusal(status: int) -> TailraceError:
     """What is no HTTP/1.1, by the status that the parser gives it."""
     if status == 431:
-        return CallerError("the request's head is too large", code="headers_too_large", status=431)
+        return CallerError(
+            "the request's headers are too large", code="headers_too_large", status=431
+        )
     if status == 501:
         return TailraceError(
             "this transfer coding is not known here", code="http_error", status=501

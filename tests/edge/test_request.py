@@ -101,7 +101,6 @@ def test_a_format_is_one_of_two_things(body: bytes) -> None:
         (b'{"model":"demo","max_tokens":true}', "max_tokens", "an integer of at least 1"),
         (b'{"model":"demo","max_tokens":1.5}', "max_tokens", "an integer of at least 1"),
         (b'{"model":"demo","temperature":-0.1}', "temperature", "a number from 0 to 2"),
-        (b'{"model":"demo","temperature":NaN}', "temperature", "a number from 0 to 2"),
         (b'{"model":"demo","temperature":1e999}', "temperature", "a number from 0 to 2"),
         (b'{"model":"demo","seed":18446744073709551616}', "seed", "an integer from 0 to 2^64-1"),
         (b'{"model":"demo","min_p":-1}', "min_p", "a number from 0 to 1; 0 is off"),
