@@ -1,4 +1,4 @@
-"""A TCP proxy between an edge and its origin that breaks what passes, as a network does."""
+"""A TCP proxy that breaks what passes, as a network does: behind an edge, or before it."""
 
 from __future__ import annotations
 
@@ -52,6 +52,12 @@ class FaultProxy:
     def give_way(self) -> None:
         self._open.set()
 
+    def abandon(self) -> None:
+        """Nothing ever passes again on the connections there are; new ones are whole."""
+        self._open.clear()
+        self._open = asyncio.Event()
+        self._open.set()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self._target)
         for one in (writer, back):
@@ -67,10 +73,11 @@ class FaultProxy:
         sink: asyncio.StreamWriter,
         both: tuple[asyncio.StreamWriter, ...],
     ) -> None:
+        way = self._open
         try:
             while data := await source.read(PIECE_BYTES):
                 await asyncio.sleep(self.delay_s)
-                await self._open.wait()
+                await way.wait()
                 sink.write(data)
                 await sink.drain()
         except OSError:

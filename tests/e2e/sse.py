@@ -100,3 +100,13 @@ async def _read(reading: Reading, response: httpx.Response, stop_after: int | No
         reading.events.append(event)
         if stop_after is not None and len(reading.events) - before >= stop_after:
             return
+
+
+def text_of(events: bytes) -> str:
+    """What the events of a whole body say."""
+    texts = []
+    for block in events.decode().strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":"))
+        if "data" in fields and fields.get("event", "message") == "message":
+            texts.append(json.loads(fields["data"])["text"])
+    return "".join(texts)

@@ -18,7 +18,7 @@ from websockets.asyncio.client import connect
 
 from tailrace.certificate import development_certificate
 from tests.e2e.processes import Edge, Origin, running
-from tests.e2e.sse import SSE, TIMEOUT, Reading, resume, start
+from tests.e2e.sse import SSE, TIMEOUT, Reading, resume, start, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -146,14 +146,3 @@ async def test_http11_says_where_http3_is(secured: Secured) -> None:
     async with httpx.AsyncClient(verify=context) as client:
         answer = await client.get(f"{secured.edge.tls_url}/healthz")
     assert f'h3=":{secured.edge.tls_port}"' in answer.headers["alt-svc"]
-
-
-def text_of(events: bytes) -> str:
-    import json
-
-    texts = []
-    for block in events.decode().strip().split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":"))
-        if "data" in fields and fields.get("event", "message") == "message":
-            texts.append(json.loads(fields["data"])["text"])
-    return "".join(texts)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 from typing import Any
 
 
 class UdpWay(asyncio.DatagramProtocol):
     """Passes on between clients at `port` and a server, like a router that translates addresses."""
 
-    def __init__(self, server_port: int) -> None:
+    def __init__(self, server_port: int, loss: float, random: Random) -> None:
         self.cut = False
         self.lost = 0
+        self._loss = loss
+        self._random = random
         self.port = 0
         self._server_port = server_port
         self._near: asyncio.DatagramTransport | None = None
@@ -22,8 +25,11 @@ class UdpWay(asyncio.DatagramProtocol):
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, server_port: int) -> AsyncIterator[UdpWay]:
-        way = cls(server_port)
+    async def open(
+        cls, server_port: int, *, loss: float = 0.0, random: Random | None = None
+    ) -> AsyncIterator[UdpWay]:
+        """`loss`: the share of datagrams that get lost, either way."""
+        way = cls(server_port, loss, random or Random(0))
         loop = asyncio.get_running_loop()
         near, _ = await loop.create_datagram_endpoint(lambda: way, ("127.0.0.1", 0))
         way._near = near
@@ -67,8 +73,9 @@ class UdpWay(asyncio.DatagramProtocol):
             self._near.sendto(data, addr)
 
     def _passes(self) -> bool:
-        self.lost += self.cut
-        return not self.cut
+        lost = self.cut or self._random.random() < self._loss
+        self.lost += lost
+        return not lost
 
 
 class _Far(asyncio.DatagramProtocol):
