@@ -20,11 +20,11 @@ DEV := $(VENV)/.stamp-dev
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-edge bench-kill bench-engine bench-formats bench-scheduler bench-warm soak bench-gpu clean
+.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-edge bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: $(RUNTIME) ## install what serving needs, then serve the demo model on loopback
 	@exec $(BIN)/tailrace up $(ARGS)
@@ -57,6 +57,9 @@ bench-edge: $(DEV) ## time a relayed frame beside nginx, idle and stalled client
 
 bench-kill: $(DEV) ## kill a producer 2,000 times and look for all that it was acknowledged
 	@$(BIN)/python tests/bench/bench_kill.py $(ARGS)
+
+bench-kill-workers: $(DEV) ## kill workers 200 times and stop 50 under 32 streams: what was lost, and how long readers wait
+	@$(BIN)/python tests/bench/bench_kill_workers.py $(ARGS)
 
 bench-engine: $(DEV) ## time the engine on a CPU, and compare 200 cut runs with uncut ones
 	@$(BIN)/python tests/bench/bench_engine.py $(ARGS)

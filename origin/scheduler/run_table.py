@@ -49,7 +49,8 @@ class RunTable:
     `enough`, at most that, may change. A run starts while fewer than that run that are as urgent
     as it, or more: the less urgent ones take turns and hold up nobody. So does a run of a class
     that runs less than its share of `enough`: that makes steps a little longer, until some run
-    ends, which costs less than to preempt that one and compute it again.
+    ends, which costs less than to preempt that one and compute it again. And so does one that
+    another worker had begun, up to `most`: that one had found them not too many.
     """
 
     def __init__(self, pool: PagePool, queue: FairQueue, most: int) -> None:
@@ -140,7 +141,8 @@ class RunTable:
         behind = counts[run.priority] < self.share(run.priority)
         unread = self._unread(run)
         before = sum(count for priority, count in counts.items() if priority <= run.priority)
-        if before - len(unread) >= self.enough and not behind:
+        enough = self._most if run.continued else self.enough
+        if before - len(unread) >= enough and not behind:
             return False
         losers = unread + (list(self._losers(run, tags, counts)) if behind else [])
         if not losers and not self._has_room(1):

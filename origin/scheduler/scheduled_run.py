@@ -23,6 +23,7 @@ class ScheduledRun:
         "_keys",
         "accepted",
         "cached",
+        "continued",
         "ids",
         "most",
         "pages",
@@ -52,6 +53,8 @@ class ScheduledRun:
         self.ids = [*prompt, *generated]
         self.prompt = len(prompt)
         self.most = len(prompt) + max(max_tokens, len(generated))
+        self.continued = bool(generated)
+        """It ran before, on a worker that is gone, and its reader sees a pause."""
         self.cached = 0
         self.pages: list[int] = []
         self.unread = False

@@ -24,9 +24,12 @@ class Table(RunTable):
         super().__init__(self.pool, self.queue, most)
         self._numbers = count()
 
-    def come(self, priority: Priority, tokens: int = 10, most: int = 64) -> ScheduledRun:
+    def come(
+        self, priority: Priority, tokens: int = 10, most: int = 64, generated: int = 0
+    ) -> ScheduledRun:
         number = next(self._numbers)
-        run = ScheduledRun(number, priority, number, [number] * tokens, [], most)
+        known = [number] * tokens, [number] * generated
+        run = ScheduledRun(number, priority, number, *known, most)
         self.wait(run)
         return run
 
@@ -82,6 +85,17 @@ def test_where_enough_run_that_are_as_urgent_a_class_below_its_share_starts_more
     table.enough = 13
     assert started(table, INTERACTIVE, *[STANDARD] * 9, *[BATCH] * 3) == [0, 4, 1]
     assert not table.preempted
+
+
+def test_where_enough_run_those_that_a_lost_worker_had_begun_go_on_all_the_same() -> None:
+    table = Table(100, most=5)
+    table.enough = 2
+    for _ in range(4):
+        table.come(STANDARD, generated=3)
+    for _ in range(2):
+        table.come(STANDARD)
+    table.start()
+    assert table.names() == [0, 1, 2, 3]
 
 
 def test_a_run_starts_only_if_each_running_run_can_have_one_more_page() -> None:

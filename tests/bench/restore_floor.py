@@ -1,0 +1,112 @@
+"""What a restore takes at least: to load the demo model, and to go on with the streams of a kill.
+
+    python tests/bench/restore_floor.py < HISTORIES
+
+HISTORIES is JSON: for each kill, how many frames each of its streams had. Prints one JSON list of
+seconds. It is the workers' own engine, in a process that has imported everything, without
+sockets, ledger or readers; each is forked anew, as a worker is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ledger.frame import SAMPLING, Sampling, Token, decode
+from origin.checkpoint.prompt import PromptReader
+from origin.config import OriginConfig
+from origin.engine.engine import Engine
+from origin.models import cpu_model  # noqa: F401  (as the launcher imports it)
+from origin.workers import token_worker
+from origin.workers.worker_frame import Run
+
+_NEUTRAL: dict[str, Any] = {name: setting.neutral for name, setting in SAMPLING.items()}
+PROMPT = "Once upon a time"
+TOKENS = 400
+
+Frames = list[tuple[list[int], int]]
+"""Of one stream: the ids that ride with each frame, and the bytes of its text."""
+
+
+def loaded() -> Engine:
+    config = OriginConfig()
+    model = token_worker._load(config.model, config, lambda *_: None)
+    around = token_worker._surroundings(model, config, lambda *_: None)
+    engine = Engine(model, around, token_worker._limits(config))
+    token_worker._warm_up(model, around)
+    return engine
+
+
+def ordered(prompt: Sequence[int], seed: int, frames: Frames) -> Run:
+    """To go on behind so many frames, or to begin."""
+    ids = tuple(id_ for some, _ in frames for id_ in some)
+    sent = sum(size for _, size in frames)
+    sampling = replace(Sampling(**_NEUTRAL), temperature=0.8, seed=seed)
+    return Run(
+        tuple(prompt), ids, sent, len(frames), TOKENS, sampling, ignore_eos=True, completes=True
+    )
+
+
+def recorded(prompt: Sequence[int], streams: int) -> list[Frames]:
+    """What each stream consists of, from its beginning to its end."""
+    engine = loaded()
+    made: list[Frames] = [[] for _ in range(streams)]
+    for seed in range(streams):
+        engine.add(seed + 1, ordered(prompt, seed, []))
+    while not engine.idle:
+        for emission in engine.step():
+            _, frame = decode(emission.frame)
+            if isinstance(frame, Token):
+                size = len(frame.text.encode())
+                made[emission.run - 1].append((list(emission.ids), size))
+    return made
+
+
+def restored(prompt: Sequence[int], histories: Sequence[Frames]) -> float:
+    """Seconds from nothing but imports to the next frame of each stream."""
+    began = time.perf_counter()
+    engine = loaded()
+    for seed, frames in enumerate(histories):
+        engine.add(seed + 1, ordered(prompt, seed, frames))
+    waiting = set(range(1, len(histories) + 1))
+    while waiting:
+        waiting -= {emission.run for emission in engine.step()}
+    return time.perf_counter() - began
+
+
+def forked(work: Callable[[], Any]) -> Any:
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with os.fdopen(write, "w") as tell:
+            json.dump(work(), tell)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as told:
+        made = json.load(told)
+    os.waitpid(pid, 0)
+    return made
+
+
+def main() -> None:
+    torch.set_num_threads(token_worker.TORCH_THREADS)
+    counts: list[list[int]] = json.load(sys.stdin)
+    prompt = PromptReader(OriginConfig().model).read(PROMPT, (), None).ids
+    frames = forked(lambda: recorded(prompt, max(map(len, counts))))
+
+    def took(some: Sequence[int]) -> float:
+        cut = [own[: min(count, len(own) - 1)] for own, count in zip(frames, some, strict=False)]
+        return float(forked(lambda: restored(prompt, cut)))
+
+    print(json.dumps([took(some) for some in counts]))
+
+
+if __name__ == "__main__":
+    main()
