@@ -1,0 +1,201 @@
+"""The Worker in workerd beside the Python edge: the same origin, the same work, a reader a stream.
+
+    python tests/bench/bench_worker.py [--seconds 4] [--rounds 3] [--disk FOLDER]
+
+Frames of 256 bytes over HTTP/1.1, in the frames view. The Worker commits each to SQLite on the disk
+before anybody sees it; the Python edge keeps none. Server, source and readers share the machine's
+cores. `frames_per_s` is of 20 streams that have as many frames as are taken; `p50_ms` of one
+stream that has 1,000 a second; `stream_kib` is what one more stream with a reader costs, of a
+hundred; `flood_mib` all that workerd ever held while 400 MB were there for a reader that does not
+read. Each figure is the median of the rounds. It ends with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any, cast
+
+import uvloop
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from ledger.frame import FRAMES_TYPE  # noqa: E402
+from tests.bench.bench_edge import answering, resident_kib  # noqa: E402
+from tests.bench.edge.readers import FRAMES, stalled, stream_id  # noqa: E402
+from tests.bench.machine import cpu, disk  # noqa: E402
+from tests.bench.worker.source import FLOOD, PACED, THOUSAND  # noqa: E402
+from tests.e2e.processes import free_port  # noqa: E402
+from tests.worker.workerd import Workerd  # noqa: E402
+
+STREAMS = 20
+HELD = 100
+SETTLE_S = 1.0
+FLOOD_S = 5.0
+REQUEST = "GET /v1/generate/{id} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n"
+_STAMP = re.compile(rb"~([0-9]{6})\.")
+
+
+class Reader(asyncio.Protocol):
+    """One connection with one stream."""
+
+    def __init__(self, stream: bytes) -> None:
+        self._stream = stream
+        self.frames = 0
+        self.latencies_s: list[float] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        request = REQUEST.format(id=self._stream.hex(), accept=FRAMES_TYPE)
+        self._transport.write(request.encode())
+
+    def data_received(self, data: bytes) -> None:
+        found = _STAMP.findall(data)
+        if found:
+            self.frames += len(found)
+            late = (int(monotonic() * 1e5) - int(found[-1])) % 1_000_000
+            self.latencies_s.append(late / 1e5)
+
+    def close(self) -> None:
+        self._transport.abort()
+
+
+class Bench:
+    """One server with readers of its own."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._last = 0
+
+    async def readers(self, kind: int, count: int) -> list[Reader]:
+        loop = asyncio.get_running_loop()
+        made: list[Reader] = []
+        for _ in range(count):
+            self._last += 1
+            make = partial(Reader, stream_id(kind, self._last))
+            _, reader = await loop.create_connection(make, "127.0.0.1", self._port)
+            made.append(reader)
+        return made
+
+    async def frames_per_s(self, seconds: float) -> float:
+        readers = await self.readers(FLOOD, STREAMS)
+        await asyncio.sleep(SETTLE_S)
+        before, begun = sum(reader.frames for reader in readers), monotonic()
+        await asyncio.sleep(seconds)
+        came, took = sum(reader.frames for reader in readers) - before, monotonic() - begun
+        for reader in readers:
+            reader.close()
+        await asyncio.sleep(SETTLE_S)
+        return came / took
+
+    async def p50_ms(self, seconds: float) -> float:
+        (reader,) = await self.readers(THOUSAND, 1)
+        await asyncio.sleep(SETTLE_S)
+        reader.latencies_s.clear()
+        await asyncio.sleep(seconds)
+        reader.close()
+        return statistics.median(reader.latencies_s) * 1e3
+
+    async def stream_kib(self, pid: int) -> float:
+        warm = await self.readers(PACED, STREAMS)
+        await asyncio.sleep(SETTLE_S)
+        before = resident_kib(pid)
+        held = await self.readers(PACED, HELD)
+        await asyncio.sleep(4 * SETTLE_S)
+        grown = resident_kib(pid) - before
+        for reader in (*warm, *held):
+            reader.close()
+        return grown / HELD
+
+
+def most_resident_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+@asynccontextmanager
+async def process(*command: object) -> AsyncIterator[asyncio.subprocess.Process]:
+    pipe = asyncio.subprocess.PIPE
+    running = await asyncio.create_subprocess_exec(
+        *map(str, command),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=pipe,
+        stdout=pipe,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield running
+    finally:
+        running.terminate()
+        await running.wait()
+
+
+async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    link, upstream, edge_port = (free_port() for _ in range(3))
+    edge_command = (
+        *(sys.executable, "-m", "tailrace.cli", "edge", "--http", f"127.0.0.1:{edge_port}"),
+        *("--origin", f"127.0.0.1:{link}"),
+    )
+    found: dict[str, list[float]] = {}
+    source = ROOT / "tests/bench/worker/source.py"
+    origin_url = f"http://127.0.0.1:{upstream}"
+    async with (
+        process(sys.executable, source, link, upstream) as origin,
+        process(*edge_command),
+        Workerd(origin_url, folder / "rounds") as worker,
+    ):
+        assert origin.stdout is not None
+        await origin.stdout.readline()
+        await answering(edge_port)
+        ours, theirs = Bench(worker.port), Bench(edge_port)
+        for _ in range(options.rounds):
+            for name, bench in (("object", ours), ("python", theirs)):
+                rate = await bench.frames_per_s(options.seconds)
+                found.setdefault(f"{name}_frames_per_s", []).append(rate)
+                late = await bench.p50_ms(options.seconds)
+                found.setdefault(f"{name}_p50_ms", []).append(late)
+        async with Workerd(origin_url, folder / "memory") as fresh:
+            found["stream_kib"] = [await Bench(fresh.port).stream_kib(fresh.pid)]
+        async with Workerd(origin_url, folder / "flood") as fresh:
+            with stalled(fresh.port, FRAMES, FLOOD, 1, FRAMES_TYPE.encode()):
+                await asyncio.sleep(FLOOD_S)
+            found["flood_mib"] = [most_resident_mib(fresh.pid)]
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    return {
+        **{name: round(value, 2) for name, value in medians.items()},
+        "python_vs_object": round(
+            medians["python_frames_per_s"] / medians["object_frames_per_s"], 2
+        ),
+        "disk": disk(folder),
+        "machine": cpu(),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--disk", type=Path, help="where the objects' files lie; default: here")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.disk or ROOT) as folder:
+        print(json.dumps(uvloop.run(measure(Path(folder), options))))
+
+
+if __name__ == "__main__":
+    main()

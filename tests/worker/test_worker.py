@@ -1,0 +1,112 @@
+"""The Worker of wrangler-compat/, in workerd, in front of a real edge with a real origin."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ledger.version import tailrace_version
+from tests.e2e.processes import Edge, Origin, running
+from tests.npm import installed
+from tests.worker.workerd import FOLDER, Workerd
+
+TYPES_TIMEOUT_S = 120.0
+TIMEOUT_S = 60.0
+SSE = {"Accept": "text/event-stream"}
+FRAMES = {"Accept": "application/vnd.tailrace.frames"}
+REQUEST = {"model": "demo", "prompt": "Once upon", "max_tokens": 12, "seed": 3}
+
+
+class Place:
+    """An origin, an edge of it, and the Worker in front of that."""
+
+    def __init__(self, folder: Path) -> None:
+        self.origin = Origin(folder / "origin")
+        self.edge = Edge(self.origin)
+        self.worker = Workerd(self.edge.url, folder / "worker")
+
+
+@pytest.fixture(scope="module")
+async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place]:
+    made = Place(tmp_path_factory.mktemp("place"))
+    async with running(made.origin, made.edge), made.worker:
+        yield made
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=TIMEOUT_S) as made:
+        yield made
+
+
+pytestmark = pytest.mark.anyio
+
+
+def test_the_workers_types_are_sound() -> None:
+    done = subprocess.run(
+        [installed(FOLDER) / "tsc", "--project", FOLDER],
+        capture_output=True,
+        text=True,
+        timeout=TYPES_TIMEOUT_S,
+        check=False,
+    )
+    assert done.stdout == ""
+    assert done.returncode == 0
+
+
+def test_the_worker_is_of_this_release() -> None:
+    assert json.loads((FOLDER / "package.json").read_text())["version"] == tailrace_version()
+
+
+@pytest.mark.parametrize("view", [SSE, FRAMES], ids=["events", "frames"])
+async def test_a_stream_is_the_same_here_as_at_the_edge_behind_from_every_index(
+    place: Place, client: httpx.AsyncClient, view: dict[str, str]
+) -> None:
+    begun = await client.post(f"{place.worker.url}/v1/generate", json=REQUEST, headers=view)
+    path = f"/v1/generate/{begun.headers['Tailrace-Stream']}"
+    for after in (None, *range(14)):
+        query = {} if after is None else {"after": after}
+        here = await client.get(place.worker.url + path, params=query, headers=view)
+        there = await client.get(place.edge.url + path, params=query, headers=view)
+        assert (here.status_code, here.content) == (there.status_code, there.content)
+        if after is None:
+            assert here.content == begun.content
+
+
+async def test_a_token_is_good_here_that_was_given_here_and_no_other(
+    place: Place, client: httpx.AsyncClient
+) -> None:
+    begun = await client.post(f"{place.worker.url}/v1/generate", json=REQUEST, headers=SSE)
+    token = begun.headers["Tailrace-Token"]
+    path = f"/v1/generate/{begun.headers['Tailrace-Stream']}"
+    other = await client.post(f"{place.worker.url}/v1/generate", json=REQUEST, headers=SSE)
+    forged = token[:-4] + ("AAAA" if token[-4:] != "AAAA" else "BBBB")
+    for said in (token, forged, "nonsense", other.headers["Tailrace-Token"]):
+        asked = SSE | {"Tailrace-Token": said}
+        here = await client.get(place.worker.url + path, headers=asked)
+        there = await client.get(place.edge.url + path, headers=asked)
+        assert (here.status_code, here.text) == (there.status_code, there.text)
+
+
+async def test_what_was_read_here_outlives_a_kill_and_the_edge_behind(
+    tmp_path: Path, place: Place, client: httpx.AsyncClient
+) -> None:
+    edge = Edge(place.origin)
+    async with running(edge), Workerd(edge.url, tmp_path) as worker:
+        begun = await client.post(f"{worker.url}/v1/generate", json=REQUEST, headers=SSE)
+        path = f"/v1/generate/{begun.headers['Tailrace-Stream']}"
+        with_token = SSE | {"Tailrace-Token": begun.headers["Tailrace-Token"]}
+        await worker.kill()
+        await edge.stop()
+        await worker.start()
+        again = await client.get(worker.url + path, headers=with_token)
+        assert (again.status_code, again.content) == (200, begun.content)
+        stranger = await client.get(
+            worker.url + path, headers=SSE | {"Tailrace-Token": "v1.none.such.token"}
+        )
+        assert stranger.json()["error"]["code"] == "origin_unreachable"

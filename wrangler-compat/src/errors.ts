@@ -1,0 +1,65 @@
+/** Errors as the HTTP answers that every edge gives: one JSON shape for all. */
+
+import { TailraceError } from "../wire/wire.js";
+
+export { TailraceError };
+
+type Details = NonNullable<ConstructorParameters<typeof TailraceError>[1]>;
+
+const RETRY_AFTER_MS = 1_000;
+/** Those who are refused together come again from the least wait to so many times as much later. */
+const SPREAD = 4;
+
+/** A request that is at fault. */
+export function callerError(message: string, details: Details): TailraceError {
+  return new TailraceError(message, { code: "invalid_request", status: 400, ...details });
+}
+
+export function unreachable(message: string): TailraceError {
+  return new TailraceError(message, {
+    code: "origin_unreachable",
+    status: 503,
+    retryable: true,
+    retryAfterMs: RETRY_AFTER_MS + Math.round(Math.random() * SPREAD * RETRY_AFTER_MS),
+  });
+}
+
+/** The JSON document of an error: the fields that mean something here. */
+export function errorBody(error: TailraceError): { error: Record<string, string | boolean> } {
+  const fields: Record<string, string | boolean> = { code: error.code, message: error.message };
+  if (error.field !== null) fields["field"] = error.field;
+  if (error.hint !== null) fields["hint"] = error.hint;
+  fields["retryable"] = error.retryable;
+  return { error: fields };
+}
+
+/** The whole answer, with the headers that RFC 9110 asks for (10.2.3). */
+export function errorResponse(error: TailraceError): Response {
+  const headers = new Headers({
+    "Cache-Control": "no-store",
+    "Content-Type": "application/json",
+    "X-Content-Type-Options": "nosniff",
+  });
+  if (error.retryAfterMs !== null) {
+    headers.set("Retry-After", String(Math.ceil(error.retryAfterMs / 1000)));
+  }
+  return new Response(JSON.stringify(errorBody(error)), { status: error.status, headers });
+}
+
+/** What an answer that is no success says. */
+export async function errorOf(answer: Response): Promise<TailraceError> {
+  const said = await answer.text();
+  try {
+    const { error } = JSON.parse(said) as { error: Details & { message: string } };
+    const after = answer.headers.get("Retry-After");
+    return new TailraceError(error.message, {
+      ...error,
+      status: answer.status,
+      retryAfterMs: after === null ? null : Number(after) * 1000,
+    });
+  } catch {
+    return new TailraceError(`the origin answered ${answer.status}, and not in our words`, {
+      status: 500,
+    });
+  }
+}

@@ -1,0 +1,87 @@
+/** Runs of raw frames: a body's bytes are a log's rows, and a row is what a reader gets. */
+
+import { TAGS } from "../wire/wire.js";
+
+/** Consecutive logged frames of one stream, on corr 0, without a gap. */
+export interface FrameRun {
+  /** The index of the first one, and of the one after the last. */
+  first: number;
+  next: number;
+  bytes: Uint8Array;
+}
+
+export const LOGGED: ReadonlySet<number> = new Set([
+  TAGS.Token,
+  TAGS.StreamEnd,
+  TAGS.Classification,
+  TAGS.Embedding,
+  TAGS.Chunk,
+  TAGS.Revision,
+  TAGS.ScoredToken,
+  TAGS.Notice,
+  TAGS.Reasoning,
+]);
+
+/** What the body of a stream may hold. */
+export const IN_A_BODY: ReadonlySet<number> = new Set([
+  ...LOGGED,
+  TAGS.Heartbeat,
+  TAGS.Status,
+  TAGS.StreamError,
+]);
+
+export const HEADER_BYTES = 4;
+
+/** How many bytes the frame takes that begins at `at`. */
+export function sizeAt(bytes: Uint8Array, at: number): number {
+  const low = bytes[at] ?? 0;
+  const middle = bytes[at + 1] ?? 0;
+  const high = bytes[at + 2] ?? 0;
+  return HEADER_BYTES + low + (middle << 8) + (high << 16);
+}
+
+/** The frames of a run, which was checked when it was made. */
+export function* framesOf(bytes: Uint8Array): Iterable<Uint8Array> {
+  for (let at = 0; at < bytes.length; ) {
+    const end = at + sizeAt(bytes, at);
+    yield bytes.subarray(at, end);
+    at = end;
+  }
+}
+
+/** What of a run a reader gets that needs frame `from` next: about `most` bytes, one frame at least. */
+export function partOf(run: FrameRun, from: number, most: number): FrameRun {
+  let start = 0;
+  for (let index = run.first; index < from; index++) start += sizeAt(run.bytes, start);
+  if (run.bytes.length - start <= most) {
+    return { first: from, next: run.next, bytes: run.bytes.subarray(start) };
+  }
+  let end = start;
+  let next = from;
+  do {
+    end += sizeAt(run.bytes, end);
+    next++;
+  } while (end < run.bytes.length && end - start < most);
+  return { first: from, next, bytes: run.bytes.subarray(start, end) };
+}
+
+/** Whether the run ends the stream. */
+export function isEnd(run: FrameRun): boolean {
+  let last = 0;
+  for (let at = 0; at < run.bytes.length; at += sizeAt(run.bytes, at)) last = at;
+  return run.bytes[last + HEADER_BYTES] === TAGS.StreamEnd;
+}
+
+export function joined(runs: FrameRun[]): FrameRun {
+  const [first] = runs;
+  const last = runs.at(-1);
+  if (first === undefined || last === undefined) throw new Error("no run to join");
+  if (runs.length === 1) return first;
+  const bytes = new Uint8Array(runs.reduce((sum, run) => sum + run.bytes.length, 0));
+  let at = 0;
+  for (const run of runs) {
+    bytes.set(run.bytes, at);
+    at += run.bytes.length;
+  }
+  return { first: first.first, next: last.next, bytes };
+}

@@ -1,0 +1,157 @@
+/** What one object keeps of its stream: frames in rows of one commit each, and who may read them. */
+
+import { type FrameRun, isEnd, joined, partOf } from "./frames";
+
+/** SQLite in an object takes at most 2 MB a row, which not every runtime enforces. */
+const MAX_ROW_BYTES = 1_900_000;
+/** Rows of one read: a stream that came a token at a time has many small ones. */
+const READ_ROWS = 64;
+/** Tokens that an origin has let in; then the oldest one is asked about again. */
+const MAX_TOKENS = 256;
+
+/** What is known of a stream besides its frames. */
+export interface About {
+  id: string;
+  /** The token to read it on with, after a restart; empty: none is needed. */
+  token: string;
+  /** Somebody without a token or key was let in. */
+  open: boolean;
+  /** It was being read from the origin: a restart goes on with that. */
+  reading: boolean;
+}
+
+interface Row extends Record<string, SqlStorageValue> {
+  first: number;
+  next: number;
+  bytes: ArrayBuffer;
+}
+
+export class Log {
+  readonly #storage: DurableObjectStorage;
+  #about: About | undefined;
+  /** The index of the next frame, and whether there will be none: always what the rows say. */
+  next = 0;
+  ended = false;
+
+  constructor(storage: DurableObjectStorage) {
+    this.#storage = storage;
+    this.#about = storage.kv.get<About>("about");
+    if (this.#about !== undefined) this.#derive();
+  }
+
+  #derive(): void {
+    const [row] = this.#storage.sql
+      .exec<Row>("SELECT first, next, bytes FROM frames ORDER BY first DESC LIMIT 1")
+      .toArray();
+    this.next = row?.next ?? 0;
+    this.ended = row !== undefined && isEnd(runOf(row));
+  }
+
+  get about(): About | undefined {
+    return this.#about;
+  }
+
+  /** Keep what is said of the stream from now on. */
+  note(about: About): void {
+    if (this.#about === undefined) this.#create();
+    else if (isSame(this.#about, about)) return;
+    this.#about = about;
+    this.#storage.kv.put("about", about);
+  }
+
+  #create(): void {
+    const sql = this.#storage.sql;
+    sql.exec(
+      "CREATE TABLE IF NOT EXISTS frames" +
+        " (first INTEGER PRIMARY KEY, next INTEGER NOT NULL, bytes BLOB NOT NULL)",
+    );
+    sql.exec(
+      "CREATE TABLE IF NOT EXISTS tokens" +
+        " (token TEXT PRIMARY KEY, expires_ms INTEGER NOT NULL)",
+    );
+  }
+
+  /** Write runs that follow each other; they are durable after the storage's `sync`. */
+  append(runs: FrameRun[]): void {
+    for (const run of rowsOf(runs)) {
+      if (run.first !== this.next) throw new Error(`frame ${run.first} after ${this.next - 1}`);
+      this.#storage.sql.exec(
+        "INSERT INTO frames VALUES (?, ?, ?)",
+        run.first,
+        run.next,
+        run.bytes.slice().buffer,
+      );
+      this.next = run.next;
+      this.ended = isEnd(run);
+    }
+  }
+
+  /** About `most` bytes from frame `from` on, which is there: one frame at least. */
+  read(from: number, most: number): FrameRun {
+    const rows = this.#storage.sql.exec<Row>(
+      "SELECT first, next, bytes FROM frames" +
+        " WHERE first >= (SELECT max(first) FROM frames WHERE first <= ?) ORDER BY first LIMIT ?",
+      from,
+      READ_ROWS,
+    );
+    const runs: FrameRun[] = [];
+    let size = 0;
+    for (const row of rows) {
+      const part = partOf(runOf(row), Math.max(from, row.first), most - size);
+      runs.push(part);
+      size += part.bytes.length;
+      if (size >= most || part.next < row.next) break;
+    }
+    return joined(runs);
+  }
+
+  /** A token that the origin has made or let in is good until it expires. */
+  remember(digest: string, expiresMs: number): void {
+    const sql = this.#storage.sql;
+    sql.exec("INSERT OR REPLACE INTO tokens VALUES (?, ?)", digest, expiresMs);
+    sql.exec(
+      "DELETE FROM tokens WHERE rowid <= (SELECT max(rowid) FROM tokens) - ?",
+      MAX_TOKENS,
+    );
+  }
+
+  knows(digest: string, nowMs: number): boolean {
+    if (this.#about === undefined) return false;
+    const [row] = this.#storage.sql
+      .exec<{ expires_ms: number }>("SELECT expires_ms FROM tokens WHERE token = ?", digest)
+      .toArray();
+    return row !== undefined && row.expires_ms > nowMs;
+  }
+
+  async forget(): Promise<void> {
+    await this.#storage.deleteAll();
+    this.#about = undefined;
+    this.next = 0;
+    this.ended = false;
+  }
+}
+
+function runOf(row: Row): FrameRun {
+  return { first: row.first, next: row.next, bytes: new Uint8Array(row.bytes) };
+}
+
+function rowsOf(runs: FrameRun[]): FrameRun[] {
+  const rows: FrameRun[] = [];
+  let open: FrameRun[] = [];
+  let size = 0;
+  for (const run of runs) {
+    if (size + run.bytes.length > MAX_ROW_BYTES && open.length) {
+      rows.push(joined(open));
+      open = [];
+      size = 0;
+    }
+    open.push(run);
+    size += run.bytes.length;
+  }
+  if (open.length) rows.push(joined(open));
+  return rows;
+}
+
+function isSame(one: About, other: About): boolean {
+  return (Object.keys(one) as (keyof About)[]).every((name) => one[name] === other[name]);
+}

@@ -1,0 +1,89 @@
+/** Parts of a request's line and headers, checked as edge/parameters.py does. */
+
+import { callerError } from "./errors";
+
+export type View = "text/event-stream" | "application/vnd.tailrace.frames" | "application/json";
+export const SSE: View = "text/event-stream";
+export const FRAMES: View = "application/vnd.tailrace.frames";
+export const JSON_VIEW: View = "application/json";
+
+const VIEWS = new Map<string, View>([
+  ["text/event-stream", SSE],
+  ["text/*", SSE],
+  [FRAMES, FRAMES],
+  ["application/octet-stream", FRAMES],
+  ["application/json", JSON_VIEW],
+  ["application/*", JSON_VIEW],
+  ["*/*", JSON_VIEW],
+]);
+const STREAM_ID = /^[0-9a-f]{32}$/;
+const NUMBER = /^[0-9]{1,20}$/;
+const U64_MAX = 2n ** 64n - 1n;
+
+/** The view that an Accept header likes best (RFC 9110, 12.5.1); JSON without one. */
+export function chooseView(accept: string | null): View {
+  if (accept === null || !accept.trim()) return JSON_VIEW;
+  let best: { quality: number; wildcards: number; view: View } | undefined;
+  for (const range of accept.split(",")) {
+    const [name = "", ...parameters] = range.trim().toLowerCase().split(";");
+    const view = VIEWS.get(name.trim());
+    const quality = qualityOf(parameters);
+    // Of two ranges liked alike the one without a wildcard says more.
+    const wildcards = name.split("*").length;
+    const isBetter =
+      best === undefined ||
+      quality > best.quality ||
+      (quality === best.quality && wildcards < best.wildcards);
+    if (view !== undefined && quality > 0 && isBetter) best = { quality, wildcards, view };
+  }
+  if (best !== undefined) return best.view;
+  throw callerError(`no view of a stream is '${accept}'`, {
+    code: "not_acceptable",
+    status: 406,
+    field: "Accept",
+    hint: `one of ${[SSE, FRAMES, JSON_VIEW].join(", ")}`,
+  });
+}
+
+function qualityOf(parameters: string[]): number {
+  for (const parameter of parameters) {
+    const [name = "", value = ""] = parameter.split("=");
+    if (name.trim() === "q") return Number(value.trim() || Number.NaN) || 0;
+  }
+  return 1;
+}
+
+/** The stream id that a path names; an error for whatever cannot be one. */
+export function checkStreamId(text: string): string {
+  if (STREAM_ID.test(text)) return text;
+  throw callerError("no such stream", {
+    code: "unknown_stream",
+    status: 404,
+    field: "id",
+    hint: "a stream id is 32 hex digits",
+  });
+}
+
+/** The index of the first frame that is wanted, from `?after=` and `Last-Event-ID`; 0 without. */
+export function parseAfter(after: string[], lastEventId: string | null): number {
+  const given = new Set(after.map((text) => indexOf(text, "after")));
+  // EventSource sends an empty one where it would send none: it asks for all.
+  if (lastEventId) given.add(indexOf(lastEventId, "Last-Event-ID"));
+  if (given.size > 1) {
+    throw callerError("two different indexes to resume after", {
+      field: "after",
+      hint: "give either ?after= or Last-Event-ID",
+    });
+  }
+  for (const index of given) return Number(index) + 1;
+  return 0;
+}
+
+function indexOf(text: string, field: string): bigint {
+  const index = NUMBER.test(text) ? BigInt(text) : U64_MAX + 1n;
+  if (index <= U64_MAX) return index;
+  throw callerError("not an index", {
+    field,
+    hint: "the index of the last frame you have, in decimal digits",
+  });
+}

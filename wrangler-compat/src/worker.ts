@@ -1,0 +1,151 @@
+/** The routes of this edge: the same as those of edge/app.py.
+ *
+ * What is read as events or frames comes from a stream's object; everything else is the origin's
+ * edge to answer, in its own words.
+ */
+
+import { SCHEMA_ID } from "../wire/wire.js";
+import { version } from "../package.json";
+import { accessHeaders, checkPage, preflight } from "./access";
+import { TailraceError, callerError, errorResponse } from "./errors";
+import { Origin, forwarded } from "./origin";
+import { FRAMES, JSON_VIEW, chooseView, checkStreamId, parseAfter } from "./request";
+import { type Env, allowedOrigins, maxBodyBytes } from "./settings";
+import { OPENED } from "./stream_object";
+
+export { StreamObject } from "./stream_object";
+
+const START = "/v1/generate";
+const READ = /^\/v1\/generate\/([^/]+)$/;
+const CANCEL = /^\/v1\/generate\/[^/]+\/cancel$/;
+const PREFLIGHTS = ["/v1/generate", "/v1/stream/"];
+
+export default {
+  async fetch(request: Request, env: Env): Promise<Response> {
+    const allowed = allowedOrigins(env);
+    const access = accessHeaders(request, allowed);
+    let answer: Response;
+    try {
+      checkPage(request, allowed);
+      answer = await route(request, env, access);
+    } catch (error) {
+      if (!(error instanceof TailraceError)) console.error(error);
+      answer = errorResponse(
+        error instanceof TailraceError
+          ? error
+          : new TailraceError("an error of this edge; its log says more", { status: 500 }),
+      );
+    }
+    if (answer.webSocket) return answer;
+    const headers = new Headers(answer.headers);
+    for (const [name, value] of Object.entries(access)) {
+      if (name === "Vary") headers.append(name, value);
+      else headers.set(name, value);
+    }
+    return new Response(answer.body, { status: answer.status, headers });
+  },
+};
+
+async function route(
+  request: Request,
+  env: Env,
+  access: Record<string, string>,
+): Promise<Response> {
+  const url = new URL(request.url);
+  const { pathname } = url;
+  if (request.method === "OPTIONS" && PREFLIGHTS.some((path) => pathname.startsWith(path))) {
+    return preflight(access);
+  }
+  if (request.method === "GET" && pathname === "/healthz") return document({ ok: true });
+  if (request.method === "GET" && pathname === "/version") {
+    return document({ tailrace: version, schema: SCHEMA_ID });
+  }
+  if (request.method === "POST" && pathname === START) return start(request, env);
+  const [, id] = READ.exec(pathname) ?? [];
+  if (request.method === "GET" && id !== undefined) return read(request, env, id);
+  return pass(request, env);
+}
+
+function document(fields: object): Response {
+  return Response.json(fields, { headers: { "Cache-Control": "no-store" } });
+}
+
+/** POST /v1/generate */
+async function start(request: Request, env: Env): Promise<Response> {
+  const view = chooseView(request.headers.get("Accept"));
+  const origin = new Origin(env.TAILRACE_ORIGIN_URL);
+  const headers = forwarded(request);
+  // A key of our own lets the request be sent again when the origin's edge is lost.
+  if (!headers.has("Idempotency-Key")) headers.set("Idempotency-Key", randomKey());
+  headers.set("Accept", view === JSON_VIEW ? JSON_VIEW : FRAMES);
+  const answer = await origin.ask(origin.url(START), {
+    method: "POST",
+    headers,
+    body: await bodyOf(request, maxBodyBytes(env)),
+  });
+  const id = answer.headers.get("Tailrace-Stream");
+  if (view === JSON_VIEW || answer.status !== 200 || id === null) return answer;
+  // The object reads the stream by itself: what it has then outlives this request.
+  await answer.body?.cancel();
+  const asked = new Headers(request.headers);
+  asked.set(OPENED, answer.headers.get("Tailrace-Token") ?? "");
+  asked.delete("Last-Event-ID");
+  const stream = await objectOf(env, id).fetch(`${new URL(request.url).origin}${START}/${id}`, {
+    headers: asked,
+    signal: request.signal,
+  });
+  const siblings = answer.headers.get("Tailrace-Siblings");
+  if (siblings === null) return stream;
+  const opened = new Response(stream.body, stream);
+  opened.headers.set("Tailrace-Siblings", siblings);
+  return opened;
+}
+
+/** GET /v1/generate/{id} */
+async function read(request: Request, env: Env, id: string): Promise<Response> {
+  const view = chooseView(request.headers.get("Accept"));
+  const query = new URL(request.url).searchParams;
+  checkStreamId(id);
+  parseAfter(query.getAll("after"), request.headers.get("Last-Event-ID"));
+  if (view === JSON_VIEW) return pass(request, env);
+  const asked = new Request(request);
+  asked.headers.delete(OPENED);
+  return objectOf(env, id).fetch(asked);
+}
+
+/** Whatever the origin's edge answers as well as we could. */
+async function pass(request: Request, env: Env): Promise<Response> {
+  const origin = new Origin(env.TAILRACE_ORIGIN_URL);
+  const { pathname, search } = new URL(request.url);
+  const url = origin.url(pathname + search);
+  const init = { method: request.method, headers: forwarded(request) };
+  if (request.method === "GET" || request.method === "HEAD") return origin.ask(url, init);
+  const body = await bodyOf(request, maxBodyBytes(env));
+  const again = CANCEL.test(pathname); // twice is once
+  return again ? origin.ask(url, { ...init, body }) : origin.askOnce(url, { ...init, body });
+}
+
+function objectOf(env: Env, id: string): DurableObjectStub {
+  return env.STREAMS.getByName(id);
+}
+
+function randomKey(): string {
+  return crypto.randomUUID().replaceAll("-", "");
+}
+
+async function bodyOf(request: Request, limitBytes: number): Promise<Uint8Array> {
+  const pieces: Uint8Array[] = [];
+  let size = 0;
+  for await (const piece of request.body ?? []) {
+    size += piece.length;
+    if (size > limitBytes) {
+      throw callerError("the request body is too large", {
+        code: "too_large",
+        status: 413,
+        hint: `at most ${limitBytes} bytes`,
+      });
+    }
+    pieces.push(piece);
+  }
+  return new Uint8Array(await new Blob(pieces).arrayBuffer());
+}
