@@ -25,6 +25,8 @@ from edge.errors import (
     not_a_websocket,
     tailrace_error,
 )
+from edge.openai.answers import routes_of
+from edge.openai.chat import CHAT
 from edge.origins.link import Link
 from edge.quic.listen import QuicListener
 from edge.telemetry.endpoint import metrics
@@ -56,10 +58,12 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
             Route("/v1/generate/{id}", generate.read, methods=["GET"]),
             Route("/v1/generate/{id}/cancel", generate.cancel, methods=["POST"]),
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
+            *routes_of(CHAT),
             Route(f"{STREAM_PATH}{{name:path}}", stream.call, methods=stream.METHODS),
             *admin_routes(),
             Route("/v1/ws", not_a_websocket),
             Route("/healthz", healthz),
+            Route("/health", healthz),
             Route("/readyz", readyz),
             Route("/version", version),
             Route("/metrics", metrics),

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Protocol
 
 import structlog
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from edge import sse
+from edge.errors import error_response
 from edge.parameters import View
 from edge.reader import Reader
 from ledger.errors import TailraceError
-from ledger.frame import CLOSING, Heartbeat, encode, tag_of
+from ledger.frame import CLOSING, Heartbeat, Opened, encode, tag_of
 
 log = structlog.get_logger("tailrace.edge")
 
@@ -22,7 +23,17 @@ SILENCE_S = 15.0
 
 
 class Encoder(Protocol):
-    """How frames become bytes of the body."""
+    """How one stream becomes one response: its type, its body, or its refusal."""
+
+    media_type: str
+    ends_by_204: bool
+    """Whether that answers who has all of a stream that has ended; else it gets a Status frame."""
+
+    def opened(self, opened: Opened) -> None:
+        """The stream is there; called once, before all that follows."""
+
+    def refusal(self, error: TailraceError) -> Response:
+        """The answer where there is no stream to show."""
 
     def frames(self, frames: list[bytes]) -> bytes:
         """The bytes of these raw frames, in order."""
@@ -31,7 +42,22 @@ class Encoder(Protocol):
         """Bytes that carry no frame of the stream."""
 
 
-class SseEncoder:
+class NativeEncoder:
+    """What the views of `/v1/generate` have in common."""
+
+    media_type: str
+    ends_by_204 = True  # an EventSource stops then
+
+    def opened(self, opened: Opened) -> None:
+        """A frame says all that there is to say."""
+
+    def refusal(self, error: TailraceError) -> Response:
+        return error_response(error)
+
+
+class SseEncoder(NativeEncoder):
+    media_type = View.SSE.value
+
     def __init__(self) -> None:
         self._begun = False
 
@@ -46,7 +72,9 @@ class SseEncoder:
         return sse.PING
 
 
-class FrameEncoder:
+class FrameEncoder(NativeEncoder):
+    media_type = View.FRAMES.value
+
     def frames(self, frames: list[bytes]) -> bytes:
         return b"".join(frames)
 
@@ -54,7 +82,11 @@ class FrameEncoder:
         return encode(heartbeat)
 
 
-ENCODERS: dict[View, type[Encoder]] = {View.SSE: SseEncoder, View.FRAMES: FrameEncoder}
+ENCODERS: dict[View, Callable[[], Encoder]] = {View.SSE: SseEncoder, View.FRAMES: FrameEncoder}
+
+
+class Closes(Protocol):
+    def close(self) -> None: ...
 
 
 class StreamedBody(StreamingResponse):
@@ -65,7 +97,7 @@ class StreamedBody(StreamingResponse):
 
     def __init__(
         self,
-        source: Reader,
+        source: Closes,
         pieces: AsyncGenerator[bytes],
         status: int = 200,
         headers: Mapping[str, str] | None = None,
@@ -83,9 +115,8 @@ class StreamedBody(StreamingResponse):
             self._source.close()
 
 
-async def frames_of(reader: Reader, view: View) -> AsyncGenerator[bytes]:
-    """A stream in a view, until a frame ends it; frames that are queued together are one piece."""
-    encoder = ENCODERS[view]()
+async def frames_of(reader: Reader, encoder: Encoder) -> AsyncGenerator[bytes]:
+    """A stream, until a frame ends it; frames that are queued together are one piece."""
     more = True
     while more:
         frames = await reader.take(SILENCE_S)

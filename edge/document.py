@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from edge.reader import Reader
 from edge.sse import end_fields, finite, logprobs
@@ -23,6 +23,7 @@ from ledger.frame import (
     StreamError,
     StreamState,
     TokenScores,
+    ToolCall,
     decode,
     to_error,
 )
@@ -30,6 +31,15 @@ from ledger.text import StreamText
 
 MAX_DOCUMENT_BYTES = 32 << 20
 """Of the frames of one stream that are kept for a document."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a tool, as far as it was made; `arguments` is JSON when it is whole."""
+
+    id: str
+    name: str
+    arguments: str = ""
 
 
 @dataclass(slots=True)
@@ -42,6 +52,7 @@ class Collected:
     labels: list[Classification] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     data: list[bytes] = field(default_factory=list)
     closing: StreamEnd | Status | None = None
 
@@ -59,12 +70,19 @@ class Collected:
                 self.notices.append(frame)
             case Reasoning():
                 self.reasoning.append(frame.text)
+            case ToolCall():
+                self._add_call(frame)
             case Chunk():
                 self.data.append(frame.data)
             case StreamEnd() | Status():
                 self.closing = frame
             case StreamError():
                 raise to_error(frame)
+
+    def _add_call(self, piece: ToolCall) -> None:
+        if piece.name or not self.calls:
+            self.calls.append(Call(piece.id, piece.name))
+        self.calls[-1].arguments += piece.arguments
 
 
 async def collect(reader: Reader) -> Collected:
@@ -131,6 +149,8 @@ def _fields(collected: Collected) -> dict[str, object]:
         fields["data"] = base64.b64encode(b"".join(collected.data)).decode()
     if collected.reasoning:
         fields["reasoning"] = "".join(collected.reasoning)
+    if collected.calls:
+        fields["tool_calls"] = [asdict(call) for call in collected.calls]
     if collected.notices:
         fields["notices"] = [
             {"code": notice.code, "message": notice.message} for notice in collected.notices

@@ -9,14 +9,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from edge.openai.errors import openai_error, speaks_openai
 from edge.telemetry.exchange import CLIENT_GONE, note_error
 from ledger.errors import CallerError, NotFound, TailraceError, error_body
 
 log = structlog.get_logger("tailrace.edge")
 
 
-def error_response(error: TailraceError) -> JSONResponse:
-    """The whole answer, with the headers that RFC 9110 asks for (15.5.2, 10.2.3)."""
+def error_response(error: TailraceError, path: str = "") -> JSONResponse:
+    """The whole answer, with the headers that RFC 9110 asks for (15.5.2, 10.2.3).
+
+    It has the shape that clients of a route at `path` know.
+    """
+    if speaks_openai(path):
+        return openai_error(error)
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     if error.retry_after_ms is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
@@ -29,28 +35,29 @@ def error_response(error: TailraceError) -> JSONResponse:
 # ---- handlers that the application registers ----
 
 
-async def tailrace_error(_request: Request, error: Exception) -> Response:
+async def tailrace_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TailraceError)
-    return noted_response(error)
+    return noted_response(error, request.url.path)
 
 
-def noted_response(error: TailraceError) -> JSONResponse:
+def noted_response(error: TailraceError, path: str) -> JSONResponse:
     """The answer to the request that this task is about."""
     note_error(error.code)
-    return error_response(error)
+    return error_response(error, path)
 
 
 async def http_error(request: Request, error: Exception) -> Response:
     """Errors that Starlette's router raises: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return noted_response(_nothing_at(request.url.path))
+        return noted_response(_nothing_at(request.url.path), request.url.path)
     answer = noted_response(
         TailraceError(
             error.detail,
             code="method_not_allowed" if error.status_code == 405 else "http_error",
             status=error.status_code,
-        )
+        ),
+        request.url.path,
     )
     headers = dict(error.headers or {})
     if "Allow" in headers:  # Starlette has them in a set, in another order at each start
@@ -70,7 +77,8 @@ async def not_a_websocket(request: Request) -> Response:
             code="upgrade_required",
             status=426,
             hint="an opening handshake of version 13 (RFC 6455, 4.2.1), over HTTP/1.1",
-        )
+        ),
+        request.url.path,
     )
     if request.scope["http_version"] == "1.1":  # the later ones have no such headers
         version = {"Sec-WebSocket-Version": "13"}  # RFC 6455, 4.4
@@ -88,6 +96,7 @@ async def client_gone(request: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_GONE)
 
 
-async def internal_error(_request: Request, _error: Exception) -> Response:
+async def internal_error(request: Request, _error: Exception) -> Response:
     """Anything else is a fault of ours; the server logs its traceback, the client sees none."""
-    return noted_response(TailraceError("an error of this edge; its log says more"))
+    fault = TailraceError("an error of this edge; its log says more")
+    return noted_response(fault, request.url.path)

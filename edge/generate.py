@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from edge.access.middleware import caller_of
 from edge.attend import attended
-from edge.body import StreamedBody, frames_of
+from edge.body import ENCODERS, StreamedBody, frames_of
 from edge.config import EdgeConfig
 from edge.document import Collected, answer_document, collect, state_document
 from edge.origins.link import Link
@@ -170,8 +170,9 @@ async def _answer(reader: Reader, view: View, wanted: Open | Resume) -> Response
         return JSONResponse(document, headers=headers)
     if isinstance(wanted, Resume) and await _nothing_is_left(reader, wanted):
         return Response(status_code=204, headers=headers)
-    headers["Content-Type"] = view.value
-    return StreamedBody(reader, frames_of(reader, view), headers=headers)
+    encoder = ENCODERS[view]()
+    headers["Content-Type"] = encoder.media_type
+    return StreamedBody(reader, frames_of(reader, encoder), headers=headers)
 
 
 def _head_of(answer: StreamedBody) -> Response:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -102,29 +103,19 @@ def _as_object(value: object) -> object:
     return {"then": value} if isinstance(value, str) else value
 
 
-class _Body(BaseModel):
-    """The request's JSON document but for its sampling; a field that is null counts as left out."""
+class _Settings(BaseModel):
+    """What every request to generate may say, whichever dialect it is in; null counts as left out.
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    The settings of sampling are beside these: `Settings`.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     model: Annotated[str, Field(min_length=1, description='a model, such as "demo"')]
-    prompt: str | None = Field(None, description="a string")
-    messages: list[MessageBody] | None = Field(
-        None,
-        fail_fast=True,
-        description='a list of objects such as {"role": "user", "content": "Hello"}',
-    )
-    max_tokens: Count | None = Field(None, ge=1, description="an integer of at least 1")
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = Field(
         None, description="a string or a list of strings"
     )
     ignore_eos: bool | None = Field(None, description="true or false")
-    logprobs: Count | None = Field(
-        None, description="an integer from 0 to 20: so many alternatives to each token"
-    )
-    format: FormatBody | None = Field(
-        None, description='an object such as {"json_schema": {...}} or {"regex": "[0-9]+"}'
-    )
     overflow: str | None = Field(None, description=_words(Overflow))
     n: Count | None = Field(None, ge=1, description="an integer from 1 to 16")
     durability: str | None = Field(None, description=_words(Durability))
@@ -136,7 +127,6 @@ class _Body(BaseModel):
     def to_open(self, *, idempotency_key: str, credit: int) -> Open:
         """The frame that says the same; CallerError for a word that names no enum member."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        turns = tuple(Message(turn.role, turn.content) for turn in self.messages or ())
         # None is the default; "" is a word like any other, and none that is known.
         durability = "process" if self.durability is None else self.durability
         priority = "standard" if self.priority is None else self.priority
@@ -144,14 +134,9 @@ class _Body(BaseModel):
         unread = UnreadBody(then="run") if self.unread is None else self.unread
         return Open(
             model=self.model,
-            prompt=self.prompt,
-            messages=turns,
-            max_tokens=self.max_tokens,
             sampling=Sampling(**{name: getattr(self, name) for name in SAMPLING}),
             stop=stop,
             ignore_eos=bool(self.ignore_eos),
-            logprobs=self.logprobs,
-            format=None if self.format is None else self.format.to_format(),
             overflow=Overflow.from_word(overflow),
             n=1 if self.n is None else self.n,
             durability=Durability.from_word(durability),
@@ -172,7 +157,42 @@ def _field(hint: object, setting: SamplingRange) -> tuple[Any, Any]:
 
 _HINTS = get_type_hints(Sampling)
 _SAMPLING: dict[str, Any] = {name: _field(_HINTS[name], each) for name, each in SAMPLING.items()}
-GenerateBody = create_model("GenerateBody", __base__=_Body, **_SAMPLING)
+if TYPE_CHECKING:  # a model that is made of a table is none to a checker
+    Settings = _Settings
+else:
+    Settings = create_model("Settings", __base__=_Settings, **_SAMPLING)
+
+
+class GenerateBody(Settings):
+    """The request's JSON document."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: str | None = Field(None, description="a string")
+    messages: list[MessageBody] | None = Field(
+        None,
+        fail_fast=True,
+        description='a list of objects such as {"role": "user", "content": "Hello"}',
+    )
+    max_tokens: Count | None = Field(None, ge=1, description="an integer of at least 1")
+    logprobs: Count | None = Field(
+        None, description="an integer from 0 to 20: so many alternatives to each token"
+    )
+    format: FormatBody | None = Field(
+        None, description='an object such as {"json_schema": {...}} or {"regex": "[0-9]+"}'
+    )
+
+    def to_open(self, *, idempotency_key: str, credit: int) -> Open:
+        return replace(
+            super().to_open(idempotency_key=idempotency_key, credit=credit),
+            prompt=self.prompt,
+            messages=tuple(Message(turn.role, turn.content) for turn in self.messages or ()),
+            max_tokens=self.max_tokens,
+            logprobs=self.logprobs,
+            format=None if self.format is None else self.format.to_format(),
+        )
+
+
 INNER: dict[str, type[BaseModel]] = {
     "messages": MessageBody,
     "format": FormatBody,
@@ -207,16 +227,25 @@ def _parse(model: type[Body], body: bytes, example: str) -> Body:
 
     pydantic tells of every fault that it finds, and a megabyte can hold 400,000.
     """
+    document = read_object(body, example)
+    _refuse_unknown(document, model)
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise _caller_error(error, model) from None
+
+
+def read_object(body: bytes, example: str) -> dict[str, Any]:
+    """The JSON object that a body holds; CallerError where it holds none, or is too much work."""
     if len(body) > MAX_JSON_PARTS:
         _check_work(body, example)
     try:
         document = from_json(body, allow_inf_nan=False)
-        _refuse_unknown(document, model)
-        return model.model_validate(document)
-    except ValidationError as error:
-        raise _caller_error(error, model, example) from None
     except ValueError as error:
         raise _no_document(str(error), example) from None
+    if not isinstance(document, dict):
+        raise _no_document("it is another kind of value", example)
+    return document
 
 
 def _check_work(body: bytes, example: str) -> None:
@@ -246,18 +275,16 @@ def _refuse_unknown(document: object, model: type[BaseModel], place: Location = 
 # ---- pydantic's findings in our words ----
 
 
-def _caller_error(error: ValidationError, body: type[BaseModel], example: str) -> CallerError:
+def _caller_error(error: ValidationError, body: type[BaseModel]) -> CallerError:
     finding = error.errors(include_url=False)[0]
     location = finding["loc"]
-    if not location:
-        return _no_document("it is another kind of value", example)
     fields = _fields_around(location, body)
     # What lies below `stop` is no field.
     name = next((str(part) for part in reversed(location) if part in fields), None)
     if finding["type"] == "missing":
         message = "this field is required"
     else:
-        message = f"{_shown(finding['input'])} is not accepted"
+        message = f"{shown(finding['input'])} is not accepted"
     return CallerError(message, field=_path(location), hint=name and fields[name].description)
 
 
@@ -289,7 +316,7 @@ def _path(location: Location) -> str:
     return str(first) + "".join(steps)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     # Piece by piece: what is refused may be a megabyte.
     pieces = json.JSONEncoder(ensure_ascii=False).iterencode(value)
     text = "".join(islice(pieces, MAX_SHOWN_CHARS))

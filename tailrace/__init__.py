@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Status,
         StreamEnd,
         Token,
+        ToolCall,
     )
     from tailrace.client import Client, Stream
 
@@ -51,6 +52,7 @@ __all__ = [
     "StreamEnd",
     "TailraceError",
     "Token",
+    "ToolCall",
     "Unauthorized",
     "Unavailable",
 ]

@@ -24,11 +24,12 @@ ALLOWED_HEADERS = ", ".join(
 )
 EXPOSED_HEADERS = ", ".join(
     (
-        *("Tailrace-Stream", "Tailrace-Token", "Tailrace-Siblings"),
+        *("Tailrace-Stream", "Tailrace-Token", "Tailrace-Siblings", "Tailrace-Ignored"),
         *("Stream-Next-Offset", "Stream-Cursor", "Stream-Up-To-Date", "Stream-Closed"),
         *("Stream-TTL", "Stream-Expires-At", "Stream-SSE-Data-Encoding"),
         *("Producer-Epoch", "Producer-Seq", "Producer-Expected-Seq", "Producer-Received-Seq"),
-        *("ETag", "Location", "Retry-After", "Content-Encoding", "Vary", "X-Request-Id"),
+        *("ETag", "Location", "Retry-After", "Content-Encoding", "Vary"),
+        *("X-Request-Id", "Retry-After-Ms", "X-Should-Retry"),
     )
 )
 

@@ -29,7 +29,7 @@ CONCURRENT_RETRY_MS = 500
 FIRST_PAGE = "/"
 WEB_PATH = "/web/"
 """Below it are the files that browsers get: the first page's, and the client that pages import."""
-OPEN_PATHS = frozenset(("/healthz", "/readyz", "/version", FIRST_PAGE))
+OPEN_PATHS = frozenset(("/healthz", "/health", "/readyz", "/version", FIRST_PAGE))
 """What who asks needs no key for; nor for what is below `WEB_PATH`."""
 KEY_HEADER = b"tailrace-key"
 TOKEN_HEADER = b"tailrace-token"
@@ -41,7 +41,8 @@ SESSION_PATH = "/v1/ws"
 NOBODY = Caller("", 0)
 """Who has no key: only a resume token can speak for it."""
 
-_OF_A_STREAM = re.compile(rf"/v1/generate/[^/]+(/\w+)?|{STREAM_PATH}[0-9a-f]{{32}}")
+_STREAMS = "/v1/(?:generate|chat/completions|completions|responses)"
+_OF_A_STREAM = re.compile(rf"{_STREAMS}/[^/]+(/\w+)?|{STREAM_PATH}[0-9a-f]{{32}}")
 
 
 class Grant(NamedTuple):

@@ -14,9 +14,10 @@ from edge.access.cors import preflight_headers
 from edge.access.head import Head
 from edge.access.rules import Admission, Rules
 from edge.errors import noted_response
+from edge.openai.errors import OPENAI_PATHS
 from ledger.frame import STREAM_PATH, Caller
 
-PREFIXES = ("/v1/generate", STREAM_PATH)
+PREFIXES = ("/v1/generate", STREAM_PATH, *OPENAI_PATHS)
 """Routes that answer a preflight."""
 
 
@@ -49,7 +50,7 @@ class Access:
         head, headers, refusal, caller = admission
         with_access = _adding(headers, send)
         if refusal is not None:
-            await noted_response(refusal)(scope, receive, with_access)
+            await noted_response(refusal, head.path)(scope, receive, with_access)
         elif head.method == "OPTIONS" and head.path.startswith(PREFIXES):
             await Response(None, 204, preflight_headers(headers))(scope, receive, send)
         else:

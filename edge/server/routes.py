@@ -1,4 +1,4 @@
-"""Which requests are answered past the application: the streams of `/v1/generate`.
+"""Which requests are answered past the application: those that are answered by a stream.
 
 The same routes exist in the application, with the same words for what is asked and the same rules
 for who may ask. Whatever is not plain is left to it.
@@ -13,18 +13,21 @@ from urllib.parse import parse_qsl, unquote
 
 from edge.access.head import Head
 from edge.access.middleware import TOKEN_QUERY
-from edge.access.rules import Admission, Rules
+from edge.access.rules import Rules
+from edge.body import ENCODERS
 from edge.errors import error_response
 from edge.generate import asked_to_read, asked_to_start
+from edge.openai.fast import OPENAI_ROUTES
 from edge.origins.link import Link
 from edge.parameters import View, choose_view
 from edge.server.deadlines import Deadlines
+from edge.server.fast_route import FastRoute, Wanted
 from edge.server.outlet import Handler, Headers, Outlet, Request, Turn
 from edge.server.stream_reader import StreamReader
 from edge.telemetry.counts import Counts
 from edge.telemetry.exchange import PROTOCOLS, Exchange
 from ledger.errors import TailraceError
-from ledger.frame import Open, Resume
+from ledger.frame import Caller
 
 START = b"/v1/generate"
 _READ = re.compile(rb"/v1/generate/([0-9a-f]{32})")
@@ -64,39 +67,36 @@ class StreamRoutes:
 
     def claims(self, request: Request) -> bool:
         """A stream that is started or read as events or frames."""
-        is_ours = (request.method == "POST" and request.path == START) or (
-            request.method == "GET" and _READ.fullmatch(request.path) is not None
-        )
-        if not is_ours:
-            return False
-        try:
-            return choose_view(request.text(b"accept")) is not View.JSON
-        except TailraceError:
-            return False
+        return _route_of(request) is not None
 
-    def serve(self, request: Request, outlet: Outlet) -> Handler:
-        route = "/v1/generate" if request.method == "POST" else "/v1/generate/{id}"
+    def serve(self, request: Request, outlet: Outlet) -> Handler | None:
+        route = _route_of(request)
+        if route is None or not route.is_streamed(request):
+            return None
         protocol = PROTOCOLS[request.http_version]
-        exchange = Exchange(self._counts, protocol, request.method, route, request.headers)
+        name = route.name(request)
+        exchange = Exchange(self._counts, protocol, request.method, name, request.headers)
         has_token = TOKEN_QUERY.search(request.query) is not None
         admission = self._rules.admit(head_of(request), has_token=has_token)
         access = [*fields_of(admission.headers), *exchange.headers]
         try:
             if admission.refusal is not None:
                 raise admission.refusal
-            view = choose_view(admission.head.value(b"accept"))
-            wanted = _wanted(request, admission)
+            wanted = route.wanted(request, admission.head, admission.caller)
         except TailraceError as error:
             self._rules.done(admission)
-            return _refused(error, access, outlet, exchange)
+            return _refused(error, admission.head.path, access, outlet, exchange)
+        if wanted is None:
+            self._rules.done(admission)
+            return None
         reader = StreamReader(
             self._link,
             self._turn,
             self._deadlines,
             outlet,
-            view,
-            wanted,
-            access,
+            wanted.encoder,
+            wanted.request,
+            [*access, *fields_of(wanted.headers)],
             partial(self._rules.done, admission),
             exchange,
         )
@@ -112,8 +112,10 @@ class Refused:
     def gone(self) -> None: ...
 
 
-def _refused(error: TailraceError, access: Headers, outlet: Outlet, exchange: Exchange) -> Refused:
-    answer = error_response(error)
+def _refused(
+    error: TailraceError, path: str, access: Headers, outlet: Outlet, exchange: Exchange
+) -> Refused:
+    answer = error_response(error, path)
     outlet.start(answer.status_code, [*answer.raw_headers, *access])
     outlet.write(bytes(answer.body))
     outlet.end()
@@ -123,18 +125,47 @@ def _refused(error: TailraceError, access: Headers, outlet: Outlet, exchange: Ex
     return Refused()
 
 
-def _wanted(request: Request, admission: Admission) -> Open | Resume:
-    head, caller = admission.head, admission.caller
-    if request.method == "POST":
-        return asked_to_start(request.body, head.value(b"idempotency-key"), caller)
-    query = parse_qsl(request.query.decode("latin-1"), keep_blank_values=True)
-    found = _READ.fullmatch(request.path)
-    assert found is not None  # it was claimed
-    tokens = [value for name, value in query if name == "token"]
-    return asked_to_read(
-        found[1].decode(),
-        [value for name, value in query if name == "after"],
-        head.value(b"last-event-id"),
-        head.value(b"tailrace-token") or (tokens[-1] if tokens else None),
-        caller,
-    )
+class NativeRoute:
+    """`/v1/generate`, in the two views that are streams."""
+
+    def claims(self, request: Request) -> bool:
+        is_ours = (request.method == "POST" and request.path == START) or (
+            request.method == "GET" and _READ.fullmatch(request.path) is not None
+        )
+        if not is_ours:
+            return False
+        try:
+            return choose_view(request.text(b"accept")) is not View.JSON
+        except TailraceError:
+            return False
+
+    def name(self, request: Request) -> str:
+        return "/v1/generate" if request.method == "POST" else "/v1/generate/{id}"
+
+    def is_streamed(self, request: Request) -> bool:
+        return True
+
+    def wanted(self, request: Request, head: Head, caller: Caller | None) -> Wanted:
+        encoder = ENCODERS[choose_view(head.value(b"accept"))]()
+        if request.method == "POST":
+            key = head.value(b"idempotency-key")
+            return Wanted(asked_to_start(request.body, key, caller), encoder)
+        query = parse_qsl(request.query.decode("latin-1"), keep_blank_values=True)
+        found = _READ.fullmatch(request.path)
+        assert found is not None  # it was claimed
+        tokens = [value for name, value in query if name == "token"]
+        resume = asked_to_read(
+            found[1].decode(),
+            [value for name, value in query if name == "after"],
+            head.value(b"last-event-id"),
+            head.value(b"tailrace-token") or (tokens[-1] if tokens else None),
+            caller,
+        )
+        return Wanted(resume, encoder)
+
+
+ROUTES: tuple[FastRoute, ...] = (NativeRoute(), *OPENAI_ROUTES)
+
+
+def _route_of(request: Request) -> FastRoute | None:
+    return next((route for route in ROUTES if route.claims(request)), None)

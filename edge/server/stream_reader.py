@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from edge.body import ENCODERS, SILENCE_S
-from edge.errors import error_response
+from edge.body import SILENCE_S, Encoder
 from edge.generate import TIP_PATIENCE_S, stream_headers
 from edge.origins.link import Link
-from edge.parameters import View
 from edge.reader import CORR, WINDOW_BYTES, WINDOW_FRAMES
 from edge.server.deadlines import Deadline, Deadlines
 from edge.server.outlet import Headers, Outlet, Turn
@@ -52,7 +50,6 @@ class StreamReader:
         "_queue",
         "_started",
         "_turn",
-        "_view",
         "_wanted",
         "_window",
     )
@@ -63,7 +60,7 @@ class StreamReader:
         turn: Turn,
         deadlines: Deadlines,
         outlet: Outlet,
-        view: View,
+        encoder: Encoder,
         wanted: Open | Resume,
         access: Headers,
         done: Callable[[], None],
@@ -75,11 +72,10 @@ class StreamReader:
         self._link = link
         self._turn = turn
         self._outlet = outlet
-        self._view = view
         self._wanted: Open | Resume | None = wanted
         self._access = access
         self._done = done
-        self._encoder = ENCODERS[view]()
+        self._encoder = encoder
         self._queue: list[bytes] = []
         self._window = Window.starting(
             wanted.start, wanted.credit, WINDOW_FRAMES, wanted.credit_bytes
@@ -179,6 +175,7 @@ class StreamReader:
             return False
         assert isinstance(answer, Opened), answer
         self._exchange.stream = answer.stream.hex()
+        self._encoder.opened(answer)
         fields = [(n.lower().encode(), v.encode()) for n, v in stream_headers(answer).items()]
         self._access = [*fields, *self._access]
         if isinstance(wanted, Resume) and wanted.after is not None and not self._queue:
@@ -200,18 +197,20 @@ class StreamReader:
             self._patience = None
         self._started = True
         resumes = wanted is None or (isinstance(wanted, Resume) and wanted.after is not None)
-        if first is not None and resumes and tag_of(first) == Status.tag:
+        has_all = first is not None and resumes and tag_of(first) == Status.tag
+        if has_all and self._encoder.ends_by_204:
             self._exchange.answered(204)
-            self._outlet.start(204, self._access)  # it has all of a stream that has ended
+            self._outlet.start(204, self._access)
             self._end()
             return False
         self._exchange.answered(200)
-        self._outlet.start(200, [*self._access, (b"content-type", self._view.value.encode())])
+        media_type = self._encoder.media_type.encode()
+        self._outlet.start(200, [*self._access, (b"content-type", media_type)])
         self._deadline.set(SILENCE_S)
         return bool(self._queue)
 
     def _refuse(self, answer: StreamError) -> None:
-        response = error_response(to_error(answer))
+        response = self._encoder.refusal(to_error(answer))
         self._exchange.failed(answer.code)
         self._exchange.answered(response.status_code)
         self._outlet.start(response.status_code, [*response.raw_headers, *self._access])

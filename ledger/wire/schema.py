@@ -6,19 +6,16 @@ one of them to the schema file. PROTOCOL.md says what the frames mean.
 
 from __future__ import annotations
 
-import re
+# ruff: noqa: F403, F405  (the enums are this module's too)
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import (
     Annotated,
     ClassVar,
     NamedTuple,
-    Self,
     dataclass_transform,
 )
 
-from ledger.errors import CallerError
 from ledger.wire.bare import (
     SCHEMA_ID_BYTES,
     STR,
@@ -33,10 +30,11 @@ from ledger.wire.bare import (
     struct_of,
 )
 from ledger.wire.codec import F, Tagged, framed
+from ledger.wire.words import *
 
 # The first 8 bytes of SHA-256 over the canonical text of ledger/wire/tailrace.bare. A constant,
 # so that a running process needs no schema file; a test holds it to the file.
-SCHEMA_HASH = bytes.fromhex("9951f5148524edbe")
+SCHEMA_HASH = bytes.fromhex("143a0ce53ea94e03")
 STREAM_ID_BYTES = 16
 MAC_BYTES = 32
 """Of an HMAC-SHA256, and of a nonce."""
@@ -48,72 +46,6 @@ without text, which took 32 ms to decode, at the edge and again at its origin.""
 StreamId = Annotated[bytes, fixed_data(STREAM_ID_BYTES, "StreamId")]
 Mac = Annotated[bytes, fixed_data(MAC_BYTES)]
 SchemaId = Annotated[bytes, fixed_data(SCHEMA_ID_BYTES)]
-
-
-class Word(IntEnum):
-    """An enum that people read and write as a lower-case word, `origin-lost`."""
-
-    @property
-    def word(self) -> str:
-        return self.name.lower().replace("_", "-")
-
-    @classmethod
-    def from_word(cls, word: str) -> Self:
-        """The member that `word` names; CallerError for any other word."""
-        for member in cls:
-            if member.word == word:
-                return member
-        raise CallerError(
-            f"unknown {cls.__name__} {word!r}",
-            field=re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower(),
-            hint="one of " + ", ".join(member.word for member in cls),
-        )
-
-
-class Durability(Word):
-    RELAXED = 0
-    PROCESS = 1
-    POWER = 2
-
-
-class Priority(Word):
-    INTERACTIVE = 0
-    STANDARD = 1
-    BATCH = 2
-
-
-class FinishReason(Word):
-    STOP = 0
-    LENGTH = 1
-    CANCELLED = 2
-    FILTERED = 3
-    FAILED = 4
-    ORIGIN_LOST = 5
-
-
-class StreamState(Word):
-    RUNNING = 0
-    ENDED = 1
-
-
-class Overflow(Word):
-    """What happens to a conversation that is longer than the context."""
-
-    REFUSE = 0
-    DROP_OLDEST = 1
-
-
-class Unread(Word):
-    """What happens to a stream that nobody reads."""
-
-    RUN = 0
-    PAUSE = 1
-    CANCEL = 2
-
-
-class FormatKind(Word):
-    JSON_SCHEMA = 0
-    REGEX = 1
 
 
 # Why frozen slotted dataclasses, for every struct: equality holds within one class only,
@@ -235,6 +167,21 @@ class Reasoning(Logged):
     index: Uint
 
 
+@frame(29)
+class ToolCall(Logged):
+    """A piece of the stream's `call`-th call of a tool, which is no part of its text either.
+
+    The first piece of a call has its `id` and the `name` of the function, later ones neither;
+    the `arguments` of all of them together are JSON, if the stream was not cut off.
+    """
+
+    call: Uint
+    id: str
+    name: str
+    arguments: str
+    index: Uint
+
+
 # ---- server to client: about a connection or a request, never logged ----
 
 
@@ -280,12 +227,16 @@ class Sibling:
 
 @frame(9)
 class Opened(Frame):
+    """`created_ms`: Unix time at which the stream was made; `note` is its Open's."""
+
     stream: StreamId
     next_index: Uint
     token: str
     model: str
     prompt_tokens: Uint
     siblings: tuple[Sibling, ...] = ()
+    created_ms: U64Int = 0
+    note: str | None = None
 
 
 @frame(10)
@@ -337,8 +288,27 @@ class Hello(Frame):
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """One turn. `tool_calls` is JSON, of an assistant's turn: a list of objects with `id`, `name`
+    and `arguments` (text, which is JSON); `tool_call_id` says which of them a tool's turn answers.
+    """
+
     role: str
     content: str
+    tool_calls: str | None = None
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a model may call. `functions` is JSON: a list of objects with `name` and, if wanted,
+    `description` and `parameters` (a JSON schema). `only` names the one that is REQUIRED;
+    without `parallel` it is one call at most.
+    """
+
+    functions: str
+    choice: ToolChoice = ToolChoice.AUTO
+    only: str | None = None
+    parallel: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,7 +379,10 @@ class Caller:
 
 @frame(16)
 class Open(Frame):
-    """A request to generate; exactly one of `prompt` and `messages` is given."""
+    """A request to generate; exactly one of `prompt` and `messages` is given.
+
+    `note` is for those who read the stream, who find it in their Opened; no one else reads it.
+    """
 
     start: ClassVar[int] = 0  # the index of the first frame that is wanted
 
@@ -432,6 +405,8 @@ class Open(Frame):
     credit: Uint = 0
     caller: Caller | None = None
     credit_bytes: Uint | None = None
+    tools: Tools | None = None
+    note: str | None = None
 
 
 @frame(17)
@@ -463,9 +438,12 @@ class Credit(Frame):
 
 @frame(19)
 class Cancel(Frame):
+    """`forget`: from then on it is as if the stream had never been."""
+
     stream: StreamId
     token: str | None = None
     caller: Caller | None = None
+    forget: bool = False
 
 
 @frame(20)

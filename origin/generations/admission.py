@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ledger.errors import CallerError, Conflict, NotFound
+from ledger.errors import CallerError, Conflict, NotFound, TooLarge
 from ledger.frame import (
     MAX_IDEMPOTENCY_KEY_CHARS,
     SAMPLING,
@@ -31,6 +31,7 @@ MAX_CHOICES = 16
 DEFAULT_MAX_TOKENS = 256
 MAX_TEXT_TOKENS = 1 << 20
 """The most that a worker of kind `text` is asked for: it tells of no context."""
+MAX_NOTE_CHARS = 256 * 1024
 DEFAULT_UNREAD_S = 30
 MAX_UNREAD_S = 86_400
 """How long a stream may be unread before what its request asks for then."""
@@ -60,6 +61,8 @@ def admit(
     if (request.prompt is None) == (not request.messages):
         raise CallerError("give either prompt or messages", field="prompt")
     _check_ranges(request)
+    if request.tools is not None or any(turn.tool_calls for turn in request.messages):
+        raise _unsupported("tools")
     defaults = Sampling() if reader is None else reader.defaults
     drawn = Sampling(seed=draw_seed() if request.sampling.seed is None else None)
     sampling = _settled(request.sampling, defaults, drawn)
@@ -135,6 +138,7 @@ def _any_kind(request: Open) -> dict[str, Any]:
         "unread": request.unread.word,
         "unread_after_s": _or(request.unread_after_s, DEFAULT_UNREAD_S),
         "tenant": tenant_of(request.caller),
+        "note": request.note,
     }
 
 
@@ -168,6 +172,10 @@ def _check_ranges(request: Open) -> None:
         if value is not None and not is_right(value):
             raise CallerError(f"is {value}", field=name, hint=hint)
     _check_stops(request.stop)
+    if len(request.note or "") > MAX_NOTE_CHARS:
+        raise TooLarge(
+            f"{len(request.note or '')} characters", field="note", hint=f"at most {MAX_NOTE_CHARS}"
+        )
     key = request.idempotency_key
     if key is not None and not 0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
         raise CallerError(

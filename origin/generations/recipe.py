@@ -62,7 +62,7 @@ class Recipe(BaseModel):
     is true where the text goes on from a `prompt`. `format` is a word of
     `FormatKind` and the source. `notices`, pairs of code and message, are to be logged before
     anything else. `siblings` are the other streams of the same request, in hex. `tenant` is whose
-    stream it is; of an edge without keys nobody's.
+    stream it is; of an edge without keys nobody's. `note` is the request's own, for its readers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -86,6 +86,7 @@ class Recipe(BaseModel):
     notices: tuple[tuple[str, str], ...] = ()
     siblings: tuple[str, ...] = ()
     tenant: str = ""
+    note: str | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -24,6 +24,7 @@ from ledger.errors import (
     TailraceError,
     TooLarge,
     Unauthorized,
+    Unavailable,
 )
 from ledger.frame import (
     CALL_METHODS,
@@ -208,9 +209,12 @@ class Service:
         return self._opened(info, rights)
 
     async def cancel(self, request: Cancel) -> Status:
-        """End a stream as cancelled; one that has ended stays as it is."""
+        """End a stream as cancelled; one that has ended stays as it is, or is forgotten."""
         info, _ = await self._allowed(request, Right.CANCEL)
-        return status(await self.end(info))
+        info = await self.end(info)
+        if request.forget:
+            await self._forget(info)
+        return status(info)
 
     async def end(self, info: StreamInfo) -> StreamInfo:
         """Cancel a stream, whoever asks, and wait a moment for its end."""
@@ -223,6 +227,13 @@ class Service:
             finally:
                 self.ledger.unwatch(info.stream, changed.set)
         return info
+
+    async def _forget(self, info: StreamInfo) -> None:
+        """Delete what is stored of an ended stream."""
+        if not info.ended:
+            raise Unavailable("the stream has not ended yet", hint="ask again")
+        with suppress(NotFound):  # somebody else, or retention, was quicker
+            await self.ledger.delete(info.stream)
 
     async def steer(self, request: Steer) -> Status:
         """Have a stream go on with a text; answered when that is durable in its log."""
@@ -382,6 +393,8 @@ class Service:
             siblings=tuple(
                 Sibling(stream, self._token(stream, rights, recipe.tenant)) for stream in siblings
             ),
+            created_ms=info.created_ms,
+            note=recipe.note,
         )
 
     def _token(self, stream: bytes, rights: Right, tenant: str) -> str:

@@ -57,6 +57,8 @@ from ledger.frame import (
     StreamState,
     Token,
     TokenScores,
+    ToolChoice,
+    Tools,
     Unread,
     corr_of,
     decode,
@@ -74,7 +76,7 @@ from ledger.wire.schema import Word
 from tests.schema_text import CLIENT_SCHEMA, canonical, read_schema, schema_hash
 
 SCHEMA = read_schema(CLIENT_SCHEMA)
-PARTS = (Caller, Header, Message, OutputFormat, Sampling, Score, Sibling, TokenScores)
+PARTS = (Caller, Header, Message, OutputFormat, Sampling, Score, Sibling, TokenScores, Tools)
 """Structs that are no frames of their own."""
 ENUMS: list[type[Word]] = [
     Durability,
@@ -83,6 +85,7 @@ ENUMS: list[type[Word]] = [
     StreamState,
     Overflow,
     FormatKind,
+    ToolChoice,
     Unread,
 ]
 

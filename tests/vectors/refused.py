@@ -45,7 +45,7 @@ BAD_HEADERS = [
     ("a byte after the frame", built(0, _THE) + "00", "bad_frame", "header.length", 0),
     *(
         (f"tag {tag}, which nothing has", built(tag, _THE), "bad_frame", "tag", 4)
-        for tag in (29, 31, 32, 63, 64, 255)
+        for tag in (30, 31, 32, 63, 64, 255)
     ),
 ]
 
@@ -65,7 +65,7 @@ BAD_PAYLOADS = [
     ("token, index not in its shortest form", 0, "0420746865" + "aa00", "Token.index", 14),
     ("token, index of 65 bits", 0, "0420746865" + _OVER, "Token.index", 14),
     ("token, a byte too many", 0, _THE + "00", "Token", 15),
-    ("stream end, reason 6", 1, "03060309" + "0000", "StreamEnd.finish_reason", 10),
+    ("stream end, reason 7", 1, "03070309" + "0000", "StreamEnd.finish_reason", 10),
     ("stream end, optional 2", 1, "03040309" + "0200", "StreamEnd.message", 13),
     ("stream end, bool 2", 1, "03040309" + "0002", "StreamEnd.retryable", 14),
     ("stream end, message cut off", 1, "03040309" + "010261", "StreamEnd.message", 14),
@@ -124,9 +124,16 @@ BAD_PAYLOADS = [
     (
         "open, third role not UTF-8",
         16,
-        _OPEN_START + "03" + "0000" * 2 + "01ff" + "00" + _OPEN_ABSENT + _OPEN_PLAIN + "00" * 4,
+        _OPEN_START
+        + "03"
+        + "00000000" * 2
+        + "01ff"
+        + "00" * 3
+        + _OPEN_ABSENT
+        + _OPEN_PLAIN
+        + "00" * 4,
         "Open.messages[2].role",
-        21,
+        25,
     ),
     (
         "open, f64 cut off",
@@ -180,4 +187,5 @@ BAD_PAYLOADS = [
     ("call without credit", 22, _CALL_START + "00" + "00", "Call.credit", 21),
     ("notice, message not UTF-8", 24, "0161" + "01ff" + "00", "Notice.message", 11),
     ("reasoning, no index", 25, "0161", "Reasoning.index", 11),
+    ("tool call, arguments not UTF-8", 29, "00" + "00" + "00" + "01ff", "ToolCall.arguments", 12),
 ]

@@ -11,11 +11,12 @@ export declare const STRUCTS: Record<string, string>;
 export type StreamId = string;
 export type Durability = "relaxed" | "process" | "power";
 export type Priority = "interactive" | "standard" | "batch";
-export type FinishReason = "stop" | "length" | "cancelled" | "filtered" | "failed" | "origin-lost";
+export type FinishReason = "stop" | "length" | "cancelled" | "filtered" | "failed" | "origin-lost" | "tool-calls";
 export type StreamState = "running" | "ended";
 export type Overflow = "refuse" | "drop-oldest";
 export type Unread = "run" | "pause" | "cancel";
 export type FormatKind = "json-schema" | "regex";
+export type ToolChoice = "auto" | "none" | "required";
 export interface Token { type: "Token"; text: string; index: number }
 export interface StreamEnd { type: "StreamEnd"; total_tokens: number; finish_reason: FinishReason; index: number; prompt_tokens: number; message: string | null; retryable: boolean }
 export interface Classification { type: "Classification"; label: string; confidence: number; index: number }
@@ -27,24 +28,26 @@ export interface TokenScores { chosen: Score; top: readonly (Score)[] }
 export interface ScoredToken { type: "ScoredToken"; text: string; scores: readonly (TokenScores)[]; index: number }
 export interface Notice { type: "Notice"; code: string; message: string; index: number }
 export interface Reasoning { type: "Reasoning"; text: string; index: number }
+export interface ToolCall { type: "ToolCall"; call: number; id: string; name: string; arguments: string; index: number }
 export interface StreamError { type: "StreamError"; code: string; message: string; retryable: boolean; status: number; field: string | null; hint: string | null; retry_after_ms: number | null }
 export interface Heartbeat { type: "Heartbeat"; clock_ms: number | bigint; ready: boolean; reasons: readonly (string)[]; models: readonly (string)[]; devices: readonly (string)[]; patience_ms: number; streams: number; room: number; corrs: number; ledger: string }
 export interface Sibling { stream: StreamId; token: string }
-export interface Opened { type: "Opened"; stream: StreamId; next_index: number; token: string; model: string; prompt_tokens: number; siblings: readonly (Sibling)[] }
+export interface Opened { type: "Opened"; stream: StreamId; next_index: number; token: string; model: string; prompt_tokens: number; siblings: readonly (Sibling)[]; created_ms: number | bigint; note: string | null }
 export interface Status { type: "Status"; stream: StreamId; state: StreamState; next_index: number }
 export interface Header { name: string; value: string }
 export interface Answer { type: "Answer"; status: number; headers: readonly (Header)[] }
 export interface Body { type: "Body"; data: Uint8Array }
 export interface BodyEnd { type: "BodyEnd" }
 export interface Hello { type: "Hello"; schema: Uint8Array; software: string }
-export interface Message { role: string; content: string }
+export interface Message { role: string; content: string; tool_calls: string | null; tool_call_id: string | null }
+export interface Tools { functions: string; choice: ToolChoice; only: string | null; parallel: boolean }
 export interface OutputFormat { kind: FormatKind; source: string }
 export interface Sampling { temperature: number | null; top_k: number | null; top_p: number | null; min_p: number | null; repetition_penalty: number | null; presence_penalty: number | null; frequency_penalty: number | null; seed: number | bigint | null }
 export interface Caller { tenant: string; rights: number; max_unfinished: number | null; tokens_per_s: number | null }
-export interface Open { type: "Open"; model: string; prompt: string | null; messages: readonly (Message)[]; max_tokens: number | null; sampling: Sampling; stop: readonly (string)[]; ignore_eos: boolean; logprobs: number | null; format: OutputFormat | null; overflow: Overflow; n: number; durability: Durability; priority: Priority; unread: Unread; unread_after_s: number | null; idempotency_key: string | null; credit: number; caller: Caller | null; credit_bytes: number | null }
+export interface Open { type: "Open"; model: string; prompt: string | null; messages: readonly (Message)[]; max_tokens: number | null; sampling: Sampling; stop: readonly (string)[]; ignore_eos: boolean; logprobs: number | null; format: OutputFormat | null; overflow: Overflow; n: number; durability: Durability; priority: Priority; unread: Unread; unread_after_s: number | null; idempotency_key: string | null; credit: number; caller: Caller | null; credit_bytes: number | null; tools: Tools | null; note: string | null }
 export interface Resume { type: "Resume"; stream: StreamId; after: number | null; token: string | null; follow: boolean; credit: number; caller: Caller | null; credit_bytes: number | null }
 export interface Credit { type: "Credit"; limit: number; bytes: number | null }
-export interface Cancel { type: "Cancel"; stream: StreamId; token: string | null; caller: Caller | null }
+export interface Cancel { type: "Cancel"; stream: StreamId; token: string | null; caller: Caller | null; forget: boolean }
 export interface Detach { type: "Detach" }
 export interface Steer { type: "Steer"; stream: StreamId; token: string | null; text: string; caller: Caller | null }
 export interface Challenge { type: "Challenge"; nonce: Uint8Array }
@@ -53,6 +56,6 @@ export interface Pass { type: "Pass"; mac: Uint8Array }
 export interface Renew { type: "Renew"; stream: StreamId; after: number | null; follow: boolean; credit: number; credit_bytes: number | null; mac: Uint8Array }
 export interface Call { type: "Call"; object: string; name: string; method: string; url: string; headers: readonly (Header)[]; body: Uint8Array; credit: number; caller: Caller | null; credit_bytes: number | null }
 
-export type Logged = Token | StreamEnd | Classification | Embedding | Chunk | Revision | ScoredToken | Notice | Reasoning;
-export type Frame = Token | StreamEnd | StreamError | Classification | Embedding | Chunk | Revision | Heartbeat | Opened | Status | Hello | Answer | Body | BodyEnd | ScoredToken | Open | Resume | Credit | Cancel | Detach | Steer | Call | Challenge | Notice | Reasoning | Proof | Pass | Renew;
+export type Logged = Token | StreamEnd | Classification | Embedding | Chunk | Revision | ScoredToken | Notice | Reasoning | ToolCall;
+export type Frame = Token | StreamEnd | StreamError | Classification | Embedding | Chunk | Revision | Heartbeat | Opened | Status | Hello | Answer | Body | BodyEnd | ScoredToken | Open | Resume | Credit | Cancel | Detach | Steer | Call | Challenge | Notice | Reasoning | Proof | Pass | Renew | ToolCall;
 export type FrameType = Frame["type"];

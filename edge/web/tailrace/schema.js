@@ -1,6 +1,6 @@
 // Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
 
-export const SCHEMA_ID = "9951f5148524edbe";
+export const SCHEMA_ID = "143a0ce53ea94e03";
 
 export const TAGS = {
   Token: 0,
@@ -31,6 +31,7 @@ export const TAGS = {
   Proof: 26,
   Pass: 27,
   Renew: 28,
+  ToolCall: 29,
 };
 
 export const ALIASES = {
@@ -40,11 +41,12 @@ export const ALIASES = {
 export const ENUMS = {
   Durability: "relaxed process power",
   Priority: "interactive standard batch",
-  FinishReason: "stop length cancelled filtered failed origin-lost",
+  FinishReason: "stop length cancelled filtered failed origin-lost tool-calls",
   StreamState: "running ended",
   Overflow: "refuse drop-oldest",
   Unread: "run pause cancel",
   FormatKind: "json-schema regex",
+  ToolChoice: "auto none required",
 };
 
 export const STRUCTS = {
@@ -59,24 +61,26 @@ export const STRUCTS = {
   ScoredToken: "text:str scores:list<TokenScores> index:uint",
   Notice: "code:str message:str index:uint",
   Reasoning: "text:str index:uint",
+  ToolCall: "call:uint id:str name:str arguments:str index:uint",
   StreamError: "code:str message:str retryable:bool status:u16 field:optional<str> hint:optional<str> retry_after_ms:optional<uint>",
   Heartbeat: "clock_ms:u64 ready:bool reasons:list<str> models:list<str> devices:list<str> patience_ms:uint streams:uint room:uint corrs:uint ledger:str",
   Sibling: "stream:StreamId token:str",
-  Opened: "stream:StreamId next_index:uint token:str model:str prompt_tokens:uint siblings:list<Sibling>",
+  Opened: "stream:StreamId next_index:uint token:str model:str prompt_tokens:uint siblings:list<Sibling> created_ms:u64 note:optional<str>",
   Status: "stream:StreamId state:StreamState next_index:uint",
   Header: "name:str value:str",
   Answer: "status:u16 headers:list<Header>",
   Body: "data:data",
   BodyEnd: "",
   Hello: "schema:data[8] software:str",
-  Message: "role:str content:str",
+  Message: "role:str content:str tool_calls:optional<str> tool_call_id:optional<str>",
+  Tools: "functions:str choice:ToolChoice only:optional<str> parallel:bool",
   OutputFormat: "kind:FormatKind source:str",
   Sampling: "temperature:optional<f64> top_k:optional<uint> top_p:optional<f64> min_p:optional<f64> repetition_penalty:optional<f64> presence_penalty:optional<f64> frequency_penalty:optional<f64> seed:optional<u64>",
   Caller: "tenant:str rights:uint max_unfinished:optional<uint> tokens_per_s:optional<uint>",
-  Open: "model:str prompt:optional<str> messages:list<Message><=1024 max_tokens:optional<uint> sampling:Sampling stop:list<str><=1024 ignore_eos:bool logprobs:optional<uint> format:optional<OutputFormat> overflow:Overflow n:uint durability:Durability priority:Priority unread:Unread unread_after_s:optional<uint> idempotency_key:optional<str> credit:uint caller:optional<Caller> credit_bytes:optional<uint>",
+  Open: "model:str prompt:optional<str> messages:list<Message><=1024 max_tokens:optional<uint> sampling:Sampling stop:list<str><=1024 ignore_eos:bool logprobs:optional<uint> format:optional<OutputFormat> overflow:Overflow n:uint durability:Durability priority:Priority unread:Unread unread_after_s:optional<uint> idempotency_key:optional<str> credit:uint caller:optional<Caller> credit_bytes:optional<uint> tools:optional<Tools> note:optional<str>",
   Resume: "stream:StreamId after:optional<uint> token:optional<str> follow:bool credit:uint caller:optional<Caller> credit_bytes:optional<uint>",
   Credit: "limit:uint bytes:optional<uint>",
-  Cancel: "stream:StreamId token:optional<str> caller:optional<Caller>",
+  Cancel: "stream:StreamId token:optional<str> caller:optional<Caller> forget:bool",
   Detach: "",
   Steer: "stream:StreamId token:optional<str> text:str caller:optional<Caller>",
   Challenge: "nonce:data[32]",

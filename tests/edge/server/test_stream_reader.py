@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
+from edge.body import FrameEncoder
 from edge.origins.link import Link
-from edge.parameters import View
 from edge.server.deadlines import Deadlines
 from edge.server.outlet import Headers, Turn
 from edge.server.stream_reader import StreamReader
@@ -103,7 +103,7 @@ async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_
         turn,
         Deadlines(lambda: 0.0),
         outlet,
-        View.FRAMES,
+        FrameEncoder(),
         Open(model="demo", prompt="Once", credit=256, credit_bytes=1 << 20),
         (),
         lambda: None,

@@ -1,0 +1,194 @@
+"""The application's side of the dialects with choices: whole answers, and streams of several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from edge.access.middleware import caller_of
+from edge.attend import attended
+from edge.body import SILENCE_S, StreamedBody, frames_of
+from edge.config import EdgeConfig
+from edge.document import Collected, collect
+from edge.generate import stream_headers
+from edge.openai.dialect import Dialect
+from edge.openai.errors import openai_error
+from edge.openai.events import FINISH, ChunkEncoder, chunk_head, end_error, error_events, usage
+from edge.openai.request import StreamOptions, read_body
+from edge.origins.link import Link
+from edge.parameters import read_body as whole_body
+from edge.reader import WINDOW_BYTES, WINDOW_FRAMES, Reader
+from edge.telemetry.exchange import note_error
+from ledger.errors import TailraceError
+from ledger.frame import CLOSING, Open, Opened, Resume, StreamEnd, tag_of
+from ledger.tasks import together
+
+
+def routes_of(dialect: Dialect) -> list[Route]:
+    """The routes of one dialect."""
+
+    async def start(request: Request) -> Response:
+        return await _start(dialect, request)
+
+    async def read(request: Request) -> Response:
+        return await _read(dialect, request)
+
+    return [
+        Route(dialect.path, start, methods=["POST"]),
+        Route(f"{dialect.path}/{{id}}", read, methods=["GET"]),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One stream of an answer."""
+
+    reader: Reader
+    opened: Opened
+
+
+async def _start(dialect: Dialect, request: Request) -> Response:
+    config: EdgeConfig = request.app.state.config
+    body = await whole_body(request, config.max_body_bytes)
+    parsed, headers = read_body(dialect.body, body, dialect.example)
+    opens = parsed.opens(request.headers.get("Idempotency-Key"), caller_of(request))
+    link: Link = request.app.state.link
+    with ExitStack() as unless_handed_on:
+        choices = await attended(request.receive, _choices(link, opens, unless_handed_on))
+        headers |= stream_headers(choices[0].opened)
+        if not parsed.stream:
+            return await attended(request.receive, _whole(dialect, choices, len(opens), headers))
+        options = parsed.stream_options or StreamOptions()
+        if len(choices) == 1:
+            return _streamed(choices[0], dialect.encoder(options), headers, unless_handed_on)
+        pieces = _merged(dialect, choices, len(opens), include_usage=bool(options.include_usage))
+        headers["Content-Type"] = ChunkEncoder.media_type
+        return StreamedBody(unless_handed_on.pop_all(), pieces, headers=headers)
+
+
+async def _read(dialect: Dialect, request: Request) -> Response:
+    """What a stream has come to, or all that follows where the client is."""
+    token = request.headers.get("Tailrace-Token")
+    resume, is_streamed, options = dialect.resume(
+        request.path_params["id"], request.query_params.multi_items(), token, caller_of(request)
+    )
+    link: Link = request.app.state.link
+    with ExitStack() as unless_handed_on:
+        reader = Reader(link)
+        unless_handed_on.callback(reader.close)
+        work = reader.open(replace(resume, follow=is_streamed))
+        choice = Choice(reader, await attended(request.receive, work))
+        headers = stream_headers(choice.opened)
+        if not is_streamed:
+            return await attended(request.receive, _whole(dialect, [choice], 1, headers))
+        encoder = dialect.encoder(options, resumes=resume.after is not None)
+        return _streamed(choice, encoder, headers, unless_handed_on)
+
+
+def _streamed(
+    choice: Choice, encoder: ChunkEncoder, headers: dict[str, str], source: ExitStack
+) -> Response:
+    encoder.opened(choice.opened)
+    headers["Content-Type"] = encoder.media_type
+    return StreamedBody(source.pop_all(), frames_of(choice.reader, encoder), headers=headers)
+
+
+async def _choices(link: Link, opens: Sequence[Open], opened: ExitStack) -> list[Choice]:
+    """All streams of a request, in the order of its prompts; `opened` closes them."""
+
+    async def ask(wanted: Open | Resume) -> Choice:
+        reader = Reader(link)
+        opened.callback(reader.close)
+        return Choice(reader, await reader.open(wanted))
+
+    choices: list[Choice] = []
+    for wanted in opens:
+        first = await ask(wanted)
+        choices.append(first)
+        for sibling in first.opened.siblings:
+            resume = Resume(
+                sibling.stream,
+                token=sibling.token or None,
+                credit=WINDOW_FRAMES,
+                credit_bytes=WINDOW_BYTES,
+                caller=wanted.caller,
+            )
+            choices.append(await ask(resume))
+    return choices
+
+
+async def _whole(
+    dialect: Dialect, choices: Sequence[Choice], prompts: int, headers: Mapping[str, str]
+) -> Response:
+    """The answer as one document, when all of it is there."""
+    try:
+        collected = await together(*(collect(choice.reader) for choice in choices))
+        ends = [each.closing for each in collected if isinstance(each.closing, StreamEnd)]
+        for end in ends:
+            if (error := end_error(end)) is not None:
+                note_error(error.code)
+                raise error
+    except TailraceError as error:
+        refused = openai_error(error)
+        refused.headers.update(headers)  # what there is of it can be read
+        return refused
+    shape, head = dialect.shape, chunk_head(dialect.shape, choices[0].opened)
+    document = head | {
+        "object": shape.whole,
+        "choices": [
+            shape.choice(index, each, _reason(each)) for index, each in enumerate(collected)
+        ],
+        "usage": usage(ends, prompts),
+    }
+    return JSONResponse(document, headers=headers)
+
+
+def _reason(collected: Collected) -> str | None:
+    """None for a stream that goes on."""
+    end = collected.closing
+    return FINISH[end.finish_reason] if isinstance(end, StreamEnd) else None
+
+
+async def _merged(
+    dialect: Dialect, choices: Sequence[Choice], prompts: int, *, include_usage: bool
+) -> AsyncGenerator[bytes]:
+    """The chunks of several streams as they come, in one response, which all of them end."""
+    head = chunk_head(dialect.shape, choices[0].opened)
+    encoders = [
+        ChunkEncoder(dialect.shape, usage=include_usage, choice=nth, alone=False)
+        for nth in range(len(choices))
+    ]
+    taking: dict[asyncio.Task[list[bytes]], int] = {}
+
+    def take(nth: int) -> None:
+        taking[asyncio.create_task(choices[nth].reader.take(SILENCE_S))] = nth
+
+    for nth, choice in enumerate(choices):
+        encoders[nth].opened(choice.opened, head)
+        take(nth)
+    try:
+        while taking:
+            done, _ = await asyncio.wait(taking, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                nth = taking.pop(task)
+                encoder, frames = encoders[nth], task.result()
+                if not frames:
+                    yield encoder.sign_of_life(choices[nth].reader.heartbeat)
+                else:
+                    yield encoder.frames(frames)
+                if encoder.error is not None:
+                    yield error_events(encoder.error)
+                    return
+                if not frames or tag_of(frames[-1]) not in CLOSING:
+                    take(nth)
+        ends = [encoder.end for encoder in encoders if encoder.end is not None]
+        yield encoders[0].ending(usage(ends, prompts) if include_usage else None)
+    finally:
+        for task in taking:
+            task.cancel()

@@ -1,0 +1,168 @@
+"""`/v1/chat/completions`: its requests, its chunks and its documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from edge.document import Collected
+from edge.openai.dialect import Dialect
+from edge.openai.messages import read_messages, read_tools
+from edge.openai.request import (
+    ALL_THERE_IS,
+    MaxTokens,
+    StreamedSettings,
+    open_of,
+    output_format,
+    refuse_parameters,
+)
+from edge.request import Count
+from edge.sse import finite
+from ledger.errors import CallerError
+from ledger.frame import Caller, Open, OutputFormat, Score, TokenScores, ToolCall
+
+EXAMPLE = '{"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}'
+CANNOT: dict[str, Sequence[object]] = {
+    "logit_bias": ({},),
+    "functions": ([],),
+    "function_call": (),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "modalities": (["text"],),
+}
+"""Parameters that would change the answer, by the values that would not."""
+
+
+class ChatBody(StreamedSettings):
+    """The JSON document of a request."""
+
+    messages: list[Any] = Field(description="a list of messages")
+    max_tokens: MaxTokens = None
+    max_completion_tokens: MaxTokens = None
+    logprobs: bool | None = Field(None, description="true or false")
+    top_logprobs: Count | None = Field(None, description="an integer from 0 to 20")
+    tools: list[Any] | None = Field(None, description="a list of tools")
+    tool_choice: str | dict[str, Any] | None = Field(
+        None, description="none, auto, required, or an object that names a function"
+    )
+    parallel_tool_calls: bool | None = Field(None, description="true or false")
+    response_format: dict[str, Any] | None = Field(
+        None, description='an object such as {"type": "json_object"}'
+    )
+    logit_bias: Any = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    modalities: Any = None
+
+    def opens(self, key: str | None, caller: Caller | None) -> list[Open]:
+        """The stream that is asked for; CallerError for what cannot be."""
+        refuse_parameters(self, CANNOT)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise CallerError(
+                "'top_logprobs' is only allowed when 'logprobs' is true.", field="top_logprobs"
+            )
+        wanted = open_of(
+            self,
+            key,
+            caller,
+            messages=read_messages(self.messages),
+            max_tokens=self.max_completion_tokens or self.max_tokens or ALL_THERE_IS,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            format=self._format(),
+            tools=read_tools(self.tools, self.tool_choice, self.parallel_tool_calls),
+        )
+        return [wanted]
+
+    def _format(self) -> OutputFormat | None:
+        if self.response_format is None:
+            return None
+        named = self.response_format.get("json_schema")
+        schema = named.get("schema") if isinstance(named, dict) else None
+        return output_format(self.response_format.get("type"), schema, "response_format")
+
+
+class ChatShape:
+    """Chunks of a chat completion."""
+
+    prefix = "chatcmpl-"
+    kind = "chat.completion.chunk"
+    whole = "chat.completion"
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        return _delta(index, {"role": "assistant", "content": ""})
+
+    def text(self, index: int, text: str, scores: tuple[TokenScores, ...]) -> dict[str, Any]:
+        return _delta(index, {"content": text}, chat_logprobs(scores) if scores else None)
+
+    def reasoning(self, index: int, text: str) -> dict[str, Any] | None:
+        return _delta(index, {"reasoning_content": text})
+
+    def call(self, index: int, piece: ToolCall) -> dict[str, Any] | None:
+        call: dict[str, Any] = {"index": piece.call}
+        function = {"arguments": piece.arguments}
+        if piece.name:
+            call |= {"id": piece.id, "type": "function"}
+            function = {"name": piece.name, **function}
+        return _delta(index, {"tool_calls": [call | {"function": function}]})
+
+    def end(self, index: int, reason: str) -> dict[str, Any]:
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
+
+    # ---- documents ----
+
+    def choice(self, index: int, collected: Collected, reason: str | None) -> dict[str, Any]:
+        """A choice of a whole answer."""
+        text, calls = collected.text.text, collected.calls
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text or not calls else None,
+            "refusal": None,
+        }
+        if collected.reasoning:
+            message["reasoning_content"] = "".join(collected.reasoning)
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in calls
+            ]
+        scores = collected.scores
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": chat_logprobs(scores) if scores else None,
+            "finish_reason": reason,
+        }
+
+
+def chat_logprobs(scores: Sequence[TokenScores]) -> dict[str, Any]:
+    content = [
+        _score(each.chosen) | {"top_logprobs": [_score(top) for top in each.top]} for each in scores
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _score(score: Score) -> dict[str, Any]:
+    return {
+        "token": score.token.decode(errors="replace"),
+        "logprob": finite(score.logprob),
+        "bytes": list(score.token),
+    }
+
+
+CHAT = Dialect("/v1/chat/completions", ChatBody, EXAMPLE, ChatShape())
+
+
+def _delta(
+    index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}

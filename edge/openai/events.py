@@ -1,0 +1,275 @@
+"""A stream as the `data:` events of OpenAI's API, each a chunk of one answer.
+
+Nothing else is on such a wire (no ids, no comments, no names of events): clients are known that
+stumble over each of them. What the API has no place for rides in a chunk without choices.
+`sequence_number` is the index in the stream of the last frame that a chunk has something of: where
+to go on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from json.encoder import encode_basestring
+from typing import Any, Protocol
+
+from starlette.responses import Response
+
+from edge.openai.errors import openai_error, openai_fields
+from edge.openai.request import compact
+from edge.parameters import View
+from ledger.errors import OriginUnreachable, TailraceError, Unavailable
+from ledger.frame import (
+    LOGGED,
+    SMALL_INDEXES,
+    FinishReason,
+    Heartbeat,
+    Logged,
+    Notice,
+    Opened,
+    Reasoning,
+    Revision,
+    ScoredToken,
+    StreamEnd,
+    StreamError,
+    Token,
+    TokenScores,
+    ToolCall,
+    decode,
+    tag_of,
+    to_error,
+)
+
+DONE = b"data: [DONE]\n\n"
+FINISH = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.FILTERED: "content_filter",
+    FinishReason.TOOL_CALLS: "tool_calls",
+}
+"""In the API's words; every other end is an error there."""
+
+# Where a Token's parts begin in its frame, as in edge.sse.
+_TAG_AT, _SIZE_AT, _TEXT_AT = 4, 9, 10
+_LONG_TEXT_BYTES = 1 << 7
+_to_escape = re.compile(rb'["\\\x00-\x1f]').search
+
+
+def data_event(fields: object) -> bytes:
+    """One event; JSON leaves no bare line break in it, so one line always does."""
+    return b"data: %b\n\n" % compact(fields).encode()
+
+
+def end_error(end: StreamEnd) -> TailraceError | None:
+    """What an end says that is none of an answer: a failure, a loss, somebody's cancel."""
+    if end.finish_reason in FINISH:
+        return None
+    if end.finish_reason is FinishReason.CANCELLED:
+        return TailraceError("the stream was cancelled", code="cancelled", status=409)
+    message = end.message or f"the stream ended as {end.finish_reason.word}"
+    if end.finish_reason is FinishReason.ORIGIN_LOST:
+        return OriginUnreachable(message, code="origin_lost", retryable=end.retryable)
+    if end.retryable:
+        return Unavailable(message, code="failed")
+    return TailraceError(message, code="failed")
+
+
+class ChunkShape(Protocol):
+    """How a dialect says things in one choice of a chunk; `index` is the choice's."""
+
+    prefix: str
+    """Of the id of an answer."""
+    kind: str
+    """The `object` of a chunk."""
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        """What a choice begins with, if with anything."""
+
+    def text(self, index: int, text: str, scores: tuple[TokenScores, ...]) -> dict[str, Any]: ...
+
+    def reasoning(self, index: int, text: str) -> dict[str, Any] | None: ...
+
+    def call(self, index: int, piece: ToolCall) -> dict[str, Any] | None: ...
+
+    def end(self, index: int, reason: str) -> dict[str, Any]: ...
+
+
+class ChunkEncoder:
+    """One choice of an answer that is streamed as chunks; the `Encoder` of a response with one.
+
+    `resumes`: the client has the beginning. `usage` is asked for at the end, and, if `continuous`,
+    in each chunk; `alone`: no other choice is in the response, which ends with this one.
+    """
+
+    media_type = View.SSE.value
+    ends_by_204 = False
+
+    def __init__(
+        self,
+        shape: ChunkShape,
+        *,
+        resumes: bool = False,
+        usage: bool = False,
+        continuous: bool = False,
+        choice: int = 0,
+        alone: bool = True,
+    ) -> None:
+        self._shape = shape
+        self._usage = usage
+        self._continuous = usage and continuous
+        self._choice = choice
+        self._alone = alone
+        self._begun = resumes
+        self._head: dict[str, Any] = {}
+        self._prompt_tokens = 0
+        self._before = self._behind = b""
+        self.end: StreamEnd | None = None
+        self.error: TailraceError | None = None
+
+    def opened(self, opened: Opened, head: dict[str, Any] | None = None) -> None:
+        """`head` is that of the first choice, where this is a later one of the same answer."""
+        self._prompt_tokens = opened.prompt_tokens
+        self._head = head or chunk_head(self._shape, opened)
+        # Around the text of a token: nearly all of the traffic is made of these.
+        mark = "\ufdd0"
+        usual = self._event(self._shape.text(self._choice, mark, ()), 0)
+        before, _, behind = usual.partition(mark.encode())
+        self._before = before
+        self._behind = behind.removesuffix(b"0}\n\n")
+
+    def refusal(self, error: TailraceError) -> Response:
+        return openai_error(error)
+
+    def frames(self, frames: list[bytes]) -> bytes:
+        said = b"".join([self._token(raw) or self._any(raw) for raw in frames])
+        if self._begun:
+            return said
+        self._begun = True
+        first = self._shape.first(self._choice)
+        return (b"" if first is None else self._chunk([first])) + said
+
+    def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
+        """A chunk without choices, which every client takes and shows to nobody."""
+        return self._chunk([])
+
+    # ---- frames ----
+
+    def _token(self, raw: bytes) -> bytes | None:
+        """The chunk of a Token of a short text, from its bytes; it steps aside for any other."""
+        if raw[_TAG_AT] != Token.tag or len(raw) <= _TEXT_AT or self._continuous:
+            return None
+        size = raw[_SIZE_AT]
+        if size >= _LONG_TEXT_BYTES:
+            return None
+        end = _TEXT_AT + size
+        index = SMALL_INDEXES.get(raw[end:])
+        if index is None:
+            return None
+        text = raw[_TEXT_AT:end]
+        if _to_escape(text):
+            text = encode_basestring(text.decode())[1:-1].encode()
+        return b"%b%b%b%d}\n\n" % (self._before, text, self._behind, index)
+
+    def _any(self, raw: bytes) -> bytes:
+        tag = tag_of(raw)
+        if tag in LOGGED:
+            frame = decode(raw)[1]
+            assert isinstance(frame, Logged)
+            return self._logged(frame)
+        if tag == StreamError.tag:
+            error = decode(raw)[1]
+            assert isinstance(error, StreamError)
+            return self._failed(to_error(error))
+        return self.ending(None) if self._alone else b""  # a Status: nothing is left
+
+    def _logged(self, frame: Logged) -> bytes:
+        shape, choice = self._shape, self._choice
+        said: dict[str, Any] | None = None
+        match frame:
+            case Token():
+                said = shape.text(choice, frame.text, ())
+            case ScoredToken():
+                said = shape.text(choice, frame.text, frame.scores)
+            case Revision() if frame.final:
+                # What may still change is not shown: nothing can be taken back here.
+                said = shape.text(choice, frame.text, ())
+            case Reasoning():
+                said = shape.reasoning(choice, frame.text)
+            case ToolCall():
+                said = shape.call(choice, frame)
+            case Notice():
+                notice = {"code": frame.code, "message": frame.message}
+                return self._chunk([], frame.index, notice=notice)
+            case StreamEnd():
+                return self._ended(frame)
+        return b"" if said is None else self._event(said, frame.index)
+
+    def _ended(self, end: StreamEnd) -> bytes:
+        self.end = end
+        error = end_error(end)
+        if error is not None:
+            return self._failed(error)
+        said = self._shape.end(self._choice, FINISH[end.finish_reason])
+        if not self._alone:
+            return self._event(said, None)
+        # Who is cut off before the usage is to be told of it when it comes again.
+        return self._event(said, None if self._usage else end.index) + self.ending(
+            usage([end]) if self._usage else None, end.index
+        )
+
+    def _failed(self, error: TailraceError) -> bytes:
+        self.error = error
+        return error_events(error) if self._alone else b""
+
+    # ---- events ----
+
+    def ending(self, used: dict[str, int] | None, index: int | None = None) -> bytes:
+        """The last events of an answer."""
+        if used is None:
+            return DONE
+        return self._chunk([], index, usage=used) + DONE
+
+    def _event(self, choice: dict[str, Any], index: int | None) -> bytes:
+        if not self._continuous:
+            return self._chunk([choice], index)
+        made = 0 if index is None else index + 1
+        return self._chunk([choice], index, usage=_counts(self._prompt_tokens, made))
+
+    def _chunk(self, choices: list[Any], index: int | None = None, **more: Any) -> bytes:
+        fields = self._head | {"choices": choices}
+        if self._usage:
+            fields["usage"] = None
+        fields |= more
+        if index is not None:
+            fields["sequence_number"] = index
+        return data_event(fields)
+
+
+def chunk_head(shape: ChunkShape, opened: Opened) -> dict[str, Any]:
+    """What all chunks of an answer begin with."""
+    return {
+        "id": f"{shape.prefix}{opened.stream.hex()}",
+        "object": shape.kind,
+        "created": opened.created_ms // 1000,
+        "model": opened.model,
+    }
+
+
+def error_events(error: TailraceError) -> bytes:
+    """What a stream that breaks off ends with: never in silence."""
+    return data_event({"error": openai_fields(error)}) + DONE
+
+
+def usage(ends: Sequence[StreamEnd], prompts: int = 1) -> dict[str, int]:
+    """What the streams of so many prompts have cost; those of one prompt lie side by side."""
+    each = max(1, len(ends) // prompts)
+    prompt = sum(end.prompt_tokens for end in ends[::each])
+    return _counts(prompt, sum(end.total_tokens for end in ends))
+
+
+def _counts(prompt: int, made: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+    }

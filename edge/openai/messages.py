@@ -1,0 +1,181 @@
+"""A conversation and its tools, from the API's JSON to the fields of an Open frame."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from edge.openai.request import compact, invalid
+from ledger.errors import CallerError
+from ledger.frame import MAX_MESSAGES, Message, ToolChoice, Tools
+
+MAX_TOOLS = 128
+ROLES = {
+    "developer": "system",
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+"""What the API calls those who speak, and what chat templates do."""
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+
+
+def read_messages(given: list[Any]) -> tuple[Message, ...]:
+    """The turns of a conversation; CallerError names the part that cannot be one."""
+    if not given or len(given) > MAX_MESSAGES:
+        raise CallerError(
+            f"Invalid 'messages': {len(given)} of them; from 1 to {MAX_MESSAGES} are expected.",
+            code="invalid_value",
+            field="messages",
+        )
+    return tuple(_message(turn, f"messages[{at}]") for at, turn in enumerate(given))
+
+
+def _message(turn: object, place: str) -> Message:
+    if not isinstance(turn, dict):
+        raise invalid(place, turn, "an object")
+    said = turn.get("role")
+    role = ROLES.get(said) if isinstance(said, str) else None
+    if role is None:
+        raise invalid(f"{place}.role", said, "one of " + ", ".join(ROLES))
+    calls = turn.get("tool_calls") or []
+    answers = turn.get("tool_call_id")
+    if role == "tool" and not isinstance(answers, str):
+        raise missing(f"{place}.tool_call_id")
+    if turn.get("content") is None and not (role == "assistant" and calls):
+        raise missing(f"{place}.content")
+    return Message(
+        role=role,
+        content=read_content(turn.get("content"), f"{place}.content"),
+        tool_calls=_calls(calls, f"{place}.tool_calls") if role == "assistant" and calls else None,
+        tool_call_id=answers if role == "tool" else None,
+    )
+
+
+def read_content(content: object, place: str) -> str:
+    """The text of a turn: a string, or a list of parts that are text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(place, content, "a string or a list of parts")
+    return "".join(_part(part, f"{place}[{at}]") for at, part in enumerate(content))
+
+
+def _part(part: object, place: str) -> str:
+    if not isinstance(part, dict):
+        raise invalid(place, part, "an object")
+    kind = part.get("type")
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise CallerError(
+            f"Invalid content type. {kind} is only supported by certain models.",
+            field=f"{place}.type",
+        )
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise invalid(f"{place}.text", text, "a string")
+    return text
+
+
+def _calls(calls: object, place: str) -> str:
+    if not isinstance(calls, list):
+        raise invalid(place, calls, "a list of calls")
+    return compact([_call(call, f"{place}[{at}]") for at, call in enumerate(calls)])
+
+
+def _call(call: object, place: str) -> dict[str, str]:
+    if not isinstance(call, dict) or call.get("type", "function") != "function":
+        raise invalid(place, call, 'an object of type "function"')
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise invalid(f"{place}.function", function, "an object")
+    said = {"id": call.get("id"), **{part: function.get(part) for part in ("name", "arguments")}}
+    fields: dict[str, str] = {}
+    for name, value in said.items():
+        if not isinstance(value, str):
+            raise invalid(f"{place}.{name}", value, "a string")
+        fields[name] = value
+    return fields
+
+
+# ---- tools ----
+
+
+def read_tools(
+    given: list[Any] | None, choice: object, parallel: bool | None, *, nested: bool = True
+) -> Tools | None:
+    """What may be called. A function's parts lie below `function`, unless they are not `nested`."""
+    if not given:
+        if choice not in (None, "none", "auto"):
+            raise CallerError(
+                "'tool_choice' is only allowed when 'tools' are specified.", field="tool_choice"
+            )
+        return None
+    if len(given) > MAX_TOOLS:
+        raise CallerError(f"{len(given)} tools; at most {MAX_TOOLS} are expected.", field="tools")
+    functions = [_tool(tool, f"tools[{at}]", nested=nested) for at, tool in enumerate(given)]
+    names = [function["name"] for function in functions]
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            raise CallerError(f"two tools are called {name!r}", field=f"tools[{at}]")
+    how, only = _choice(choice, nested=nested)
+    if only is not None and only not in names:
+        raise CallerError(
+            f"Tool choice '{only}' not found in 'tools' parameter.", field="tool_choice"
+        )
+    return Tools(compact(functions), how, only, parallel is not False)
+
+
+def _tool(tool: object, place: str, *, nested: bool) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise invalid(place, tool, "an object")
+    if tool.get("type") != "function":
+        raise invalid(f"{place}.type", tool.get("type"), "function")
+    function: object = tool.get("function") if nested else tool
+    inner = f"{place}.function" if nested else place
+    if not isinstance(function, dict):
+        raise invalid(inner, function, "an object")
+    return _function(function, inner)
+
+
+def _function(function: Mapping[str, Any], place: str) -> dict[str, Any]:
+    name, description = function.get("name"), function.get("description")
+    parameters = function.get("parameters")
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise invalid(f"{place}.name", name, "1 to 64 of the characters a-z, A-Z, 0-9, _, . and -")
+    if description is not None and not isinstance(description, str):
+        raise invalid(f"{place}.description", description, "a string")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise CallerError(
+            f"Invalid schema for function '{name}': it is no object.",
+            code="invalid_function_parameters",
+            field=f"{place}.parameters",
+        )
+    return {
+        "name": name,
+        **({} if description is None else {"description": description}),
+        "parameters": {"type": "object", "properties": {}} if parameters is None else parameters,
+    }
+
+
+def _choice(choice: object, *, nested: bool) -> tuple[ToolChoice, str | None]:
+    if choice is None or choice == "auto":
+        return ToolChoice.AUTO, None
+    if choice in ("none", "required"):
+        return ToolChoice.from_word(str(choice)), None
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        named: object = choice.get("function") if nested else choice
+        name = named.get("name") if isinstance(named, dict) else None
+        if isinstance(name, str):
+            return ToolChoice.REQUIRED, name
+        raise missing("tool_choice.function.name" if nested else "tool_choice.name")
+    raise invalid("tool_choice", choice, "none, auto, required, or an object that names a function")
+
+
+def missing(field: str) -> CallerError:
+    return CallerError(
+        f"Missing required parameter: '{field}'.", code="missing_required_parameter", field=field
+    )

@@ -1,0 +1,138 @@
+"""The bodies of OpenAI's routes, from JSON to an Open frame: what all of them have in common.
+
+Clients of that API send whatever some server takes: a parameter that is not known here is ignored,
+and named in the header `Tailrace-Ignored`. One that is known and cannot be done is refused by
+name, because an answer without it would be another answer. Beside the API's own parameters stand
+those of `POST /v1/generate` (`top_k`, `min_p`, `priority`, `durability`, `unread`, …).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from secrets import token_hex
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
+
+from edge.parameters import check_idempotency_key
+from edge.reader import WINDOW_BYTES, WINDOW_FRAMES
+from edge.request import Count, Settings, read_object, shown
+from ledger.errors import CallerError
+from ledger.frame import Caller, FormatKind, Open, OutputFormat
+
+IGNORED = "Tailrace-Ignored"
+"""The header that names the parameters that had no effect."""
+MAX_NAMED_IGNORED = 20
+ALL_THERE_IS = 1 << 20
+"""Tokens of an answer whose length the request leaves open: what the context has room for."""
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells beside its text."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    include_usage: bool | None = Field(None, description="true or false")
+    continuous_usage_stats: bool | None = Field(None, description="true or false")
+
+
+class StreamedSettings(Settings):
+    """Settings of a route that can answer by a stream of events."""
+
+    stream: bool | None = Field(None, description="true or false")
+    stream_options: StreamOptions | None = Field(None, description="an object")
+
+
+def read_body(model: type[Body], body: bytes, example: str) -> tuple[Body, dict[str, str]]:
+    """The body as a `model`, and headers that say what of it is ignored; CallerError if it is bad.
+
+    What a client says is null counts as left out.
+    """
+    document = {
+        name: value for name, value in read_object(body, example).items() if value is not None
+    }
+    unknown = [name for name in document if name not in model.model_fields]
+    try:
+        parsed = model.model_validate(document)
+    except ValidationError as error:
+        raise _refusal(error, model) from None
+    named = [name for name in unknown if name.isascii() and name.isidentifier()]
+    return parsed, {IGNORED: ", ".join(named[:MAX_NAMED_IGNORED])} if named else {}
+
+
+def open_of(settings: Settings, key: str | None, caller: Caller | None, **more: Any) -> Open:
+    """A request for a stream; `more` are fields of Open. `key` is its Idempotency-Key."""
+    # A key of our own lets the request be sent again when the origin link breaks.
+    key = token_hex(16) if key is None else check_idempotency_key(key)
+    wanted = settings.to_open(idempotency_key=key, credit=WINDOW_FRAMES)
+    return replace(wanted, credit_bytes=WINDOW_BYTES, caller=caller, **more)
+
+
+def output_format(kind: object, schema: object, field: str) -> OutputFormat | None:
+    """What the text must match: the API's `json_schema`, `json_object` or `text`."""
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return OutputFormat(FormatKind.JSON_SCHEMA, '{"type":"object"}')
+    if kind != "json_schema":
+        raise invalid(f"{field}.type", kind, "one of text, json_object, json_schema")
+    if not isinstance(schema, dict):
+        raise invalid(f"{field}.schema", schema, "a JSON schema, an object")
+    source = to_json(schema, inf_nan_mode="constants").decode()
+    return OutputFormat(FormatKind.JSON_SCHEMA, source)
+
+
+def refuse_parameters(document: BaseModel, neutral: Mapping[str, Sequence[object]]) -> None:
+    """Refuse by name what is asked for and cannot be done: what is none of its `neutral` values."""
+    for name, values in neutral.items():
+        value = getattr(document, name)
+        if value is not None and value not in values:
+            raise CallerError(
+                f"Unsupported parameter: '{name}' is not supported with this model.",
+                code="unsupported_parameter",
+                field=name,
+            )
+
+
+def invalid(field: str, value: object, right: str) -> CallerError:
+    """The refusal of a value of the wrong kind."""
+    return CallerError(
+        f"Invalid value for '{field}': {shown(value)} is not {right}.",
+        code="invalid_value",
+        field=field,
+    )
+
+
+def compact(value: object) -> str:
+    """JSON as it travels in frames."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _refusal(error: ValidationError, model: type[BaseModel]) -> CallerError:
+    """The first finding, in the API's words."""
+    finding = error.errors(include_url=False)[0]
+    first, *rest = finding["loc"]
+    inner = [part for part in rest if isinstance(part, int) or part in _PLACES]
+    name = f"{first}" + "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in inner
+    )
+    if finding["type"] == "missing":
+        return CallerError(
+            f"Missing required parameter: '{name}'.",
+            code="missing_required_parameter",
+            field=name,
+        )
+    right = model.model_fields[str(first)].description or "of its type"
+    refusal = invalid(name, finding["input"], right)
+    if finding["type"].endswith("_type"):
+        refusal.code = "invalid_type"
+    return refusal
+
+
+_PLACES = frozenset(StreamOptions.model_fields)
+MaxTokens = Annotated[Count | None, Field(ge=1, description="an integer of at least 1")]
