@@ -188,7 +188,7 @@ class Session:
             self._end(text, CloseCode.UNSUPPORTED_DATA)
             return forward
         if len(message) > MAX_MESSAGE_BYTES:
-            self._end(_too_long(len(message)), CloseCode.MESSAGE_TOO_BIG)
+            self._end(_too_long(), CloseCode.MESSAGE_TOO_BIG)
             return forward
         try:
             for raw in _split(message):
@@ -435,9 +435,9 @@ def _split(message: bytes) -> list[bytes]:
     return frames
 
 
-def _too_long(size: int) -> TooLarge:
-    return TooLarge(
-        f"a message of {size} bytes",
+def _too_long() -> TooLarge:
+    return TooLarge(  # how long it is nobody knows who reads no more of it
+        "a message is too large",
         hint=f"at most {MAX_MESSAGE_BYTES} bytes of frames in a message",
     )
 

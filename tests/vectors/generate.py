@@ -1,6 +1,7 @@
 """Writes the wire vectors, always the same: `python -m tests.vectors.generate`.
 
-README.md in this folder describes the files; refused.py has the invalid frames.
+README.md in this folder describes the files; refused.py has the invalid frames, sessions.py what
+clients do wrong.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ from ledger.wire.bare import (
 )
 from ledger.wire.schema import SCHEMA_HASH, Word
 from tests.vectors.refused import BAD_HEADERS, BAD_PAYLOADS, STREAM, built
+from tests.vectors.sessions import SESSIONS
 
 HERE = Path(__file__).parent
 MAX_SAFE_INTEGER = 2**53 - 1  # beyond it a JSON number loses digits in JavaScript
@@ -411,11 +413,27 @@ def _whole(parts: list[bytes], size: int) -> Iterator[str]:
             yield part.hex()
 
 
+# ---- what edges answer to faults on a WebSocket ----
+
+
+def sessions() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": row.name,
+            "messages": [m.hex() if isinstance(m, bytes) else m for m in row.messages],
+            "errors": [{"corr": corr} | error for corr, error in row.errors.items()],
+            "close": row.close,
+        }
+        for row in SESSIONS
+    ]
+
+
 FILES = {
     "primitives.json": primitives,
     "frames.json": frames,
     "invalid.json": invalid,
     "streams.json": streams,
+    "sessions.json": sessions,
 }
 
 
