@@ -1,6 +1,6 @@
 /** Errors as the HTTP answers that every edge gives: one JSON shape for all. */
 
-import { TailraceError } from "../wire/wire.js";
+import { TailraceError } from "../../edge/web/tailrace/wire.js";
 
 export { TailraceError };
 

@@ -1,6 +1,6 @@
 /** Runs of raw frames: a body's bytes are a log's rows, and a row is what a reader gets. */
 
-import { TAGS } from "../wire/wire.js";
+import { TAGS } from "../../edge/web/tailrace/wire.js";
 
 /** Consecutive logged frames of one stream, on corr 0, without a gap. */
 export interface FrameRun {

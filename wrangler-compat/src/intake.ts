@@ -10,7 +10,7 @@ import {
   Splitter,
   TAGS,
   decode,
-} from "../wire/wire.js";
+} from "../../edge/web/tailrace/wire.js";
 import { TailraceError } from "./errors";
 import { type FrameRun, HEADER_BYTES, IN_A_BODY, LOGGED, joined, sizeAt } from "./frames";
 

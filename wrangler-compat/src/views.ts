@@ -1,7 +1,7 @@
 /** Logged frames as bytes of a body, in either view; the words of edge/sse.py. */
 
-import { decode, encode } from "../wire/wire.js";
-import type { Frame, Score, StreamEnd, TokenScores } from "../wire/schema.js";
+import { decode, encode } from "../../edge/web/tailrace/wire.js";
+import type { Frame, Score, StreamEnd, TokenScores } from "../../edge/web/tailrace/schema.js";
 import { TailraceError, errorBody } from "./errors";
 import { type FrameRun, framesOf } from "./frames";
 import { FRAMES, type View } from "./request";

@@ -4,7 +4,7 @@
  * edge to answer, in its own words.
  */
 
-import { SCHEMA_ID } from "../wire/wire.js";
+import { SCHEMA_ID } from "../../edge/web/tailrace/wire.js";
 import { version } from "../package.json";
 import { accessHeaders, checkPage, preflight } from "./access";
 import { TailraceError, callerError, errorResponse } from "./errors";
