@@ -27,20 +27,22 @@ def request(seed: int, tokens: int) -> dict[str, Any]:
 
 
 class Cluster:
-    """Two origins that share a ledger and their keys, and two edges of both.
+    """Two or three origins that share a ledger and their keys, and two edges of all.
 
     Where they are `apart`, each edge has one origin.
     """
 
-    def __init__(self, folder: Path, dsn: str, *, apart: bool = False) -> None:
+    def __init__(self, folder: Path, dsn: str, *, apart: bool = False, origins: int = 2) -> None:
         self.folder = folder
         self.settings = folder / "tailrace.toml"
         self.settings.write_text(
             f'[ledger]\nurl = "{url_of(dsn)}"\n[origin]\nkeys = "{folder / "keys.json"}"\n'
         )
-        one, two = self.origin("one"), self.origin("two")
-        self.origins = [one, two]
-        self.edges = [Edge(one), Edge(two)] if apart else [Edge(one, two), Edge(two, one)]
+        one, two, *more = (self.origin(name) for name in ("one", "two", "three")[:origins])
+        self.origins = [one, two, *more]
+        self.edges = [Edge(one), Edge(two)]
+        if not apart:
+            self.edges = [Edge(one, two, *more), Edge(*more, two, one)]
 
     def origin(self, name: str, port: int | None = None) -> Origin:
         return Origin(self.folder / name, port, config=self.settings)

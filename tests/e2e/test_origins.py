@@ -1,4 +1,4 @@
-"""Two origins and two edges on one PostgreSQL: a dead origin's streams go on at the other."""
+"""Origins and edges on one PostgreSQL: a dead origin's streams go on at another."""
 
 from __future__ import annotations
 
@@ -71,6 +71,34 @@ async def test_a_killed_origins_streams_go_on_at_the_other(
     taken = cluster.logged(1 - dead, "stream.taken_over")
     assert {event["epoch"] for event in taken} == {2}  # some had begun at the one that died
     assert all(BEFORE_THE_KILL <= int(event["frames"]) < TOKENS for event in taken)
+
+
+async def test_of_three_origins_two_die_and_one_that_loads_is_not_asked(
+    server: PostgresServer, tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    bodies = [request(seed, TOKENS) for seed in range(6)]
+    readers = [Reader(BEFORE_THE_KILL) for _ in bodies]
+    with server.database() as dsn:
+        three = Cluster(tmp_path, dsn, origins=3)
+        edge = three.edges[0]
+        async with running(*three.origins, edge):
+            whole = [await start(client, edge.url, body) for body in bodies]
+            async with asyncio.TaskGroup() as group:
+                for reader, body in zip(readers, bodies, strict=True):
+                    group.create_task(reader.read(client, edge, body))
+                for reader in readers:
+                    await reader.under_way.wait()
+                await three.origins[0].kill()
+                await three.origins[1].kill()
+            again = three.origin("one", three.origins[0].port)
+            async with running(late=[again]):
+                await again.start()
+                await edge.saw("origin link up", 4)
+                while not any(event.get("message") == "worker.ready" for event in again.events):
+                    answer = await start(client, edge.url, request(9, 3))
+                    assert answer.end["finish_reason"] == "length"
+    for reader, uninterrupted in zip(readers, whole, strict=True):
+        assert reader.reading.events == uninterrupted.events
 
 
 async def test_a_frozen_origins_readers_move_on_when_its_lease_is_over(
