@@ -69,9 +69,8 @@ STATUS = {
 }
 OPENING = encode(open_of(), 7)
 STALLED = encode(open_of(credit=0), 7)
-LAST = "Open.credit_bytes"  # the last field
 HOT = ("temperature", "a number from 0 to 2")
-ENDLESS = OPENING[:-1] + b"\x80"  # what says whether there is credit in bytes is 0 or 1
+BAD_BOOL = encode(Credit(64), 7)[:-1] + b"\x80"  # whether there is credit in bytes is 0 or 1
 BAD_VERSION = told(
     "bad_version",
     "frame version 2 is not supported at byte 3",
@@ -209,8 +208,8 @@ SESSIONS = [
     ),
     Row(
         "a bad payload",
-        [hello(), ENDLESS],
-        {7: told("bad_frame", f"byte 0x80 is neither 0 nor 1 at byte {len(OPENING) - 1}", LAST)},
+        [hello(), BAD_BOOL],
+        {7: told("bad_frame", "byte 0x80 is neither 0 nor 1 at byte 10", "Credit.bytes")},
     ),
     Row(
         "a payload with a byte more",
