@@ -17,6 +17,7 @@ from edge import generate, stream
 from edge.access.middleware import Access
 from edge.access.rules import Rules
 from edge.admin.routes import admin_routes
+from edge.ai_sdk import chat
 from edge.config import EdgeConfig, access_rules
 from edge.errors import (
     client_gone,
@@ -25,6 +26,7 @@ from edge.errors import (
     not_a_websocket,
     tailrace_error,
 )
+from edge.openai import responses
 from edge.openai.answers import routes_of
 from edge.openai.chat import CHAT
 from edge.origins.link import Link
@@ -60,6 +62,8 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
             *routes_of(CHAT),
             Route(f"{STREAM_PATH}{{name:path}}", stream.call, methods=stream.METHODS),
+            *responses.ROUTES,
+            *chat.ROUTES,
             *admin_routes(),
             Route("/v1/ws", not_a_websocket),
             Route("/healthz", healthz),

@@ -36,7 +36,7 @@ class Encoder(Protocol):
         """The answer where there is no stream to show."""
 
     def frames(self, frames: list[bytes]) -> bytes:
-        """The bytes of these raw frames, in order."""
+        """The bytes of these raw frames, in order; of none, those that wait for no frame."""
 
     def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
         """Bytes that carry no frame of the stream."""
@@ -115,8 +115,13 @@ class StreamedBody(StreamingResponse):
             self._source.close()
 
 
-async def frames_of(reader: Reader, encoder: Encoder) -> AsyncGenerator[bytes]:
-    """A stream, until a frame ends it; frames that are queued together are one piece."""
+async def frames_of(reader: Reader, encoder: Encoder, begin: bytes = b"") -> AsyncGenerator[bytes]:
+    """A stream, until a frame ends it; frames that are queued together are one piece.
+
+    `begin` and what can be told before a frame has come are the first one.
+    """
+    if begin := begin + encoder.frames([]):
+        yield begin
     more = True
     while more:
         frames = await reader.take(SILENCE_S)

@@ -17,7 +17,7 @@ from edge.errors import noted_response
 from edge.openai.errors import OPENAI_PATHS
 from ledger.frame import STREAM_PATH, Caller
 
-PREFIXES = ("/v1/generate", STREAM_PATH, *OPENAI_PATHS)
+PREFIXES = ("/v1/generate", "/api/chat", STREAM_PATH, *OPENAI_PATHS)
 """Routes that answer a preflight."""
 
 

@@ -206,6 +206,8 @@ class StreamReader:
         self._exchange.answered(200)
         media_type = self._encoder.media_type.encode()
         self._outlet.start(200, [*self._access, (b"content-type", media_type)])
+        if begin := self._encoder.frames([]):
+            self._outlet.write(begin)
         self._deadline.set(SILENCE_S)
         return bool(self._queue)
 

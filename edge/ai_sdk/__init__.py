@@ -1,0 +1,1 @@
+"""The AI SDK's chat: its UI-message stream, as a view of the same streams."""

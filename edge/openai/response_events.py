@@ -1,0 +1,309 @@
+"""A stream as a response of the Responses API: its events, numbered, and its document.
+
+All of it follows from the stream's log and from what its Opened says, so that any edge makes the
+same event of the same number, at any time. Whoever asks for the events after a number is sent
+those of the whole log without the ones before: the last events hold the whole text anyway.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from json.encoder import encode_basestring
+
+from starlette.responses import Response
+
+from edge.openai.errors import openai_error, openai_fields
+from edge.openai.response_items import (
+    COMPLETED,
+    IN_PROGRESS,
+    INCOMPLETE,
+    Fields,
+    FunctionCallItem,
+    Item,
+    MessageItem,
+    item_of,
+)
+from edge.openai.response_note import read_note
+from edge.sse import PING
+from ledger.errors import TailraceError
+from ledger.frame import (
+    FinishReason,
+    Frame,
+    Heartbeat,
+    Logged,
+    Opened,
+    StreamEnd,
+    StreamError,
+    Token,
+    decode,
+    to_error,
+)
+
+PREFIX = "resp_"
+"""Begins the id of a response; the stream's follows."""
+CANCELLED, FAILED, QUEUED = "cancelled", "failed", "queued"
+
+_STATUS = {
+    FinishReason.STOP: COMPLETED,
+    FinishReason.TOOL_CALLS: COMPLETED,
+    FinishReason.LENGTH: INCOMPLETE,
+    FinishReason.FILTERED: INCOMPLETE,
+    FinishReason.CANCELLED: CANCELLED,
+    FinishReason.FAILED: FAILED,
+    FinishReason.ORIGIN_LOST: FAILED,
+}
+_WHY_INCOMPLETE = {
+    FinishReason.LENGTH: "max_output_tokens",
+    FinishReason.FILTERED: "content_filter",
+}
+_LAST = {COMPLETED: "response.completed", FAILED: "response.failed"}
+"""The last event; a response that is neither, also a cancelled one, ends as incomplete."""
+
+FIELDS = {
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "messages": "input",
+    "prompt": "input",
+    "format": "text.format",
+    "overflow": "truncation",
+}
+"""What the origin calls otherwise than this API."""
+
+UNSAID: Fields = {
+    "background": False,
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "store": True,
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+"""What a response tells of a request that did not say it; null is what the model's defaults are."""
+
+
+class StreamedResponse:
+    """What has become of a response: fed its stream's frames in order, it tells the events."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._stream = opened.stream.hex()
+        self._head: Fields = {
+            "id": PREFIX + self._stream,
+            "object": "response",
+            "created_at": opened.created_ms // 1000,
+            "model": opened.model,
+        }
+        self._asked = {**UNSAID, **read_note(opened.note).asked}
+        self._items: list[Item] = []
+        self._open: list[Item] = []  # those that may get more: a single one, or calls of tools
+        self._cut: list[Item] = []  # those that were open when the stream ended
+        self._begun = False
+        self._end: StreamEnd | None = None
+
+    @property
+    def status(self) -> str:
+        if self._end is not None:
+            return _STATUS[self._end.finish_reason]
+        return IN_PROGRESS if self._begun or not self._asked["background"] else QUEUED
+
+    def begin(self) -> list[Fields]:
+        """The events before any frame: it was created, and waits or is under way."""
+        told = [{"type": "response.created", "response": self.document()}]
+        last = "response.queued" if self._asked["background"] else "response.in_progress"
+        return [*told, {"type": last, "response": self.document()}]
+
+    def add(self, frame: Frame) -> list[Fields]:
+        """The events of the stream's next frame."""
+        if not isinstance(frame, Logged):
+            return []
+        told: list[Fields] = []
+        if not self._begun:
+            self._begun = True
+            if self._asked["background"]:
+                told.append({"type": "response.in_progress", "response": self.document()})
+        if isinstance(frame, StreamEnd):
+            return told + self._finished(frame)
+        item = next((item for item in self._open if item.takes(frame)), None)
+        if item is None:
+            item = item_of(frame, self._stream, len(self._items))
+            if item is None:
+                return told
+            if not (isinstance(item, FunctionCallItem) and self._calls):
+                told += self._closed(COMPLETED)
+            self._items.append(item)
+            self._open.append(item)
+            told += item.begin()
+        told += item.add(frame)
+        return told
+
+    def extended(self, token: Token) -> MessageItem | None:
+        """Take a Token that only adds to an open message: nearly all of them.
+
+        Gives that message; None, and nothing is taken, where it is for `add`.
+        """
+        item = self._open[0] if self._open else None
+        if not isinstance(item, MessageItem) or item.text.departed:
+            return None
+        item.text.add(token)
+        return item
+
+    def document(self) -> Fields:
+        """The response as far as it has got."""
+        status, end = self.status, self._end
+        return {
+            **self._head,
+            "status": status,
+            **self._asked,
+            "output": [item.fields(self._status_of(item)) for item in self._items],
+            "error": None if end is None else _error(end),
+            "incomplete_details": None if end is None else _incomplete(end),
+            "usage": None if end is None else _usage(end),
+        }
+
+    def _status_of(self, item: Item) -> str:
+        """Only what was open when the stream was cut off is cut off itself."""
+        if item in self._open:
+            return IN_PROGRESS
+        return _of_item(self.status) if item in self._cut else COMPLETED
+
+    @property
+    def _calls(self) -> bool:
+        return bool(self._open) and isinstance(self._open[0], FunctionCallItem)
+
+    def _closed(self, status: str) -> list[Fields]:
+        told = [fields for item in self._open for fields in item.end(status)]
+        self._open.clear()
+        return told
+
+    def _finished(self, end: StreamEnd) -> list[Fields]:
+        self._end = end
+        self._cut = list(self._open)
+        told = self._closed(_of_item(self.status))
+        last = _LAST.get(self.status, "response.incomplete")
+        return [*told, {"type": last, "response": self.document()}]
+
+
+class ResponseEvents:
+    """The `Encoder` of one response, from the event after `after` on."""
+
+    media_type = "text/event-stream"
+    ends_by_204 = False
+
+    def __init__(self, after: int | None = None) -> None:
+        self._response: StreamedResponse | None = None  # until it is opened
+        self._after = -1 if after is None else after
+        self._next = 0
+        self._before = b""  # events that no frame is needed for
+        self._delta: tuple[MessageItem, bytes] | None = None  # what surrounds a delta's text
+
+    @property
+    def last(self) -> int:
+        """The number of the last event that there was, told or not; -1 before the first."""
+        return self._next - 1
+
+    def opened(self, opened: Opened) -> None:
+        self._response = StreamedResponse(opened)
+        self._before = self._numbered(self._response.begin())
+
+    def refusal(self, error: TailraceError) -> Response:
+        return openai_error(renamed(error))
+
+    def frames(self, frames: list[bytes]) -> bytes:
+        before, self._before = self._before, b""
+        return b"".join([before, *map(self._told, frames)])
+
+    def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
+        return PING
+
+    def _told(self, raw: bytes) -> bytes:
+        assert self._response is not None, "frames follow the Opened"
+        _, frame = decode(raw)
+        if type(frame) is Token and frame.text:
+            item = self._response.extended(frame)
+            if item is not None:
+                return self._text_delta(item, frame.text)
+        elif isinstance(frame, StreamError):
+            return self._error(to_error(frame))
+        return self._numbered(self._response.add(frame))
+
+    def _text_delta(self, item: MessageItem, text: str) -> bytes:
+        number = self._next
+        self._next += 1
+        if number <= self._after:
+            return b""
+        if self._delta is None or self._delta[0] is not item:
+            self._delta = item, _before_text(item)
+        escaped = encode_basestring(text)
+        return self._delta[1] % (number, escaped.encode())
+
+    def _numbered(self, told: Iterable[Fields]) -> bytes:
+        parts = []
+        for fields in told:
+            if self._next > self._after:
+                parts.append(event(fields, self._next))
+            self._next += 1
+        return b"".join(parts)
+
+    def _error(self, error: TailraceError) -> bytes:
+        """It is not of the log: it takes no number, so that a reader goes on where it was."""
+        said = openai_fields(error)
+        fields = {name: said[name] for name in ("code", "message", "param")}
+        return event({"type": "error", **fields}, max(self.last, self._after))
+
+
+def renamed(error: TailraceError) -> TailraceError:
+    """The error of an origin, by the names that its fields have in this API."""
+    error.field = FIELDS.get(error.field or "", error.field)
+    return error
+
+
+def event(fields: Fields, number: int) -> bytes:
+    """One event as it is sent; `type` comes first, and the number behind it."""
+    kind = fields["type"]
+    numbered = {"type": kind, "sequence_number": number, **fields}
+    data = json.dumps(numbered, ensure_ascii=False, separators=(",", ":"))
+    return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+def _before_text(item: MessageItem) -> bytes:
+    """A delta's event, to be given its number and its text, which is quoted already."""
+    return (
+        b"event: response.output_text.delta\n"
+        b'data: {"type":"response.output_text.delta","sequence_number":%%d,"item_id":"%b",'
+        b'"output_index":%d,"content_index":0,"delta":%%b,"logprobs":[]}\n\n'
+    ) % (item.id.encode(), item.at)
+
+
+def _of_item(status: str) -> str:
+    return COMPLETED if status == COMPLETED else INCOMPLETE
+
+
+def _error(end: StreamEnd) -> Fields | None:
+    if _STATUS[end.finish_reason] != FAILED:
+        return None
+    return {"code": "server_error", "message": end.message or "the generation failed"}
+
+
+def _incomplete(end: StreamEnd) -> Fields | None:
+    why = _WHY_INCOMPLETE.get(end.finish_reason)
+    return None if why is None else {"reason": why}
+
+
+def _usage(end: StreamEnd) -> Fields:
+    """What is read from a cache, and what is thought, is not counted apart."""
+    return {
+        "input_tokens": end.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": end.total_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": end.prompt_tokens + end.total_tokens,
+    }

@@ -1,0 +1,77 @@
+"""Streams of `/v1/responses`, past the application, which answers everything else of them.
+
+So go those that need nothing but one stream: a response that does not go on from an earlier one,
+and the events of one from the beginning.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl
+
+from edge.access.head import Head
+from edge.openai.request import read_body
+from edge.openai.response_events import PREFIX, ResponseEvents, renamed
+from edge.openai.response_request import EXAMPLE, ResponseBody, to_open
+from edge.reader import WINDOW_BYTES, WINDOW_FRAMES
+from edge.server.fast_route import Wanted
+from edge.server.outlet import Request
+from ledger.errors import TailraceError
+from ledger.frame import Caller, Resume
+
+PATH = "/v1/responses"
+_READ = re.compile(rf"{PATH}/{PREFIX}([0-9a-f]{{32}})".encode())
+_asks_for_a_stream = re.compile(rb'"stream"\s*:\s*true').search
+_goes_on = re.compile(rb'"previous_response_id"\s*:\s*"').search
+
+
+class ResponseRoute:
+    def claims(self, request: Request) -> bool:
+        if request.method == "POST":
+            return request.path == PATH.encode()
+        return (
+            request.method == "GET"
+            and b"stream=true" in request.query
+            and _READ.fullmatch(request.path) is not None
+        )
+
+    def name(self, request: Request) -> str:
+        return PATH if request.method == "POST" else f"{PATH}/{{id}}"
+
+    def is_streamed(self, request: Request) -> bool:
+        if request.method == "GET":
+            # Where a number is asked for, the log is read before the answer has a status.
+            return not any(name == "starting_after" for name, _ in _query(request))
+        body = request.body
+        return _asks_for_a_stream(body) is not None and _goes_on(body) is None
+
+    def wanted(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
+        if request.method == "GET":
+            return self._read(request, head, caller)
+        try:
+            body, headers = read_body(ResponseBody, request.body, EXAMPLE)
+            if not body.stream or body.previous_response_id is not None:
+                return None
+            wanted = to_open(body, [], head.value(b"idempotency-key"), caller)
+        except TailraceError as error:
+            raise renamed(error) from None
+        return Wanted(wanted, ResponseEvents(), headers)
+
+    def _read(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
+        found = _READ.fullmatch(request.path)
+        assert found is not None  # it was claimed
+        if dict(_query(request)).get("stream") != "true":
+            return None
+        resume = Resume(
+            bytes.fromhex(found[1].decode()),
+            token=head.value(b"tailrace-token"),
+            follow=True,
+            credit=WINDOW_FRAMES,
+            credit_bytes=WINDOW_BYTES,
+            caller=caller,
+        )
+        return Wanted(resume, ResponseEvents())
+
+
+def _query(request: Request) -> list[tuple[str, str]]:
+    return parse_qsl(request.query.decode("latin-1"), keep_blank_values=True)

@@ -1,0 +1,198 @@
+"""The body of `POST /v1/responses`: an answer that is asked for, and what it is to go on from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from edge.openai.messages import missing, read_content, read_tools
+from edge.openai.request import (
+    ALL_THERE_IS,
+    StreamedSettings,
+    compact,
+    invalid,
+    open_of,
+    output_format,
+    refuse_parameters,
+)
+from edge.openai.response_note import ResponseNote
+from edge.request import Count
+from ledger.errors import CallerError
+from ledger.frame import MAX_MESSAGES, Caller, Message, Open, Overflow
+
+EXAMPLE = '{"model": "demo", "input": "Once upon"}'
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` names where the scores of tokens are wanted."""
+MAX_METADATA = 16
+MAX_METADATA_NAME_CHARS = 64
+MAX_METADATA_CHARS = 512
+
+Items = list[dict[str, Any]]
+
+_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
+_TRUNCATION = {"auto": Overflow.DROP_OLDEST, "disabled": Overflow.REFUSE}
+_NEUTRAL = {"n": (1,), "conversation": (), "prompt": (), "max_tool_calls": ()}
+
+
+class TextBody(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    format: dict[str, Any] | None = Field(None, description="an object with a type")
+
+
+class ResponseBody(StreamedSettings):
+    """The request's JSON document."""
+
+    input: str | list[Any] = Field(description="a string or a list of items")
+    instructions: str | None = Field(None, description="a string")
+    max_output_tokens: Count | None = Field(None, ge=1, description="an integer of at least 1")
+    metadata: dict[str, str] | None = Field(None, description="an object of strings")
+    tools: list[Any] | None = Field(None, description="a list of functions")
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = Field(None, description="true or false")
+    text: TextBody | None = Field(None, description="an object with a format")
+    top_logprobs: Count | None = Field(None, description="an integer from 0 to 20")
+    include: list[str] | None = Field(None, description="a list of strings")
+    truncation: str | None = Field(None, description="auto or disabled")
+    background: bool | None = Field(None, description="true or false")
+    store: bool | None = Field(None, description="true or false")
+    previous_response_id: str | None = Field(None, description="the id of a response")
+    reasoning: dict[str, Any] | None = Field(None, description="an object")
+    user: str | None = Field(None, description="a string")
+    # Known, so that they are refused by name: see _NEUTRAL.
+    conversation: Any = None
+    prompt: Any = None
+    max_tool_calls: Any = None
+
+    def items(self) -> Items:
+        """The input as a list of items."""
+        if isinstance(self.input, str):
+            part = {"type": "input_text", "text": self.input}
+            return [{"type": "message", "role": "user", "content": [part]}]
+        for at, item in enumerate(self.input):
+            if not isinstance(item, dict):
+                raise invalid(f"input[{at}]", item, "an object")
+        return [{"type": "message", **item} for item in self.input]
+
+
+def to_open(body: ResponseBody, earlier: Items, key: str | None, caller: Caller | None) -> Open:
+    """The request for a stream that goes on from `earlier` items."""
+    refuse_parameters(body, _NEUTRAL)
+    _check_metadata(body.metadata or {})
+    given = body.items()
+    instructions = () if body.instructions is None else (Message("system", body.instructions),)
+    messages = (*instructions, *read_items(earlier), *read_items(given))
+    if not given or len(messages) > MAX_MESSAGES:
+        raise CallerError(
+            f"Invalid 'input': {len(messages)} turns; from 1 to {MAX_MESSAGES} are expected.",
+            code="invalid_value",
+            field="input",
+        )
+    wants_scores = body.top_logprobs is not None or LOGPROBS in (body.include or ())
+    more: dict[str, Any] = {}
+    if body.truncation is not None:
+        if body.truncation not in _TRUNCATION:
+            raise invalid("truncation", body.truncation, "auto or disabled")
+        more["overflow"] = _TRUNCATION[body.truncation]
+    return open_of(
+        body,
+        key,
+        caller,
+        messages=messages,
+        max_tokens=ALL_THERE_IS if body.max_output_tokens is None else body.max_output_tokens,
+        logprobs=(body.top_logprobs or 0) if wants_scores else None,
+        format=_format(body.text),
+        tools=read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, nested=False),
+        note=_note(body, [*earlier, *given]).write(),
+        **more,
+    )
+
+
+_REPEATED = (
+    *("background", "instructions", "max_output_tokens", "metadata", "parallel_tool_calls"),
+    *("previous_response_id", "reasoning", "store", "temperature", "text", "tool_choice"),
+    *("tools", "top_logprobs", "top_p", "truncation", "user"),
+)
+"""What of a request its response repeats."""
+
+
+def _note(body: ResponseBody, items: Items) -> ResponseNote:
+    said = body.model_dump(include=set(_REPEATED), exclude_none=True)
+    return ResponseNote(said, None if body.store is False else items)
+
+
+def _format(text: TextBody | None) -> Any:
+    if text is None or text.format is None:
+        return None
+    return output_format(text.format.get("type"), text.format.get("schema"), "text.format")
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > MAX_METADATA:
+        raise CallerError(f"{len(metadata)} pairs; at most {MAX_METADATA}.", field="metadata")
+    for name, value in metadata.items():
+        if len(name) > MAX_METADATA_NAME_CHARS or len(value) > MAX_METADATA_CHARS:
+            raise CallerError(
+                f"A name has at most {MAX_METADATA_NAME_CHARS} characters, "
+                f"and a value {MAX_METADATA_CHARS}.",
+                field="metadata",
+            )
+
+
+# ---- items ----
+
+
+def read_items(items: Items) -> tuple[Message, ...]:
+    """The turns that items of an input are, or items of an earlier output."""
+    turns: list[Message] = []
+    calls: list[dict[str, str]] = []  # of the assistant's turn that is the last one
+    for at, item in enumerate(items):
+        place, kind = f"input[{at}]", item.get("type")
+        if kind == "reasoning":
+            continue  # what was thought is no part of what was said
+        if kind == "function_call":
+            calls.append(_call(item, place))
+            spoken = turns.pop() if turns and turns[-1].role == "assistant" else None
+            text = "" if spoken is None else spoken.content
+            turns.append(Message("assistant", text, tool_calls=compact(calls)))
+            continue
+        calls = []
+        if kind == "message":
+            turns.append(_turn(item, place))
+        elif kind == "function_call_output":
+            output = read_content(item.get("output"), f"{place}.output")
+            turns.append(Message("tool", output, tool_call_id=_text(item, "call_id", place)))
+        else:
+            raise invalid(f"{place}.type", kind, _KINDS)
+    return tuple(turns)
+
+
+_KINDS = "one of message, function_call, function_call_output, reasoning"
+
+
+def _turn(item: dict[str, Any], place: str) -> Message:
+    said = item.get("role")
+    role = _ROLES.get(said) if isinstance(said, str) else None
+    if role is None:
+        raise invalid(f"{place}.role", said, "one of " + ", ".join(_ROLES))
+    if item.get("content") is None:
+        raise missing(f"{place}.content")
+    return Message(role, read_content(item["content"], f"{place}.content"))
+
+
+def _call(item: dict[str, Any], place: str) -> dict[str, str]:
+    return {
+        "id": _text(item, "call_id", place),
+        "name": _text(item, "name", place),
+        "arguments": _text(item, "arguments", place),
+    }
+
+
+def _text(item: dict[str, Any], name: str, place: str) -> str:
+    value = item.get(name)
+    if value is None:
+        raise missing(f"{place}.{name}")
+    if not isinstance(value, str):
+        raise invalid(f"{place}.{name}", value, "a string")
+    return value

@@ -1,0 +1,362 @@
+"""`/v1/responses`: an answer that is streamed, waited for or made in the background.
+
+No edge keeps one. The id of a response is that of its stream, its events are made of the log, and
+what the request said is the stream's note, so that any edge answers for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from edge.access.middleware import caller_of
+from edge.attend import attended
+from edge.body import StreamedBody, frames_of
+from edge.config import EdgeConfig
+from edge.document import MAX_DOCUMENT_BYTES
+from edge.generate import stream_headers
+from edge.openai.request import read_body
+from edge.openai.response_events import PREFIX, ResponseEvents, StreamedResponse, renamed
+from edge.openai.response_fast import PATH
+from edge.openai.response_note import read_note
+from edge.openai.response_request import EXAMPLE, Items, ResponseBody, to_open
+from edge.origins.link import Link
+from edge.parameters import read_body as whole_body
+from edge.reader import WINDOW_BYTES, WINDOW_FRAMES, Reader
+from ledger.errors import BeyondEnd, CallerError, NotFound, TailraceError, TooLarge
+from ledger.frame import (
+    CLOSING,
+    Caller,
+    Cancel,
+    Logged,
+    Opened,
+    Resume,
+    StreamEnd,
+    StreamError,
+    decode,
+    tag_of,
+    to_error,
+)
+
+MAX_LISTED = 100
+"""Items of an input in one answer."""
+
+_ID = re.compile(rf"{PREFIX}([0-9a-f]{{32}})")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Who asks for a response that there is, and of which stream."""
+
+    stream: bytes
+    token: str | None
+    caller: Caller | None
+
+    def resume(self, *, follow: bool, credit: int = WINDOW_FRAMES) -> Resume:
+        """All of it from the beginning: the last events need that anyway."""
+        return Resume(
+            self.stream,
+            token=self.token,
+            follow=follow,
+            credit=credit,
+            credit_bytes=WINDOW_BYTES,
+            caller=self.caller,
+        )
+
+
+# ---- endpoints ----
+
+
+async def create(request: Request) -> Response:
+    """POST /v1/responses"""
+    config: EdgeConfig = request.app.state.config
+    whole = await whole_body(request, config.max_body_bytes)
+    body, headers = read_body(ResponseBody, whole, EXAMPLE)
+    caller = caller_of(request)
+    earlier: Items = []
+    if body.previous_response_id is not None:
+        earlier = await attended(request.receive, _earlier(request, body.previous_response_id))
+    wanted = to_open(body, earlier, request.headers.get("Idempotency-Key"), caller)
+    with ExitStack() as unless_handed_on:
+        reader = _reader(request, unless_handed_on)
+        opened = await attended(request.receive, reader.open(wanted))
+        headers |= stream_headers(opened)
+        if body.stream:
+            encoder = ResponseEvents()
+            encoder.opened(opened)
+            return _streamed(request, reader, encoder, headers, unless_handed_on)
+        response = StreamedResponse(opened)
+        if not body.background:
+            await attended(request.receive, _read(reader, response.add))
+        return JSONResponse(response.document(), headers=headers)
+
+
+async def retrieve(request: Request) -> Response:
+    """GET /v1/responses/{id}"""
+    asking, query = _asking(request), request.query_params
+    if not _flag(query, "stream"):
+        opened, document = await attended(request.receive, _document(request, asking))
+        return JSONResponse(document, headers=stream_headers(opened))
+    after = _after(query.get("starting_after"))
+    with ExitStack() as unless_handed_on:
+        reader = _reader(request, unless_handed_on)
+        opened = await attended(request.receive, reader.open(asking.resume(follow=True)))
+        encoder = ResponseEvents(after)
+        encoder.opened(opened)
+        headers = stream_headers(opened)
+        begin, ended = b"", False
+        if after is not None:
+            replay = _replayed(reader, encoder, opened, after)
+            begin, ended = await attended(request.receive, replay)
+        if ended:
+            headers["Content-Type"] = encoder.media_type
+            return Response(begin, headers=headers)
+        return _streamed(request, reader, encoder, headers, unless_handed_on, begin)
+
+
+async def cancel(request: Request) -> Response:
+    """POST /v1/responses/{id}/cancel"""
+    config: EdgeConfig = request.app.state.config
+    await whole_body(request, config.max_body_bytes)
+    asking = _asking(request)
+    await attended(request.receive, _cancel(request, asking))
+    opened, document = await attended(request.receive, _document(request, asking))
+    return JSONResponse(document, headers=stream_headers(opened))
+
+
+async def delete(request: Request) -> Response:
+    """DELETE /v1/responses/{id}: from then on it is as if it had never been."""
+    asking = _asking(request)
+    await attended(request.receive, _cancel(request, asking, forget=True))
+    return JSONResponse(
+        {"id": f"{PREFIX}{asking.stream.hex()}", "object": "response", "deleted": True}
+    )
+
+
+async def input_items(request: Request) -> Response:
+    """GET /v1/responses/{id}/input_items"""
+    asking, query = _asking(request), request.query_params
+    opened = await attended(request.receive, _opened(request, asking))
+    items = read_note(opened.note).input
+    if items is None:
+        raise _not_kept(request.path_params["id"])
+    listed = [
+        {"id": f"{'msg' if item.get('type') == 'message' else 'item'}_{at}_{opened.stream.hex()}"}
+        | item
+        for at, item in enumerate(items)
+    ]
+    return JSONResponse(_page(listed, query), headers=stream_headers(opened))
+
+
+def _renaming(
+    endpoint: Callable[[Request], Coroutine[Any, Any, Response]],
+) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    """What an origin refuses is told by the names of this API."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except TailraceError as error:
+            raise renamed(error) from None
+
+    return answered
+
+
+ROUTES = [
+    Route(PATH, _renaming(create), methods=["POST"]),
+    Route(f"{PATH}/{{id}}", _renaming(retrieve), methods=["GET"]),
+    Route(f"{PATH}/{{id}}", _renaming(delete), methods=["DELETE"]),
+    Route(f"{PATH}/{{id}}/cancel", _renaming(cancel), methods=["POST"]),
+    Route(f"{PATH}/{{id}}/input_items", _renaming(input_items), methods=["GET"]),
+]
+
+
+# ---- what is asked ----
+
+
+def parse_id(name: str) -> bytes:
+    """The stream of a response; NotFound for what can be the id of none."""
+    found = _ID.fullmatch(name)
+    if found is None:
+        raise _unknown(name)
+    return bytes.fromhex(found[1])
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"Response with id '{name}' not found.", code="unknown_stream", field="id")
+
+
+def _asking(request: Request) -> Asking:
+    return Asking(
+        parse_id(request.path_params["id"]),
+        request.headers.get("Tailrace-Token"),
+        caller_of(request),
+    )
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    said = query.get(name, "false")
+    if said not in _FLAGS:
+        raise CallerError(f"{said!r} is neither true nor false", field=name)
+    return _FLAGS[said]
+
+
+def _after(said: str | None) -> int | None:
+    if said is None:
+        return None
+    if _NUMBER.fullmatch(said) is None:
+        raise CallerError(
+            f"Invalid value for 'starting_after': {said!r} is not a sequence number.",
+            code="invalid_value",
+            field="starting_after",
+        )
+    return int(said)
+
+
+def _page(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """Some of the items; the API's order is that of the last one first."""
+    said, order = query.get("limit", "20"), query.get("order", "desc")
+    if _NUMBER.fullmatch(said) is None or not 1 <= int(said) <= MAX_LISTED:
+        raise CallerError(f"{said!r} is not from 1 to {MAX_LISTED}", field="limit")
+    if order not in ("asc", "desc"):
+        raise CallerError(f"{order!r} is neither asc nor desc", field="order")
+    ordered = items if order == "asc" else items[::-1]
+    ids = [item["id"] for item in ordered]
+    after = query.get("after")
+    if after is not None and after not in ids:
+        raise CallerError(f"no item has the id {after!r}", field="after")
+    rest = ordered if after is None else ordered[ids.index(after) + 1 :]
+    page = rest[: int(said)]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(rest) > len(page),
+    }
+
+
+# ---- from a stream to an answer ----
+
+
+def _reader(request: Request, unless_handed_on: ExitStack) -> Reader:
+    link: Link = request.app.state.link
+    reader = Reader(link)
+    unless_handed_on.callback(reader.close)
+    return reader
+
+
+def _streamed(
+    request: Request,
+    reader: Reader,
+    encoder: ResponseEvents,
+    headers: dict[str, str],
+    unless_handed_on: ExitStack,
+    begin: bytes = b"",
+) -> Response:
+    """`begin`, and the events that follow it."""
+    headers["Content-Type"] = encoder.media_type
+    if request.method == "HEAD":
+        return Response(headers=headers)
+    unless_handed_on.pop_all()  # the body closes it when it has been sent
+    return StreamedBody(reader, frames_of(reader, encoder, begin), headers=headers)
+
+
+async def _read(reader: Reader, take: Callable[[Any], object]) -> None:
+    """Give `take` each frame until one closes the stream; raises what a StreamError says."""
+    size, closing = 0, False
+    while not closing:
+        for raw in await reader.take():
+            size += len(raw)
+            if size > MAX_DOCUMENT_BYTES:
+                raise TooLarge(f"the response has over {MAX_DOCUMENT_BYTES} bytes")
+            _, frame = decode(raw)
+            if isinstance(frame, StreamError):
+                raise to_error(frame)
+            take(frame)
+            closing = tag_of(raw) in CLOSING
+
+
+async def _document(request: Request, asking: Asking) -> tuple[Opened, dict[str, Any]]:
+    """A response as far as it has got."""
+    with closing(Reader(request.app.state.link)) as reader:
+        opened = await reader.open(asking.resume(follow=False))
+        response = StreamedResponse(opened)
+        await _read(reader, response.add)
+        return opened, response.document()
+
+
+async def _opened(request: Request, asking: Asking) -> Opened:
+    with closing(Reader(request.app.state.link)) as reader:
+        return await reader.open(asking.resume(follow=False, credit=0))
+
+
+async def _cancel(request: Request, asking: Asking, *, forget: bool = False) -> None:
+    wanted = Cancel(asking.stream, asking.token, asking.caller, forget=forget)
+    with closing(Reader(request.app.state.link)) as reader:
+        await reader.ask(wanted)
+
+
+async def _earlier(request: Request, name: str) -> Items:
+    """The items that an earlier response was given, and those that it has said."""
+    try:
+        # A resume token speaks for the stream that it is of, and the request's is of none yet.
+        asking = Asking(parse_id(name), None, caller_of(request))
+        opened, document = await _document(request, asking)
+    except NotFound:
+        raise NotFound(
+            f"Previous response with id '{name}' not found.",
+            code="previous_response_not_found",
+            status=400,
+            field="previous_response_id",
+        ) from None
+    items = read_note(opened.note).input
+    if items is None:
+        raise _not_kept(name)
+    if document["status"] in ("queued", "in_progress"):
+        raise CallerError(
+            f"Response with id '{name}' is still in progress.", field="previous_response_id"
+        )
+    return [*items, *document["output"]]
+
+
+def _not_kept(name: str) -> CallerError:
+    return CallerError(
+        f"The input of the response with id '{name}' is not kept: it was not to be stored, is too "
+        "long, or was given by another route.",
+        code="input_not_kept",
+        field="previous_response_id",
+    )
+
+
+async def _replayed(
+    reader: Reader, encoder: ResponseEvents, opened: Opened, after: int
+) -> tuple[bytes, bool]:
+    """What is told of the log as it was when it was opened, and whether that is all of it.
+
+    Only when it is read it is known whether `after` is in it; BeyondEnd where it is not.
+    """
+    told, next_index, ended = [encoder.frames([])], 0, False
+    while next_index < opened.next_index:
+        for raw in await reader.take():
+            _, frame = decode(raw)
+            if isinstance(frame, StreamError):
+                raise to_error(frame)
+            assert isinstance(frame, Logged), frame
+            next_index, ended = frame.index + 1, isinstance(frame, StreamEnd)
+            told.append(encoder.frames([raw]))
+    if after > encoder.last:
+        raise BeyondEnd(
+            f"The response has no event {after} yet: its last one is {encoder.last}.",
+            field="starting_after",
+        )
+    return b"".join(told), ended

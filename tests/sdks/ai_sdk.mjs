@@ -1,0 +1,141 @@
+// The AI SDK against a real edge: its chat with the way back, its providers, and an EventSource.
+// node ai_sdk.mjs EDGE OTHER_EDGE
+
+import { createOpenAI } from "@ai-sdk/openai";
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { AbstractChat, DefaultChatTransport, generateText, streamText } from "ai";
+import { EventSource } from "eventsource";
+
+const [edge, other] = process.argv.slice(2);
+const FIXED = { seed: 7, ignore_eos: true, temperature: 0.8, max_tokens: 60 };
+
+// What useChat keeps in React: plain fields here.
+class State {
+  status = "ready";
+  error = undefined;
+  constructor(messages = []) {
+    this.messages = messages;
+  }
+  pushMessage = (message) => void this.messages.push(message);
+  popMessage = () => void this.messages.pop();
+  replaceMessage = (at, message) => void (this.messages[at] = message);
+  snapshot = (value) => structuredClone(value);
+}
+
+class Chat extends AbstractChat {
+  constructor({ url, messages, ...more }) {
+    super({
+      ...more,
+      state: new State(messages),
+      transport: new DefaultChatTransport({ api: `${url}/api/chat`, body: FIXED }),
+    });
+  }
+}
+
+const textOf = (message) =>
+  message.parts
+    .filter(({ type }) => type === "text")
+    .map(({ text }) => text)
+    .join("");
+
+// A message that is read without a break, then its answer once more.
+async function conversation() {
+  const ends = [];
+  const chat = new Chat({ url: edge, id: "chat-1", onFinish: (end) => ends.push(end) });
+  await chat.sendMessage({ text: "Once upon a time" });
+  await chat.sendMessage({ text: "And then?" });
+  await chat.regenerate();
+  const { messages, status, error } = chat;
+  return {
+    status,
+    error: error?.message,
+    roles: messages.map(({ role }) => role),
+    texts: messages.map(textOf),
+    reasons: ends.map(({ finishReason }) => finishReason),
+    // Nothing of it is being made any more.
+    over: (await fetch(`${other}/api/chat/chat-1/stream`)).status,
+  };
+}
+
+// A page that is closed in the middle, and opened again at another edge.
+async function cutAndResumed(at) {
+  const id = `chat-cut-${at}`;
+  const chat = new Chat({ url: edge, id });
+  const asked = { id: "u1", role: "user", parts: [{ type: "text", text: "Once upon a time" }] };
+  const begun = await fetch(`${edge}/api/chat`, {
+    method: "POST",
+    body: JSON.stringify({ id, messages: [asked], trigger: "submit-message", ...FIXED, max_tokens: 200 }),
+  });
+  const reader = begun.body.getReader();
+  for (let seen = 0; seen < at; ) seen += (await reader.read()).value.length;
+  await reader.cancel();
+  const again = new Chat({ url: other, id, messages: [asked] });
+  await again.resumeStream();
+  const native = await fetch(`${other}/v1/generate/${begun.headers.get("tailrace-stream")}`);
+  return {
+    roles: again.messages.map(({ role }) => role),
+    text: textOf(again.messages.at(-1)),
+    logged: (await native.json()).text,
+    header: begun.headers.get("x-vercel-ai-ui-message-stream"),
+    idle: chat.status,
+  };
+}
+
+async function refused() {
+  const chat = new Chat({ url: edge, id: "chat-refused" });
+  await chat.sendMessage({ text: "x", files: [{ type: "file", mediaType: "image/png", url: "data:," }] });
+  return { status: chat.status, error: chat.error?.message };
+}
+
+async function provided() {
+  const options = { temperature: 0, maxOutputTokens: 60, prompt: "Once upon a time" };
+  const openai = createOpenAI({ baseURL: `${edge}/v1`, apiKey: "unused" });
+  const compatible = createOpenAICompatible({
+    name: "tailrace",
+    baseURL: `${edge}/v1`,
+    includeUsage: true,
+  });
+  const told = {};
+  for (const [name, model] of [
+    ["responses", openai.responses("demo")],
+    ["compatible", compatible.chatModel("demo")],
+  ]) {
+    const streamed = streamText({ model, ...options });
+    const parts = [];
+    for await (const part of streamed.textStream) parts.push(part);
+    const whole = await generateText({ model, ...options });
+    told[name] = {
+      streamed: parts.join(""),
+      pieces: parts.length,
+      whole: whole.text,
+      reason: await streamed.finishReason,
+      usage: (await streamed.usage).outputTokens,
+    };
+  }
+  return told;
+}
+
+// EventSource reads the native route of the stream that a response is, from any index.
+async function eventSource() {
+  const openai = createOpenAI({ baseURL: `${edge}/v1`, apiKey: "unused" });
+  const { response, text } = await generateText({
+    model: openai.responses("demo"),
+    prompt: "Once upon a time",
+  });
+  const source = new EventSource(`${other}/v1/generate/${response.id.replace("resp_", "")}`);
+  const pieces = [];
+  source.onmessage = ({ data }) => pieces.push(JSON.parse(data).text);
+  await new Promise((done) => source.addEventListener("end", done));
+  source.close();
+  return { text, events: pieces.join("") };
+}
+
+console.log(
+  JSON.stringify({
+    conversation: await conversation(),
+    cuts: await Promise.all([1, 300, 2000, 4000].map(cutAndResumed)),
+    refused: await refused(),
+    provided: await provided(),
+    eventSource: await eventSource(),
+  }),
+);

@@ -1,0 +1,54 @@
+"""The AI SDK, unmodified, against real edges: chat with resume, its providers, an EventSource."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import House
+from tests.sdks.conftest import Node
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def told(house: House, node: Node) -> dict[str, Any]:
+    """What the script has seen."""
+    seen: dict[str, Any] = await node("ai_sdk.mjs", *(edge.url for edge in house.edges))
+    return seen
+
+
+async def test_a_chat_is_answered_and_asked_again(told: dict[str, Any]) -> None:
+    chat = told["conversation"]
+    assert (chat["status"], chat.get("error")) == ("ready", None)
+    assert chat["roles"] == ["user", "assistant"] * 2
+    assert all(chat["texts"])
+    assert chat["reasons"] == ["length"] * 3
+    assert chat["over"] == 204
+
+
+async def test_an_answer_that_is_being_made_is_had_whole_by_who_comes_back(
+    told: dict[str, Any],
+) -> None:
+    for cut in told["cuts"]:
+        assert cut["header"] == "v1" and cut["idle"] == "ready"
+        assert cut["roles"] == ["user", "assistant"]
+        assert cut["text"] == cut["logged"] and len(cut["text"]) > 200
+
+
+async def test_what_is_refused_is_told_to_who_asked(told: dict[str, Any]) -> None:
+    refused = told["refused"]
+    assert refused["status"] == "error"
+    assert refused["error"] == "a model of text takes no part of type 'file'"
+
+
+@pytest.mark.parametrize("provider", ["responses", "compatible"])
+async def test_a_provider_streams_what_it_gets_at_once(told: dict[str, Any], provider: str) -> None:
+    answer = told["provided"][provider]
+    assert answer["streamed"] == answer["whole"] and answer["pieces"] > 10
+    assert answer["reason"] in ("stop", "length") and answer["usage"] > 10
+
+
+async def test_an_eventsource_reads_the_stream_that_a_response_is(told: dict[str, Any]) -> None:
+    assert told["eventSource"]["events"] == told["eventSource"]["text"] != ""
