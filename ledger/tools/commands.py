@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ledger.frame import FinishReason, StreamEnd, decode, tag_of
 from ledger.interface import Ledger, Record
+from ledger.life import StreamLife, tokens_of
 from ledger.sqlite.disk.opening import existing, lock
 from ledger.sqlite.storage import StreamRow
 from ledger.text import StreamText
@@ -40,6 +41,7 @@ class StreamSummary:
     frame_bytes: int = 0
     text: str = ""
     end: StreamEnd | None = None
+    life: StreamLife | None = None
 
     @property
     def state(self) -> str:
@@ -53,12 +55,13 @@ async def summary(reader: LedgerReader, row: StreamRow) -> StreamSummary:
     result, text = StreamSummary(), StreamText()
     async for _, record in reader.records(row):
         result.frames += 1
-        result.tokens += len(record.ids)
+        result.tokens += len(tokens_of(record))
         result.frame_bytes += len(record.frame)
         _, frame = decode(record.frame)
         text.add(frame)
         if isinstance(frame, StreamEnd):
             result.end = frame
+            result.life = StreamLife.of(record)
     result.text = text.text
     return result
 

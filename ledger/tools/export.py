@@ -9,6 +9,7 @@ from typing import Any
 
 from ledger.frame import FinishReason, Frame, decode
 from ledger.interface import Record
+from ledger.life import StreamLife, tokens_of
 from ledger.sqlite.storage import StreamRow
 from ledger.tools.pieces import StreamPiece, pieces
 from ledger.tools.reader import LedgerReader, durability_word, kind_word
@@ -32,7 +33,9 @@ def stream_document(row: StreamRow) -> Document:
 def frame_document(record: Record) -> Document:
     """One record, with the token ids that clients never see."""
     _, frame = decode(record.frame)
-    return {"type": type(frame).__name__, **_fields(frame), "ids": list(record.ids)}
+    document = {"type": type(frame).__name__, **_fields(frame), "ids": list(tokens_of(record))}
+    life = StreamLife.of(record)
+    return document if life is None else document | {"life": life._asdict()}
 
 
 async def json_lines(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> AsyncIterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ledger.errors import Damaged, FrameError
 from ledger.frame import Logged, StreamEnd, decode, tag_of
+from ledger.life import tokens_of
 from ledger.tools.pieces import StreamPiece, pieces
 from ledger.tools.reader import LedgerReader
 
@@ -73,7 +74,7 @@ def _check_piece(piece: StreamPiece, stream: _Stream, verdict: Audit) -> None:
             if tag_of(record.frame) == StreamEnd.tag:
                 stream.ended_at = index
             verdict.frames += 1
-            verdict.tokens += len(record.ids)
+            verdict.tokens += len(tokens_of(record))
         if piece.damage is not None:
             raise piece.damage
         if piece.last and piece.row.ended and stream.ended_at is None:

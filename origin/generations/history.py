@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ledger.frame import Notice, ScoredToken, StreamEnd, Token, decode
 from ledger.interface import Ledger, Record
+from ledger.life import tokens_of
 from ledger.text import StreamText
 
 SLICE_RECORDS = 512
@@ -27,7 +28,7 @@ class History:
     def add(self, record: Record) -> None:
         _, frame = decode(record.frame)
         self.next_index += 1
-        self.ids += record.ids
+        self.ids += tokens_of(record)
         self.text.add(frame)
         match frame:
             case Token() | ScoredToken():

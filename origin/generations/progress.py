@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import NamedTuple
 
 from ledger.frame import FinishReason
+from ledger.life import StreamLife
 
 MAX_TIMED_FRAMES = 4096
 """Frames of a stream whose times are kept, in four bytes each; of later ones they are not."""
@@ -29,9 +32,12 @@ class StreamProgress:
     revision: int = 0
     first_timed: int = 0
     frame_ms: array[int] = field(default_factory=lambda: array("I"))
+    queue_ms: int | None = None  # until a worker had it
 
-    def go_on(self, tokens: int, next_index: int) -> None:
+    def go_on(self, tokens: int, next_index: int, now_s: float) -> None:
         """A worker begins, or goes on, behind so much of it."""
+        if self.queue_ms is None:
+            self.queue_ms = self._ms(now_s)
         self.tokens, self.next_index = tokens, next_index
         if self.first_timed + len(self.frame_ms) != next_index:
             self.first_timed = next_index
@@ -43,7 +49,7 @@ class StreamProgress:
         self.next_index = index + 1
         timed = len(self.frame_ms)
         if timed < MAX_TIMED_FRAMES and self.first_timed + timed == index:
-            self.frame_ms.append(int((now_s - self.began_s) * 1000))
+            self.frame_ms.append(self._ms(now_s))
 
     def time_s(self, index: int) -> float | None:
         """When a frame was released here, as far as that is kept."""
@@ -51,6 +57,30 @@ class StreamProgress:
         if not 0 <= place < len(self.frame_ms):
             return None
         return self.began_s + self.frame_ms[place] / 1000
+
+    def life(self, takeovers: int, now_s: float) -> StreamLife:
+        """What is kept of it when it ends now."""
+        times = self.frame_ms
+        gaps = sorted(map(sub, times[1:], times))
+        saw_first = bool(times) and self.first_timed == 0
+        return StreamLife(
+            queue_ms=self.queue_ms,
+            first_ms=times[0] if saw_first else None,
+            whole_ms=self._ms(now_s),
+            gap_p50_ms=_percentile(gaps, 50),
+            gap_p95_ms=_percentile(gaps, 95),
+            gap_p99_ms=_percentile(gaps, 99),
+            resumes=self.resumes,
+            takeovers=takeovers,
+        )
+
+    def _ms(self, now_s: float) -> int:
+        return max(0, int((now_s - self.began_s) * 1000))
+
+
+def _percentile(ordered: Sequence[int], percent: int) -> int | None:
+    """The nearest rank; None of nothing."""
+    return ordered[-(-len(ordered) * percent // 100) - 1] if ordered else None
 
 
 class EndedStream(NamedTuple):

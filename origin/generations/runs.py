@@ -268,7 +268,7 @@ class Runs:
         for steer in stream.steering.orders:
             slot.send(steer, stream.run)
         stream.ordered = True
-        stream.progress.go_on(len(history.ids), history.next_index)
+        stream.progress.go_on(len(history.ids), history.next_index, self._metrics.clock())
         self.table.touch(stream)
         if stream.unread:
             self._tell_unread(stream)
@@ -299,7 +299,7 @@ class Runs:
             try:
                 while tries and (
                     refusal := await stream.append_end(
-                        self._ledger, reason, message, retryable, self._reading
+                        self._ledger, reason, message, retryable, self._reading, self.clock()
                     )
                 ):
                     tries -= 1
@@ -452,7 +452,10 @@ class Runs:
         for emission in emissions:
             stream = self.table.run(slot, emission.run)
             if stream is not None:
-                record = Record(emission.frame, emission.ids)
+                ids = emission.ids
+                if tag_of(emission.frame) == StreamEnd.tag:
+                    ids = stream.progress.life(stream.epoch - 1, self.clock()).behind(ids)
+                record = Record(emission.frame, ids)
                 yield Append(stream.id, stream.epoch, emission.index, record)
 
     async def _stop_refused(self, slot: WorkerSlot, refusal: Refusal) -> None:

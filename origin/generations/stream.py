@@ -121,8 +121,13 @@ class GeneratedStream:
         message: str | None,
         retryable: bool,
         turn: asyncio.Lock,
+        now: float,
     ) -> Refusal | None:
-        """Take it over and write its end, unless it has one; gives why that was refused."""
+        """Take it over and write its end, unless it has one; gives why that was refused.
+
+        `now` is on the metrics' clock.
+        """
+        takeovers = self.epoch - 1
         self.epoch = await ledger.take_over(self.id)
         try:
             history = await read_history(ledger, self.id, turn)
@@ -141,7 +146,7 @@ class GeneratedStream:
             message=message,
             retryable=retryable,
         )
-        record = Record(encode(end), ())
+        record = Record(encode(end), self.progress.life(takeovers, now).behind(()))
         refused = await ledger.append([Append(self.id, self.epoch, index, record)])
         return refused[0] if refused else None
 

@@ -19,6 +19,7 @@ from ledger.frame import (
     decode,
 )
 from ledger.interface import Ledger, Record, StreamInfo, StreamKind
+from ledger.life import StreamLife, tokens_of
 from origin.checkpoint.prompt import PromptReader
 from origin.generations.recipe import Recipe
 
@@ -39,7 +40,9 @@ async def generation(ledger: Ledger, stream: bytes) -> StreamInfo:
 async def stored_document(ledger: Ledger, info: StreamInfo) -> Document:
     """Without what was said to the model, and what it said."""
     recipe = Recipe.model_validate_json(info.recipe)
-    end = await _end(ledger, info)
+    record = await _end(ledger, info)
+    end = None if record is None else decode(record.frame)[1]
+    life = None if record is None else StreamLife.of(record)
     return {
         "id": info.stream.hex(),
         "tenant": recipe.tenant,
@@ -49,8 +52,9 @@ async def stored_document(ledger: Ledger, info: StreamInfo) -> Document:
         "next_index": info.next_index,
         "ended": info.ended,
         "recipe": _settings(recipe),
+        "life": None if life is None else life._asdict(),
         "end": None
-        if end is None
+        if not isinstance(end, StreamEnd)
         else {
             "finish_reason": end.finish_reason.word,
             "total_tokens": end.total_tokens,
@@ -83,12 +87,11 @@ def _settings(recipe: Recipe) -> Document:
     return told
 
 
-async def _end(ledger: Ledger, info: StreamInfo) -> StreamEnd | None:
+async def _end(ledger: Ledger, info: StreamInfo) -> Record | None:
     if not info.ended:
         return None
     [*_, record] = await ledger.read(info.stream, info.next_index - 1, 1)
-    _, frame = decode(record.frame)
-    return frame if isinstance(frame, StreamEnd) else None
+    return record
 
 
 def frame_row(record: Record, index: int, at_ms: int | None, *, text: bool) -> Document:
@@ -98,7 +101,7 @@ def frame_row(record: Record, index: int, at_ms: int | None, *, text: bool) -> D
         "index": index,
         "type": type(frame).__name__,
         "bytes": len(record.frame),
-        "tokens": len(record.ids),
+        "tokens": len(tokens_of(record)),
         "at_ms": at_ms,
     }
     return row | (_said(frame) if text else {})

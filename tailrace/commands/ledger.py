@@ -104,6 +104,7 @@ async def show(
         "frames": told.frames,
         "tokens": told.tokens,
         "frame_bytes": told.frame_bytes,
+        "life": None if told.life is None else told.life._asdict(),
         **stored,
         "text": told.text,
     }
@@ -111,6 +112,8 @@ async def show(
         typer.echo(json.dumps(document, ensure_ascii=False))
         return
     text = document.pop("text")
+    life = document.pop("life") or {}
+    document |= {name: number for name, number in life.items() if number is not None}
     document["recipe"] = _shortened(json.dumps(document["recipe"], ensure_ascii=False), 200)
     for name, value in document.items():
         typer.echo(f"{name:14} {_readable(name, value)}")

@@ -1,12 +1,15 @@
 """The metrics of a real origin, whose worker reports to it."""
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from tailrace.cli import app
 from tests.e2e.processes import Edge, Origin, free_port, running
 
 pytestmark = pytest.mark.anyio
@@ -50,3 +53,11 @@ async def test_an_origin_shows_what_its_worker_reports_and_then_stops(
         assert await origin.stop() == 0
         with pytest.raises(httpx.ConnectError):
             await client.get(f"http://{url}/metrics")
+    place = ["--path", str(origin.data / "ledger.db"), "--json"]
+    told = await asyncio.to_thread(
+        CliRunner().invoke, app, ["ledger", "show", answer.json()["id"], *place]
+    )
+    life = json.loads(told.stdout)["life"]
+    assert 0 <= life["queue_ms"] <= life["first_ms"] <= life["whole_ms"]
+    assert 0 <= life["gap_p50_ms"] <= life["gap_p95_ms"] <= life["gap_p99_ms"] <= life["whole_ms"]
+    assert (life["resumes"], life["takeovers"]) == (0, 0)
