@@ -12,6 +12,7 @@ from ledger.rights import Right
 from origin.generations.resume_token import TokenKeys
 from tailrace.certificate import development_certificate
 from tests.e2e.processes import Edge, Origin
+from tests.worker.workerd import Workerd
 
 
 class Door(NamedTuple):
@@ -72,7 +73,39 @@ class PythonEdge:
         await self._edge.stop()
 
 
-RUNTIMES: dict[str, type[PythonEdge]] = {"python": PythonEdge}
+class WorkerdEdge:
+    """The Worker of wrangler-compat/ in workerd, in front of an edge of the origin."""
+
+    versions: ClassVar[tuple[str, ...]] = ("1.1",)
+
+    def __init__(self, origin: Origin, folder: Path) -> None:
+        self.origin = origin
+        self._behind = Edge(origin)
+        self._worker = Workerd(self._behind.url, folder)
+        self.url = self._worker.url
+        self.doors = {"1.1": Door(self.url)}
+        self._is_made = False
+
+    async def start(self) -> None:
+        if self._is_made:
+            await self._worker.start()
+            return
+        await self._behind.ready()
+        await self._worker.__aenter__()
+        self._is_made = True
+
+    async def kill(self) -> None:
+        await self._worker.kill()
+
+    async def stop(self) -> None:
+        await self._worker.kill()
+        await self._behind.stop()
+
+
+RUNTIMES: dict[str, type[PythonEdge] | type[WorkerdEdge]] = {
+    "python": PythonEdge,
+    "workerd": WorkerdEdge,
+}
 
 
 def token_for(origin: Origin, stream: str, rights: Right, *, expires_in_s: float) -> str:
