@@ -20,6 +20,20 @@ const STREAM_ID = /^[0-9a-f]{32}$/;
 const NUMBER = /^[0-9]{1,20}$/;
 const U64_MAX = 2n ** 64n - 1n;
 
+/** As much of a head as edge/server/http1.py takes. */
+const MAX_HEAD_BYTES = 16 << 10;
+const MAX_HEADERS = 100;
+
+export function checkHeaders(request: Request): void {
+  const fields = [...request.headers];
+  const size = fields.reduce((sum, [name, value]) => sum + name.length + value.length + 4, 0);
+  if (size + request.url.length <= MAX_HEAD_BYTES && fields.length <= MAX_HEADERS) return;
+  throw callerError("the request's headers are too large", {
+    code: "headers_too_large",
+    status: 431,
+  });
+}
+
 /** The view that an Accept header likes best (RFC 9110, 12.5.1); JSON without one. */
 export function chooseView(accept: string | null): View {
   if (accept === null || !accept.trim()) return JSON_VIEW;

@@ -116,7 +116,7 @@ export class StreamObject extends DurableObject<Env> {
     const becomesOurs = this.#reading === null && !this.#log.ended && isThere;
     try {
       answer = await this.#origin.ask(this.#urlOf(id, becomesOurs ? this.#log.next : isThere ? 0 : wanted.from), {
-        headers: asFrames(forwarded(request)),
+        headers: asFrames(forwarded(request), token),
       });
     } catch (error) {
       if (!token && !wanted.hasKey && isThere && this.#log.about?.open) return "";
@@ -226,7 +226,7 @@ export class StreamObject extends DurableObject<Env> {
       const before = this.#log.next;
       try {
         rest ??= await this.#origin.ask(this.#urlOf(about.id, this.#log.next), {
-          headers: asFrames(new Headers(about.token ? { "Tailrace-Token": about.token } : {})),
+          headers: asFrames(new Headers(), about.token),
           signal,
         });
         await this.#take(rest, signal);
@@ -338,7 +338,9 @@ function isFinal(error: unknown): error is TailraceError {
   return error instanceof TailraceError && !error.retryable;
 }
 
-function asFrames(headers: Headers): Headers {
+/** The token may have been said in the URL, which does not go on. */
+function asFrames(headers: Headers, token: string | null): Headers {
+  if (token) headers.set("Tailrace-Token", token);
   headers.set("Accept", FRAMES);
   headers.delete("Last-Event-ID");
   return headers;

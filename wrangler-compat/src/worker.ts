@@ -9,7 +9,7 @@ import { version } from "../package.json";
 import { accessHeaders, checkPage, preflight } from "./access";
 import { TailraceError, callerError, errorResponse } from "./errors";
 import { Origin, forwarded } from "./origin";
-import { FRAMES, JSON_VIEW, chooseView, checkStreamId, parseAfter } from "./request";
+import { FRAMES, JSON_VIEW, checkHeaders, chooseView, checkStreamId, parseAfter } from "./request";
 import { type Env, allowedOrigins, maxBodyBytes } from "./settings";
 import { OPENED } from "./stream_object";
 
@@ -26,6 +26,7 @@ export default {
     const access = accessHeaders(request, allowed);
     let answer: Response;
     try {
+      checkHeaders(request);
       checkPage(request, allowed);
       answer = await route(request, env, access);
     } catch (error) {
@@ -61,9 +62,18 @@ async function route(
     return document({ tailrace: version, schema: SCHEMA_ID });
   }
   if (request.method === "POST" && pathname === START) return start(request, env);
-  const [, id] = READ.exec(pathname) ?? [];
+  const [, id] = READ.exec(decoded(pathname)) ?? [];
   if (request.method === "GET" && id !== undefined) return read(request, env, id);
   return pass(request, env);
+}
+
+/** An encoded slash is one, as it is to the edge behind. */
+function decoded(pathname: string): string {
+  try {
+    return decodeURIComponent(pathname);
+  } catch {
+    return pathname;
+  }
 }
 
 function document(fields: object): Response {
