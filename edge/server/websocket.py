@@ -165,22 +165,24 @@ class WebSocket:
         """What the session has for the client, as far as there is room."""
         if self._closed:
             return
-        session, room = self._session, self._wire.room()
-        if room > 0:
-            # A message takes all that there is and has room: what is left is one too large for it.
+        session = self._session
+        # Until there is no room: it is who has been told so that is told when there is some again.
+        while (room := self._wire.room()) > 0:
+            # A message takes all that there is and has room: what is left is too large for it.
             data = b""
             while room > 0 and (message := session.next_message(room)) is not None:
                 data += _header(len(message)) + message
                 room -= len(message)
-            if data:
-                self._wire.write(data)
-                self._turn.writes += self._held_s is None
-                if self._held_s is not None:
-                    self._turn.late.append(self._held_s)
-                for raw in session.credits():
-                    self._link.submit(self, raw)
-                if not session.congested:
-                    self._wire.resume_reading()
+            if not data:
+                break
+            self._wire.write(data)
+            self._turn.writes += self._held_s is None
+            if self._held_s is not None:
+                self._turn.late.append(self._held_s)
+            for raw in session.credits():
+                self._link.submit(self, raw)
+            if not session.congested:
+                self._wire.resume_reading()
         if not session.has_frames:
             self._held_s = None
         elif self._held_s is None:

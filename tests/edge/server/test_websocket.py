@@ -148,6 +148,22 @@ async def test_streams_come_whole_however_large_the_clients_credit(
         assert frames == origin.frames
 
 
+async def test_what_waits_goes_on_while_there_is_room_though_nothing_new_comes(
+    served: Served, origin: ScriptedOrigin
+) -> None:
+    """All of it comes from the link at once: no later frame has the session looked at again."""
+    streams = range(1, 51)
+    async with Peer.connected(served) as peer:
+        await peer.send(
+            BytesMessage(b"".join(encode(Open("demo", prompt="Once"), n) for n in streams))
+        )
+        opened = {corr for corr, frame in await peer.frames(52) if isinstance(frame, Opened)}
+        assert opened == set(streams)
+        await peer.send(BytesMessage(b"".join(encode(Credit(50), n) for n in streams)))
+        last = dict(await peer.frames(50 * 50))
+    assert last == dict.fromkeys(streams, origin.frames[49])
+
+
 async def test_a_message_is_counted_as_it_comes(served: Served) -> None:
     """One without an end, in pieces: of what is too long no more is kept, or read for long."""
     piece = bytes(MAX_MESSAGE_BYTES // 8)
