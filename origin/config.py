@@ -203,7 +203,12 @@ class OriginConfig(Settings):
         description="workers of a model are forked from one process that has imported what they"
         " need, where that is safe; false: each imports for itself",
     )
-    kv_mib: int = Field(512, ge=1, description="size of the KV cache of a model on the CPU")
+    kv_mib: int | None = Field(
+        None,
+        ge=1,
+        description="size of the KV cache; default 512 on a CPU, on a GPU 80 % of what is free"
+        " after the weights",
+    )
     weights: WeightsFormat = Field(
         "auto",
         description="format of the layers' weights, made at load; auto: as the checkpoint has them",

@@ -90,19 +90,25 @@ class DecoderParts:
             max_length=context_pages(config) * PAGE_TOKENS, dependent=self._dependent,
         )  # fmt: skip
 
-    def pages_that_fit(self) -> int:
-        """Pages for a share of the memory that is free now; ModelError if that holds none."""
-        wanted = context_pages(self._config)
+    def pages_within(self, kv_bytes: int | None) -> int:
+        """Pages in `kv_bytes`, a whole context's at least; None: in a share of what is free now.
+
+        ModelError if the GPU has no room for them.
+        """
+        context, page = context_pages(self._config), page_bytes(self.shape, self._kv_dtype)
+        asked = None if kv_bytes is None else max(kv_bytes // page, context)
         if self._device.type != "cuda":
-            return wanted * INTERPRETED_SEQUENCES
+            return context * INTERPRETED_SEQUENCES if asked is None else asked
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self._device)
-        page = page_bytes(self.shape, self._kv_dtype)
-        pages = min(int(free * GPU_KV_SHARE) // page, wanted * MAX_FULL_SEQUENCES)
-        if pages < 1:
+        fit = int(free * GPU_KV_SHARE) // page
+        pages = min(fit, context * MAX_FULL_SEQUENCES) if asked is None else asked
+        if not 1 <= pages <= fit:
             raise ModelError(
-                f"{free} bytes of the GPU's memory are free, a page of the KV cache takes {page}",
-                hint="set device to cpu, or free memory of the GPU",
+                f"{free} bytes of the GPU's memory are free, a page of the KV cache takes {page}"
+                f" and {max(pages, 1)} are wanted",
+                field="kv_mib",
+                hint="set device to cpu, free memory of the GPU, or set a smaller kv_mib",
             )
         return pages
 

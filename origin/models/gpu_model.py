@@ -32,9 +32,9 @@ DEPENDENT_CAPABILITY = (9, 0)
 class GpuModel:
     """A loaded checkpoint on `device`; see `model.Model`.
 
-    pages: of the KV cache; None for as many as fit. dependent: launches begin while those ahead
-    still run. On a CPU the kernels run in Triton's interpreter, far slower than `cpu_model`: that
-    is for tests.
+    kv_bytes: of the KV cache; None for a share of what is free. dependent: launches begin while
+    those ahead still run. On a CPU the kernels run in Triton's interpreter, far slower than
+    `cpu_model`: that is for tests.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class GpuModel:
         progress: Progress,
         formats: Formats = AS_STORED,
         *,
-        pages: int | None = None,
+        kv_bytes: int | None = None,
         dependent: bool = False,
     ) -> None:
         self.config = config
@@ -54,7 +54,7 @@ class GpuModel:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"
         self.device = formats.on(f"{device.type} triton ({name})")
         parts = DecoderParts(config, tensors, device, progress, formats, dependent=dependent)
-        self.pages = parts.pages_that_fit() if pages is None else pages
+        self.pages = parts.pages_within(kv_bytes)
         self._decoder = parts.decoder(self.pages)
         self._forward = GpuForward(self._decoder, progress)
         self._draw = GpuDraw(MAX_STEP_ROWS, config.vocab, device, dependent=dependent)
@@ -86,8 +86,8 @@ def load(
     directory: Path,
     progress: Progress = lambda *_: None,
     device: torch.device | None = None,
+    kv_bytes: int | None = None,
     *,
-    pages: int | None = None,
     formats: Formats = AS_STORED,
     dependent: bool = False,
 ) -> GpuModel:
@@ -112,7 +112,7 @@ def load(
     identity = fingerprint(directory, _numeric_code(), *_machine(place), str(formats))
     progress("read", 1, 1)
     return GpuModel(
-        config, tensors, identity, place, progress, formats, pages=pages, dependent=dependent
+        config, tensors, identity, place, progress, formats, kv_bytes=kv_bytes, dependent=dependent
     )
 
 

@@ -16,24 +16,27 @@ def load_model(
     directory: Path | str,
     progress: Progress = lambda *_: None,
     device: Device = Device.AUTO,
-    kv_bytes: int = DEFAULT_KV_BYTES,
+    kv_bytes: int | None = None,
     formats: Formats = AS_STORED,
     *,
     dependent: bool = False,
 ) -> Model:
     """Read, check and load the checkpoint in `directory`.
 
-    progress(stage, done, total) is called as loading goes on. kv_bytes limits the pages of a
-    CPU model. dependent: on a GPU, launches begin while those ahead still run. Raises ModelError,
-    also for a device that is not there, and for formats that the model or device cannot have.
+    progress(stage, done, total) is called as loading goes on. kv_bytes: of the KV cache; None for
+    DEFAULT_KV_BYTES, or on a GPU for most of what the weights leave. dependent: on a GPU, launches
+    begin while those ahead still run. Raises ModelError, also for a device that is not there, and
+    for formats that the model or device cannot have.
     """
     if device == Device.CUDA or (device == Device.AUTO and _runs_on_gpu(Path(directory))):
         from origin.models import gpu_model  # triton is not there without a GPU
 
-        return gpu_model.load(Path(directory), progress, formats=formats, dependent=dependent)
+        return gpu_model.load(
+            Path(directory), progress, None, kv_bytes, formats=formats, dependent=dependent
+        )
     from origin.models import cpu_model
 
-    return cpu_model.load(Path(directory), progress, kv_bytes, formats)
+    return cpu_model.load(Path(directory), progress, kv_bytes or DEFAULT_KV_BYTES, formats)
 
 
 def _runs_on_gpu(directory: Path) -> bool:

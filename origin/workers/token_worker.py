@@ -230,7 +230,8 @@ def _load_engine(
 
 
 def _load(directory: Path, config: OriginConfig, progress: Progress) -> Model:
-    device, kv_bytes = Device(config.device), config.kv_mib * MIB
+    device = Device(config.device)
+    kv_bytes = None if config.kv_mib is None else config.kv_mib * MIB
     # What a draft model guesses is no one's output: its formats are its checkpoint's.
     formats = config.formats if directory == config.model else AS_STORED
     return load_model(

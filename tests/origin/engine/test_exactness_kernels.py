@@ -25,7 +25,6 @@ from tests.origin.tiny_checkpoint import KERNEL_SHAPES, Shape, write_checkpoint
 
 GPU_TRIALS = 334  # of each case
 INTERPRETED_TRIALS = 1  # of each; one takes most of a minute
-NARROW_PAGES = 5
 CASES = {
     **{family.value: (KERNEL_SHAPES[family], AS_STORED) for family in Family},
     "quantised": (
@@ -64,7 +63,7 @@ def test_a_cut_run_in_any_company_gives_on_the_kernels_what_it_gives_alone(
     random = Random(int.from_bytes(case.encode()))
     folder = write_checkpoint(tmp_path, shape)
     roomy = load(folder, device=device, formats=formats)
-    narrow = load(folder, device=device, formats=formats, pages=NARROW_PAGES)
+    narrow = load(folder, device=device, formats=formats, kv_bytes=1)
     engines = Engines([roomy, narrow], tokenizer, random)
     for number in range(GPU_TRIALS if is_gpu else INTERPRETED_TRIALS):
         trial = draw_trial(random, roomy.config.vocab)

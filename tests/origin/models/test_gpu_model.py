@@ -21,7 +21,12 @@ from origin.config import DEMO_MODEL
 from origin.engine.engine import Engine
 from origin.formats import Formats
 from origin.models import cpu_model, gpu_draw, gpu_model
-from origin.models.gpu_layers import INTERPRETED_SEQUENCES, DecoderParts, page_bytes
+from origin.models.gpu_layers import (
+    INTERPRETED_SEQUENCES,
+    DecoderParts,
+    decoder_shape,
+    page_bytes,
+)
 from origin.models.gpu_model import GpuModel
 from origin.models.load import load_model
 from origin.models.model import Device, Draw, Drawn, Model, Piece, prefill
@@ -288,6 +293,15 @@ def test_it_says_what_it_runs_on_and_how_many_pages_it_has(write: Load, on_gpu: 
         assert on_gpu.pages == INTERPRETED_SEQUENCES * 256 // 64
 
 
+def test_its_cache_is_as_large_as_asked_and_holds_a_whole_context(
+    write: Load, device: torch.device
+) -> None:
+    folder = write(Family.LLAMA)
+    page = page_bytes(decoder_shape(read_config(folder)), torch.float32)
+    pages = [gpu_model.load(folder, device=device, kv_bytes=n * page).pages for n in (1, 7)]
+    assert pages == [256 // 64, 7]
+
+
 def test_heads_that_the_kernels_do_not_take_are_refused_by_name(
     checkpoint: Path, device: torch.device
 ) -> None:
@@ -325,7 +339,8 @@ def in_fp32(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def gpu_of(config: ModelConfig, tensors: dict[str, Tensor], device: torch.device) -> GpuModel:
-    return GpuModel(config, tensors, "", device, lambda *_: None, pages=8)
+    pages = 8 * page_bytes(decoder_shape(config), torch.float32)
+    return GpuModel(config, tensors, "", device, lambda *_: None, kv_bytes=pages)
 
 
 def through(model: Model, ids: list[int]) -> Tensor:
