@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
+
 from ledger.frame import Frame, Revision, ScoredToken, Token
 
 
 class StreamText:
-    """Fed a stream's frames in order; `text` is what a reader should show now."""
+    """Fed a stream's frames in order; `text` is what a reader should show now.
+
+    There may be one for each reader of a stream, so it lies packed: 16 bytes a frame and its text.
+    """
 
     def __init__(self) -> None:
-        self._parts: list[tuple[int, str]] = []  # index of the frame, its text
+        self._text = bytearray()
+        self._indexes = array("Q")  # of the frames whose text it is,
+        self._ends = array("Q")  # and where the text of each one ends
 
     def add(self, frame: Frame) -> None:
         """A frame that is no text changes nothing."""
         if isinstance(frame, Revision):
-            while self._parts and self._parts[-1][0] >= frame.replaces:
-                self._parts.pop()
+            kept = bisect_left(self._indexes, frame.replaces)
+            del self._indexes[kept:], self._ends[kept:]
+            del self._text[self._ends[-1] if kept else 0 :]
         if isinstance(frame, Token | ScoredToken | Revision):
-            self._parts.append((frame.index, frame.text))
+            self._text += frame.text.encode()
+            self._indexes.append(frame.index)
+            self._ends.append(len(self._text))
 
     @property
     def text(self) -> str:
-        return "".join(text for _, text in self._parts)
+        return self._text.decode()
 
 
 class AppendedText(StreamText):

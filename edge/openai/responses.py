@@ -341,12 +341,12 @@ def _not_kept(name: str) -> CallerError:
 async def _replayed(
     reader: Reader, encoder: ResponseEvents, opened: Opened, after: int
 ) -> tuple[bytes, bool]:
-    """What is told of the log as it was when it was opened, and whether that is all of it.
+    """What is told of the log as far as it had to be read, and whether that is all of it.
 
-    Only when it is read it is known whether `after` is in it; BeyondEnd where it is not.
+    Only when it is read it is known whether event `after` is in it; BeyondEnd where it is not.
     """
     told, next_index, ended = [encoder.frames([])], 0, False
-    while next_index < opened.next_index:
+    while encoder.last < after and next_index < opened.next_index:
         for raw in await reader.take():
             _, frame = decode(raw)
             if isinstance(frame, StreamError):

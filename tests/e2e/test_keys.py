@@ -200,3 +200,48 @@ async def test_no_key_token_or_prompt_is_in_a_log(house: House, client: httpx.As
     logs = json.dumps([*house.edge.events, *house.origin.events])
     assert "origin link up" in logs and f'"stream": "{made.json()["id"]}"' in logs
     assert [secret for secret in secrets if secret in logs] == []
+
+
+async def test_a_response_and_a_chat_are_their_tenants(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    url = f"{house.edge.url}/v1/responses"
+    ours, theirs = await added(house, "responses"), await added(house, "strangers")
+    writer = await added(house, "writers", "--rights", "generate")
+    asked = {"model": "demo", "input": PROMPT, "max_output_tokens": 8}
+    made = await client.post(url, json=asked, headers=ours)
+    response, token = f"{url}/{made.json()['id']}", made.headers["Tailrace-Token"]
+    paths = ("", "?stream=true", "?stream=true&starting_after=1", "/input_items")
+    for path in paths:
+        assert (await client.get(response + path, headers=ours)).status_code == 200
+        assert (await client.get(response + path, headers={"Tailrace-Token": token})).is_success
+        refused = await client.get(response + path, headers=theirs)
+        assert code_of(refused) == (404, "unknown_stream")
+        assert code_of(await client.get(response + path)) == (401, "invalid_api_key")
+    assert code_of(await client.post(f"{response}/cancel", headers=theirs))[0] == 404
+    assert code_of(await client.delete(response, headers=theirs))[0] == 404
+    going_on = asked | {"previous_response_id": made.json()["id"]}
+    refused = await client.post(url, json=going_on, headers=theirs)
+    assert code_of(refused) == (400, "previous_response_not_found")
+    # Who may only begin streams may not read them, its own ones neither.
+    own = await client.post(url, json=asked, headers=writer)
+    refused = await client.get(f"{url}/{own.json()['id']}", headers=writer)
+    assert code_of(refused) == (403, "missing_right")
+    deleted = await client.delete(response, headers=ours)
+    assert deleted.json() == {"id": made.json()["id"], "object": "response", "deleted": True}
+    assert code_of(await client.get(response, headers=ours))[0] == 404
+
+    said = {"role": "user", "parts": [{"type": "text", "text": PROMPT}]}
+    begun = {"id": "c", "messages": [said], "max_tokens": 4_000, "ignore_eos": True}
+    chat, back = f"{house.edge.url}/api/chat", f"{house.edge.url}/api/chat/c/stream"
+    async with client.stream("POST", chat, json=begun, headers=ours) as answer:
+        assert answer.status_code == 200
+        stream = answer.headers["Tailrace-Stream"]
+        assert (await client.get(back, headers=theirs)).status_code == 204
+        assert (await client.get(back)).status_code == 401
+        async with client.stream("GET", back, headers=ours) as again:
+            assert again.headers["Tailrace-Stream"] == stream
+            first = await anext(again.aiter_lines())
+            assert json.loads(first.removeprefix("data: "))["messageId"] == f"msg_{stream}"
+    await client.post(f"{house.edge.url}/v1/generate/{stream}/cancel", headers=ours)
+    assert (await client.get(back, headers=ours)).status_code == 204

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -146,3 +147,41 @@ async def test_http11_says_where_http3_is(secured: Secured) -> None:
     async with httpx.AsyncClient(verify=context) as client:
         answer = await client.get(f"{secured.edge.tls_url}/healthz")
     assert f'h3=":{secured.edge.tls_port}"' in answer.headers["alt-svc"]
+
+
+async def test_a_response_is_the_same_events_over_every_protocol(
+    secured: Secured, client: httpx.AsyncClient
+) -> None:
+    asked = {"model": "demo", "input": "Once upon a time", "max_output_tokens": 30, "seed": 3}
+    path = "/v1/responses"
+    made = await client.post(f"{secured.edge.url}{path}", json=asked)
+    name = made.json()["id"]
+    whole = await client.get(f"{secured.edge.url}{path}/{name}?stream=true")
+    rest = f"{secured.edge.tls_url}{path}/{name}?stream=true&starting_after=5"
+    events = whole.text.split("\n\n")
+
+    context = ssl.create_default_context(cafile=str(secured.certificate))
+    async with httpx.AsyncClient(verify=context, http2=True, timeout=TIMEOUT) as over_http2:
+        answer = await over_http2.get(f"{secured.edge.tls_url}{path}/{name}?stream=true")
+        assert (answer.http_version, answer.text) == ("HTTP/2", whole.text)
+        assert (await over_http2.get(rest)).text.split("\n\n") == events[6:]
+        begun = await over_http2.post(
+            f"{secured.edge.tls_url}{path}", json=asked | {"stream": True}
+        )
+        assert text_of_response(begun.text) == text_of_response(whole.text)
+
+    ask: Callable[..., Any] = lambda method, url, **more: curl_cffi.request(  # noqa: E731
+        method, url, **more, **over_http3(secured)
+    )
+    replayed = await asyncio.to_thread(ask, "GET", rest.partition("&")[0])
+    assert replayed.http_version == CurlHttpVersion.V3 and replayed.text == whole.text
+    assert (await asyncio.to_thread(ask, "GET", rest)).text.split("\n\n") == events[6:]
+    url = f"{secured.edge.tls_url}{path}"
+    made_again = await asyncio.to_thread(ask, "POST", url, json=asked | {"stream": True})
+    assert text_of_response(made_again.text) == text_of_response(whole.text)
+
+
+def text_of_response(body: str) -> str:
+    """What the deltas of its events add up to."""
+    said = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: ")]
+    return "".join(e["delta"] for e in said if e["type"] == "response.output_text.delta")
