@@ -21,7 +21,14 @@ from edge.quic.steer import MAX_PROCESSES, can_steer
 from edge.session import MAX_UNFINISHED
 from ledger.dial import Credentials, LinkAddress, LinkText, check_link, secret_bytes
 from ledger.frame import MAX_CALL_BODY_BYTES
-from ledger.settings import MAX_PORT, Address, Settings, parse_address, split_at_commas
+from ledger.settings import (
+    MAX_PORT,
+    Address,
+    CollectorUrl,
+    Settings,
+    parse_address,
+    split_at_commas,
+)
 
 
 def _checked_origin(text: str) -> str:
@@ -184,6 +191,11 @@ class EdgeConfig(Settings):
         " private network; each of several processes has the next port; default none, but on"
         " loopback, and for an administrator's key, /metrics is with everything else",
     )
+    traces: CollectorUrl | None = Field(
+        None,
+        description="http:// or https:// address of an OpenTelemetry collector, which gets traces"
+        " by OTLP over HTTP; needs the extra telemetry; default none",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )
@@ -218,6 +230,8 @@ class EdgeConfig(Settings):
 
     @model_validator(mode="after")
     def _every_process_has_a_port_for_metrics(self) -> Self:
+        if self.traces is not None and not self.telemetry:
+            raise ValueError("traces: without telemetry there are none")
         if self.metrics is not None:
             if not self.telemetry:
                 raise ValueError("metrics: without telemetry nothing is counted")

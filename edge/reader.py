@@ -11,7 +11,7 @@ import asyncio
 from typing import NamedTuple, TypeVar
 
 from edge.origins.link import Link
-from edge.telemetry.exchange import current, note_error, note_stream
+from edge.telemetry.exchange import current, note_error, note_stream, traced
 from ledger.errors import CallerError
 from ledger.frame import (
     LINK_CODEC,
@@ -95,7 +95,7 @@ class Reader:
             request.start, request.credit, WINDOW_FRAMES, request.credit_bytes
         )
         self._most_bytes = WINDOW_BYTES
-        return await self._ask(encode(request, CORR), Opened)
+        return await self._ask(encode(traced(request), CORR), Opened)
 
     async def ask(self, request: Cancel | Steer) -> Status:
         return await self._ask(encode(request, CORR), Status)

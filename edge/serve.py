@@ -34,6 +34,7 @@ from edge.telemetry.middleware import Observed
 from ledger.log import configure_logging
 from ledger.process import Stop, look_less_often
 from ledger.telemetry.exposition import exposed
+from ledger.telemetry.traces import Traces
 
 log = structlog.get_logger("tailrace.edge")
 
@@ -56,7 +57,8 @@ def run(config: EdgeConfig) -> None:
 
 
 async def serve(config: EdgeConfig, open_files: int, sockets: Sockets, process: int) -> None:
-    counts = Counts() if config.telemetry else None
+    traces = Traces.open(config.traces, "tailrace-edge", "edge.traces")
+    counts = Counts(traces) if config.telemetry else None
     turn = Turn() if counts is None else Turn(clock_s=perf_counter, wrote=counts.wrote)
     gate = open_gate(config)
     config.origin_credentials.connects()  # so that a file which is not there is an error now
@@ -85,6 +87,8 @@ async def serve(config: EdgeConfig, open_files: int, sockets: Sockets, process: 
         await stop.asked.wait()
         app.state.draining = True
         await go_away(shared, quic, stop)
+    if traces is not None:
+        await asyncio.to_thread(traces.close)
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ spells the same keys `TAILRACE_EDGE_HTTP` and so on.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
@@ -45,7 +46,14 @@ def split_at_commas(value: object) -> object:
     return value
 
 
+def _checked_url(text: str) -> str:
+    if re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", text) is None:
+        raise ValueError("write http://HOST:PORT, such as http://127.0.0.1:4318")
+    return text
+
+
 Address = Annotated[str, AfterValidator(_checked_address)]
+CollectorUrl = Annotated[str, AfterValidator(_checked_url)]
 
 
 class Settings(BaseSettings):

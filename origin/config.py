@@ -17,7 +17,7 @@ from ledger.dial import (
     check_link,
     secret_bytes,
 )
-from ledger.settings import Address, Settings, parse_address, split_at_commas
+from ledger.settings import Address, CollectorUrl, Settings, parse_address, split_at_commas
 from origin.formats import Formats, HeadFormat, KvFormat, WeightsFormat
 
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
@@ -249,6 +249,11 @@ class OriginConfig(Settings):
     )
     require_token: bool = Field(
         False, description="refuse resume, cancel and steer without a token"
+    )
+    traces: CollectorUrl | None = Field(
+        None,
+        description="http:// or https:// address of an OpenTelemetry collector, which gets a span"
+        " for each stream by OTLP over HTTP; needs the extra telemetry; default none",
     )
     metrics: Address | None = Field(
         None, description="HOST:PORT that serves Prometheus metrics under /metrics; default none"

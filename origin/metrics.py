@@ -9,15 +9,37 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.core import Metric
 
 from ledger.frame import FinishReason, Priority, StreamEnd, decode
 from ledger.telemetry.distribution import Distribution
+from ledger.telemetry.trace_context import TraceContext
+from ledger.telemetry.traces import Traces
 from origin.workers.worker_frame import Load
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-INTER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+INTER_TOKEN_BUCKETS_S = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.0075,
+    0.01,
+    0.02,
+    0.03,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    5.0,
+)
+APPEND_BUCKETS_S = (
+    *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0),
+)
+APPEND_BUCKETS_BYTES = tuple(float(1 << n) for n in range(5, 19))
 CLASSES = tuple(priority.word for priority in Priority)
 
 _GAUGES = {
@@ -38,11 +60,15 @@ _COUNTERS = {
 
 
 class Metrics:
-    """One origin's counts; `clock` is monotonic, in seconds."""
+    """One origin's counts, and its `traces`, if it keeps any; `clock` is monotonic, in seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, traces: Traces | None = None
+    ) -> None:
         self.clock = clock
+        self.traces = traces
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._last: dict[int, Load] = {}  # of each slot's worker
         by_class = ("worker", "priority")
         self._running = self._gauge("num_requests_running", "Runs in the batch", by_class)
@@ -64,6 +90,18 @@ class Metrics:
         )
         self._between = self._latency(
             "inter_token_latency_seconds", "Between two releases", INTER_TOKEN_BUCKETS_S
+        )
+        self._append_s = self._spread(
+            "ledger_append_seconds", "Until a step's frames are durable", APPEND_BUCKETS_S
+        )
+        self._append_bytes = self._spread(
+            "ledger_append_bytes", "Of the frames of one step", APPEND_BUCKETS_BYTES
+        )
+        self._replayed = self._counter(
+            "replayed_frames", "Frames read from storage for readers", ()
+        )
+        self._demotions = self._counter(
+            "demotions", "Readers at a stream's tip that fell behind what memory holds", ()
         )
         for reason in FinishReason:
             self._ended.labels(reason.word)
@@ -118,8 +156,22 @@ class Metrics:
         self.ended(frame.finish_reason)
         return frame.finish_reason
 
-    def first_release(self, priority: str, seconds: float) -> None:
-        self._ttft.observe(priority, seconds)
+    def appended(self, seconds: float, size: int) -> None:
+        """What a step has made is durable."""
+        if size:
+            self._append_s.observe("", seconds)
+            self._append_bytes.observe("", size)
+
+    def replayed(self, frames: int, demoted: bool) -> None:
+        """A reader got so many from storage; `demoted`: the one before came from memory."""
+        self._replayed.inc(frames)
+        if demoted:
+            self._demotions.inc()
+
+    def first_release(self, priority: str, seconds: float, trace: str | None = None) -> None:
+        given = None if trace is None else TraceContext.parse(trace)
+        kept = given is not None and given.sampled
+        self._ttft.observe(priority, seconds, trace_id=given.trace_id if given and kept else None)
 
     def release(self, priority: str, seconds: float) -> None:
         self._between.observe(priority, seconds)
@@ -136,6 +188,11 @@ class Metrics:
         latency = Distribution(f"tailrace_{name}", help_, "priority", CLASSES, buckets_s)
         self.registry.register(latency)
         return latency
+
+    def _spread(self, name: str, help_: str, buckets: tuple[float, ...]) -> Distribution:
+        spread = Distribution(f"tailrace_{name}", help_, "", ("",), buckets)
+        self.registry.register(spread)
+        return spread
 
 
 def _histogram(family: Metric) -> dict[str, object]:

@@ -19,6 +19,7 @@ from ledger.interface import Ledger
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.tasks import first_of
 from ledger.telemetry.exposition import exposed
+from ledger.telemetry.traces import Traces
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.edges.link import EdgeLink
@@ -82,7 +83,9 @@ class Supervisor:
         self._objects = objects
         self._links: set[EdgeLink] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._metrics = Metrics()
+        self._metrics = Metrics(
+            traces=Traces.open(config.traces, "tailrace-origin", "origin.traces")
+        )
         self._runs = Runs(
             ledger,
             config.max_streams,
@@ -156,6 +159,8 @@ class Supervisor:
             for link in list(self._links):
                 link.close()
             await server.wait_closed()
+            if self._metrics.traces is not None:
+                await asyncio.to_thread(self._metrics.traces.close)
 
     def _link(self) -> EdgeLink:
         secret = self._config.link_credentials.secret

@@ -26,7 +26,7 @@ from edge.server.fast_route import FastRoute, Wanted
 from edge.server.outlet import Handler, Headers, Outlet, Request, Turn
 from edge.server.stream_reader import StreamReader
 from edge.telemetry.counts import Counts
-from edge.telemetry.exchange import PROTOCOLS, Exchange
+from edge.telemetry.exchange import PROTOCOLS, Exchange, with_trace
 from ledger.errors import TailraceError
 from ledger.frame import Caller
 
@@ -96,7 +96,7 @@ class StreamRoutes:
             self._deadlines,
             outlet,
             wanted.encoder,
-            wanted.request,
+            with_trace(wanted.request, exchange),
             [*access, *fields_of(wanted.headers)],
             partial(self._rules.done, admission),
             exchange,

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from ledger.telemetry.distribution import Distribution
+from ledger.telemetry.traces import Traces
 
 RELAY_BUCKETS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -32,9 +33,10 @@ class Answered(NamedTuple):
 
 
 class Counts:
-    """Of one edge."""
+    """Of one edge, and its `traces`, if it keeps any."""
 
-    def __init__(self) -> None:
+    def __init__(self, traces: Traces | None = None) -> None:
+        self.traces = traces
         self.requests: Counter[Answered] = Counter()
         self.errors: Counter[str] = Counter()
         self.stalls: Counter[str] = Counter()  # by protocol

@@ -9,13 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from secrets import token_hex
 from time import perf_counter
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
 from edge.telemetry.counts import Answered, Counts
+from ledger.frame import Frame, Open
 from ledger.telemetry.trace_context import HEADER, TraceContext
+from ledger.telemetry.traces import context_of
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+A = TypeVar("A", bound=Frame)
 
 REQUEST_ID = b"x-request-id"
 PROTOCOLS = {"1.0": "h1", "1.1": "h1", "2": "h2", "3": "h3"}
@@ -36,8 +45,8 @@ class Exchange:
     """Begun with a request's head, `ended` once."""
 
     __slots__ = (
-        *("_began_s", "_counts", "_over", "_wrote", "method", "protocol", "request_id"),
-        *("route", "status", "stream", "trace"),
+        *("_began_s", "_counts", "_over", "_span", "_writes", "method", "protocol"),
+        *("request_id", "route", "status", "stream", "trace"),
     )
 
     def __init__(
@@ -52,7 +61,7 @@ class Exchange:
         self._began_s = perf_counter()
         self._counts = counts
         self._over = False
-        self._wrote = False
+        self._writes = 0
         self.protocol = protocol
         self.method = method if method in METHODS else NOWHERE
         self.route = route
@@ -66,6 +75,13 @@ class Exchange:
             elif name == HEADER:
                 self.trace = TraceContext.parse(value.decode("latin-1"))
         self.request_id = self.request_id or token_hex(16)
+        self._span: Span | None = None
+        if counts is not None and counts.traces is not None:
+            said = {"http.request.method": self.method, "tailrace.request.id": self.request_id}
+            self._span = counts.traces.begin(
+                f"{self.method} {route}", self.trace, said, serves=True
+            )
+            self.trace = context_of(self._span)
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -81,15 +97,19 @@ class Exchange:
         self.status = status
 
     def wrote(self) -> None:
-        """Something of the body has been written."""
-        if not self._wrote:
-            self._wrote = True
-            if self._counts is not None:
-                waited_s = perf_counter() - self._began_s
-                self._counts.first.observe(self.route, waited_s, trace_id=self.trace_id)
+        """A piece of the body has been written: the first one, the second, the fourth and so on
+        are events of the trace."""
+        self._writes = writes = self._writes + 1
+        if writes == 1 and self._counts is not None:
+            waited_s = perf_counter() - self._began_s
+            self._counts.first.observe(self.route, waited_s, trace_id=self.trace_id)
+        if self._span is not None and not writes & (writes - 1):
+            self._span.add_event("write", {"tailrace.writes": writes})
 
     def failed(self, code: str) -> None:
         """The client is told of an error: its answer is one, or ends with one."""
+        if self._span is not None:
+            self._span.set_attribute("error.type", code)
         if self._counts is not None:
             self._counts.error(code)
 
@@ -108,6 +128,8 @@ class Exchange:
             kind = Answered(self.route, self.method, self.status, self.protocol)
             self._counts.requests[kind] += 1
             self._counts.whole.observe(self.route, seconds, trace_id=self.trace_id)
+        if self._span is not None:
+            self._end(self._span)
         log.debug(
             "request",
             request_id=self.request_id,
@@ -120,6 +142,20 @@ class Exchange:
             **({"trace_id": self.trace.trace_id} if self.trace is not None else {}),
         )
 
+    def _end(self, span: Span) -> None:
+        span.update_name(f"{self.method} {self.route}")
+        span.set_attributes(
+            {
+                "http.route": self.route,
+                "http.response.status_code": self.status,
+                "network.protocol.name": "websocket" if self.protocol == "ws" else "http",
+                "tailrace.writes": self._writes,
+            }
+        )
+        if self.stream:
+            span.set_attribute("tailrace.stream.id", self.stream)
+        span.end()
+
 
 _current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
@@ -131,6 +167,18 @@ def current() -> Exchange | None:
 
 def set_current(exchange: Exchange) -> None:
     _current.set(exchange)
+
+
+def traced(request: A) -> A:
+    """What is asked of an origin, with the trace that the running request belongs to."""
+    exchange = _current.get()
+    return request if exchange is None else with_trace(request, exchange)
+
+
+def with_trace(request: A, exchange: Exchange) -> A:
+    if exchange.trace is None or not isinstance(request, Open):
+        return request
+    return replace(request, trace=exchange.trace.text)
 
 
 def note_error(code: str) -> None:

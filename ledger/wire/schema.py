@@ -34,7 +34,7 @@ from ledger.wire.words import *
 
 # The first 8 bytes of SHA-256 over the canonical text of ledger/wire/tailrace.bare. A constant,
 # so that a running process needs no schema file; a test holds it to the file.
-SCHEMA_HASH = bytes.fromhex("143a0ce53ea94e03")
+SCHEMA_HASH = bytes.fromhex("c15b9398b8e83377")
 STREAM_ID_BYTES = 16
 MAC_BYTES = 32
 """Of an HMAC-SHA256, and of a nonce."""
@@ -382,6 +382,7 @@ class Open(Frame):
     """A request to generate; exactly one of `prompt` and `messages` is given.
 
     `note` is for those who read the stream, who find it in their Opened; no one else reads it.
+    `trace` is a traceparent (W3C Trace Context): of which trace it is a part.
     """
 
     start: ClassVar[int] = 0  # the index of the first frame that is wanted
@@ -407,6 +408,7 @@ class Open(Frame):
     credit_bytes: Uint | None = None
     tools: Tools | None = None
     note: str | None = None
+    trace: str | None = None
 
 
 @frame(17)

@@ -49,6 +49,7 @@ class Feed:
         self._follow = follow
         self._readers = readers or Readers()
         self._reads = False  # as `readers` know
+        self._was_at_tip = False
         self._outlet = outlet
         self._corr = corr
         self._ledger = ledger
@@ -104,6 +105,7 @@ class Feed:
             if frames is None:
                 self._wait_for(partial(self._read, self._stream, wanted))
                 return
+            self._was_at_tip = True
             self._send(frames)
 
     def _released(self) -> int:
@@ -123,6 +125,8 @@ class Feed:
     async def _read(self, stream: bytes, wanted: int) -> None:
         frames = await self._ledger.frames(stream, self._window.next, wanted)
         self._reading = None
+        self._readers.replayed(len(frames), self._was_at_tip)
+        self._was_at_tip = False
         self._send(frames)
         self.pump()
 

@@ -20,6 +20,7 @@ from ledger.frame import (
     Sampling,
     encode,
 )
+from ledger.telemetry.trace_context import TraceContext
 from origin.checkpoint.prompt import PromptReader
 from origin.generations.callers import tenant_of
 from origin.generations.recipe import Recipe, packed_ids, prompt_hash
@@ -139,7 +140,13 @@ def _any_kind(request: Open) -> dict[str, Any]:
         "unread_after_s": _or(request.unread_after_s, DEFAULT_UNREAD_S),
         "tenant": tenant_of(request.caller),
         "note": request.note,
+        "trace": _trace(request),
     }
+
+
+def _trace(request: Open) -> str | None:
+    given = None if request.trace is None else TraceContext.parse(request.trace)
+    return None if given is None else given.text
 
 
 _ENGINE_ONLY = ("logprobs", "format")
@@ -154,9 +161,9 @@ def check_count(request: Open) -> None:
 def request_hash(request: Open) -> bytes:
     """What must be equal for an idempotency key to mean the same request.
 
-    All but the credit, and who asks: each tenant has keys of its own.
+    All but the credit, who asks (each tenant has keys of its own) and in which trace.
     """
-    same = replace(request, credit=0, credit_bytes=None, caller=None)
+    same = replace(request, credit=0, credit_bytes=None, caller=None, trace=None)
     return hashlib.sha256(encode(same)).digest()
 
 

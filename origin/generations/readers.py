@@ -12,10 +12,19 @@ from contextlib import contextmanager
 
 
 class Readers:
-    """Counts the readers of each stream that has any; `changed` is told of which."""
+    """Counts the readers of each stream that has any; `changed` is told of which.
 
-    def __init__(self, changed: Callable[[bytes], None] = lambda _: None) -> None:
+    `replayed` is told of frames that a reader gets from storage, and whether it was at the tip
+    before.
+    """
+
+    def __init__(
+        self,
+        changed: Callable[[bytes], None] = lambda _: None,
+        replayed: Callable[[int, bool], None] = lambda _frames, _demoted: None,
+    ) -> None:
         self._changed = changed
+        self.replayed = replayed
         self._now: Counter[bytes] = Counter()
         self._lately: set[bytes] = set()
 

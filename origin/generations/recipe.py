@@ -63,6 +63,7 @@ class Recipe(BaseModel):
     `FormatKind` and the source. `notices`, pairs of code and message, are to be logged before
     anything else. `siblings` are the other streams of the same request, in hex. `tenant` is whose
     stream it is; of an edge without keys nobody's. `note` is the request's own, for its readers.
+    `trace` is the traceparent that it came with.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -87,6 +88,7 @@ class Recipe(BaseModel):
     siblings: tuple[str, ...] = ()
     tenant: str = ""
     note: str | None = None
+    trace: str | None = None
 
     @model_validator(mode="before")
     @classmethod

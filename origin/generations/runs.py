@@ -39,6 +39,7 @@ from origin.generations.callers import tenant_of
 from origin.generations.history import History
 from origin.generations.readers import Readers
 from origin.generations.recipe import Recipe
+from origin.generations.spans import record_span
 from origin.generations.stream import TEXT, GeneratedStream, find, log_refusal
 from origin.generations.suspects import judge
 from origin.generations.table import StreamTable
@@ -84,7 +85,7 @@ class Runs:
         random: Random | None = None,
     ) -> None:
         """`paused_s` is how long a paused stream is kept."""
-        self.readers = Readers(self._touch)
+        self.readers = Readers(self._touch, metrics.replayed)
         self.starts = ColdStarts()
         self.allowances = Allowances(metrics.clock, random)
         self._ledger = ledger
@@ -310,8 +311,7 @@ class Runs:
                 self._defer(stream, error)
                 return
         self._metrics.ended(reason)
-        self.table.remember(stream, reason)
-        self._forget(stream)
+        self._over(stream, reason)
 
     def _defer(self, stream: GeneratedStream, error: Unavailable) -> None:
         """Hand it over again later; raises the error where the ledger is not only away."""
@@ -319,6 +319,13 @@ class Runs:
             raise error
         log.warning("stream.deferred", stream=stream.id.hex(), error=str(error))
         self.table.defer(stream)
+
+    def _over(self, stream: GeneratedStream, reason: FinishReason) -> None:
+        """It has ended here."""
+        self.table.remember(stream, reason)
+        if self._metrics.traces is not None:
+            record_span(self._metrics.traces, stream, reason, self.clock())
+        self._forget(stream)
 
     def _forget(self, stream: GeneratedStream) -> None:
         self._attendance.paused.pop(stream.id, None)
@@ -430,9 +437,12 @@ class Runs:
     async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
         """Store what one engine step made, in one group commit."""
         batch = list(self._appends(slot, step.emissions))
-        for refusal in await self._ledger.append(batch):
-            await self._stop_refused(slot, refusal)
+        begun = self._metrics.clock()
+        refusals = await self._ledger.append(batch)
         now = self._metrics.clock()
+        self._metrics.appended(now - begun, sum(len(each.record.frame) for each in batch))
+        for refusal in refusals:
+            await self._stop_refused(slot, refusal)
         for emission in step.emissions:
             stream = self.table.run(slot, emission.run)
             if stream is not None:
@@ -442,8 +452,7 @@ class Runs:
                 stream.progress.released(emission.index, len(emission.ids), now)
                 self.table.touch(stream)
                 if tag_of(emission.frame) == StreamEnd.tag:
-                    self.table.remember(stream, self._metrics.ended_with(emission.frame))
-                    self._forget(stream)
+                    self._over(stream, self._metrics.ended_with(emission.frame))
                 else:
                     stream.frame_released(self._metrics, now)
         await self._assign()

@@ -155,7 +155,7 @@ class GeneratedStream:
         if self.released_s is not None:
             metrics.release(self.recipe.priority, now - self.released_s)
         elif self.asked_s is not None:
-            metrics.first_release(self.recipe.priority, now - self.asked_s)
+            metrics.first_release(self.recipe.priority, now - self.asked_s, self.recipe.trace)
         self.released_s = now
 
     def not_taken(self) -> Conflict:

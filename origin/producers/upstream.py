@@ -126,7 +126,7 @@ class Upstream:
         while said.made < recipe.max_tokens:
             said.begin_try()
             body = body_of(recipe, self._model, "".join(said.parts), said.made)
-            call = UpstreamCall(self._client, path_of(recipe), body, self._config)
+            call = UpstreamCall(self._client, path_of(recipe), body, self._config, recipe.trace)
             before = replace(said)
             try:
                 async with aclosing(call.pieces()) as pieces:

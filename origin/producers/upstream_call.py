@@ -32,8 +32,15 @@ class UpstreamCall:
     """
 
     def __init__(
-        self, client: httpx.AsyncClient, url: str, body: Body, config: OriginConfig
+        self,
+        client: httpx.AsyncClient,
+        url: str,
+        body: Body,
+        config: OriginConfig,
+        trace: str | None = None,
     ) -> None:
+        """`trace` is the traceparent that the server is told."""
+        self._headers = {} if trace is None else {"traceparent": trace}
         self.finish: FinishReason | None = None
         self.usage: Usage | None = None
         self._client = client
@@ -71,7 +78,9 @@ class UpstreamCall:
             raise Unavailable("the upstream server broke off", code="upstream_lost")
 
     async def _replies(self) -> AsyncGenerator[Reply, None]:
-        request = self._client.build_request("POST", self._url, json=self._body)
+        request = self._client.build_request(
+            "POST", self._url, json=self._body, headers=self._headers
+        )
         response = await self._within(self._client.send(request, stream=True))
         try:
             await self._check(response)

@@ -14,7 +14,6 @@ from ledger.telemetry.exposition import exposed
 from origin.metrics import Metrics
 from origin.workers.worker_frame import Emission, Load, Step
 from tests.origin.stage import RECIPE, A, B, Stage
-from tests.schema_text import ROOT
 
 pytestmark = pytest.mark.anyio
 
@@ -161,18 +160,3 @@ def test_a_port_that_is_taken_is_said() -> None:
 def test_nothing_is_served_unless_asked_for() -> None:
     with exposed(Metrics().registry, None, "origin.metrics") as port:
         assert port is None
-
-
-def test_the_page_of_the_docs_names_them_all() -> None:
-    rows = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").splitlines()
-    cells = [[cell.strip(" `") for cell in row.split("|")] for row in rows if row.startswith("| `")]
-    told = {row[1]: [label for label in row[2].split(", ") if label] for row in cells}
-    metrics = Metrics()
-    metrics.worker_load(0, LOAD)
-    found: dict[str, list[str]] = {}
-    for family in metrics.registry.collect():
-        for sample in family.samples:
-            name = sample.name.removesuffix("_count")
-            if not name.endswith(("_bucket", "_sum", "_created")):
-                found[name] = sorted(label for label in sample.labels if label != "le")
-    assert {name: sorted(labels) for name, labels in told.items()} == found

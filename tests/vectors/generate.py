@@ -288,6 +288,7 @@ _FRAMES: list[tuple[str, int, Frame]] = [
             unread_after_s=60,
             tools=Tools('[{"name":"add"}]', ToolChoice.REQUIRED, "add", False),
             note="for whoever reads it",
+            trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
             idempotency_key="order-17",
             credit=256,
             sampling=Sampling(

@@ -1,6 +1,6 @@
 // Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
 
-export const SCHEMA_ID = "143a0ce53ea94e03";
+export const SCHEMA_ID = "c15b9398b8e83377";
 
 export const TAGS = {
   Token: 0,
@@ -77,7 +77,7 @@ export const STRUCTS = {
   OutputFormat: "kind:FormatKind source:str",
   Sampling: "temperature:optional<f64> top_k:optional<uint> top_p:optional<f64> min_p:optional<f64> repetition_penalty:optional<f64> presence_penalty:optional<f64> frequency_penalty:optional<f64> seed:optional<u64>",
   Caller: "tenant:str rights:uint max_unfinished:optional<uint> tokens_per_s:optional<uint>",
-  Open: "model:str prompt:optional<str> messages:list<Message><=1024 max_tokens:optional<uint> sampling:Sampling stop:list<str><=1024 ignore_eos:bool logprobs:optional<uint> format:optional<OutputFormat> overflow:Overflow n:uint durability:Durability priority:Priority unread:Unread unread_after_s:optional<uint> idempotency_key:optional<str> credit:uint caller:optional<Caller> credit_bytes:optional<uint> tools:optional<Tools> note:optional<str>",
+  Open: "model:str prompt:optional<str> messages:list<Message><=1024 max_tokens:optional<uint> sampling:Sampling stop:list<str><=1024 ignore_eos:bool logprobs:optional<uint> format:optional<OutputFormat> overflow:Overflow n:uint durability:Durability priority:Priority unread:Unread unread_after_s:optional<uint> idempotency_key:optional<str> credit:uint caller:optional<Caller> credit_bytes:optional<uint> tools:optional<Tools> note:optional<str> trace:optional<str>",
   Resume: "stream:StreamId after:optional<uint> token:optional<str> follow:bool credit:uint caller:optional<Caller> credit_bytes:optional<uint>",
   Credit: "limit:uint bytes:optional<uint>",
   Cancel: "stream:StreamId token:optional<str> caller:optional<Caller> forget:bool",

@@ -103,6 +103,7 @@ async def test_a_completion_becomes_tokens_and_an_end_with_the_servers_count() -
         made = await asked_of(server, request(prompt="Once", seed=2**63 + 5, max_tokens=9))
     assert made == [Token("a", 0), Token("b", 1), ENDED]
     assert server.asked[0].path == "/v1/completions"
+    assert "traceparent" not in server.asked[0].headers
     assert server.asked[0].body == {
         "model": "m",
         "prompt": "Once",
@@ -161,6 +162,13 @@ async def test_what_comes_after_the_finish_changes_nothing(after: bytes) -> None
 
 
 # ---- a server that is lost ----
+
+
+async def test_the_server_is_told_of_which_trace_its_request_is() -> None:
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    async with serving(WHOLE) as server:
+        await asked_of(server, request(prompt="Once", trace=trace))
+    assert server.asked[0].headers["traceparent"] == trace
 
 
 async def test_a_server_that_dies_at_any_byte_loses_and_doubles_nothing() -> None:

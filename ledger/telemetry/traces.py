@@ -1,0 +1,96 @@
+"""Traces by OpenTelemetry, exported by OTLP over HTTP where a collector is named; else not loaded.
+
+The SDK's own environment variables hold, too: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS,
+OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY. Whether a trace is kept is its beginner's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ledger.errors import ConfigError
+from ledger.telemetry.trace_context import TraceContext
+from ledger.version import tailrace_version
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span, SpanKind
+
+PATH = "/v1/traces"
+"""Below a collector's address."""
+EXPORT_TIMEOUT_S = 5.0
+
+Attributes = Mapping[str, str | int | float | bool]
+
+
+class Traces:
+    """The spans of one process; `close` exports what is left."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("tailrace", tailrace_version())
+
+    @classmethod
+    def open(cls, collector: str | None, service: str, setting: str) -> Traces | None:
+        """None without a collector. Raises ConfigError where the SDK is not there."""
+        if collector is None:
+            return None
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError as error:
+            raise ConfigError(
+                f"traces need {error.name}", field=setting, hint="pip install 'tailrace[telemetry]'"
+            ) from None
+        named = {"service.name": service, "service.version": tailrace_version()}
+        provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+        url = collector.rstrip("/") + PATH
+        exporter = OTLPSpanExporter(url, timeout=EXPORT_TIMEOUT_S)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        return cls(provider)
+
+    def begin(
+        self,
+        name: str,
+        parent: TraceContext | None,
+        attributes: Attributes,
+        *,
+        serves: bool = False,
+        start_ns: int | None = None,
+    ) -> Span:
+        """`serves`: it answers a request from elsewhere. `start_ns` is Unix time; None: now."""
+        from opentelemetry.trace import SpanKind
+
+        kind: SpanKind = SpanKind.SERVER if serves else SpanKind.INTERNAL
+        return self._tracer.start_span(
+            name, _context(parent), kind, dict(attributes), start_time=start_ns
+        )
+
+    def close(self) -> None:
+        """May take EXPORT_TIMEOUT_S, where nobody answers."""
+        self._provider.shutdown()
+
+
+def context_of(span: Span) -> TraceContext:
+    """What the next one down the line is told."""
+    told = span.get_span_context()
+    return TraceContext(f"{told.trace_id:032x}", f"{told.span_id:016x}", int(told.trace_flags))
+
+
+def _context(parent: TraceContext | None) -> Context:
+    from opentelemetry.context import Context as Empty
+    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+
+    if parent is None:
+        return Empty()
+    span_context = SpanContext(
+        int(parent.trace_id, 16),
+        int(parent.span_id, 16),
+        is_remote=True,
+        trace_flags=TraceFlags(parent.flags),
+    )
+    return set_span_in_context(NonRecordingSpan(span_context), Empty())
