@@ -94,6 +94,10 @@ class Process:
         assert len(seen()) >= count, f"{self.command} ended: {self.events}"
         return seen()[count - 1]
 
+    @property
+    def is_up(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
     def count(self, message: str) -> int:
         """How often it has logged that."""
         return sum(event.get("message") == message for event in self.events)

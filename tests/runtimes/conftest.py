@@ -1,31 +1,88 @@
-"""The runtimes: each with an origin, shared by all files; a test that kills has them made whole."""
+"""The runtimes, before an origin with a model and before one that does as it is told."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.processes import Origin, running
+from tests.e2e.sse import TIMEOUT
 from tests.runtimes.runtime import RUNTIMES, Runtime
+from tests.runtimes.scripted_producer import Script
+
+PRODUCER = "tests.runtimes.scripted_producer:make"
+Scripts = Callable[..., Script]
 
 
 @pytest.fixture(scope="session")
-async def shared_origin(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Origin]:
+async def model_origin(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Origin]:
     origin = Origin(tmp_path_factory.mktemp("origin"))
     async with running(origin):
         yield origin
 
 
-@pytest.fixture(scope="session", params=list(RUNTIMES))
-async def runtime(
-    request: pytest.FixtureRequest,
-    shared_origin: Origin,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[Runtime]:
-    made = RUNTIMES[request.param](shared_origin, tmp_path_factory.mktemp(request.param))
+@pytest.fixture(scope="session")
+async def scripted_origin(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Origin]:
+    origin = Origin(tmp_path_factory.mktemp("scripted"), producer=PRODUCER)
+    async with running(origin):
+        yield origin
+
+
+@asynccontextmanager
+async def started(name: str, origin: Origin, folder: Path, **more: Any) -> AsyncIterator[Runtime]:
+    made = RUNTIMES[name](origin, folder, **more)
     await made.start()
     try:
         yield made
     finally:
         await made.stop()
+
+
+@pytest.fixture(scope="session", params=list(RUNTIMES))
+async def runtime(
+    request: pytest.FixtureRequest,
+    model_origin: Origin,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Runtime]:
+    """Before the demo model."""
+    async with started(request.param, model_origin, tmp_path_factory.mktemp("edge")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session", params=list(RUNTIMES))
+async def standing(
+    request: pytest.FixtureRequest,
+    scripted_origin: Origin,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Runtime]:
+    """Before the scripted producer."""
+    async with started(request.param, scripted_origin, tmp_path_factory.mktemp("edge")) as made:
+        yield made
+
+
+@pytest.fixture
+async def stage(standing: Runtime) -> AsyncIterator[Runtime]:
+    """Before the scripted producer; whatever a test kills of it is up again for the next one."""
+    yield standing
+    await standing.start()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Scripts:
+    """Makes a script with a gate of its own."""
+
+    def make(words: int, **more: Any) -> Script:
+        return Script(words, str(tmp_path / "gate"), **more)
+
+    return make
+
+
+@pytest.fixture
+async def client(stage: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=stage.url, timeout=TIMEOUT) as made:
+        yield made

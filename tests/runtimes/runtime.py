@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
@@ -23,25 +23,21 @@ class Door(NamedTuple):
 
 
 class Runtime(Protocol):
-    """An edge, and the origin behind it."""
+    """An edge, and the origin behind it.
+
+    `versions` are those of HTTP that it has `doors` for; `url` is the one of HTTP/1.1, without TLS.
+    `origin` generates, and has the keys that sign tokens. `behind` is what it is in front of, the
+    nearest one first.
+    """
 
     versions: ClassVar[tuple[str, ...]]
-    """Of HTTP, that it has doors for."""
-
-    @property
-    def url(self) -> str:
-        """Where it speaks HTTP/1.1, without TLS."""
-
-    @property
-    def doors(self) -> Mapping[str, Door]:
-        """By the version of HTTP."""
-
-    @property
-    def origin(self) -> Origin:
-        """What is behind it, and has the keys that sign its tokens."""
+    url: str
+    doors: dict[str, Door]
+    origin: Origin
+    behind: Sequence[Origin | Edge]
 
     async def start(self) -> None:
-        """Also after a kill, at the same addresses."""
+        """What of it is not up; after a kill at the same addresses."""
 
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -54,17 +50,19 @@ class PythonEdge:
 
     versions: ClassVar[tuple[str, ...]] = ("1.1", "2", "3")
 
-    def __init__(self, origin: Origin, folder: Path) -> None:
+    def __init__(self, origin: Origin, folder: Path, retention_s: float | None = None) -> None:
+        """Streams are kept for as long as the origin keeps them."""
         files = development_certificate(folder / "certificate", datetime.now(UTC))
         self.origin = origin
+        self.behind: Sequence[Origin | Edge] = [origin]
         self._edge = Edge(origin, certificate=(files.certificate, files.key))
         self.url = self._edge.url
         secured = (self._edge.tls_url, files.certificate)
         self.doors = {"1.1": Door(self.url), "2": Door(*secured), "3": Door(*secured)}
 
     async def start(self) -> None:
-        self._edge.events.clear()
-        await self._edge.ready()
+        await again(self.origin)
+        await again(self._edge)
 
     async def kill(self) -> None:
         await self._edge.kill()
@@ -78,28 +76,40 @@ class WorkerdEdge:
 
     versions: ClassVar[tuple[str, ...]] = ("1.1",)
 
-    def __init__(self, origin: Origin, folder: Path) -> None:
+    def __init__(self, origin: Origin, folder: Path, retention_s: float | None = None) -> None:
+        """A stream is kept here for `retention_s`, or as long as the wrangler file says."""
+        kept = {} if retention_s is None else {"TAILRACE_RETENTION_S": str(retention_s)}
         self.origin = origin
-        self._behind = Edge(origin)
-        self._worker = Workerd(self._behind.url, folder)
+        self._edge = Edge(origin)
+        self.behind: Sequence[Origin | Edge] = [self._edge, origin]
+        self._worker = Workerd(self._edge.url, folder, **kept)
         self.url = self._worker.url
         self.doors = {"1.1": Door(self.url)}
-        self._is_made = False
+        self._is_made = self._is_up = False
 
     async def start(self) -> None:
-        if self._is_made:
+        await again(self.origin)
+        await again(self._edge)
+        if not self._is_made:
+            await self._worker.__aenter__()
+        elif not self._is_up:
             await self._worker.start()
-            return
-        await self._behind.ready()
-        await self._worker.__aenter__()
-        self._is_made = True
+        self._is_made = self._is_up = True
 
     async def kill(self) -> None:
         await self._worker.kill()
+        self._is_up = False
 
     async def stop(self) -> None:
-        await self._worker.kill()
-        await self._behind.stop()
+        await self.kill()
+        await self._edge.stop()
+
+
+async def again(process: Origin | Edge) -> None:
+    """Have it ready, at the same address, if it is not."""
+    if not process.is_up:
+        process.events.clear()
+        await process.ready()
 
 
 RUNTIMES: dict[str, type[PythonEdge] | type[WorkerdEdge]] = {

@@ -1,0 +1,66 @@
+"""A producer that does what the prompt says, and waits where a test wants it to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from origin.producer import About, Output, Request, Resumption, Text
+
+POLL_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """So many words, each followed by `padding` bytes; before word `hold` it waits until the file
+    `gate` is there. With `fails` it breaks after the last word."""
+
+    words: int
+    gate: str = ""
+    hold: int | None = None
+    pace_s: float = 0.0
+    padding: int = 0
+    fails: bool = False
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What is posted to have it played."""
+        return {"model": "script", "prompt": json.dumps(asdict(self))}
+
+    @property
+    def texts(self) -> list[str]:
+        """Of each frame."""
+        return [f"{number} {'x' * self.padding}" for number in range(self.words)]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def go_on(self) -> None:
+        """Past `hold`, however often it is played."""
+        Path(self.gate).touch()
+
+
+class Scripted:
+    about = About("script", "script 1", Resumption.REPEATS)
+
+    async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
+        script = Script(**json.loads(request.recipe.prompt or ""))
+        gate = Path(script.gate)
+        for number, text in enumerate(script.texts):
+            while number == script.hold and not gate.exists():  # noqa: ASYNC110 of another process
+                await asyncio.sleep(POLL_S)
+            yield Text(text)
+            await asyncio.sleep(script.pace_s)
+        if script.fails:
+            raise RuntimeError("as the script has it")
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+
+make = Scripted

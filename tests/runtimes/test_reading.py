@@ -1,0 +1,133 @@
+"""A stream is one log: read in any view, from any index, by several, at any pace."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from ledger.frame import StreamEnd, Token, decode, split
+from tests.e2e.sse import SSE, Reading, events, resume, start
+from tests.runtimes.conftest import Scripts
+from tests.runtimes.runtime import Runtime
+
+pytestmark = pytest.mark.anyio
+
+FRAMES = {"Accept": "application/vnd.tailrace.frames"}
+SMALL_BUFFER_BYTES = 4096
+PADDING = 4000
+MANY = 3_000
+"""Of so many bytes each: more than all buffers on the way take."""
+
+
+def frames_of(body: bytes) -> list[Token | StreamEnd]:
+    return [frame for _, frame in map(decode, split(body)) if isinstance(frame, Token | StreamEnd)]
+
+
+async def test_a_post_that_is_repeated_reads_the_same_stream_in_every_view(
+    client: httpx.AsyncClient, script: Scripts
+) -> None:
+    told = script(12)
+    key = {"Idempotency-Key": uuid4().hex}
+    answers = [
+        await client.post("/v1/generate", json=told.body, headers=key | view)
+        for view in (SSE, FRAMES, {"Accept": "application/json"})
+    ]
+    as_events, as_frames, as_json = answers
+    assert len({answer.headers["Tailrace-Stream"] for answer in answers}) == 1
+    shown = [event async for event in events(as_events)]
+    assert [event.id for event in shown] == list(range(13))
+    assert [event.data["text"] for event in shown[:-1]] == told.texts
+    *tokens, end = frames_of(as_frames.content)
+    assert [token.text for token in tokens if isinstance(token, Token)] == told.texts
+    assert isinstance(end, StreamEnd)
+    assert end.index == 12
+    document = as_json.json()
+    assert (document["text"], document["finish_reason"]) == (told.text, "stop")
+    assert shown[-1].data["finish_reason"] == "stop"
+
+
+async def test_every_index_is_a_place_to_go_on_from(
+    client: httpx.AsyncClient, script: Scripts
+) -> None:
+    told = script(16)
+    whole = await start(client, "", told.body)
+    path = f"/v1/generate/{whole.stream}"
+    frames = frames_of((await client.get(path, headers=FRAMES)).content)
+    assert [frame.index for frame in frames] == whole.indexes
+    for last in whole.indexes[:-1]:
+        rest = await resume(client, "", Reading(whole.stream, events=whole.events[: last + 1]))
+        assert rest.events == whole.events
+        answer = await client.get(path, params={"after": last}, headers=FRAMES)
+        assert frames_of(answer.content) == frames[last + 1 :]
+
+
+async def test_who_comes_later_reads_the_same_from_the_start_and_both_read_on(
+    client: httpx.AsyncClient, script: Scripts
+) -> None:
+    told = script(40, hold=15)
+    first, second = Reading(), Reading()
+
+    async def read(reading: Reading, method: str, path: str, joined: asyncio.Event) -> None:
+        body = told.body if method == "POST" else None
+        async with client.stream(method, path, json=body, headers=SSE) as response:
+            reading.stream = response.headers["Tailrace-Stream"]
+            async for event in events(response):
+                reading.events.append(event)
+                if event.id == 14:
+                    joined.set()
+
+    async with asyncio.TaskGroup() as readers:
+        begun, followed = asyncio.Event(), asyncio.Event()
+        readers.create_task(read(first, "POST", "/v1/generate", begun))
+        await begun.wait()
+        readers.create_task(read(second, "GET", f"/v1/generate/{first.stream}", followed))
+        await followed.wait()
+        told.go_on()
+    assert first.events == second.events
+    assert (first.text, first.indexes) == (told.text, list(range(41)))
+
+
+async def test_a_reader_that_stops_holds_up_nobody_and_loses_nothing(
+    stage: Runtime, client: httpx.AsyncClient, script: Scripts
+) -> None:
+    told = script(MANY, padding=PADDING)
+    async with client.stream("POST", "/v1/generate", json=told.body, headers=FRAMES) as quick:
+        path = f"/v1/generate/{quick.headers['Tailrace-Stream']}"
+        slow_reader, slow_writer = await connection_of_a_small_buffer(stage.url)
+        head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {FRAMES['Accept']}\r\n"
+        slow_writer.write(f"{head}Connection: close\r\n\r\n".encode())
+        quick_frames = frames_of(await quick.aread())
+    rest = await slow_reader.read()
+    slow_writer.close()
+    assert rest.startswith(b"HTTP/1.1 200 ")
+    slow_frames = frames_of(unchunked(rest.partition(b"\r\n\r\n")[2]))
+    assert [frame.index for frame in slow_frames] == list(range(MANY + 1))
+    assert slow_frames == quick_frames
+
+
+async def connection_of_a_small_buffer(
+    url: str,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Takes little more than what is read from it."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
+    made.setblocking(False)
+    parts = urlsplit(url)
+    await asyncio.get_running_loop().sock_connect(made, (parts.hostname, parts.port))
+    return await asyncio.open_connection(sock=made, limit=SMALL_BUFFER_BYTES)
+
+
+def unchunked(body: bytes) -> bytes:
+    """A body in chunks (RFC 9112, 7.1), put together; one that breaks off fails."""
+    parts: list[bytes] = []
+    while True:
+        size, _, body = body.partition(b"\r\n")
+        if int(size, 16) == 0:
+            return b"".join(parts)
+        parts.append(body[: int(size, 16)])
+        body = body[int(size, 16) + 2 :]
