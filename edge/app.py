@@ -27,8 +27,7 @@ from edge.errors import (
     tailrace_error,
 )
 from edge.openai import responses
-from edge.openai.answers import routes_of
-from edge.openai.chat import CHAT
+from edge.openai.routes import openai_routes
 from edge.origins.link import Link
 from edge.quic.listen import QuicListener
 from edge.telemetry.endpoint import metrics
@@ -60,7 +59,7 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
             Route("/v1/generate/{id}", generate.read, methods=["GET"]),
             Route("/v1/generate/{id}/cancel", generate.cancel, methods=["POST"]),
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
-            *routes_of(CHAT),
+            *openai_routes(),
             Route(f"{STREAM_PATH}{{name:path}}", stream.call, methods=stream.METHODS),
             *responses.ROUTES,
             *chat.ROUTES,

@@ -27,9 +27,10 @@ from enum import StrEnum
 from typing import Protocol, cast
 
 from ledger.errors import ConfigError
-from ledger.frame import FinishReason
+from ledger.frame import FinishReason, TokenScores
 from origin.generations.recipe import Recipe
 from origin.plugin import import_plugin
+from origin.tools import CallPiece
 
 # ---- what a producer is given ----
 
@@ -43,6 +44,8 @@ class Request:
     recipe: Recipe
     delivered: str = ""
     next_index: int = 0
+    calls: int = 0
+    """Of tools, among what was delivered."""
 
 
 # ---- what it gives ----
@@ -50,9 +53,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text that follows the text before it."""
+    """Text that follows the text before it, and the scores of its tokens where they are known."""
 
     text: str
+    scores: tuple[TokenScores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ class End:
     retryable: bool = False
 
 
-Output = Text | Reasoning | Revision | Data | Vector | Label | Remark | End
+Output = Text | Reasoning | CallPiece | Revision | Data | Vector | Label | Remark | End
 
 
 # ---- the producer ----
@@ -138,12 +142,14 @@ class Resumption(StrEnum):
 @dataclass(frozen=True, slots=True)
 class About:
     """`name` in requests, unless the settings give another; a stream is gone on with only by a
-    producer of the same `fingerprint`; `device` is what it runs on, for people."""
+    producer of the same `fingerprint`; `device` is what it runs on, for people. It `offers` those
+    fields of an Open that others refuse: `logprobs`, `format`, `tools`."""
 
     name: str
     fingerprint: str
     resumption: Resumption
     device: str = "cpu"
+    offers: tuple[str, ...] = ()
 
 
 class Producer(Protocol):

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from edge.openai.errors import openai_error, openai_fields
 from edge.openai.request import compact
 from edge.parameters import View
-from ledger.errors import OriginUnreachable, TailraceError, Unavailable
+from ledger.errors import CallerError, OriginUnreachable, TailraceError, Unavailable
 from ledger.frame import (
     LOGGED,
     SMALL_INDEXES,
@@ -71,7 +71,7 @@ def end_error(end: StreamEnd) -> TailraceError | None:
         return OriginUnreachable(message, code="origin_lost", retryable=end.retryable)
     if end.retryable:
         return Unavailable(message, code="failed")
-    return TailraceError(message, code="failed")
+    return CallerError(message, code="failed")  # the same request would fail again
 
 
 class ChunkShape(Protocol):

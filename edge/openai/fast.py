@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl
 
 from edge.access.head import Head
 from edge.openai.chat import CHAT
+from edge.openai.completions import COMPLETIONS
 from edge.openai.dialect import Dialect
 from edge.openai.request import read_body
 from edge.server.fast_route import FastRoute, Wanted
@@ -66,4 +67,4 @@ class ChunkRoute:
         return Wanted(resume, encoder)
 
 
-OPENAI_ROUTES: tuple[FastRoute, ...] = (ChunkRoute(CHAT),)
+OPENAI_ROUTES: tuple[FastRoute, ...] = (ChunkRoute(CHAT), ChunkRoute(COMPLETIONS))

@@ -22,6 +22,7 @@ from origin.checkpoint.finding import Findings
 from origin.checkpoint.model_json import read_object_if_there, shown
 from origin.checkpoint.template_process import TemplateProcess
 from origin.checkpoint.tokenizer_file import TOKENIZER_CONFIG_FILE
+from origin.tools import markup_of, shows_tools
 
 TEMPLATE_FILE = "chat_template.jinja"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
@@ -37,10 +38,15 @@ def utc_now() -> datetime:
 
 
 class ChatTemplate:
-    """One template. `special` is what it may name: `bos_token` and the like."""
+    """One template. `special` is what it may name: `bos_token` and the like.
+
+    `markup` is how its model calls tools, if it `shows_tools` and that is known.
+    """
 
     def __init__(self, source: str, file: Path, special: Mapping[str, Any], now: Now) -> None:
         self._process = TemplateProcess(source, special)
+        self.markup = markup_of(source)
+        self.shows_tools = shows_tools(source)
         self._file = file
         self._now = now
 
@@ -54,7 +60,9 @@ class ChatTemplate:
         findings.fault(self._file, where, answer["problem"])
         return False
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
+    ) -> str:
         """The prompt up to where the assistant's answer begins.
 
         Raises TemplateError for a conversation that the template refuses, ModelError for a
@@ -62,7 +70,7 @@ class ChatTemplate:
         is such as to run without end, a second: not on the event loop.
         """
         turns = [dict(message) for message in messages]
-        answer = self._process.render(turns, self._now().isoformat())
+        answer = self._process.render(turns, tools, self._now().isoformat())
         if "refused" in answer:
             raise TemplateError(answer["refused"])
         if "failed" in answer:

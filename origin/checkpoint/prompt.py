@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
@@ -17,8 +18,13 @@ from origin.checkpoint.finding import Findings
 from origin.checkpoint.model_config import CONFIG_FILE, GENERATION_FILE
 from origin.checkpoint.model_json import JsonObject, read_object, read_object_if_there
 from origin.checkpoint.tokenizer_file import load_tokenizer
+from origin.tools import MarkupName, read_calls
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
+
+
+Functions = Sequence[dict[str, Any]]
+"""What a model may call: `name`, `description`, `parameters`."""
 
 
 class Prompt(NamedTuple):
@@ -55,10 +61,12 @@ class PromptReader:
         longest = max(len(word) for word in self._tokenizer.get_vocab())
         self._max_prompt_chars = self.context * longest
 
-    def ids(self, prompt: str | None, messages: Sequence[Message]) -> tuple[int, ...]:
+    def ids(
+        self, prompt: str | None, messages: Sequence[Message], functions: Functions = ()
+    ) -> tuple[int, ...]:
         """Token ids of a prompt or of a conversation; raises `CallerError` naming the field."""
         field = "prompt" if prompt is not None else "messages"
-        text = prompt if prompt is not None else self._render(messages)
+        text = prompt if prompt is not None else self._render(messages, functions)
         self._check_chars(text, field)
         # A chat template writes the special tokens of a conversation itself.
         plain = prompt is not None
@@ -75,8 +83,29 @@ class PromptReader:
             )
         return ids
 
+    def markup(self, *, forced: bool) -> MarkupName:
+        """How calls of tools are written; any model can be forced, and few call by themselves.
+
+        Raises CallerError for a model that cannot.
+        """
+        template = self._template
+        if template is not None and template.markup is not None:
+            return template.markup
+        if forced and (template is None or not template.shows_tools):
+            return "hermes"
+        raise CallerError(
+            "this model was not trained to call tools, or in a form that is not known here",
+            code="unsupported",
+            field="tools",
+            hint='"tool_choice": "required" makes it, as well as it can',
+        )
+
     def read(
-        self, prompt: str | None, messages: Sequence[Message], room: int | None = None
+        self,
+        prompt: str | None,
+        messages: Sequence[Message],
+        room: int | None = None,
+        functions: Functions = (),
     ) -> Prompt:
         """The same, of a conversation that may be cut: see `Prompt.dropped`.
 
@@ -88,12 +117,12 @@ class PromptReader:
         low, high = 0, len(cuts) - 1
         while low < high:
             middle = (low + high) // 2
-            if self._leaves(_after(messages, cuts[middle]), room or 1):
+            if self._leaves(_after(messages, cuts[middle]), room or 1, functions):
                 high = middle
             else:
                 low = middle + 1
         kept = _after(messages, cuts[low])
-        return Prompt(self.ids(prompt, kept), len(messages) - len(kept))
+        return Prompt(self.ids(prompt, kept, functions), len(messages) - len(kept))
 
     def text(self, ids: Sequence[int]) -> str:
         """What was read, special tokens too, as far as ids can tell."""
@@ -105,9 +134,9 @@ class PromptReader:
         self._check_chars(text, "text")
         return tuple(self._quoted.encode(self._quoted.mark(text)))
 
-    def _leaves(self, messages: Sequence[Message], room: int) -> bool:
+    def _leaves(self, messages: Sequence[Message], room: int, functions: Functions) -> bool:
         try:
-            return len(self.ids(None, messages)) <= self.context - room
+            return len(self.ids(None, messages, functions)) <= self.context - room
         except TooLarge:
             return False
 
@@ -121,7 +150,7 @@ class PromptReader:
                 hint="send less",
             )
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message], functions: Functions) -> str:
         if self._template is None:
             raise CallerError(
                 "this model has no chat template", field="messages", hint="send prompt instead"
@@ -133,12 +162,48 @@ class PromptReader:
                     field=f"messages[{at}].role",
                     hint="one of " + ", ".join(ROLES),
                 )
-        mark = self._quoted.mark
-        turns = [{"role": message.role, "content": mark(message.content)} for message in messages]
+        turns = self._marked(turns_of(messages))
+        tools = [{"type": "function", "function": function} for function in functions]
         try:
-            return self._template.render(turns)
+            return self._template.render(turns, self._marked(tools) or None)
         except TemplateError as error:
             raise CallerError(f"the chat template refuses: {error}", field="messages") from error
+
+    def _marked(self, value: Any) -> Any:
+        """The same, with every text in it marked."""
+        if isinstance(value, str):
+            return self._quoted.mark(value)
+        if isinstance(value, list):
+            return [self._marked(item) for item in value]
+        if isinstance(value, dict):
+            return {self._quoted.mark(key): self._marked(item) for key, item in value.items()}
+        return value
+
+
+def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates know them: arguments are objects, an answer knows its function."""
+    names: dict[str, str] = {}
+    turns: list[dict[str, Any]] = []
+    for at, message in enumerate(messages):
+        turn: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.tool_calls is not None:
+            calls = read_calls(message.tool_calls, f"messages[{at}].tool_calls")
+            names |= {call["id"]: call["name"] for call in calls}
+            turn["tool_calls"] = [_as_template_knows(call) for call in calls]
+        if message.tool_call_id is not None:
+            turn["tool_call_id"] = message.tool_call_id
+            turn["name"] = names.get(message.tool_call_id, "")
+        turns.append(turn)
+    return turns
+
+
+def _as_template_knows(call: dict[str, str]) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call["arguments"] or "{}")
+    except ValueError:
+        arguments = call["arguments"]  # a model's own JSON may be broken
+    function = {"name": call["name"], "arguments": arguments}
+    return {"id": call["id"], "type": "function", "function": function}
 
 
 def _cuts(messages: Sequence[Message]) -> list[int]:

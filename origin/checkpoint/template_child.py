@@ -6,9 +6,10 @@ interpreter, some of it while it is compiled. So the kernel ends this process at
 
 Every line of its standard input is JSON, and answered by a line on its standard output. The first
 holds a `template` and the `special` tokens that it may name, and is answered by {} or by a
-`problem`, perhaps with its `line`. Each other one holds `messages` and the time that it is `now`,
-and is answered by a `text`, or by why it is `refused` by the template or `failed`. The process ends
-when its input does: with its parent, however that ends. `template_process` is its other side.
+`problem`, perhaps with its `line`. Each other one holds `messages`, `tools` (or null) and the time
+that it is `now`, and is answered by a `text`, or by why it is `refused` by the template or
+`failed`. The process ends when its input does: with its parent, however that ends.
+`template_process` is its other side.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def serve(source: TextIO, sink: TextIO) -> None:
             if template is None:
                 template, answer = _compiled(asked["template"], asked["special"])
             else:
-                answer = _rendered(template, asked["messages"], asked["now"])
+                answer = _rendered(template, asked)
         print(json.dumps(answer), file=sink, flush=True)
 
 
@@ -89,10 +90,10 @@ def _compiled(source: str, special: Mapping[str, Any]) -> tuple[Template | None,
         return None, {"problem": f"cannot be compiled: {_said(exc)}"}
 
 
-def _rendered(template: Template, messages: list[dict[str, str]], now: str) -> Answer:
-    time = datetime.fromisoformat(now)
-    given = {"messages": messages, "tools": None, "documents": None}
-    left = MAX_ADDED_CHARS + sum(len(text) for turn in messages for text in turn.values())
+def _rendered(template: Template, asked: Mapping[str, Any]) -> Answer:
+    time = datetime.fromisoformat(asked["now"])
+    given = {"messages": asked["messages"], "tools": asked["tools"], "documents": None}
+    left = MAX_ADDED_CHARS + _chars(asked["messages"]) + _chars(asked["tools"])
     pieces: list[str] = []
     try:
         for piece in template.generate(
@@ -107,6 +108,15 @@ def _rendered(template: Template, messages: list[dict[str, str]], now: str) -> A
         return {"refused": str(exc)}
     except FAULTS as exc:
         return {"failed": _said(exc)}
+
+
+def _chars(value: object) -> int:
+    """Of all text in messages, or in tools."""
+    if isinstance(value, dict):
+        return sum(map(_chars, value.values()))
+    if isinstance(value, list):
+        return sum(map(_chars, value))
+    return len(value) if isinstance(value, str) else 0
 
 
 def _said(exc: Exception) -> str:

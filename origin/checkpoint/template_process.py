@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,14 @@ class TemplateProcess:
         with self._lock:
             return self._start()
 
-    def render(self, messages: list[dict[str, str]], now: str) -> Answer:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, now: str
+    ) -> Answer:
         """With `text`, `refused` or `failed`."""
         with self._lock:
             if self._child is None and (problem := self._start().get("problem")):
                 return {"failed": problem}
-            return self._ask({"messages": messages, "now": now}, "failed")
+            return self._ask({"messages": messages, "tools": tools, "now": now}, "failed")
 
     def _start(self) -> Answer:
         self._child = subprocess.Popen(

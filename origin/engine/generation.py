@@ -19,6 +19,7 @@ from origin.engine.transcript import Transcript
 from origin.engine.vocabulary import Vocabulary
 from origin.filter import FilterFactory
 from origin.models.model import Draw, Drawn
+from origin.tools import ToolUse
 from origin.workers.worker_frame import Emission, Run, plain_ids
 
 NOT_A_NUMBER = "the logits hold NaN or infinite values"
@@ -65,8 +66,15 @@ class Generation:
         self._sampling = _sampling(run)
         self.generated = plain_ids(run.generated_ids)
         self._known = [*run.prompt_ids, *self.generated]
+        self._tools = None if run.tools is None else ToolUse.model_validate_json(run.tools)
         self._transcript = Transcript(
-            run_id, run, around.vocabulary, around.eos_ids, around.context, around.filter_factory
+            run_id,
+            run,
+            around.vocabulary,
+            around.eos_ids,
+            around.context,
+            around.filter_factory,
+            self._tools,
         )
         self._grammar = self._start_grammar()
         self._counts = self._count()
@@ -165,7 +173,9 @@ class Generation:
         return self.end(FinishReason.STOP)
 
     def _start_grammar(self) -> OutputGrammar | None:
-        wanted = self._run.format
+        wanted, tools = self._run.format, self._tools
+        if tools is not None and tools.forced:
+            return self._around.prepare_grammars().start_calls(tools, self.generated)
         if wanted is None:
             return None
         kind = FormatKind(wanted.kind)

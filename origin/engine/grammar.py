@@ -4,13 +4,14 @@ llguidance (https://github.com/guidance-ai/llguidance) does the matching, over t
 tokens. What a run may draw depends on its format and its generated ids alone, so a continuation
 replays the ids and has the masks of the uninterrupted run.
 
-The supervisor imports `check_format` from here: no torch.
+The supervisor imports `check_format` and `check_tools` from here: no torch.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -20,6 +21,7 @@ from tokenizers import Tokenizer
 from ledger.errors import CallerError, ModelError
 from ledger.frame import FormatKind
 from origin.engine.schema_cost import MAX_REGEX_BYTES, size_of, why_costly
+from origin.tools import MARKUPS, ToolUse, read_functions
 
 MAX_SCHEMA_BYTES = 64 * 1024
 """UTF-8 bytes of a JSON schema."""
@@ -56,6 +58,26 @@ def check_format(kind: FormatKind, source: str) -> None:
         raise _refusal(messages[0])
 
 
+def check_tools(tools: ToolUse) -> None:
+    """Refuse tools that no run can be forced to call; raises CallerError, which names one."""
+    for at, function in enumerate(read_functions(tools.functions)):
+        field = f"tools[{at}].parameters"
+        try:
+            source = _forced_calls([function], tools)
+        except CallerError as error:
+            error.field = field
+            raise
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(source, limits=_LIMITS)
+        if is_error:
+            why = messages[0].partition("failed to compile JSON schema: ")[2] or messages[0]
+            why = why.partition("\n")[0][:MAX_MESSAGE_CHARS]
+            raise CallerError(
+                f"Invalid schema for function '{function['name']}': {why}",
+                code="invalid_function_parameters",
+                field=field,
+            )
+
+
 class GrammarCompiler:
     """Formats to grammars for one model; building it takes up to a second, so once a model.
 
@@ -81,7 +103,16 @@ class GrammarCompiler:
 
     def start(self, kind: FormatKind, source: str, generated: Sequence[int] = ()) -> OutputGrammar:
         """The grammar of a run after its `generated` ids; CallerError where they do not match."""
-        matcher = LLMatcher(self._tokenizer, _grammar(kind, source), log_level=0, limits=_LIMITS)
+        return self._started(_grammar(kind, source), generated)
+
+    def start_calls(self, tools: ToolUse, generated: Sequence[int] = ()) -> OutputGrammar:
+        """The same of a run that must call tools."""
+        functions = read_functions(tools.functions)
+        wanted = [each for each in functions if tools.only in (None, each["name"])]
+        return self._started(_forced_calls(wanted, tools), generated)
+
+    def _started(self, grammar_text: str, generated: Sequence[int]) -> OutputGrammar:
+        matcher = LLMatcher(self._tokenizer, grammar_text, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise _refusal(matcher.get_error())
         # Where none of our ends is a token, llguidance takes another one for the end.
@@ -196,17 +227,44 @@ def _grammar(kind: FormatKind, source: str) -> str:
     if kind is FormatKind.REGEX:
         return LLMatcher.grammar_from_regex(source)
     try:
-        schema = json.loads(source, parse_constant=_refuse_constant)
-        if (costly := why_costly(schema)) is not None:
-            raise _refusal(costly, "format_too_costly")
-        if schema is True:
-            schema = {}
-        if isinstance(schema, dict):
-            schema["x-guidance"] = {"whitespace_pattern": f"[ \\n\\r\\t]{{1,{MAX_SPACES}}}"}
+        schema = _bounded(json.loads(source, parse_constant=_refuse_constant))
         # Written anew, because llguidance pastes a schema's text into its own JSON.
         return LLMatcher.grammar_from_json_schema(json.dumps(schema))
     except (ValueError, RecursionError) as error:
         raise _refusal(f"the schema is not JSON: {error}") from error
+
+
+def _bounded(schema: Any) -> Any:
+    """A schema with what bounds white space; CallerError for one that is too costly."""
+    if (costly := why_costly(schema)) is not None:
+        raise _refusal(costly, "format_too_costly")
+    if schema is True:
+        schema = {}
+    if isinstance(schema, dict):
+        schema["x-guidance"] = {"whitespace_pattern": f"[ \\n\\r\\t]{{1,{MAX_SPACES}}}"}
+    return schema
+
+
+def _forced_calls(functions: Sequence[dict[str, Any]], tools: ToolUse) -> str:
+    """llguidance's text of calls of these functions, in the markup of the model."""
+    assert tools.markup is not None  # an engine's
+    if size_of(tools.functions) > MAX_SCHEMA_BYTES:
+        raise _refusal(f"are longer than {MAX_SCHEMA_BYTES} bytes", "format_too_costly")
+    markup = MARKUPS[tools.markup]
+    begins, ends = (f"{markup.begins}\n", f"\n{markup.ends}") if markup.begins else ("", "")
+    rules = [
+        f"start: call{' (SEPARATOR call)*' if tools.parallel else ''}",
+        f"SEPARATOR: {json.dumps(chr(10) if markup.begins else '; ')}",
+        "call: " + " | ".join(f"call{nth}" for nth in range(len(functions))),
+    ]
+    for nth, function in enumerate(functions):
+        head = f'{begins}{{"name": {json.dumps(function["name"])}, "{markup.arguments}": '
+        schema = json.dumps(_bounded(function["parameters"]))
+        rules += [
+            f"call{nth}: {json.dumps(head)} arguments{nth} {json.dumps('}' + ends)}",
+            f"arguments{nth}: %json {schema}",
+        ]
+    return LLMatcher.grammar_from_lark("\n".join(rules))
 
 
 def _refuse_constant(word: str) -> None:

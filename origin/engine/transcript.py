@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import codecs
+import hashlib
 from collections.abc import Iterator, Sequence
 
-from ledger.frame import FinishReason, ScoredToken, StreamEnd, Token, TokenScores, encode
+from ledger.frame import FinishReason, ScoredToken, StreamEnd, Token, TokenScores, ToolCall, encode
+from ledger.wire.bare import pack_u32s
 from origin.engine.scores import PendingScores
 from origin.engine.vocabulary import Vocabulary
 from origin.filter import FilterFactory, FilterGate
+from origin.tools import CallPiece, CallReader, ToolUse
 from origin.workers.worker_frame import ID_BITS, STEER_BEGINS, STEERED, Emission, Run
 
 MAX_FRAME_TEXT_CHARS = 16 * 1024
@@ -44,6 +47,7 @@ class Transcript:
         eos_ids: frozenset[int],
         context: int,
         filter_factory: FilterFactory | None = None,
+        tools: ToolUse | None = None,
     ) -> None:
         self.total_tokens = 0
         self.ended = False
@@ -55,6 +59,8 @@ class Transcript:
         self._detokeniser = Detokeniser(vocabulary, goes_on)
         self._stops = StopMatcher(run.stop)
         self._gate = FilterGate(filter_factory)
+        self._calls = None if tools is None or tools.markup is None else CallReader(tools.markup)
+        self._most_calls = None if tools is None or tools.parallel else 1
         self._next_index = run.next_index
         self._ids: list[int] = []  # generated since the last emission
         self._scores = PendingScores()  # of those
@@ -121,6 +127,8 @@ class Transcript:
         if self._stops.matched and reason is FinishReason.LENGTH:
             reason = FinishReason.STOP
         emissions = self._emit_text(text + self._stops.flush(), last=True)
+        if self._calls is not None and self._calls.calls and reason is FinishReason.STOP:
+            reason = FinishReason.TOOL_CALLS
         if self._gate.reason is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
             reason, message = self._gate.reason, self._gate.message
         frame = StreamEnd(
@@ -155,6 +163,8 @@ class Transcript:
     def _end_if_due(self) -> list[Emission]:
         if self._gate.reason is not None:
             return self.end(self._gate.reason, self._gate.message)
+        if self._calls is not None and self._calls.whole == self._most_calls:
+            return self.end(FinishReason.STOP)
         return self.end(FinishReason.LENGTH) if self.total_tokens >= self._limit else []
 
     def _refuse_text(self) -> list[Emission]:
@@ -163,27 +173,51 @@ class Transcript:
 
     def _emit_text(self, text: str, last: bool = False) -> list[Emission]:
         text = self._gate.feed(text, last)
-        if self._bytes_to_drop:
-            encoded = text.encode()
-            text = encoded[self._bytes_to_drop :].decode()
-            self._bytes_to_drop = max(0, self._bytes_to_drop - len(encoded))
+        pieces = [text] if self._calls is None else self._calls.feed(text, last)
+        return [emission for piece in pieces for emission in self._emit_piece(piece)]
+
+    def _emit_piece(self, piece: str | CallPiece) -> list[Emission]:
+        """But for what was sent before the run was interrupted."""
         step = MAX_FRAME_TEXT_CHARS
+        if isinstance(piece, CallPiece):
+            if self._bytes_to_drop >= piece.size:
+                self._bytes_to_drop -= piece.size
+                return []
+            said = piece.arguments
+            cuts = range(0, len(said), step) if said else [0]
+            return [self._emission(self._call_frame(piece, said[at : at + step])) for at in cuts]
+        if self._bytes_to_drop:
+            encoded = piece.encode()
+            piece = encoded[self._bytes_to_drop :].decode()
+            self._bytes_to_drop = max(0, self._bytes_to_drop - len(encoded))
         return [
-            self._emission(self._text_frame(text[at : at + step]))
-            for at in range(0, len(text), step)
+            self._emission(self._text_frame(piece[at : at + step]))
+            for at in range(0, len(piece), step)
         ]
+
+    def _call_frame(self, piece: CallPiece, arguments: str) -> ToolCall:
+        """The id of a call follows from the run, so that a continuation gives the same."""
+        self._scores.take()  # the API's logprobs are those of text
+        id_ = call_id(self._run, piece.call) if piece.name else ""
+        return ToolCall(piece.call, id_, piece.name, arguments, self._next_index)
 
     def _text_frame(self, text: str) -> Token | ScoredToken:
         if self._run.logprobs is None:
             return Token(text, self._next_index)
         return ScoredToken(text, self._scores.take(), self._next_index)
 
-    def _emission(self, frame: Token | ScoredToken | StreamEnd) -> Emission:
+    def _emission(self, frame: Token | ScoredToken | ToolCall | StreamEnd) -> Emission:
         ids = tuple(self._ids)
         emission = Emission(self._run_id, self._next_index, ids, self._steers, encode(frame))
         self._next_index += 1
         self._ids.clear()
         return emission
+
+
+def call_id(run: Run, call: int) -> str:
+    """Of the nth call of a run: another one for another request, or another seed."""
+    digest = hashlib.sha256(f"{run.sampling.seed} {call} ".encode() + pack_u32s(run.prompt_ids))
+    return f"call_{digest.hexdigest()[:24]}"
 
 
 def _orders(logged: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:

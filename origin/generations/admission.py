@@ -7,7 +7,7 @@ names the field and says what would be right.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,23 +15,27 @@ from ledger.errors import CallerError, Conflict, NotFound, TooLarge
 from ledger.frame import (
     MAX_IDEMPOTENCY_KEY_CHARS,
     SAMPLING,
+    FormatKind,
+    Message,
     Open,
     Overflow,
     Sampling,
+    ToolChoice,
     encode,
 )
 from ledger.telemetry.trace_context import TraceContext
 from origin.checkpoint.prompt import PromptReader
 from origin.generations.callers import tenant_of
 from origin.generations.recipe import Recipe, packed_ids, prompt_hash
+from origin.tools import ToolUse, read_functions
 
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16
 DEFAULT_MAX_TOKENS = 256
-MAX_TEXT_TOKENS = 1 << 20
-"""The most that a worker of kind `text` is asked for: it tells of no context."""
+ALL_THERE_IS = 1 << 20
+"""A request for so many tokens is one for all that there is room for; nobody is asked for more."""
 MAX_NOTE_CHARS = 256 * 1024
 DEFAULT_UNREAD_S = 30
 MAX_UNREAD_S = 86_400
@@ -46,11 +50,13 @@ def admit(
     model: str,
     fingerprint: str,
     reader: PromptReader | None,
+    offers: Collection[str] = (),
     draw_seed: Callable[[], int],
 ) -> Recipe:
     """Check `request` for `model` and settle everything that it left open.
 
-    Without a `reader` it is for a worker of kind `text`, which knows of no tokens.
+    Without a `reader` it is for a worker of kind `text`, which knows of no tokens, and `offers`
+    some of what engines can do.
     """
     if request.model != model:
         raise NotFound(
@@ -62,13 +68,11 @@ def admit(
     if (request.prompt is None) == (not request.messages):
         raise CallerError("give either prompt or messages", field="prompt")
     _check_ranges(request)
-    if request.tools is not None or any(turn.tool_calls for turn in request.messages):
-        raise _unsupported("tools")
     defaults = Sampling() if reader is None else reader.defaults
     drawn = Sampling(seed=draw_seed() if request.sampling.seed is None else None)
     sampling = _settled(request.sampling, defaults, drawn)
     if reader is None:
-        return _text_recipe(request, fingerprint, sampling)
+        return _text_recipe(request, fingerprint, sampling, offers)
     return _token_recipe(request, fingerprint, sampling, reader)
 
 
@@ -77,15 +81,21 @@ def _token_recipe(
 ) -> Recipe:
     asked = request.max_tokens if request.max_tokens is not None else DEFAULT_MAX_TOKENS
     is_dropping = request.overflow is Overflow.DROP_OLDEST
-    room = request.max_tokens or 1
-    read = reader.read(request.prompt, request.messages, room if is_dropping else None)
+    # Who asks for all that there is room for is content with any room.
+    room = 1 if request.max_tokens is None or asked >= ALL_THERE_IS else asked
+    tools = _tool_use(request, reader)
+    functions = [] if tools is None else read_functions(tools.functions)
+    read = reader.read(request.prompt, request.messages, room if is_dropping else None, functions)
     prompt_ids = packed_ids(read.ids)
     form = request.format
-    if form is not None:
+    if form is not None or (tools is not None and tools.forced):
         # Imported late: numpy and llguidance are a fifth of a second, in every start of an origin.
-        from origin.engine.grammar import check_format
+        from origin.engine.grammar import check_format, check_tools
 
-        check_format(form.kind, form.source)
+        if form is not None:
+            check_format(form.kind, form.source)
+        if tools is not None and tools.forced:
+            check_tools(tools)
     return Recipe(
         **_any_kind(request),
         fingerprint=fingerprint,
@@ -96,15 +106,51 @@ def _token_recipe(
         completes=request.prompt is not None,
         logprobs=request.logprobs,
         format=None if form is None else (form.kind.word, form.source),
+        tools=tools,
         notices=(("truncated", _dropped(read.dropped)),) if read.dropped else (),
     )
 
 
-def _text_recipe(request: Open, fingerprint: str, sampling: Sampling) -> Recipe:
+def _tool_use(request: Open, reader: PromptReader | None) -> ToolUse | None:
+    """What may be called, for an engine with the markup of its model."""
+    tools = request.tools
+    if tools is None or tools.choice is ToolChoice.NONE:
+        return None
+    functions = read_functions(tools.functions)
+    if not functions:
+        raise CallerError("names no function", field="tools")
+    forced = tools.choice is ToolChoice.REQUIRED
+    if tools.only is not None and (
+        not forced or tools.only not in [function["name"] for function in functions]
+    ):
+        raise CallerError(f"requires {tools.only!r}, which is none of them", field="tools")
+    if request.prompt is not None:
+        raise CallerError("go with messages, not with a prompt", field="tools")
+    if request.format is not None:
+        raise CallerError(
+            "cannot go with an output format: the text is either",
+            field="tools",
+            hint="leave one out",
+        )
+    return ToolUse(
+        functions=tools.functions,
+        choice=tools.choice.word,
+        only=tools.only,
+        parallel=tools.parallel and tools.only is None,
+        markup=None if reader is None else reader.markup(forced=forced),
+    )
+
+
+def _text_recipe(
+    request: Open, fingerprint: str, sampling: Sampling, offers: Collection[str]
+) -> Recipe:
     """For a worker that answers in text; what only an engine can do is refused by name."""
     for name in _ENGINE_ONLY:
-        if getattr(request, name) is not None:
+        if getattr(request, name) is not None and name not in offers:
             raise _unsupported(name)
+    form = request.format
+    if form is not None and form.kind is not FormatKind.JSON_SCHEMA:
+        raise _unsupported("format")
     if request.overflow is not Overflow.REFUSE:
         raise _unsupported("overflow")
     asked = request.max_tokens if request.max_tokens is not None else DEFAULT_MAX_TOKENS
@@ -115,8 +161,11 @@ def _text_recipe(request: Open, fingerprint: str, sampling: Sampling) -> Recipe:
         prompt_ids=packed_ids(()),
         prompt_sha256=prompt_hash(()),
         prompt=request.prompt,
-        messages=tuple((message.role, message.content) for message in request.messages),
-        max_tokens=min(asked, MAX_TEXT_TOKENS),
+        messages=tuple(map(_turn, request.messages)),
+        logprobs=request.logprobs,
+        format=None if form is None else (form.kind.word, form.source),
+        tools=_tool_use(request, None),
+        max_tokens=min(asked, ALL_THERE_IS),
     )
 
 
@@ -149,7 +198,13 @@ def _trace(request: Open) -> str | None:
     return None if given is None else given.text
 
 
-_ENGINE_ONLY = ("logprobs", "format")
+_ENGINE_ONLY = ("logprobs", "format", "tools")
+
+
+def _turn(message: Message) -> tuple[str | None, ...]:
+    if message.tool_calls is None and message.tool_call_id is None:
+        return message.role, message.content
+    return message.role, message.content, message.tool_calls, message.tool_call_id
 
 
 def check_count(request: Open) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from ledger.frame import Notice, ScoredToken, StreamEnd, Token, decode
+from ledger.frame import Notice, ScoredToken, StreamEnd, Token, ToolCall, decode
 from ledger.interface import Ledger, Record
 from ledger.life import tokens_of
 from ledger.text import StreamText
@@ -16,11 +16,15 @@ SLICE_RECORDS = 512
 
 @dataclass(slots=True)
 class History:
-    """Fed the records of a stream in order. `sent_bytes` counts the UTF-8 bytes of its text."""
+    """Fed the records of a stream in order.
+
+    `sent_bytes` counts the UTF-8 bytes of its text, and of the names and arguments of its `calls`.
+    """
 
     next_index: int = 0
     ids: list[int] = field(default_factory=list)
     sent_bytes: int = 0
+    calls: int = 0
     text: StreamText = field(default_factory=StreamText)
     notices: list[Notice] = field(default_factory=list)
     has_end: bool = False
@@ -33,6 +37,9 @@ class History:
         match frame:
             case Token() | ScoredToken():
                 self.sent_bytes += len(frame.text.encode())
+            case ToolCall():
+                self.sent_bytes += len(frame.name.encode()) + len(frame.arguments.encode())
+                self.calls = frame.call + 1
             case Notice():
                 self.notices.append(frame)
             case StreamEnd():

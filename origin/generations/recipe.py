@@ -20,6 +20,7 @@ from ledger.frame import SAMPLING, FormatKind, Notice, Priority, Sampling, Unrea
 from ledger.wire.bare import pack_u32s, view_u32s
 from ledger.wire.schema import Word
 from origin.generations.history import History
+from origin.tools import ToolUse
 from origin.workers.worker_frame import Ask, Format, Run
 
 
@@ -58,7 +59,8 @@ class Recipe(BaseModel):
     engine would continue with other tokens than the uninterrupted run.
 
     For a worker of kind `tokens` the prompt is `prompt_ids`, which lie packed; one of kind `text`
-    knows of no tokens, and gets `prompt`, or `messages` as pairs of role and content. `completes`
+    knows of no tokens, and gets `prompt`, or `messages` as pairs of role and content,
+    with those of a `Message` behind them where a turn calls tools or answers a call. `completes`
     is true where the text goes on from a `prompt`. `format` is a word of
     `FormatKind` and the source. `notices`, pairs of code and message, are to be logged before
     anything else. `siblings` are the other streams of the same request, in hex. `tenant` is whose
@@ -73,7 +75,7 @@ class Recipe(BaseModel):
     prompt_ids: PackedIds
     prompt_sha256: str
     prompt: str | None = None
-    messages: tuple[tuple[str, str], ...] = ()
+    messages: tuple[tuple[str | None, ...], ...] = ()
     max_tokens: int
     sampling: Sampling
     stop: tuple[str, ...]
@@ -81,6 +83,7 @@ class Recipe(BaseModel):
     completes: bool = False
     logprobs: int | None = None
     format: tuple[FormatWord, str] | None = None
+    tools: ToolUse | None = None
     priority: PriorityWord
     unread: UnreadWord = Unread.RUN.word
     unread_after_s: int = 0
@@ -115,11 +118,13 @@ class Recipe(BaseModel):
             priority=Priority.from_word(self.priority),
             logprobs=self.logprobs,
             format=self._worker_format(),
+            tools=None if self.tools is None else self.tools.model_dump_json(),
         )
 
     def ask(self, history: History) -> Ask:
         """The same for a worker of kind `text`."""
-        return Ask(self.model_dump_json(), history.text.text, history.next_index)
+        text = history.text.text
+        return Ask(self.model_dump_json(), text, history.next_index, history.calls)
 
     def first_notices(self, logged: int) -> list[Notice]:
         """Those that are not among so many logged frames, numbered: they are a log's first."""

@@ -160,6 +160,7 @@ class Service:
             model=ready.model,
             fingerprint=ready.fingerprint,
             reader=None if ready.kind == TEXT else self.reader,
+            offers=ready.offers,
             draw_seed=lambda: int.from_bytes(self.random(8), "little"),
         )
         # Tokenising a megabyte takes a second, compiling a schema 50 ms, and a chat template runs

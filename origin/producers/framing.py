@@ -19,8 +19,10 @@ from ledger.frame import (
     Embedding,
     Logged,
     Notice,
+    ScoredToken,
     StreamEnd,
     Token,
+    ToolCall,
     encode,
 )
 from origin.producer import (
@@ -34,6 +36,7 @@ from origin.producer import (
     Text,
     Vector,
 )
+from origin.tools import CallPiece
 
 MAX_CHUNK_BYTES = 256 * 1024
 """Of a Chunk's data: a view that writes base64 stays under the frame limit too."""
@@ -63,8 +66,9 @@ class Framing:
         match output:
             case Text():
                 self._interim = None
-                for text in _pieces(output.text):
-                    yield Token(text, self.next_index)
+                yield from self._text(output)
+            case CallPiece():
+                yield from self._call(output)
             case Reasoning():
                 for text in _pieces(output.text):
                     yield frame.Reasoning(text, self.next_index)
@@ -82,6 +86,22 @@ class Framing:
                 yield self._end(output)
             case _:
                 raise bad_output(f"{type(output).__name__} is no output")
+
+    def _text(self, output: Text) -> Iterator[Logged]:
+        scores = output.scores
+        for text in _pieces(output.text):
+            if output.scores:
+                yield ScoredToken(text, scores, self.next_index)
+                scores = ()
+            else:
+                yield Token(text, self.next_index)
+
+    def _call(self, piece: CallPiece) -> Iterator[Logged]:
+        """Its id and name are in the first frame."""
+        id_, name = piece.id, piece.name
+        for arguments in _pieces(piece.arguments) or [""]:
+            yield ToolCall(piece.call, id_, name, arguments, self.next_index)
+            id_ = name = ""
 
     def _revisions(self, revision: Revision) -> Iterator[Logged]:
         """One frame, or several where the text is long: those after the first replace nothing."""

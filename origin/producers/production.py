@@ -122,6 +122,8 @@ class Production:
 
     def _cannot_continue(self) -> str | None:
         """Why what was lost with its worker cannot be gone on with, if it cannot."""
+        if self._resumption is Resumption.CONTINUES and self._request.calls:
+            return "the worker was lost after a call of a tool, which cannot be gone on with"
         if self._resumption is Resumption.ENDS:
             return "the worker was lost, and what it was producing cannot be gone on with"
         if self._resumption is Resumption.REPEATS and self._is_changed:

@@ -27,10 +27,11 @@ from ledger.backoff import Backoff
 from ledger.errors import TailraceError, Unavailable
 from ledger.frame import FinishReason
 from origin.config import OriginConfig
-from origin.producer import About, End, Output, Reasoning, Request, Resumption, Text
+from origin.producer import About, End, Output, Reasoning, Request, Resumption
 from origin.producers.production import INEXACT
-from origin.producers.upstream_call import UpstreamCall
+from origin.producers.upstream_call import Piece, UpstreamCall
 from origin.producers.upstream_request import body_of, path_of
+from origin.tools import CallPiece
 
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 5.0
@@ -62,7 +63,8 @@ class Retry:
 
 @dataclass(slots=True)
 class _Said:
-    """One stream so far: its text in parts, and how many pieces of text and of reasoning came.
+    """One stream so far: its text in parts, and how many pieces of text, of reasoning and of calls
+    came.
 
     `untold` says that some came since the last Notice. `failures` were there since a try that made
     enough text, the first of them at `lost_s` of the clock; the last `broken` of them were of a
@@ -72,6 +74,7 @@ class _Said:
     parts: list[str]
     texts: int
     thoughts: int = 0
+    calls: int = 0
     untold: bool = False
     failures: int = 0
     broken: int = 0
@@ -81,10 +84,13 @@ class _Said:
     @property
     def made(self) -> int:
         """Tokens, as far as anybody can tell."""
-        return self.texts + self.thoughts
+        return self.texts + self.thoughts + self.calls
 
-    def add(self, piece: Text | Reasoning) -> None:
+    def add(self, piece: Piece) -> None:
         self.untold = True
+        if isinstance(piece, CallPiece):
+            self.calls += 1
+            return
         if isinstance(piece, Reasoning):
             self.thoughts += 1
             return
@@ -117,6 +123,7 @@ class Upstream:
             fingerprint=f"upstream {model}",
             resumption=Resumption.CONTINUES if goes_on else Resumption.ENDS,
             device="upstream",
+            offers=("logprobs", "format", "tools"),
         )
 
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
@@ -159,13 +166,14 @@ class Upstream:
         """
         cause = repr(error.__cause__) if error.__cause__ is not None else None
         log.warning("upstream.failed", error=str(error), cause=cause, pieces=said.made)
-        if not isinstance(error, Unavailable) and not said.parts:
+        if not isinstance(error, Unavailable) and not (said.parts or said.calls):
             raise error
         now = self._retry.clock()
         said.lost_s = said.lost_s if said.failures else now
         said.failures += 1
         said.broken = said.broken + 1 if error.code in BROKEN else 0
-        may_go_on = self._config.upstream_lost == "continue" or not said.parts
+        goes_on = self._config.upstream_lost == "continue" and not said.calls
+        may_go_on = goes_on or not (said.parts or said.calls)
         has_time = now - said.lost_s < self._config.upstream_retry_s
         is_broken = said.broken == BROKEN_TRIES
         if isinstance(error, Unavailable) and may_go_on and has_time and not is_broken:
@@ -182,11 +190,13 @@ def _is_over(call: UpstreamCall, said: _Said, before: _Said, max_tokens: int) ->
 def _end(call: UpstreamCall, said: _Said, before: _Said) -> End:
     """As the server tells it; what came `before` came from elsewhere, its text in the prompt."""
     assert call.finish is not None  # or pieces() would have raised
-    usage = call.usage
+    usage, finish = call.usage, call.finish
+    if said.calls and finish is FinishReason.STOP:  # some say so where a call was required
+        finish = FinishReason.TOOL_CALLS
     if usage is None:
-        return End(call.finish, total_tokens=said.made)
+        return End(finish, total_tokens=said.made)
     return End(
-        call.finish,
+        finish,
         total_tokens=before.made + usage.completion_tokens,
         prompt_tokens=max(0, usage.prompt_tokens - before.texts),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
+from secrets import token_hex
 from typing import Any, TypeVar
 
 import httpx
@@ -13,15 +14,17 @@ from ledger.errors import Unavailable
 from ledger.frame import FinishReason
 from origin.config import OriginConfig
 from origin.producer import Reasoning, Text
-from origin.producers.upstream_reply import Reply, Usage, read_reply, refusal
+from origin.producers.upstream_reply import CallDelta, Reply, Usage, read_reply, refusal
 from origin.producers.upstream_request import Body
 from origin.producers.upstream_sse import EventReader, rubbish
+from origin.tools import CallPiece
 
 MAX_ERROR_BYTES = 64 * 1024
 """Of the body of an answer that is an error."""
 AFTER_FINISH_S = 2.0
 """How long the usage and the end of the connection are waited for, once the text is complete."""
 
+Piece = Text | Reasoning | CallPiece
 T = TypeVar("T")
 
 
@@ -48,9 +51,11 @@ class UpstreamCall:
         self._body = body
         self._config = config
         self._deadline = 0.0
+        self._calls: dict[int, tuple[int, str]] = {}  # ours, and the id, by the server's number
+        self._count = 0
 
-    async def pieces(self) -> AsyncGenerator[Text | Reasoning, None]:
-        """The pieces of text and of what is thought, to the end.
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The pieces of text, of what is thought, and of calls of tools, to the end.
 
         Raises Unavailable where the server was lost, and another TailraceError where it says no.
         Closing the generator closes the connection, which is how these servers are told to stop.
@@ -60,7 +65,7 @@ class UpstreamCall:
             async with aclosing(self._replies()) as replies:
                 async for reply in replies:
                     self.usage = reply.usage or self.usage
-                    for piece in _pieces(reply) if self.finish is None else ():
+                    for piece in self._pieces(reply) if self.finish is None else ():
                         yield piece
                         # Only now: how long a reader takes is not the server's to answer for.
                         self._wait(self._config.upstream_between_tokens_s)
@@ -110,6 +115,30 @@ class UpstreamCall:
             pass  # the status says enough
         return body[:MAX_ERROR_BYTES]
 
+    def _pieces(self, reply: Reply) -> list[Piece]:
+        pieces: list[Piece] = []
+        if reply.reasoning:
+            pieces.append(Reasoning(reply.reasoning))
+        if reply.text:
+            pieces.append(Text(reply.text, reply.scores))
+        return pieces + [piece for delta in reply.calls for piece in self._call(delta)]
+
+    def _call(self, delta: CallDelta) -> list[Piece]:
+        """Some servers give all of their calls one number, and only another id to each."""
+        ours, known_id = self._calls.get(delta.number, (-1, ""))
+        pieces: list[Piece] = []
+        if ours < 0 or (delta.id and delta.id != known_id):
+            if not delta.name:
+                raise rubbish("a tool call without a name")
+            ours = self._count
+            self._count += 1
+            id_ = delta.id or f"call_{token_hex(12)}"
+            self._calls[delta.number] = (ours, delta.id)
+            pieces.append(CallPiece(ours, delta.name, id=id_))
+        if delta.arguments:
+            pieces.append(CallPiece(ours, arguments=delta.arguments))
+        return pieces
+
     def _wait(self, seconds: float) -> None:
         self._deadline = asyncio.get_running_loop().time() + seconds
 
@@ -122,15 +151,6 @@ class UpstreamCall:
             raise Unavailable("the upstream server stalled", code="upstream_stalled") from error
         except httpx.TransportError as error:
             raise lost(error) from error
-
-
-def _pieces(reply: Reply) -> list[Text | Reasoning]:
-    pieces: list[Text | Reasoning] = []
-    if reply.reasoning:
-        pieces.append(Reasoning(reply.reasoning))
-    if reply.text:
-        pieces.append(Text(reply.text))
-    return pieces
 
 
 def lost(error: httpx.TransportError) -> Unavailable:

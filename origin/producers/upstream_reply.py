@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ledger.errors import CallerError, TailraceError, Unavailable
-from ledger.frame import FinishReason
+from ledger.frame import FinishReason, TokenScores
+from origin.producers.upstream_scores import read_scores
 from origin.producers.upstream_sse import ServerEvent, rubbish
 
 DONE = "[DONE]"
@@ -24,10 +25,12 @@ REASONING = ("reasoning", "reasoning_content")
 """What servers call a model's thoughts; some say the same under both names."""
 FINISH = {
     "content_filter": FinishReason.FILTERED,
+    "function_call": FinishReason.TOOL_CALLS,
     "length": FinishReason.LENGTH,
     "max_tokens": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL_CALLS,
 }
-"""Whatever else a server calls it (stop, eos, tool_calls), it has said all that it will."""
+"""Whatever else a server calls it (stop, eos), it has said all that it will."""
 BROKEN = frozenset(("abort", "aborted", "cancelled", "error"))
 """Finish reasons of servers that gave up in the middle."""
 WORTH_ANOTHER_TRY = frozenset((408, 425, 429))
@@ -43,6 +46,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A piece of a call as a server numbers it."""
+
+    number: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """One event. `done` is the server's own mark of the end; a heartbeat has nothing."""
 
@@ -51,6 +64,8 @@ class Reply:
     usage: Usage | None = None
     done: bool = False
     reasoning: str = ""
+    scores: tuple[TokenScores, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
 
 
 def read_reply(event: ServerEvent) -> Reply:
@@ -64,14 +79,19 @@ def read_reply(event: ServerEvent) -> Reply:
     if not isinstance(choices, list):
         raise rubbish("an event without choices")
     text, reasoning, finish = "", "", None
+    scores: tuple[TokenScores, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
     for choice in choices:
         if not isinstance(choice, dict):
             raise rubbish("a choice that is no object")
         if choice.get("index", 0) == 0:
             text += _text(choice)
             reasoning += _reasoning(choice)
+            scores += read_scores(choice.get("logprobs"))
+            calls += _calls(choice)
             finish = finish or _finish(choice.get("finish_reason"))
-    return Reply(text, finish, _usage(said.get("usage")), reasoning=reasoning)
+    usage = _usage(said.get("usage"))
+    return Reply(text, finish, usage, reasoning=reasoning, scores=scores, calls=calls)
 
 
 def refusal(status: int, body: bytes, retry_after: str = "") -> TailraceError:
@@ -134,6 +154,32 @@ def _reasoning(choice: Mapping[str, Any]) -> str:
     delta = choice.get("delta")
     said = (delta.get(name) for name in REASONING) if isinstance(delta, dict) else ()
     return next((text for text in said if text and isinstance(text, str) and _is_unicode(text)), "")
+
+
+def _calls(choice: Mapping[str, Any]) -> tuple[CallDelta, ...]:
+    """Of a chat's delta; a call is never shown as another one than the server has made."""
+    delta = choice.get("delta")
+    said = delta.get("tool_calls") if isinstance(delta, dict) else None
+    if said is None:
+        return ()
+    if not isinstance(said, list):
+        raise rubbish("tool calls that are no list")
+    return tuple(_call(call, at) for at, call in enumerate(said))
+
+
+def _call(call: object, at: int) -> CallDelta:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        raise rubbish("a tool call without a function")
+    number, arguments = call.get("index", at), function.get("arguments") or ""
+    if isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    parts = (call.get("id") or "", function.get("name") or "", arguments)
+    if not isinstance(number, int) or not all(isinstance(part, str) for part in parts):
+        raise rubbish("a tool call with a wrong value")
+    if not all(map(_is_unicode, parts)):
+        raise rubbish("text that is none")
+    return CallDelta(number, *parts)
 
 
 def _is_unicode(text: str) -> bool:

@@ -149,7 +149,7 @@ class TextWorker:
             recipe = Recipe.model_validate_json(ask.recipe)
         except ValidationError as error:
             raise CallerError(f"an Ask with a foreign recipe: {error}", field="recipe") from error
-        request = Request(recipe, ask.delivered, ask.next_index)
+        request = Request(recipe, ask.delivered, ask.next_index, ask.calls)
         production = Production(self._producer, request, run, self._filter_factory)
         answer = TextRun(run, production)
         if len(self._answers) < self._most:
@@ -320,6 +320,7 @@ def _ready(producer: Producer, name: str | None, load_ms: int) -> Ready:
         context=0,
         vocab=0,
         load_ms=load_ms,
+        offers=about.offers,
     )
 
 

@@ -18,7 +18,7 @@ from ledger.wire.codec import Codec, F, Raw, Tagged, framed
 from ledger.wire.splitter import FrameSplitter
 
 # The first 8 bytes of SHA-256 over the canonical text of origin/workers/worker.bare.
-SCHEMA_HASH = bytes.fromhex("9721bcf3634f4a4a")
+SCHEMA_HASH = bytes.fromhex("bb3ff13d686b81f2")
 
 # A prompt of 2^20 tokens, 4 bytes each, fits, and so does a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 8 << 20
@@ -62,7 +62,7 @@ class Ready(WorkerFrame):
     """The model is loaded; `context` and `vocab` in tokens.
 
     A worker of kind `tokens` takes Runs; one of kind `text` takes Asks, and knows of no tokens
-    (`context` and `vocab` are 0).
+    (`context` and `vocab` are 0); of what engines can do it `offers` these fields of an Open.
     """
 
     kind: str
@@ -72,6 +72,7 @@ class Ready(WorkerFrame):
     context: Uint
     vocab: Uint
     load_ms: Uint
+    offers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ class Run(WorkerFrame):
     `sampling` is settled. `completes`: its text goes on from the prompt's, as an answer in a
     conversation does not. `priority` is a
     `ledger.frame.Priority`. With `logprobs` every text frame is a ScoredToken with so many
-    alternatives.
+    alternatives. `tools` is the JSON of a `ToolUse`, whose calls are taken out of the text.
     """
 
     prompt_ids: U32Ints
@@ -181,6 +182,7 @@ class Run(WorkerFrame):
     priority: Uint = 1
     logprobs: Uint | None = None
     format: Format | None = None
+    tools: str | None = None
 
 
 @frame(43)
@@ -188,12 +190,13 @@ class Ask(WorkerFrame):
     """A Run for a worker of kind `text`, or the rest of one.
 
     `recipe` is the JSON of a `Recipe`; `delivered` is the stream's text so far and
-    `next_index` the index of its next frame.
+    `next_index` the index of its next frame; `calls` of tools are in it.
     """
 
     recipe: str
     delivered: str
     next_index: Uint
+    calls: Uint = 0
 
 
 @frame(42)

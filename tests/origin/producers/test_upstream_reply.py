@@ -42,7 +42,7 @@ def chunk(delta: object = None, finish: object = None, **more: object) -> dict[s
         (chunk({"content": "end"}, "length"), Reply("end", FinishReason.LENGTH)),
         (chunk({}, "stop"), Reply(finish=FinishReason.STOP)),
         (chunk({}, "content_filter"), Reply(finish=FinishReason.FILTERED)),
-        (chunk({}, "tool_calls"), Reply(finish=FinishReason.STOP)),
+        (chunk({}, "tool_calls"), Reply(finish=FinishReason.TOOL_CALLS)),
     ],
 )
 def test_an_event_means_what_servers_mean_by_it(said: object, expected: Reply) -> None:

@@ -1,0 +1,139 @@
+"""`/v1/completions`, the older route: text that goes on from a prompt, or from each of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from edge.document import Collected
+from edge.openai.dialect import Dialect
+from edge.openai.request import MaxTokens, StreamedSettings, invalid, open_of, refuse_parameters
+from edge.request import Count
+from edge.sse import finite
+from ledger.errors import CallerError
+from ledger.frame import Caller, Open, Score, TokenScores, ToolCall
+
+EXAMPLE = '{"model": "demo", "prompt": "Once upon a time"}'
+DEFAULT_MAX_TOKENS = 16
+"""As in the reference."""
+MAX_LOGPROBS = 5
+"""As there."""
+MAX_PROMPTS = 16
+CANNOT: dict[str, Sequence[object]] = {
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+    "logit_bias": ({},),
+}
+"""Parameters that would change the answer, by the values that would not."""
+
+
+class CompletionBody(StreamedSettings):
+    """The JSON document of a request."""
+
+    prompt: Any = Field(description="a string or a list of strings")
+    max_tokens: MaxTokens = None
+    logprobs: Annotated[Count | None, Field(le=MAX_LOGPROBS)] = Field(
+        None, description=f"an integer from 0 to {MAX_LOGPROBS}"
+    )
+    echo: Any = None
+    suffix: Any = None
+    best_of: Any = None
+    logit_bias: Any = None
+
+    def opens(self, key: str | None, caller: Caller | None) -> list[Open]:
+        """The streams that are asked for; CallerError for what cannot be."""
+        refuse_parameters(self, CANNOT)
+        prompts = self._prompts()
+        return [
+            open_of(
+                self,
+                key_of(key, nth) if len(prompts) > 1 else key,
+                caller,
+                prompt=prompt,
+                max_tokens=self.max_tokens or DEFAULT_MAX_TOKENS,
+                logprobs=self.logprobs,
+            )
+            for nth, prompt in enumerate(prompts)
+        ]
+
+    def _prompts(self) -> list[str]:
+        given = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        if not isinstance(given, list):
+            raise invalid("prompt", given, "a string or a list of strings")
+        for at, prompt in enumerate(given):
+            if not isinstance(prompt, str):
+                raise invalid(f"prompt[{at}]", prompt, "a string: token ids are not taken")
+        if not 0 < len(given) <= MAX_PROMPTS:
+            raise CallerError(
+                f"{len(given)} prompts; from 1 to {MAX_PROMPTS} are expected.", field="prompt"
+            )
+        return given
+
+
+def key_of(key: str | None, nth: int) -> str | None:
+    """The idempotency key of one of several streams that a request with one makes."""
+    return None if key is None else sha256(f"{nth} {key}".encode()).hexdigest()
+
+
+class CompletionShape:
+    """Chunks and whole answers, which here have one name."""
+
+    prefix = "cmpl-"
+    kind = whole = "text_completion"
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        return None
+
+    def text(self, index: int, text: str, scores: tuple[TokenScores, ...]) -> dict[str, Any]:
+        return _choice(index, text, scores)
+
+    def reasoning(self, index: int, text: str) -> dict[str, Any] | None:
+        return None
+
+    def call(self, index: int, piece: ToolCall) -> dict[str, Any] | None:
+        return None
+
+    def end(self, index: int, reason: str) -> dict[str, Any]:
+        return _choice(index, "") | {"finish_reason": reason}
+
+    def choice(self, index: int, collected: Collected, reason: str | None) -> dict[str, Any]:
+        """A choice of a whole answer."""
+        choice = _choice(index, collected.text.text, collected.scores)
+        return choice | {"finish_reason": reason}
+
+
+def _choice(index: int, text: str, scores: Sequence[TokenScores] = ()) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": _logprobs(scores) if scores else None,
+        "finish_reason": None,
+    }
+
+
+def _logprobs(scores: Sequence[TokenScores]) -> dict[str, Any]:
+    """Of a chunk; `text_offset` counts from its own beginning."""
+    tokens = [_text(each.chosen) for each in scores]
+    offsets = [0]
+    for token in tokens[:-1]:
+        offsets.append(offsets[-1] + len(token))
+    return {
+        "tokens": tokens,
+        "token_logprobs": [finite(each.chosen.logprob) for each in scores],
+        "top_logprobs": [
+            {_text(score): finite(score.logprob) for score in (each.chosen, *each.top)}
+            for each in scores
+        ],
+        "text_offset": offsets,
+    }
+
+
+def _text(score: Score) -> str:
+    return score.token.decode(errors="replace")
+
+
+COMPLETIONS = Dialect("/v1/completions", CompletionBody, EXAMPLE, CompletionShape())

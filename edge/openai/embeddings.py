@@ -1,0 +1,135 @@
+"""`/v1/embeddings`: each text is a stream of its own, which ends with its vector."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from base64 import b64encode
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from edge.access.middleware import caller_of
+from edge.attend import attended
+from edge.config import EdgeConfig
+from edge.document import Collected, collect
+from edge.generate import HEADERS
+from edge.openai.completions import key_of
+from edge.openai.events import end_error
+from edge.openai.request import invalid, open_of, read_body, refuse_parameters
+from edge.origins.link import Link
+from edge.parameters import read_body as whole_body
+from edge.reader import Reader
+from edge.request import Settings
+from edge.telemetry.exchange import note_error
+from ledger.errors import CallerError
+from ledger.frame import Caller, Open, Opened, StreamEnd
+from ledger.tasks import together
+
+EXAMPLE = '{"model": "demo", "input": "Once upon a time"}'
+MAX_INPUTS = 2048
+"""As in the reference."""
+AT_A_TIME = 8
+"""Streams that one request has under way, so that it leaves room for others."""
+
+
+class EmbeddingBody(BaseModel):
+    """The JSON document of a request."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str = Field(min_length=1, description='a model, such as "demo"')
+    input: Any = Field(description="a string or a list of strings")
+    encoding_format: Literal["float", "base64"] | None = Field(None, description="float or base64")
+    priority: str | None = Field(None, description="a word")
+    dimensions: Any = None
+
+    def opens(self, key: str | None, caller: Caller | None) -> list[Open]:
+        """A stream for each text."""
+        refuse_parameters(self, {"dimensions": ()})
+        settings = Settings.model_validate({"model": self.model, "priority": self.priority})
+        texts = self._texts()
+        return [
+            open_of(settings, key_of(key, nth), caller, prompt=text, max_tokens=1)
+            for nth, text in enumerate(texts)
+        ]
+
+    def _texts(self) -> list[str]:
+        given = [self.input] if isinstance(self.input, str) else self.input
+        if not isinstance(given, list):
+            raise invalid("input", given, "a string or a list of strings")
+        if not 0 < len(given) <= MAX_INPUTS:
+            raise CallerError(
+                f"{len(given)} texts; from 1 to {MAX_INPUTS} are expected.", field="input"
+            )
+        for at, text in enumerate(given):
+            if not isinstance(text, str):
+                raise invalid(f"input[{at}]", text, "a string: token ids are not taken")
+            if not text:
+                raise CallerError("an empty text has no embedding", field=f"input[{at}]")
+        return given
+
+
+async def embed(request: Request) -> Response:
+    """POST /v1/embeddings"""
+    config: EdgeConfig = request.app.state.config
+    body = await whole_body(request, config.max_body_bytes)
+    parsed, headers = read_body(EmbeddingBody, body, EXAMPLE)
+    opens = parsed.opens(request.headers.get("Idempotency-Key"), caller_of(request))
+    link: Link = request.app.state.link
+    turns = asyncio.Semaphore(AT_A_TIME)
+    work = together(*(_computed(link, wanted, turns) for wanted in opens))
+    found = await attended(request.receive, work)
+    is_base64 = parsed.encoding_format == "base64"
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": _packed(vector) if is_base64 else vector,
+        }
+        for index, (_, vector, _) in enumerate(found)
+    ]
+    tokens = sum(tokens for *_, tokens in found)
+    document = {
+        "object": "list",
+        "data": data,
+        "model": found[0][0].model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    headers |= HEADERS | {"Tailrace-Stream": found[0][0].stream.hex()}
+    return JSONResponse(document, headers=headers)
+
+
+async def _computed(
+    link: Link, wanted: Open, turns: asyncio.Semaphore
+) -> tuple[Opened, list[float], int]:
+    """The stream, its vector, and how many tokens its text has."""
+    async with turns:
+        reader = Reader(link)
+        try:
+            opened = await reader.open(wanted)
+            collected = await collect(reader)
+        finally:
+            reader.close()
+    end = collected.closing
+    assert isinstance(end, StreamEnd)
+    if (error := end_error(end)) is not None:
+        note_error(error.code)
+        raise error
+    return opened, _vector(collected), end.prompt_tokens
+
+
+def _vector(collected: Collected) -> list[float]:
+    if collected.embeddings:
+        return list(collected.embeddings[0].values)
+    if collected.data:  # too long for a frame: see docs/models.md
+        packed = b"".join(collected.data)
+        return list(struct.unpack(f"<{len(packed) // 4}f", packed))
+    raise CallerError("The model does not make embeddings.", code="unsupported", field="model")
+
+
+def _packed(vector: list[float]) -> str:
+    """As fp32, little-endian."""
+    return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

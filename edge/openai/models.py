@@ -1,0 +1,38 @@
+"""`/v1/models`: what the origins serve now."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from edge.origins.link import Link
+from ledger.errors import NotFound, OriginUnreachable
+
+HEADERS = {"Cache-Control": "no-store"}
+
+
+async def list_models(request: Request) -> Response:
+    """GET /v1/models"""
+    models = [_described(name) for name in _names(request)]
+    return JSONResponse({"object": "list", "data": models}, headers=HEADERS)
+
+
+async def show_model(request: Request) -> Response:
+    """GET /v1/models/{name}"""
+    name = request.path_params["name"]
+    if name not in _names(request):
+        raise NotFound(f"The model '{name}' does not exist", code="unknown_model", field="model")
+    return JSONResponse(_described(name), headers=HEADERS)
+
+
+def _names(request: Request) -> tuple[str, ...]:
+    link: Link = request.app.state.link
+    names = link.heartbeat.models
+    if not names and not link.heartbeat.ready:
+        raise OriginUnreachable("no origin tells what it serves", retry_after_ms=1000)
+    return names
+
+
+def _described(name: str) -> dict[str, object]:
+    """`created` is a field that clients require; nobody knows it of a model."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "tailrace"}

@@ -1,0 +1,343 @@
+"""Calls of tools in a model's text: how families of models write them, and how they are read.
+
+A model that was trained to call tools writes its calls as text, in the markup of its family, which
+its chat template shows. `CallReader` takes them out of the text again. What comes out depends on
+the text alone, not on how it is cut into pieces, but for where pieces end: so a continuation that
+feeds the same text is where the interrupted run was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from ledger.errors import CallerError
+
+MAX_HEAD_CHARS = 1024
+"""From where a call begins to its arguments; what is longer was none."""
+
+MarkupName = Literal["hermes", "llama"]
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """What stands around a call, `{"name": …, ARGUMENTS: {…}}`, and how it names its arguments."""
+
+    begins: str
+    ends: str
+    arguments: str
+
+
+MARKUPS: dict[MarkupName, Markup] = {
+    "hermes": Markup("<tool_call>", "</tool_call>", "arguments"),  # Qwen too
+    "llama": Markup("", "", "parameters"),  # the JSON alone
+}
+
+
+def markup_of(template: str) -> MarkupName | None:
+    """How a model calls tools, by its chat template; None where it says nothing that is known."""
+    if not shows_tools(template):
+        return None
+    if "<tool_call>" in template:
+        return "hermes"
+    if '"parameters": ' in template and ("ipython" in template or "python_tag" in template):
+        return "llama"
+    return None
+
+
+def read_calls(text: str, field: str) -> list[dict[str, str]]:
+    """The calls of a `Message`: `id`, `name`, `arguments` of each; CallerError if it is bad."""
+    return _objects(text, field, ("id", "name", "arguments"), str)
+
+
+def read_functions(text: str) -> list[dict[str, Any]]:
+    """What `Tools` names; CallerError if it is bad."""
+    functions = _objects(text, "tools", ("name",), str)
+    for at, function in enumerate(functions):
+        if not isinstance(function.setdefault("parameters", {}), dict | bool):
+            raise CallerError("is no JSON schema", field=f"tools[{at}].parameters")
+    return functions
+
+
+def _objects(text: str, field: str, keys: tuple[str, ...], kind: type) -> list[dict[str, Any]]:
+    value = _decoded(text)
+    if not isinstance(value, list):
+        raise CallerError("is not the JSON of a list", field=field)
+    for at, item in enumerate(value):
+        for key in keys:
+            if not isinstance(item, dict) or not isinstance(item.get(key), kind):
+                raise CallerError(f"has no {key}", field=f"{field}[{at}]")
+    return value
+
+
+def shows_tools(template: str) -> bool:
+    """Whether a chat template has a place for tools."""
+    return re.search(r"\btools\b", template) is not None
+
+
+class ToolUse(BaseModel):
+    """What a stream may call; `functions` is the JSON of a list, `choice` a word of `ToolChoice`.
+
+    A worker that answers in text has no `markup`: its server knows how its model calls.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    functions: str
+    choice: str
+    only: str | None = None
+    parallel: bool = True
+    markup: MarkupName | None = None
+
+    @property
+    def forced(self) -> bool:
+        """Whether the text must be calls and nothing else."""
+        return self.choice == "required"
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A piece of the `call`-th call: the first has its `name` alone, the others arguments.
+
+    An upstream server gives each call an `id`, which is in its first piece.
+    """
+
+    call: int
+    name: str = ""
+    arguments: str = ""
+    id: str = ""
+
+    @property
+    def size(self) -> int:
+        """UTF-8 bytes, which are never 0."""
+        return len(self.name.encode()) + len(self.arguments.encode())
+
+
+_STRING = r'"((?:[^"\\]|\\.)*)"'
+_HEAD = re.compile(
+    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*'
+    + _STRING.replace("*)", "+)")
+    + r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)'
+)
+_KEYS = ("name", "type", "arguments", "parameters", "function", "id")
+_FIRST_KEY = re.compile(r"\s*\{\s*(?:" + _STRING + r"|([^\s\"]))")
+
+
+class CallReader:
+    """Text in, text and calls out. `calls` have begun; `whole` of them are complete."""
+
+    def __init__(self, markup: MarkupName) -> None:
+        self.calls = 0
+        self.whole = 0
+        self._markup = MARKUPS[markup]
+        self._state = self._in_text
+        self._rest = ""
+        self._plain = False  # no call can follow any more
+        self._value, self._held = JsonValue(), ""
+        self._out: list[str | CallPiece] = []
+
+    def feed(self, text: str, last: bool = False) -> list[str | CallPiece]:
+        """What is certain now; with `last`, all that there is."""
+        self._rest += text
+        while self._state(last):
+            pass
+        out, self._out = self._out, []
+        return out
+
+    # ---- states: each says whether there is more to do ----
+
+    def _in_text(self, last: bool) -> bool:
+        if self._markup.begins:
+            return self._before_mark(last)
+        rest = self._rest.lstrip(" \t\r\n;" if self.calls else None)
+        if self._plain or (rest and rest[0] != "{"):
+            self._plain = True
+            self._say(len(self._rest))
+        elif rest:
+            self._rest = rest
+            self._state = self._in_head
+            return True
+        elif last and not self.calls:
+            self._say(len(self._rest))
+        return False
+
+    def _before_mark(self, last: bool) -> bool:
+        """White space before a call is no text: it may be followed by one."""
+        mark = self._markup.begins
+        at = self._rest.find(mark)
+        if at >= 0:
+            self._say(len(self._rest[:at].rstrip()))
+            self._rest = self._rest.lstrip()[len(mark) :]
+            self._state = self._in_head
+            return True
+        held = next(
+            n
+            for n in range(min(len(mark) - 1, len(self._rest)), -1, -1)
+            if self._rest.endswith(mark[:n])
+        )
+        certain = len(self._rest[: len(self._rest) - held].rstrip())
+        if last and (self._rest.strip() or not self.calls):
+            certain = len(self._rest)
+        self._say(certain)
+        return False
+
+    def _in_head(self, last: bool) -> bool:
+        found = _HEAD.match(self._rest)
+        name = None if found is None else _decoded(f'"{found[1]}"')
+        if found is not None and isinstance(name, str):
+            self._out.append(CallPiece(self.calls, name))
+            self.calls += 1
+            self._rest = self._rest[found.end() :]
+            self._value, self._held = JsonValue(), ""
+            self._state = self._in_arguments
+            return True
+        ends = self._markup.ends
+        end = self._rest.find(ends) if ends else _end_of_object(self._rest)
+        if end >= 0:
+            whole, self._rest = self._rest[:end], self._rest[end + len(ends) :]
+            self._take_whole(whole)
+            return True
+        if last or len(self._rest) > MAX_HEAD_CHARS or self._is_no_call():
+            self._take_text(self._rest)
+            self._rest = ""
+        return False
+
+    def _is_no_call(self) -> bool:
+        """JSON that is an answer is not held back until it is whole."""
+        key = None if self._markup.begins else _FIRST_KEY.match(self._rest)
+        return key is not None and (key[2] is not None or key[1] not in _KEYS)
+
+    def _take_whole(self, text: str) -> None:
+        """A call whose parts stand in another order, or text that only looked like one."""
+        value = _decoded(text)
+        said = value if isinstance(value, dict) else {}
+        name, arguments = said.get("name"), said.get("arguments", said.get("parameters"))
+        if not isinstance(name, str) or not name:
+            self._take_text(text + self._markup.ends)
+            return
+        self._out.append(CallPiece(self.calls, name))
+        written = (
+            arguments
+            if isinstance(arguments, str)
+            else json.dumps(arguments or {}, ensure_ascii=False)
+        )
+        self._out.append(CallPiece(self.calls, arguments=written or "{}"))
+        self.calls += 1
+        self.whole += 1
+        self._state = self._in_text
+
+    def _take_text(self, text: str) -> None:
+        self._out.append(self._markup.begins + text)
+        self._plain = not self._markup.begins
+        self._state = self._in_text
+
+    def _in_arguments(self, last: bool) -> bool:
+        taken = self._value.feed(self._rest)
+        piece, self._rest = self._rest[:taken], self._rest[taken:]
+        if self._value.is_held:  # a string that holds the JSON, or null
+            self._held += piece
+            piece = ""
+            if self._value.ended:
+                value = _decoded(self._held.strip())
+                piece = value if isinstance(value, str) and value else "{}"
+            elif last:
+                piece = self._held
+        if piece:
+            self._out.append(CallPiece(self.calls - 1, arguments=piece))
+        if not self._value.ended:
+            return False
+        self.whole += 1
+        self._state = self._after_arguments
+        return True
+
+    def _after_arguments(self, last: bool) -> bool:
+        """What closes the call is no text, nor is whatever stands before its end."""
+        ends = self._markup.ends
+        if ends:
+            at = self._rest.find(ends)
+            if at < 0:
+                self._rest = self._rest[-len(ends) :]
+                return False
+            self._rest = self._rest[at + len(ends) :]
+        else:
+            found = re.match(r"\s*\}", self._rest)
+            if found is None and not self._rest.strip():
+                return False
+            self._rest = self._rest[found.end() :] if found else self._rest
+            self._plain = found is None
+        self._state = self._in_text
+        return True
+
+    def _say(self, chars: int) -> None:
+        if chars:
+            self._out.append(self._rest[:chars])
+            self._rest = self._rest[chars:]
+
+
+class JsonValue:
+    """Finds where a JSON value ends that comes in pieces; it is not checked."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._first = ""
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    @property
+    def is_held(self) -> bool:
+        """It is neither an object nor a list."""
+        return self._first not in ("", "{", "[")
+
+    def feed(self, text: str) -> int:
+        """How many characters of the text are the value's."""
+        for at, char in enumerate(text):
+            if self._in_string:
+                self._within(char)
+            elif not self._outside(char):
+                self.ended = True  # what is around it goes on: it was a bare word
+                return at
+            if self.ended:
+                return at + 1
+        return len(text)
+
+    def _within(self, char: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif char == "\\":
+            self._escaped = True
+        elif char == '"':
+            self._in_string = False
+            self.ended = self._depth == 0
+
+    def _outside(self, char: str) -> bool:
+        """Whether the character, which is in no string, is the value's."""
+        self._first = self._first or char.strip()
+        if char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            self.ended = self._depth == 0
+            return self._depth >= 0
+        elif char == ",":
+            return self._depth > 0
+        return True
+
+
+def _end_of_object(text: str) -> int:
+    value = JsonValue()
+    taken = value.feed(text)
+    return taken if value.ended else -1
+
+
+def _decoded(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
