@@ -30,22 +30,20 @@ PRIMITIVES = {
 
 
 def table(schema: Schema, identity: str) -> str:
-    """schema.js: what the codec is made of when it is loaded."""
-    lines = [f"export const SCHEMA_ID = {identity!r};\n".replace("'", '"')]
-    lines.append("export const TAGS = {")
-    lines += [f"  {name}: {tag}," for name, tag in schema.unions["Frame"].items()]
-    lines.append("};\n\nexport const ALIASES = {")
+    """schema.js: what the codec is made of when it is loaded.
+
+    A frame is its tag and its fields, another struct its fields, an enum its words.
+    """
+    lines = [f'export const SCHEMA_ID = "{identity}";\n', "export const TYPES = {"]
     lines += [f'  {name}: "{of}",' for name, of in schema.aliases.items()]
-    lines.append("};\n\nexport const ENUMS = {")
     for name, members in schema.enums.items():
-        assert [*members.values()] == [*range(len(members))], (
-            f"{name}: a word's place is its number"
-        )
+        assert [*members.values()] == [*range(len(members))], f"{name}: no word for a number"
         lines.append(f'  {name}: "{" ".join(map(_word, members))}",')
-    lines.append("};\n\nexport const STRUCTS = {")
+    tags = schema.unions["Frame"]
     for name, fields in schema.structs.items():
-        said = " ".join(f"{field}:{_limited(name, field, of)}" for field, of in fields.items())
-        lines.append(f'  {name}: "{said}",')
+        said = [str(tags[name])] if name in tags else []
+        said += [f"{field}:{_limited(name, field, of)}" for field, of in fields.items()]
+        lines.append(f'  {name}: "{" ".join(said)}",')
     return HEAD + "\n".join([*lines, "};\n"])
 
 
@@ -55,10 +53,7 @@ def types(schema: Schema) -> str:
         "/** Integers above 2^53-1 come as a bigint, whatever is said here; none occurs in",
         " * practice but as a seed, which says so. */",
         "export declare const SCHEMA_ID: string;",
-        "export declare const TAGS: Record<FrameType, number>;",
-        "export declare const ALIASES: Record<string, string>;",
-        "export declare const ENUMS: Record<string, string>;",
-        "export declare const STRUCTS: Record<string, string>;\n",
+        "export declare const TYPES: Record<string, string>;\n",
     ]
     lines += [f"export type {name} = string;" for name in schema.aliases]
     for name, members in schema.enums.items():

@@ -3,6 +3,9 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
+import { typeOf } from "../../edge/web/tailrace/bare.js";
+import { decodeValue } from "../../edge/web/tailrace/decode.js";
+import { emptySink, encodeValue } from "../../edge/web/tailrace/encode.js";
 import * as wire from "../../edge/web/tailrace/wire.js";
 
 const vectors = (name) =>
@@ -22,13 +25,12 @@ function written(value) {
 function roundTrip(of, hex, value) {
   const bytes = wire.fromHex(hex);
   const source = { bytes, view: new DataView(bytes.buffer), at: 0 };
-  const decoded = wire.typeOf(of).decode(source);
+  const decoded = decodeValue(typeOf(of), source);
   assert.deepStrictEqual(written(decoded), value);
   assert.equal(source.at, bytes.length);
-  const out = { size: 0, bytes: new Uint8Array(1), view: new DataView(new ArrayBuffer(1)) };
-  out.view = new DataView(out.bytes.buffer);
-  wire.typeOf(of).encode(out, decoded);
-  assert.equal(wire.toHex(out.bytes.slice(0, out.size)), hex);
+  const sink = emptySink();
+  encodeValue(typeOf(of), sink, decoded);
+  assert.equal(wire.toHex(sink.bytes.slice(0, sink.size)), hex);
 }
 
 for (const { type, value, hex } of vectors("primitives").valid) {
@@ -40,7 +42,7 @@ for (const { type, hex, offset, why } of vectors("primitives").invalid) {
     const bytes = wire.fromHex(hex);
     const source = { bytes, view: new DataView(bytes.buffer), at: 0 };
     assert.throws(
-      () => wire.typeOf(type).decode(source),
+      () => decodeValue(typeOf(type), source),
       (error) => error instanceof wire.FrameError && error.offset === offset,
     );
   });

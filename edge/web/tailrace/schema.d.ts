@@ -3,10 +3,7 @@
 /** Integers above 2^53-1 come as a bigint, whatever is said here; none occurs in
  * practice but as a seed, which says so. */
 export declare const SCHEMA_ID: string;
-export declare const TAGS: Record<FrameType, number>;
-export declare const ALIASES: Record<string, string>;
-export declare const ENUMS: Record<string, string>;
-export declare const STRUCTS: Record<string, string>;
+export declare const TYPES: Record<string, string>;
 
 export type StreamId = string;
 export type Durability = "relaxed" | "process" | "power";

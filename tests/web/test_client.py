@@ -1,9 +1,11 @@
-"""The browser's codec: the shared vectors in Node, and its types."""
+"""The browser's client without connections: its codec, its rules, its types."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from tests.npm import installed
 from tests.schema_text import ROOT
@@ -27,9 +29,11 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def test_the_codec_passes_the_vectors() -> None:
+@pytest.mark.parametrize("suite", ["wire.test.js", "core.test.js"])
+def test_in_node(suite: str) -> None:
+    """The vectors by the codec; the rules of a reader."""
     installed(HERE)
-    run("node", "--test", "wire.test.js")
+    run("node", "--test", suite)
 
 
 def test_the_clients_types_hold() -> None:

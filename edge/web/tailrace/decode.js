@@ -1,0 +1,302 @@
+// From bytes to frames: payloads, whole frames, and the cutting of a byte stream.
+//
+// As strict as the server's own codec: whatever is not exactly what the schema says is a
+// FrameError, which names the field and the offset in the frame of the first byte at fault.
+
+import { U64_MAX, fault, toHex, typeOf, viewOf, within } from "./bare.js";
+import { FrameError } from "./errors.js";
+import { TYPES } from "./schema.js";
+
+/** @typedef {import("./bare.js").Type} Type */
+/** @typedef {import("./schema.js").Frame} Frame */
+/** @typedef {{bytes: Uint8Array, view: DataView, at: number}} Source */
+
+export const VERSION = 1;
+export const HEADER_BYTES = 4;
+/** Header, tag and corr. */
+export const PREFIX_BYTES = 9;
+export const MAX_FRAME_BYTES = 1 << 20;
+const FLAG_ZSTD = 1;
+
+/** Each frame's name by its tag. @type {Map<number, string>} */
+const names = new Map();
+for (const [name, said] of Object.entries(TYPES)) {
+  const tag = parseInt(said);
+  if (tag >= 0) names.set(tag, name);
+}
+/** Each frame's tag by its name.
+ * @type {Readonly<Record<import("./schema.js").FrameType, number>>}
+ */
+export const TAGS = /** @type {any} */ (Object.fromEntries([...names].map(([tag, name]) => [name, tag])));
+const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+
+// ---- values ----
+
+/** @param {Type} type @param {Source} source @returns {any} */
+export function decodeValue(type, source) {
+  const { bytes, view, at: start } = source;
+  switch (type.kind) {
+    case "uint":
+      return decodeUint(source);
+    case "str":
+      try {
+        return utf8.decode(sized(source));
+      } catch (error) {
+        throw error instanceof FrameError ? error : fault("text is not valid UTF-8", start);
+      }
+    case "data":
+      return sized(source).slice();
+    case "optional":
+      return decodeBool(source) ? decodeValue(/** @type {Type} */ (type.of), source) : null;
+    case "list":
+      return decodeList(type, source);
+    case "enum": {
+      const number = decodeUint(source);
+      const word = /** @type {string[]} */ (type.words)[number];
+      if (word === undefined) throw fault(`${number} is none of ${type.words}`, start);
+      return word;
+    }
+    case "struct":
+      return decodeStruct(type, source, {});
+    case "bool":
+      return decodeBool(source);
+  }
+  source.at += type.least;
+  if (source.at > bytes.length) throw fault(`truncated: ${type.least} bytes are due`, start);
+  switch (type.kind) {
+    case "u16":
+      return view.getUint16(start, true);
+    case "u32":
+      return view.getUint32(start, true);
+    case "u64":
+      return narrow(view.getBigUint64(start, true));
+    case "f32":
+      return view.getFloat32(start, true);
+    case "f64":
+      return view.getFloat64(start, true);
+    case "hex":
+      return toHex(bytes.subarray(start, source.at));
+  }
+  return bytes.slice(start, source.at);
+}
+
+/** @param {bigint} value @returns {any} */
+const narrow = (value) => (value <= Number.MAX_SAFE_INTEGER ? Number(value) : value);
+
+/** A number, or a bigint where that would not be exact. @param {Source} source @returns {any} */
+function decodeUint(source) {
+  const start = source.at;
+  let value = 0;
+  let high = 0n; // what does not fit into a number
+  for (let nth = 0; nth < 10; nth++) {
+    const byte = source.bytes[source.at++];
+    if (byte === undefined) throw fault("truncated varint", start);
+    if (nth < 7) value += (byte & 127) * 2 ** (7 * nth);
+    else high |= BigInt(byte & 127) << BigInt(7 * nth);
+    if (byte < 128) {
+      if (nth && !byte) throw fault("varint is not in its shortest form", start);
+      const whole = high && high | BigInt(value);
+      if (whole > U64_MAX) break;
+      return high ? narrow(whole) : value;
+    }
+  }
+  throw fault("varint exceeds 64 bits", start);
+}
+
+/** @param {Source} source */
+function decodeBool(source) {
+  const byte = source.bytes[source.at];
+  if (byte === undefined) throw fault("truncated bool", source.at);
+  if (byte > 1) throw fault(`byte ${byte} is neither 0 nor 1`, source.at);
+  source.at++;
+  return byte === 1;
+}
+
+/** The bytes behind a length, as they lie there. @param {Source} source */
+function sized(source) {
+  const start = source.at;
+  const size = decodeUint(source);
+  const left = source.bytes.length - source.at;
+  if (size > left) throw fault(`length ${size} exceeds the ${left} bytes left`, start);
+  source.at += size;
+  return source.bytes.subarray(source.at - size, source.at);
+}
+
+/** @param {Type} type @param {Source} source */
+function decodeList(type, source) {
+  const of = /** @type {Type} */ (type.of);
+  const start = source.at;
+  const count = Number(decodeUint(source));
+  const left = source.bytes.length - source.at;
+  // Before any item is made, so that no count can ask for memory or for time.
+  if (count > /** @type {number} */ (type.most)) throw fault(`${count} items, of ${type.most} at most`, start);
+  if (count * of.least > left) throw fault(`${count} items cannot fit in ${left} bytes`, start);
+  const items = [];
+  for (let nth = 0; nth < count; nth++) {
+    try {
+      items.push(decodeValue(of, source));
+    } catch (error) {
+      throw within(`[${nth}]`, error);
+    }
+  }
+  return items;
+}
+
+/** @param {Type} type @param {Source} source @param {Record<string, any>} values */
+function decodeStruct(type, source, values) {
+  for (const { name, of } of type.columns ?? []) {
+    try {
+      values[name] = decodeValue(of, source);
+    } catch (error) {
+      throw within(`.${name}`, error);
+    }
+  }
+  return values;
+}
+
+// ---- frames ----
+
+/** The length that a header word declares, after checking all that it says.
+ * @param {number} header
+ * @param {number} most
+ */
+function lengthOf(header, most) {
+  const version = (header >>> 24) & 15;
+  const flags = header >>> 28;
+  const length = header & 0xffffff;
+  if (version !== VERSION) {
+    throw new FrameError(`frame version ${version} is not supported`, "header.version", 3, "bad_version");
+  }
+  if (flags & ~FLAG_ZSTD) throw new FrameError(`unknown flags ${flags}`, "header.flags", 3);
+  if (length < PREFIX_BYTES - HEADER_BYTES || length > most) {
+    throw new FrameError(`length ${length} is too small or over ${most}`, "header.length", 0);
+  }
+  return length;
+}
+
+/** @param {number} tag @param {{has: (tag: number) => boolean}} tags */
+function checkTag(tag, tags) {
+  if (tags.has(tag)) return;
+  const said = names.has(tag) ? `tag ${tag} is not this side's to send` : `unknown tag ${tag}`;
+  throw new FrameError(said, "tag", HEADER_BYTES);
+}
+
+/** @param {Uint8Array} raw */
+export function prefixOf(raw) {
+  if (raw.length < PREFIX_BYTES) {
+    throw new FrameError(`frame ends after ${raw.length} bytes, before its payload`, "header", 0);
+  }
+  return viewOf(raw);
+}
+
+/** What exactly one whole frame holds. Throws FrameError and nothing else, whatever the bytes.
+ * @param {Uint8Array} raw
+ * @param {number} [maxFrameBytes]
+ * @returns {{corr: number, frame: Frame}}
+ */
+export function decode(raw, maxFrameBytes = MAX_FRAME_BYTES) {
+  if (raw.length < HEADER_BYTES) prefixOf(raw);
+  const view = viewOf(raw);
+  const header = view.getUint32(0, true);
+  const length = lengthOf(header, maxFrameBytes);
+  const have = raw.length - HEADER_BYTES;
+  if (have !== length) {
+    throw new FrameError(`length ${length}, and ${have} bytes follow`, "header.length", 0);
+  }
+  const tag = view.getUint8(HEADER_BYTES);
+  checkTag(tag, names);
+  if (header >>> 28) throw new FrameError("compressed frame, and no zstd here", "header.flags", 3);
+  const type = names.get(tag) ?? "";
+  const source = { bytes: raw, view, at: PREFIX_BYTES };
+  /** @type {any} */
+  const frame = { type };
+  try {
+    decodeStruct(typeOf(type), source, frame);
+  } catch (error) {
+    throw within(type, error);
+  }
+  const rest = raw.length - source.at;
+  if (rest) throw new FrameError(`${rest} bytes too many`, type, source.at);
+  return { corr: view.getUint32(HEADER_BYTES + 1, true), frame };
+}
+
+/**
+ * Fed bytes in any pieces, gives whole frames, undecoded; holds at most one unfinished frame.
+ *
+ * Version, flags, length and tag are checked as soon as they are there. After a FrameError the
+ * stream has lost its place: every later feed throws the same one.
+ */
+export class Splitter {
+  /** @type {Uint8Array[]} */
+  #rest = [];
+  #needed = HEADER_BYTES; // bytes of `#rest` before there is anything to look at
+  /** @type {unknown} */
+  #error = null;
+
+  /** @param {{tags?: ReadonlySet<number>, maxFrameBytes?: number}} [limits] */
+  constructor({ tags, maxFrameBytes = MAX_FRAME_BYTES } = {}) {
+    this.tags = tags ?? names;
+    this.maxFrameBytes = maxFrameBytes;
+    /** Bytes of an unfinished frame. */
+    this.pending = 0;
+  }
+
+  /** The frames that `data` completes. @param {Uint8Array} data @returns {Uint8Array[]} */
+  feed(data) {
+    if (this.#error) throw this.#error;
+    this.#rest.push(data);
+    this.pending += data.length;
+    if (this.pending < this.#needed) return [];
+    const whole = this.#joined();
+    try {
+      const [frames, end] = this.#cut(whole);
+      this.#keep(whole.slice(end));
+      return frames;
+    } catch (error) {
+      this.#error = error;
+      this.#keep(new Uint8Array());
+      throw error;
+    }
+  }
+
+  #joined() {
+    const [only = new Uint8Array(), ...more] = this.#rest;
+    if (!more.length) return only;
+    const whole = new Uint8Array(this.pending);
+    let end = 0;
+    for (const piece of this.#rest) {
+      whole.set(piece, end);
+      end += piece.length;
+    }
+    return whole;
+  }
+
+  /** @param {Uint8Array} bytes */
+  #keep(bytes) {
+    this.#rest = bytes.length ? [bytes] : [];
+    this.pending = bytes.length;
+  }
+
+  /** The whole frames, and where the unfinished one begins.
+   * @param {Uint8Array} data
+   * @returns {[Uint8Array[], number]}
+   */
+  #cut(data) {
+    const frames = [];
+    const view = viewOf(data);
+    let start = 0;
+    this.#needed = HEADER_BYTES;
+    while (data.length - start >= HEADER_BYTES) {
+      const end = start + HEADER_BYTES + lengthOf(view.getUint32(start, true), this.maxFrameBytes);
+      this.#needed = HEADER_BYTES + 1;
+      if (data.length - start <= HEADER_BYTES) break;
+      checkTag(view.getUint8(start + HEADER_BYTES), this.tags);
+      this.#needed = end - start;
+      if (data.length < end) break;
+      frames.push(data.slice(start, end));
+      start = end;
+      this.#needed = HEADER_BYTES;
+    }
+    return [frames, start];
+  }
+}

@@ -1,0 +1,47 @@
+// What goes wrong, in one tree.
+
+/** Whatever this package throws: `code` says what it is, `retryable` whether it may go by itself. */
+export class TailraceError extends Error {
+  /**
+   * @param {string} message
+   * @param {{code?: string, status?: number, retryable?: boolean, field?: string | null,
+   *   hint?: string | null, retryAfterMs?: number | null, cause?: unknown}} [about]
+   */
+  constructor(message, about = {}) {
+    super(message, about.cause ? { cause: about.cause } : {});
+    this.name = "TailraceError";
+    this.code = about.code ?? "internal";
+    this.status = about.status ?? 0;
+    this.retryable = about.retryable ?? false;
+    this.field = about.field ?? null;
+    this.hint = about.hint ?? null;
+    this.retryAfterMs = about.retryAfterMs ?? null;
+  }
+}
+
+/** Bytes that are no frame, or values that make none. */
+export class FrameError extends TailraceError {
+  /**
+   * @param {string} message
+   * @param {string} field
+   * @param {number} offset
+   * @param {string} [code]
+   */
+  constructor(message, field, offset, code = "bad_frame") {
+    super(message, { code, status: code === "bad_frame" ? 400 : 426, field });
+    this.name = "FrameError";
+    this.offset = offset;
+  }
+}
+
+/** A fault of the connection: what it left unfinished can be asked for again.
+ * @param {string} code
+ * @param {string} message
+ * @param {unknown} [cause]
+ */
+export const broken = (code, message, cause) =>
+  new TailraceError(message, { code, status: 503, retryable: true, cause });
+
+/** What a StreamError tells of. @param {import("./schema.js").StreamError} frame */
+export const errorOf = (frame) =>
+  new TailraceError(frame.message, { ...frame, retryAfterMs: frame.retry_after_ms });

@@ -1,0 +1,95 @@
+// A stream as the body of an HTTP response: by HTTP/3 where the browser has it.
+
+import { Splitter, decode } from "./decode.js";
+import { FrameError, TailraceError, broken } from "./errors.js";
+
+/** @typedef {import("./connection.js").Connect} Connect */
+
+const FRAMES = "application/vnd.tailrace.frames";
+/** An edge shows a sign of life every 15 s. */
+const SILENCE_MS = 35_000;
+/** Taken for passing where the answer does not say, as a proxy's error page. */
+const PASSING = [408, 425, 429, 500, 502, 503, 504];
+
+/** @type {Connect} */
+export function byFetch(asked, system, report) {
+  const abort = new AbortController();
+  const { signal } = abort;
+  const read = async () => {
+    const response = await system.fetch(...requestOf(asked, signal));
+    if (response.status === 204) return report.ended();
+    const { headers, body } = response;
+    if (!response.ok) throw await httpError(response);
+    if (!headers.get("Content-Type")?.startsWith(FRAMES) || !body) {
+      throw broken("not_frames", "something else answers in the place of an edge");
+    }
+    report.opened({
+      id: headers.get("Tailrace-Stream"),
+      token: headers.get("Tailrace-Token"),
+      siblings: siblingsIn(headers.get("Tailrace-Siblings") ?? ""),
+    });
+    const splitter = new Splitter();
+    const reader = body.getReader();
+    for (;;) {
+      await report.room();
+      const { value, done } = await reader.read();
+      if (done) throw broken("cut_short", "the body ended before the stream");
+      for (const raw of splitter.feed(value)) report.frame(decode(raw).frame, raw.length);
+      report.alive();
+    }
+  };
+  read().catch((error) => signal.aborted || report.lost(asTailraceError(error)));
+  return { silenceMs: SILENCE_MS, allow() {}, close: () => abort.abort() };
+}
+
+/** @param {import("./connection.js").Asked} asked @param {AbortSignal} signal
+ * @returns {[string, RequestInit]}
+ */
+function requestOf({ url, id, input, idempotencyKey, token, nextIndex, headers }, signal) {
+  const init = { signal, cache: /** @type {const} */ ("no-store") };
+  const accept = { ...headers, Accept: FRAMES };
+  if (id) {
+    const after = nextIndex ? `?after=${nextIndex - 1}` : "";
+    return [`${url}/${id}${after}`, { ...init, headers: { ...accept, ...tokenHeader(token) } }];
+  }
+  const more = { "Content-Type": "application/json", "Idempotency-Key": idempotencyKey };
+  const body = JSON.stringify(input);
+  return [url, { ...init, method: "POST", headers: { ...accept, ...more }, body }];
+}
+
+/** @param {string | null} token @returns {Record<string, string>} */
+export const tokenHeader = (token) => (token ? { "Tailrace-Token": token } : {});
+
+/** @param {string} header */
+const siblingsIn = (header) =>
+  header
+    .split(",")
+    .filter((part) => part.trim())
+    .map((part) => {
+      const [stream = "", token = ""] = part.trim().split(";token=");
+      return { stream, token };
+    });
+
+/** The error that an answer tells of, whoever between here and the origin wrote it.
+ * @param {Response} response
+ */
+export async function httpError(response) {
+  const { status } = response;
+  const { error = {} } = await response.json().catch(() => ({}));
+  const after = response.headers.get("Retry-After") ?? "";
+  return new TailraceError(error.message ?? `the answer was HTTP status ${status}`, {
+    code: error.code ?? "http_error",
+    status,
+    retryable: error.retryable ?? PASSING.includes(status),
+    field: error.field,
+    hint: error.hint,
+    retryAfterMs: /^\d+$/.test(after) ? 1000 * Number(after) : null,
+  });
+}
+
+/** What `fetch` throws says nothing of why. @param {unknown} error */
+export function asTailraceError(error) {
+  if (error instanceof FrameError) return broken(error.code, `a broken body: ${error.message}`, error);
+  if (error instanceof TailraceError) return error;
+  return broken("edge_unreachable", String(error), error);
+}

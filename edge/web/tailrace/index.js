@@ -1,0 +1,26 @@
+// Durable token streams for browsers, Node.js and Workers. docs/web.md shows how to use it.
+
+import { system } from "./connection.js";
+import { Stream, keyOf } from "./stream.js";
+
+export { TailraceError } from "./errors.js";
+export { Stream } from "./stream.js";
+export { Transcript } from "./transcript.js";
+
+/** @typedef {import("./stream.js").Options} Options */
+
+/** A stream: a new one of `input`, or the one that the URL names. It begins to be read at once.
+ * @param {string} url /v1/generate of an edge, or /v1/generate/ID
+ * @param {Options} [options]
+ */
+export const stream = (url, options = {}) => new Stream(url, options, options.system ?? system, null);
+
+/** The stream that was read before the page was reloaded, from its beginning; null if there is none.
+ * @param {string} url as it was given to `stream`
+ * @param {Options & {storage: import("./stream.js").Store}} options
+ */
+export function resume(url, options) {
+  const whole = new URL(url, globalThis.location?.href);
+  const saved = JSON.parse(options.storage.getItem(keyOf(options, whole.origin + whole.pathname)) ?? "null");
+  return saved && new Stream(url, options, options.system ?? system, saved);
+}

@@ -1,0 +1,194 @@
+// Streams over one WebSocket for each edge, shared by all that read from it.
+
+import { Splitter, decode } from "./decode.js";
+import { encode, fromHex } from "./encode.js";
+import { TailraceError, broken, errorOf } from "./errors.js";
+import { SCHEMA_ID } from "./schema.js";
+
+/** @typedef {import("./connection.js").Asked} Asked */
+/** @typedef {import("./connection.js").Report} Report */
+/** @typedef {import("./connection.js").System} System */
+/** @typedef {import("./core.js").Allowance} Allowance */
+
+/** An edge says something every 5 s. */
+const SILENCE_MS = 16_000;
+/** How long it is kept when nobody reads any more. */
+const IDLE_MS = 5_000;
+const SAMPLING =
+  "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed".split(" ");
+const OTHERS = (
+  "model prompt messages max_tokens stop ignore_eos logprobs format overflow n durability priority " +
+  "unread"
+).split(" ");
+
+/** @type {WeakMap<System, Map<string, Session>>} */
+const known = new WeakMap();
+
+/** @type {import("./connection.js").Connect} */
+export function bySocket(asked, system, report) {
+  const url = new URL("ws", asked.url);
+  url.protocol = url.protocol.replace("http", "ws");
+  const name = `${url} ${asked.apiKey ?? ""}`;
+  const sessions = known.get(system) ?? new Map();
+  known.set(system, sessions);
+  let session = sessions.get(name);
+  if (!session) {
+    session = new Session(url, asked.apiKey, system, () => sessions.delete(name));
+    sessions.set(name, session);
+  }
+  return session.open(asked, report);
+}
+
+/** One WebSocket, and who reads over it. */
+class Session {
+  /** @type {Map<number, Report>} */
+  #readers = new Map();
+  /** @type {Uint8Array<ArrayBuffer>[] | null} */
+  #unsent = [encode({ type: "Hello", schema: fromHex(SCHEMA_ID), software: "tailrace-web" })];
+  #corr = 0;
+  /** @type {any} */
+  #idle = null;
+
+  /** @param {URL} url @param {string | null} apiKey @param {System} system @param {() => void} gone */
+  constructor(url, apiKey, system, gone) {
+    this.system = system;
+    this.gone = gone;
+    const Socket = /** @type {typeof WebSocket} */ (system.WebSocket);
+    this.socket = new Socket(url, apiKey ? ["tailrace", `tailrace-key.${apiKey}`] : []);
+    this.socket.binaryType = "arraybuffer";
+    this.socket.onopen = () => {
+      const unsent = this.#unsent ?? [];
+      this.#unsent = null;
+      for (const bytes of unsent) this.socket.send(bytes);
+    };
+    this.socket.onmessage = ({ data }) => this.#receive(new Uint8Array(data));
+    // Node.js tells of a handshake that failed by an error alone.
+    this.socket.onclose = this.socket.onerror = (event) => {
+      const how = "code" in event ? `closed with ${event.code}` : "refused";
+      this.#end(broken("edge_unreachable", `the WebSocket was ${how}`));
+    };
+  }
+
+  /** @param {Asked} asked @param {Report} report @returns {import("./connection.js").Connection} */
+  open(asked, report) {
+    const corr = (this.#corr = (this.#corr % 0xffffffff) + 1);
+    this.#send(requestOf(asked), corr);
+    this.#readers.set(corr, report);
+    this.system.clearTimer(this.#idle);
+    let told = asked.allowance;
+    return {
+      silenceMs: SILENCE_MS,
+      allow: (allowance) => {
+        if (!isWorthTelling(told, allowance) || !this.#readers.has(corr)) return;
+        told = allowance;
+        this.#send({ type: "Credit", ...allowance }, corr);
+      },
+      close: (isSilent) => {
+        if (this.#readers.has(corr) && !isSilent) this.#send({ type: "Detach" }, corr);
+        this.#leave(corr);
+        if (isSilent) this.#end(broken("silent", "the WebSocket says nothing any more"));
+      },
+    };
+  }
+
+  /** @param {import("./schema.js").Frame} frame @param {number} corr */
+  #send(frame, corr) {
+    const bytes = encode(frame, corr);
+    if (this.#unsent) this.#unsent.push(bytes);
+    else if (this.socket.readyState === 1) this.socket.send(bytes);
+  }
+
+  /** @param {number} corr */
+  #leave(corr) {
+    if (!this.#readers.delete(corr) || this.#readers.size) return;
+    this.#idle = this.system.setTimer(() => this.#end(null), IDLE_MS);
+  }
+
+  /** One message: whole frames. @param {Uint8Array} message */
+  #receive(message) {
+    try {
+      const splitter = new Splitter();
+      for (const raw of splitter.feed(message)) this.#dispatch(raw);
+      if (splitter.pending) throw broken("bad_frame", "a message ends inside a frame");
+    } catch (error) {
+      this.#end(broken("bad_frame", String(error), error));
+    }
+  }
+
+  /** @param {Uint8Array} raw */
+  #dispatch(raw) {
+    const { corr, frame } = decode(raw);
+    const report = this.#readers.get(corr);
+    if (frame.type === "StreamError" && corr === 0) return this.#end(errorOf(frame));
+    if (corr === 0) for (const each of this.#readers.values()) each.alive(); // a Heartbeat
+    if (!report) return; // of the connection, or of a reader that has gone
+    if (frame.type === "StreamError" || frame.type === "StreamEnd" || frame.type === "Status") {
+      this.#leave(corr);
+    }
+    if (frame.type === "Opened") {
+      report.opened({ id: frame.stream, token: frame.token || null, siblings: frame.siblings });
+    } else if (frame.type === "StreamError") {
+      report.lost(errorOf(frame)); // a refusal comes before Opened
+    } else {
+      report.frame(frame, raw.length);
+    }
+  }
+
+  /** No more comes of it. @param {TailraceError | null} error */
+  #end(error) {
+    this.gone();
+    this.system.clearTimer(this.#idle);
+    this.socket.onclose = this.socket.onerror = this.socket.onmessage = null;
+    this.socket.close();
+    const readers = [...this.#readers.values()];
+    this.#readers.clear();
+    for (const report of readers) if (error) report.lost(error);
+  }
+}
+
+/** Half of a window has been used up since the server was told. @param {Allowance} told
+ * @param {Allowance} now
+ */
+const isWorthTelling = (told, now) =>
+  now.limit - told.limit >= 128 || now.bytes - told.bytes >= 131_072;
+
+/** @param {Asked} asked @returns {import("./schema.js").Frame} */
+function requestOf({ id, token, input, idempotencyKey, nextIndex, allowance }) {
+  const credit = { credit: allowance.limit - nextIndex, credit_bytes: allowance.bytes, caller: null };
+  if (id) {
+    const after = nextIndex ? nextIndex - 1 : null;
+    return { type: "Resume", stream: id, after, token, follow: true, ...credit };
+  }
+  return { ...openOf(input ?? {}), idempotency_key: idempotencyKey, ...credit };
+}
+
+/** The fields of a JSON request as those of an Open. @param {Record<string, any>} input
+ * @returns {import("./schema.js").Open}
+ */
+function openOf(input) {
+  for (const name of Object.keys(input)) {
+    if (![...SAMPLING, ...OTHERS].includes(name)) {
+      throw new TailraceError(`unknown field ${name}`, { code: "unknown_field", status: 400, field: name });
+    }
+  }
+  const { format, stop, unread } = input;
+  const sampling = /** @type {any} */ (Object.fromEntries(SAMPLING.map((name) => [name, input[name]])));
+  return /** @type {any} */ ({
+    type: "Open",
+    ...input,
+    sampling,
+    messages: input.messages ?? [],
+    stop: typeof stop === "string" ? [stop] : (stop ?? []),
+    ignore_eos: input.ignore_eos ?? false,
+    format: format && {
+      kind: format.regex === undefined ? "json-schema" : "regex",
+      source: format.regex ?? JSON.stringify(format.json_schema),
+    },
+    overflow: input.overflow ?? "refuse",
+    n: input.n ?? 1,
+    durability: input.durability ?? "process",
+    priority: input.priority ?? "standard",
+    unread: unread?.then ?? unread ?? "run",
+    unread_after_s: unread?.after_s,
+  });
+}

@@ -1,0 +1,403 @@
+// One stream as its reader sees it: every frame, once and in order, whatever becomes of connections.
+
+import { TailraceError } from "./errors.js";
+import { Core } from "./core.js";
+import { asTailraceError, httpError, tokenHeader } from "./fetch.js";
+import { Transcript } from "./transcript.js";
+import { CONNECT, choose, countFetches, worked } from "./transport.js";
+
+/** @typedef {import("./schema.js").Logged} Logged */
+/** @typedef {import("./core.js").State} State */
+/** @typedef {import("./connection.js").System} System */
+/** @typedef {Pick<Storage, "getItem" | "setItem" | "removeItem">} Store */
+
+/**
+ * @typedef {object} Options
+ * @property {Record<string, any>} [input] the body of POST /v1/generate: a new stream
+ * @property {string} [token] what reading an existing one needs, where the edge asks for it
+ * @property {number} [after] the index of the last frame that is not wanted any more
+ * @property {AbortSignal} [signal] detaches
+ * @property {(state: State, stream: Stream) => void} [onState]
+ * @property {Store} [storage] where a reload finds what was read: sessionStorage; localStorage for all tabs
+ * @property {string} [key] under which, where one page has several: the URL, if left out
+ * @property {"auto" | "fetch" | "websocket"} [transport]
+ * @property {string} [apiKey]
+ * @property {Record<string, string>} [headers] of every request by fetch
+ * @property {string} [idempotencyKey] two streams with one key are the same stream
+ * @property {{leastMs?: number, mostMs?: number, patienceMs?: number}} [backoff]
+ * @property {System} [system] for tests
+ */
+
+/** What is stored of a stream, until it is forgotten.
+ * @typedef {{id: string | null, token: string | null, next: number, input: any, idempotencyKey: string}} Saved
+ */
+
+const SAVE_EVERY_MS = 1_000;
+const OPENED = /^(.*)\/([0-9a-f]{32})$/;
+
+/** @implements {AsyncIterable<Logged>} */
+export class Stream {
+  /** Known when it has opened. @type {string | null} */
+  id = null;
+  /** @type {string | null} */
+  token = null;
+  /** The other streams of a request with `n` > 1. @type {readonly {stream: string, token: string}[]} */
+  siblings = [];
+  /** How it ended, once that was read. @type {import("./schema.js").StreamEnd | null} */
+  end = null;
+  /** The transport in use. @type {import("./transport.js").Transport | null} */
+  transport = null;
+  /** Connections after the first. */
+  resumes = 0;
+  /** Before this index everything was shown already, before a reload. */
+  seen = 0;
+
+  #core;
+  #options;
+  #system;
+  #url;
+  #input;
+  #idempotencyKey;
+  /** @type {import("./connection.js").Connection | null} */
+  #connection = null;
+  #wasOpen = false;
+  #savedAt = -Infinity;
+  /** @type {any} */
+  #timer = null;
+  #timerAt = Infinity;
+  /** @type {State} */
+  #told = "idle";
+  /** @type {(() => void)[]} */
+  #waiting = [];
+  /** @type {(() => void) | null} */
+  #unlisten = null;
+
+  /** @param {string} url @param {Options} options @param {System} system @param {Saved | null} saved */
+  constructor(url, options, system, saved) {
+    const whole = new URL(url, globalThis.location?.href);
+    const [, base, id] = whole.pathname.match(OPENED) ?? [];
+    this.#url = whole.origin + (base ?? whole.pathname);
+    this.#options = options;
+    this.#system = system;
+    this.#input = saved?.input ?? options.input ?? null;
+    this.#idempotencyKey = saved?.idempotencyKey ?? options.idempotencyKey ?? newKey();
+    this.id = saved?.id ?? id ?? null;
+    this.token = saved?.token ?? options.token ?? null;
+    this.seen = saved?.next ?? 0;
+    if (!this.id && !this.#input) {
+      throw new TailraceError("neither input nor a stream's id", {
+        code: "invalid_request",
+        field: "input",
+        hint: 'stream("/v1/generate", { input: { model, prompt } }), or stream("/v1/generate/ID")',
+      });
+    }
+    this.#core = new Core((options.after ?? -1) + 1, system.random, options.backoff);
+    this.#save();
+    if (options.signal?.aborted) this.detach();
+    else {
+      options.signal?.addEventListener("abort", () => this.detach(), { once: true });
+      this.reconnect();
+    }
+  }
+
+  // ---- for the reader ----
+
+  /** @returns {State} */
+  get state() {
+    return this.#core.state;
+  }
+
+  /** What went wrong last, while it is `waiting` or has `failed`. */
+  get error() {
+    return this.#core.fault;
+  }
+
+  /** The index of the frame that comes next. */
+  get nextIndex() {
+    return this.#core.taken;
+  }
+
+  /** @returns {AsyncIterator<Logged, undefined>} */
+  [Symbol.asyncIterator]() {
+    return {
+      next: async () => {
+        const value = await this.#next();
+        return value ? { value, done: false } : { value, done: true };
+      },
+      return: async () => {
+        this.detach();
+        return { value: undefined, done: true };
+      },
+    };
+  }
+
+  /** The same as a stream of the platform's. @returns {ReadableStream<Logged>} */
+  get readable() {
+    return new ReadableStream(
+      {
+        pull: async (controller) => {
+          const frame = await this.#next();
+          if (frame) controller.enqueue(frame);
+          else controller.close();
+        },
+        cancel: () => this.detach(),
+      },
+      { highWaterMark: 0 },
+    );
+  }
+
+  /** The whole text, when it has ended; a TailraceError where it ended because something failed. */
+  async text() {
+    const transcript = new Transcript();
+    for await (const frame of this) transcript.add(frame);
+    const { finish_reason = "stop", message = null, retryable = false } = this.end ?? {};
+    if (finish_reason === "failed" || finish_reason === "origin-lost") {
+      throw new TailraceError(message ?? finish_reason, { code: finish_reason, status: 500, retryable });
+    }
+    return transcript.text;
+  }
+
+  /** End it for everybody who reads it. What it is then: `{id, state, next_index}`. */
+  async cancel() {
+    while (!this.id && !this.#isOver()) await this.#change();
+    if (!this.id) throw this.#core.fault ?? new TailraceError("it never began", { code: "not_found" });
+    const patience = new Core(0, this.#system.random, this.#options.backoff);
+    for (;;) {
+      patience.start(this.#system.now());
+      try {
+        return await this.#post("cancel");
+      } catch (error) {
+        patience.lost(asTailraceError(error), this.#system.now());
+        if (patience.state === "failed") throw patience.fault;
+        const wait = (patience.due ?? 0) - this.#system.now();
+        await new Promise((ring) => this.#system.setTimer(() => ring(null), wait));
+      }
+    }
+  }
+
+  /** Stop reading. It runs on, and `reconnect` reads on where the reader was. */
+  detach() {
+    this.#core.detach();
+    this.#settle();
+  }
+
+  /** Begin to read again, after it failed or was detached; or at once, where it waits. */
+  reconnect() {
+    if (this.#core.state === "waiting") this.#core.wake(this.#system.now());
+    else this.#core.restart(this.#system.now());
+    this.#settle();
+  }
+
+  /** Leave nothing of it in the storage. */
+  forget() {
+    this.#options.storage?.removeItem(keyOf(this.#options, this.#url));
+  }
+
+  // ---- frames ----
+
+  async #next() {
+    for (;;) {
+      const frame = this.#core.take();
+      if (frame) {
+        this.#connection?.allow(this.#core.allowance);
+        if (frame.type === "StreamEnd") this.end = frame;
+        this.#saveSometimes(frame.type === "StreamEnd");
+        this.#wakeWaiting();
+        return frame;
+      }
+      if (this.#core.state === "failed") throw this.#core.fault;
+      if (this.#isOver()) return undefined;
+      await this.#change();
+    }
+  }
+
+  #isOver() {
+    return ["failed", "detached", "ended"].includes(this.#core.state);
+  }
+
+  /** @returns {Promise<void>} */
+  #change() {
+    return new Promise((resolve) => this.#waiting.push(resolve));
+  }
+
+  #wakeWaiting() {
+    const waiting = this.#waiting;
+    if (!waiting.length) return;
+    this.#waiting = [];
+    for (const resolve of waiting) resolve();
+  }
+
+  // ---- what the state asks for ----
+
+  /** Does what the core's state says is to be done, and tells of it. */
+  #settle() {
+    const core = this.#core;
+    const isConnected = core.state === "connecting" || core.state === "open";
+    if (!isConnected) this.#hangUp();
+    else if (!this.#connection) this.#dial();
+    if (isConnected || core.state === "waiting") {
+      this.#unlisten ??= this.#system.onWake(() => this.#woken());
+    } else {
+      this.#unlisten?.();
+      this.#unlisten = null;
+    }
+    this.#setTimer();
+    if (core.state !== this.#told) {
+      this.#told = core.state;
+      this.#options.onState?.(core.state, this);
+    }
+    this.#wakeWaiting();
+  }
+
+  #woken() {
+    this.#core.wake(this.#system.now());
+    this.#settle();
+  }
+
+  #setTimer() {
+    const { due } = this.#core;
+    if (due !== null && due >= this.#timerAt) return; // when it rings, it is set again
+    this.#system.clearTimer(this.#timer);
+    this.#timerAt = due ?? Infinity;
+    if (due === null || due === Infinity) return;
+    this.#timer = this.#system.setTimer(
+      () => {
+        this.#timerAt = Infinity;
+        this.#core.tick(this.#system.now());
+        this.#settle();
+      },
+      Math.max(0, due - this.#system.now()),
+    );
+  }
+
+  #dial() {
+    const { apiKey = null, transport = "auto" } = this.#options;
+    const { failures, allowance, nextIndex } = this.#core;
+    const body = this.id ? 0 : 3 * JSON.stringify(this.#input).length;
+    const chosen =
+      transport === "auto"
+        ? choose(this.#url, failures, Boolean(this.#system.WebSocket), body)
+        : transport;
+    if (chosen === "fetch") countFetches(this.#url, 1);
+    this.transport = chosen;
+    const asked = {
+      url: this.#url,
+      id: this.id,
+      token: this.token,
+      input: this.#input,
+      idempotencyKey: this.#idempotencyKey,
+      nextIndex,
+      headers: this.#headers,
+      apiKey,
+      allowance,
+    };
+    try {
+      const connection = CONNECT[chosen](asked, this.#system, this.#report(chosen));
+      this.#connection = connection;
+      this.#core.silenceMs = connection.silenceMs;
+      this.#core.alive(this.#system.now());
+    } catch (error) {
+      // What was asked makes no frame, or there is no such transport: nothing will change that.
+      this.#core.lost(error instanceof TailraceError ? error : new TailraceError(String(error)), 0);
+    }
+  }
+
+  #hangUp() {
+    const connection = this.#connection;
+    if (!connection) return;
+    this.#connection = null;
+    if (this.transport === "fetch") countFetches(this.#url, -1);
+    connection.close(this.#core.fault?.code === "silent");
+  }
+
+  /** What one connection tells, for as long as it is the one in use.
+   * @param {import("./transport.js").Transport} transport
+   * @returns {import("./connection.js").Report}
+   */
+  #report(transport) {
+    const core = this.#core;
+    const now = this.#system.now;
+    /** @type {import("./connection.js").Connection | null} */
+    let own = null;
+    const isCurrent = () => {
+      own ??= this.#connection;
+      return own !== null && own === this.#connection;
+    };
+    /** @template {any[]} T @param {(...told: T) => void} act */
+    const current = (act) => (/** @type {T} */ ...told) => {
+      if (!isCurrent()) return;
+      act(...told);
+      this.#settle();
+    };
+    return {
+      opened: current(({ id, token, siblings }) => {
+        worked(this.#url, transport, core.failures);
+        this.id = id ?? this.id;
+        this.token = token ?? this.token;
+        if (siblings.length) this.siblings = siblings;
+        this.resumes += Number(this.#wasOpen);
+        this.#wasOpen = true;
+        core.opened();
+        core.alive(now());
+        this.#save();
+      }),
+      frame: current((frame, bytes) => core.receive(frame, bytes, now())),
+      alive: () => isCurrent() && core.alive(now()),
+      ended: current(() => core.ended()),
+      lost: current((error) => core.lost(error, now())),
+      room: async () => {
+        while (isCurrent() && core.full) await this.#change();
+      },
+    };
+  }
+
+  /** @returns {Record<string, string>} */
+  get #headers() {
+    const { apiKey, headers = {} } = this.#options;
+    return apiKey ? { ...headers, Authorization: `Bearer ${apiKey}` } : headers;
+  }
+
+  /** @param {string} what */
+  async #post(what) {
+    const response = await this.#system.fetch(`${this.#url}/${this.id}/${what}`, {
+      method: "POST",
+      keepalive: true, // it is carried out even if the page is left now
+      headers: { ...this.#headers, ...tokenHeader(this.token) },
+    });
+    if (!response.ok) throw await httpError(response);
+    return /** @type {Promise<{id: string, state: string, next_index: number}>} */ (response.json());
+  }
+
+  // ---- what outlives the page ----
+
+  /** @param {boolean} isLast */
+  #saveSometimes(isLast) {
+    const now = this.#system.now();
+    if (isLast || now - this.#savedAt >= SAVE_EVERY_MS) this.#save();
+  }
+
+  #save() {
+    const { storage } = this.#options;
+    if (!storage) return;
+    this.#savedAt = this.#system.now();
+    /** @type {Saved} */
+    const saved = {
+      id: this.id,
+      token: this.token,
+      next: Math.max(this.seen, this.#core.taken),
+      input: this.id ? null : this.#input, // until there is an id it may have to be sent again
+      idempotencyKey: this.#idempotencyKey,
+    };
+    try {
+      storage.setItem(keyOf(this.#options, this.#url), JSON.stringify(saved));
+    } catch {
+      // It is full or forbidden: then a reload finds nothing, and all else goes on.
+    }
+  }
+}
+
+/** @param {Options} options @param {string} url */
+export const keyOf = ({ key }, url) => `tailrace ${key ?? url}`;
+
+const newKey = () =>
+  Array.from(crypto.getRandomValues(new Uint32Array(4)), (word) => word.toString(36)).join("-");
