@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
+import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 
 from edge.access.connections import ConnectionLimits
@@ -51,3 +55,30 @@ def test_the_page_of_the_docs_names_every_metric_with_its_labels() -> None:
     ]
     told = {row[1]: sorted(one for one in row[2].split(", ") if one) for row in cells}
     assert told == exported(edge_registry()) | exported(origin_registry())
+
+
+def expressions() -> dict[str, str]:
+    """Every query of the dashboard and every rule, by where it stands."""
+    board = json.loads((ROOT / "deploy/grafana/tailrace.json").read_text(encoding="utf-8"))
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/rules.yaml").read_text(encoding="utf-8"))
+    asked = {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in board["panels"]
+        for target in panel.get("targets", ())
+    }
+    alerts = {rule["alert"]: rule["expr"] for group in rules["groups"] for rule in group["rules"]}
+    assert len(asked) > 30 and len(alerts) > 8
+    return asked | alerts
+
+
+@pytest.mark.parametrize(("where", "expression"), expressions().items(), ids=str)
+def test_dashboard_and_alerts_ask_for_what_is_exported(where: str, expression: str) -> None:
+    known = exported(edge_registry()) | exported(origin_registry())
+    for name in re.findall(r"\btailrace_\w+", expression):
+        metric = name if name in known else re.sub(r"_(bucket|sum|count)$", "", name)
+        assert metric in known, f"{where}: {name}"
+    labels = {label for labels in known.values() for label in labels}
+    labels |= {"instance", "job", "le"}  # Prometheus's own
+    said = re.findall(r"by \(([^)]*)\)", expression)
+    said += re.findall(r"[{,](\w+)(?:=~|!=|!~|=)", expression)
+    assert {label for group in said for label in re.split(r",\s*", group)} <= labels, where
