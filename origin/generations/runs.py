@@ -412,7 +412,7 @@ class Runs:
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
         self.model = ready
         self._loading = None
-        self.starts.ready(slot.number, ready.load_ms, self._metrics.clock())
+        self.starts.ready(slot.number, ready.load_ms, self._metrics.clock(), slot.start)
         self._deaths = 0
         self._slots.append(slot)
         self._changed()

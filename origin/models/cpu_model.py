@@ -24,6 +24,7 @@ from kernels.rows.norm import rms_norm
 from kernels.sampler.sampler_batch import NO_TOKEN, sample_batch
 from kernels.shapes import PAGE_TOKENS, Family
 from ledger.errors import ModelError
+from origin.checkpoint.file_digests import FileDigests
 from origin.checkpoint.formats_check import refuse_formats
 from origin.checkpoint.layout import EMBEDDING, HEAD
 from origin.checkpoint.model_config import ModelConfig, read_config
@@ -49,7 +50,7 @@ from origin.models.model import (
     fingerprint,
 )
 from origin.models.piece_check import check_pieces
-from origin.models.tensors import read_tensors
+from origin.models.tensors import checkpoint_bytes, read_tensors
 
 NORM = "model.norm.weight"
 KV_DTYPES = {"auto": torch.float32, "int8": torch.int8, "fp8": FP8}
@@ -212,17 +213,21 @@ def load(
     progress: Progress = lambda *_: None,
     kv_bytes: int = DEFAULT_KV_BYTES,
     formats: Formats = AS_STORED,
+    digests: FileDigests | None = None,
 ) -> CpuModel:
     """Read, check and unpack a checkpoint; see `load.load_model`."""
+    progress("check", 0, 1)
     config = read_config(directory)
     refuse_formats(formats, directory, config)
-    progress("read", 0, 1)
+    size = checkpoint_bytes(directory)
+    progress("read", 0, size)
     tensors = read_tensors(directory, config)
+    progress("hash", 0, size)
     # torch picks its CPU kernels by instruction set, and shares sums out among its threads.
     arithmetic = torch.backends.cpu.get_cpu_capability(), f"{torch.get_num_threads()} threads"
     machine = platform.machine(), *arithmetic, str(formats)
-    identity = fingerprint(directory, _numeric_code(), *machine)
-    progress("read", 1, 1)
+    identity = fingerprint(directory, _numeric_code(), *machine, digests=digests)
+    progress("unpack", 0, config.layers)
     return CpuModel(config, tensors, identity, progress, kv_bytes, formats)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 import kernels
 from kernels.shapes import HEAD_DIMS
 from ledger.errors import ModelError
+from origin.checkpoint.file_digests import FileDigests
 from origin.checkpoint.formats_check import refuse_formats
 from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, read_config
 from origin.formats import AS_STORED, Formats
@@ -21,7 +22,7 @@ from origin.models.gpu_forward import MAX_STEP_ROWS, GpuForward
 from origin.models.gpu_layers import DecoderParts
 from origin.models.model import Draw, Drawn, Piece, Progress, fingerprint
 from origin.models.piece_check import check_pieces
-from origin.models.tensors import read_tensors
+from origin.models.tensors import checkpoint_bytes, read_tensors
 
 FP8_CAPABILITY = (8, 9)
 """Of a GPU that converts fp8."""
@@ -90,8 +91,10 @@ def load(
     *,
     formats: Formats = AS_STORED,
     dependent: bool = False,
+    digests: FileDigests | None = None,
 ) -> GpuModel:
     """Read, check and move a checkpoint; see `load.load_model` and `GpuModel`."""
+    progress("check", 0, 1)
     place = device or torch.device("cuda")
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(
@@ -107,10 +110,13 @@ def load(
         )
     refuse_formats(formats, directory, config)
     _refuse_old_gpu(place, formats, dependent)
-    progress("read", 0, 1)
+    size = checkpoint_bytes(directory)
+    progress("read", 0, size)
     tensors = read_tensors(directory, config)
-    identity = fingerprint(directory, _numeric_code(), *_machine(place), str(formats))
-    progress("read", 1, 1)
+    progress("hash", 0, size)
+    machine = *_machine(place), str(formats)
+    identity = fingerprint(directory, _numeric_code(), *machine, digests=digests)
+    progress("move", 0, config.layers)
     return GpuModel(
         config, tensors, identity, place, progress, formats, kv_bytes=kv_bytes, dependent=dependent
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from kernels.shapes import HEAD_DIMS
+from origin.checkpoint.file_digests import FileDigests
 from origin.formats import AS_STORED, Formats
 from origin.models.model import DEFAULT_KV_BYTES, LEAST_CAPABILITY, Device, Model, Progress
 from origin.models.tensors import read_config
@@ -20,23 +21,29 @@ def load_model(
     formats: Formats = AS_STORED,
     *,
     dependent: bool = False,
+    digests: FileDigests | None = None,
 ) -> Model:
     """Read, check and load the checkpoint in `directory`.
 
     progress(stage, done, total) is called as loading goes on. kv_bytes: of the KV cache; None for
     DEFAULT_KV_BYTES, or on a GPU for most of what the weights leave. dependent: on a GPU, launches
-    begin while those ahead still run. Raises ModelError, also for a device that is not there, and
-    for formats that the model or device cannot have.
+    begin while those ahead still run. digests: of files that need not be hashed again. Raises
+    ModelError, also for a device that is not there, and for formats that the model or device
+    cannot have.
     """
     if device == Device.CUDA or (device == Device.AUTO and _runs_on_gpu(Path(directory))):
         from origin.models import gpu_model  # triton is not there without a GPU
 
         return gpu_model.load(
-            Path(directory), progress, None, kv_bytes, formats=formats, dependent=dependent
+            *(Path(directory), progress, None, kv_bytes),
+            formats=formats,
+            dependent=dependent,
+            digests=digests,
         )
     from origin.models import cpu_model
 
-    return cpu_model.load(Path(directory), progress, kv_bytes or DEFAULT_KV_BYTES, formats)
+    kv_bytes = kv_bytes or DEFAULT_KV_BYTES
+    return cpu_model.load(Path(directory), progress, kv_bytes, formats, digests)
 
 
 def _runs_on_gpu(directory: Path) -> bool:

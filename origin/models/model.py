@@ -24,6 +24,7 @@ from torch import Tensor
 from kernels.sampler.sampler import Sampling
 from kernels.shapes import PAGE_TOKENS
 from ledger.errors import ModelError
+from origin.checkpoint.file_digests import FileDigests
 from origin.models.tensors import ModelConfig, checkpoint_files
 
 PREFILL_CHUNK_TOKENS = PAGE_TOKENS
@@ -40,6 +41,8 @@ SHARED_CODE = (
 """Files of `origin/` that decide a token on every device."""
 
 Progress = Callable[[str, int, int], None]
+"""(stage, done, total): a stage lasts until the next one is named; those of `read` and `hash` are
+counted in bytes."""
 
 
 class Device(StrEnum):
@@ -155,19 +158,23 @@ def prefill(model: Model, ids: Sequence[int], pages: Sequence[int]) -> Tensor:
     return torch.cat(rows)
 
 
-def fingerprint(directory: Path, code: Iterable[Path], *machine: str) -> str:
+def fingerprint(
+    directory: Path, code: Iterable[Path], *machine: str, digests: FileDigests | None = None
+) -> str:
     """What must be equal for one worker to continue another's stream token-exactly.
 
     SHA-256, in hex, over the checkpoint's files, the code that decides numbers or masks, the
-    versions of torch and llguidance, and what names the machine's arithmetic.
+    versions of torch and llguidance, and what names the machine's arithmetic. `digests` of files
+    that are known already are not computed again.
     """
+    digests = digests or FileDigests()
     digest = hashlib.sha256()
     files = {*code, *(Path(__file__).parents[1] / name for name in SHARED_CODE)}
     for path in (*checkpoint_files(directory), *sorted(files)):
         try:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(digests.of(path))
         except OSError as exc:
             raise ModelError(f"cannot be read: {exc}", field=str(path)) from exc
+    digests.keep()
     digest.update(" ".join((torch.__version__, version("llguidance"), *machine)).encode())
     return digest.hexdigest()

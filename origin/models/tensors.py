@@ -71,6 +71,14 @@ def checkpoint_files(directory: Path) -> list[Path]:
     return [*named, *(path for path in optional if path.exists()), *weights]
 
 
+def checkpoint_bytes(directory: Path) -> int:
+    """Of those files; 0 where some are not there, which is refused when they are read."""
+    try:
+        return sum(path.stat().st_size for path in checkpoint_files(directory))
+    except (OSError, ModelError):
+        return 0
+
+
 def examine_values(directory: Path, config: ModelConfig) -> list[Finding]:
     """Read every weight of a checkpoint whose headers are right; what is wrong first, if any."""
     try:

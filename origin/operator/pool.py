@@ -84,11 +84,13 @@ def _start(start: ColdStart, unix_ms: Callable[[float], int]) -> Document:
         "begin_ms": unix_ms(start.begin_s),
         "ready_ms": None if start.ready_s is None else unix_ms(start.ready_s),
         "fate": start.fate,
+        "path": start.path,
         "spans": [
             {
                 "stage": span.stage,
                 "begin_ms": unix_ms(span.begin_s),
                 "end_ms": unix_ms(span.end_s),
+                "bytes": span.size,
             }
             for span in start.spans
         ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from origin.workers.load_spans import WorkerStart
+
 MAX_STARTS = 64
 """Starts that are remembered."""
 MAX_SPANS = 32
@@ -20,23 +22,30 @@ class StartSpan:
     stage: str
     begin_s: float
     end_s: float
+    size: int = 0
 
 
 @dataclass(slots=True)
 class ColdStart:
-    """One start of a worker; it is over when it is ready, or has a `fate`."""
+    """One start of a worker; it is over when it is ready, or has a `fate`.
+
+    `path` is how its process began; `size` of a span is in bytes, of those that read some.
+    """
 
     slot: int
     begin_s: float
     spans: list[StartSpan] = field(default_factory=list)
     ready_s: float | None = None
     fate: str | None = None
+    path: str | None = None
 
 
 class ColdStarts:
-    """Told by the owner of the slots. What a worker did before its first word is one span.
+    """Told by the owner of the slots. While a worker starts, stages are known by when they were
+    heard of; once it is ready, by its own account of them.
 
-    When that began is known from the time that the worker says its loading took.
+    Where it gives none, what it did before its first word is one span, that began as long ago
+    as the worker says its loading took.
     """
 
     def __init__(self) -> None:
@@ -54,15 +63,19 @@ class ColdStarts:
         if is_new and len(start.spans) < MAX_SPANS:
             start.spans.append(StartSpan(stage, now_s, now_s))
 
-    def ready(self, slot: int, load_ms: int, now_s: float) -> None:
+    def ready(self, slot: int, load_ms: int, now_s: float, own: WorkerStart | None = None) -> None:
         start = self._of(slot, now_s)
+        start.ready_s = now_s
+        del self._now[slot]
+        if own is not None:
+            start.begin_s, start.path = own.asked_s, own.path
+            start.spans = [StartSpan(*stage) for stage in own.stages]
+            return
         if start.spans:
             start.spans[-1].end_s = now_s
         start.begin_s = min(start.begin_s, now_s - load_ms / 1000)
         first_s = start.spans[0].begin_s if start.spans else now_s
         start.spans.insert(0, StartSpan(BEFORE_LOADING, start.begin_s, first_s))
-        start.ready_s = now_s
-        del self._now[slot]
 
     def lost(self, slot: int, fate: str, now_s: float) -> None:
         """A worker is gone: one that was starting has this start to its name."""

@@ -14,13 +14,15 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
 from ledger.backoff import Backoff
-from origin.workers.launcher import MAX_ORDER_BYTES
+from origin.workers.launcher import MAX_ORDER_BYTES, Forked
+from origin.workers.load_spans import LoadStage
 
 PR_SET_CHILD_SUBREAPER = 36
 """Of prctl(2): orphans below this process become its children."""
@@ -28,9 +30,7 @@ RESTART_MIN_S = 0.05
 RESTART_MAX_S = 30.0
 """Wait before a launcher's successor is started; doubles while none becomes ready."""
 PATIENCE_S = 30.0
-"""A worker waits so long for a launcher that starts; then it is started without one."""
-ANSWER_S = 5.0
-"""A launcher that forks takes milliseconds; one that takes so long is killed."""
+"""A worker is waited for so long; then it is started without a launcher."""
 ORPHANS_S = 1.0
 """How often what a dead worker has left behind is looked for, until it has ended too."""
 
@@ -101,21 +101,23 @@ class ForkedProcess:
 class Launcher:
     """Keeps one launcher process for workers that run `module` with `settings`.
 
-    `refusal` is why there is none, if there is to be none any more.
+    `refusal` is why there is none, if there is to be none any more; `stages` are those of the
+    start of the one that is there, or was.
     """
 
     def __init__(self, module: str, settings: str, environment: Mapping[str, str]) -> None:
         self.refusal = "" if sys.platform == "linux" else f"there is none on {sys.platform}"
+        self.stages: tuple[LoadStage, ...] = ()
         self._command = (module, settings)
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
-        self._asking = asyncio.Lock()
-        self._settled = asyncio.Event()  # it can be asked, or there will be none
+        self._waiting: ForkedProcess | None = None
+        self._settled = asyncio.Event()  # a worker waits, or there will be none
 
     @property
     def pid(self) -> int | None:
-        """Of the launcher that can be asked now, if any."""
+        """Of the launcher that is there now, if any."""
         return None if self._process is None else self._process.pid
 
     async def keep(self) -> None:
@@ -132,28 +134,30 @@ class Launcher:
 
     async def fork(self, *argv: str) -> ForkedProcess | None:
         """A worker with these arguments; None where it is to be started without a launcher."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._settled.wait(), PATIENCE_S)
-        async with self._asking:
-            if self._socket is None:
-                return None
-            try:
-                async with asyncio.timeout(ANSWER_S):
-                    answer = await _ask(self._socket, {"argv": argv})
-                if "pid" in answer:
-                    return ForkedProcess(answer["pid"])
-                log.warning("launcher.refused", reason=answer["refusal"])
-            except (TimeoutError, OSError, ValueError) as error:
-                log.warning("launcher.no_answer", error=f"{type(error).__name__}: {error}")
-            self._settled.clear()
-            self._socket = None
-            if self._process is not None:
-                _kill(self._process)  # another one takes its place
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while self._waiting is None and not self.refusal:
+                    await self._settled.wait()
+        except TimeoutError:
+            if self.stages:  # it hangs; one that was never ready may still import
+                self._end()
+        worker, self._waiting = self._waiting, None
+        if worker is None or self._socket is None:
             return None
+        if not self.refusal:
+            self._settled.clear()
+        try:
+            self._socket.send(json.dumps({"argv": argv}).encode())
+        except OSError as error:
+            log.warning("launcher.no_answer", error=f"{type(error).__name__}: {error}")
+            self._end()
+            return None
+        return worker
 
     async def _one_life(self) -> bool:
         """Start a launcher and wait until it is gone; whether workers could be forked from it."""
         _adopt_orphans()
+        asked_s = time.monotonic()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with ours, theirs:
@@ -165,41 +169,43 @@ class Launcher:
                 pass_fds=(theirs.fileno(),),
             )
             theirs.close()
+            was_ready = False
             try:
-                return await self._serve(process, ours)
+                while (said := await _message(ours)) is not None and not said.refusal:
+                    if not was_ready:
+                        self._ready(process.pid, said, asked_s)
+                    was_ready, self._socket = True, ours
+                    self._waiting = ForkedProcess(said.pid)
+                    self._settled.set()
+                self.refusal = said.refusal if said is not None else ""
+                return was_ready
             finally:
-                self._socket = self._process = None
+                # The worker that waits sees that its launcher is gone, and ends.
+                self._socket = self._process = self._waiting = None
                 self._settled.clear()
                 _kill(process)
                 await process.wait()
                 log.warning("launcher.lost", pid=process.pid, exit=process.returncode)
 
-    async def _serve(self, process: asyncio.subprocess.Process, ours: socket.socket) -> bool:
-        try:
-            prepared = await _message(ours)
-        except (OSError, ValueError) as error:
-            log.warning("launcher.no_answer", error=f"{type(error).__name__}: {error}")
-            return False
-        self.refusal = prepared["refusal"]
-        if self.refusal:
-            return False
-        log.info("launcher.ready", pid=process.pid, **prepared)
-        self._socket = ours
-        self._settled.set()
-        await process.wait()
-        return True
+    def _ready(self, pid: int, said: Forked, asked_s: float) -> None:
+        own = [LoadStage(*stage) for stage in said.stages]
+        self.stages = (LoadStage("launcher", asked_s, own[0].begin_s), *own)
+        took_s = self.stages[-1].end_s - asked_s
+        log.info("launcher.ready", pid=pid, rss_kib=said.rss_kib, pss_kib=said.pss_kib, s=took_s)
+
+    def _end(self) -> None:
+        """Another one takes its place."""
+        if self._process is not None:
+            _kill(self._process)
 
 
-async def _ask(launcher: socket.socket, order: dict[str, Any]) -> dict[str, Any]:
-    await asyncio.get_running_loop().sock_sendall(launcher, json.dumps(order).encode())
-    return await _message(launcher)
-
-
-async def _message(launcher: socket.socket) -> dict[str, Any]:
-    """The launcher's next; ValueError where it has gone."""
-    data = await asyncio.get_running_loop().sock_recv(launcher, MAX_ORDER_BYTES)
-    message: dict[str, Any] = json.loads(data)
-    return message
+async def _message(launcher: socket.socket) -> Forked | None:
+    """The launcher's next; None where it has gone."""
+    try:
+        data = await asyncio.get_running_loop().sock_recv(launcher, MAX_ORDER_BYTES)
+    except OSError:
+        return None
+    return Forked(**json.loads(data)) if data else None
 
 
 def _adopt_orphans() -> None:

@@ -14,6 +14,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from origin.workers.load_spans import OF_THIS_PROCESS
+
 PR_SET_PDEATHSIG = 1
 """Of prctl(2): the signal that this process gets when the thread that started it ends."""
 
@@ -24,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
     if not end_with(int(parent)):
         return 1
     faulthandler.enable()
+    OF_THIS_PROCESS.begin("imports")
     return int(importlib.import_module(module).main(rest))
 
 

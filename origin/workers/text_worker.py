@@ -38,6 +38,7 @@ from origin.producers.production import Numbered, Production
 from origin.producers.upstream_probe import Progress, open_upstream
 from origin.workers.at_work import AtWork
 from origin.workers.liveness import BEAT_S
+from origin.workers.load_spans import OF_THIS_PROCESS
 from origin.workers.watchdog import Watchdog
 from origin.workers.worker_frame import (
     SCHEMA_HASH,
@@ -48,6 +49,7 @@ from origin.workers.worker_frame import (
     Frame,
     Halt,
     LoadProgress,
+    LoadSpan,
     Ready,
     Splitter,
     Step,
@@ -196,6 +198,7 @@ def _end_of(producing: asyncio.Task[None]) -> End:
 def main(argv: Sequence[str]) -> int:
     """Run a worker; returns the exit status."""
     path, settings = argv
+    OF_THIS_PROCESS.enter("connect")
     config = OriginConfig.model_validate_json(settings)
     # Ctrl-C in a terminal reaches every process; the supervisor decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -264,6 +267,7 @@ async def _open(
     """The producer, announced as ready; None where the supervisor went before it was."""
 
     def progress(stage: str, done: int, total: int) -> None:
+        OF_THIS_PROCESS.enter(stage)
         writer.write(encode(LoadProgress(stage, done, total)))
 
     started = time.monotonic()
@@ -321,6 +325,7 @@ def _ready(producer: Producer, name: str | None, load_ms: int) -> Ready:
         vocab=0,
         load_ms=load_ms,
         offers=about.offers,
+        spans=tuple(map(LoadSpan.of, OF_THIS_PROCESS.close())),
     )
 
 

@@ -24,6 +24,7 @@ import torch
 from kernels.sampler.sampler import Sampling
 from ledger.errors import CallerError, ModelError, TailraceError
 from ledger.frame import Hello
+from origin.checkpoint.file_digests import FileDigests
 from origin.checkpoint.tokenizer_file import load_tokenizer
 from origin.config import OriginConfig
 from origin.engine.drafts import Drafter, DraftModel, PromptLookup
@@ -43,6 +44,7 @@ from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PagePool
 from origin.workers.at_work import AtWork
 from origin.workers.liveness import BEAT_S
+from origin.workers.load_spans import OF_THIS_PROCESS
 from origin.workers.watchdog import Watchdog
 from origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
@@ -54,6 +56,7 @@ from origin.workers.worker_frame import (
     Frame,
     Halt,
     LoadProgress,
+    LoadSpan,
     Ready,
     Run,
     Splitter,
@@ -73,6 +76,10 @@ EMISSION_BYTES = 32
 """Around a frame, and of each id, at most."""
 LOAD_S = 0.5
 """How often a busy worker says how busy it is."""
+BYTE_STAGES = ("read", "hash")
+"""Of a load, those whose progress is in bytes."""
+DIGESTS_FILE = "digests.json"
+"""In the origin's data folder: of the checkpoint's files, so that they are hashed once."""
 # One: at these sizes a second thread costs more than it brings, and a fixed number is part
 # of being deterministic.
 TORCH_THREADS = 1
@@ -123,6 +130,7 @@ class FrameSocket:
 def main(argv: Sequence[str]) -> int:
     """Run a worker; returns the exit status."""
     path, settings = argv
+    OF_THIS_PROCESS.enter("connect")
     config = OriginConfig.model_validate_json(settings)
     # Ctrl-C in a terminal reaches every process; the supervisor decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -159,6 +167,7 @@ def serve(supervisor: FrameSocket, config: OriginConfig, watchdog: Watchdog) -> 
     check_hello(*first)
 
     def progress(stage: str, done: int, total: int) -> None:
+        OF_THIS_PROCESS.enter(stage, total if stage in BYTE_STAGES else 0)
         supervisor.send(LoadProgress(stage, done, total))
         watchdog.extend()
 
@@ -221,8 +230,10 @@ def _load_engine(
     """Everything that is loaded, and announced as ready."""
     started = time.monotonic()
     model = _load(config.model, config, progress)
+    progress("tokenizer", 0, 1)
     around = _surroundings(model, config, progress)
     engine = Engine(model, around, _limits(config), begin=at_work.begin)
+    progress("warm-up", 0, 1)
     _warm_up(model, around)
     load_ms = round((time.monotonic() - started) * 1000)
     supervisor.send(_ready(model, config.served_name, load_ms))
@@ -235,7 +246,9 @@ def _load(directory: Path, config: OriginConfig, progress: Progress) -> Model:
     # What a draft model guesses is no one's output: its formats are its checkpoint's.
     formats = config.formats if directory == config.model else AS_STORED
     return load_model(
-        directory, progress, device, kv_bytes, formats, dependent=config.dependent_launches
+        *(directory, progress, device, kv_bytes, formats),
+        dependent=config.dependent_launches,
+        digests=FileDigests(config.data / DIGESTS_FILE),
     )
 
 
@@ -302,6 +315,7 @@ def _ready(model: Model, name: str, load_ms: int) -> Ready:
         context=model.config.context,
         vocab=model.config.vocab,
         load_ms=load_ms,
+        spans=tuple(map(LoadSpan.of, OF_THIS_PROCESS.close())),
     )
 
 

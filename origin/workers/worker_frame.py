@@ -16,9 +16,10 @@ from ledger.frame import Hello, Sampling
 from ledger.wire.bare import U32Int, U32Ints, Uint
 from ledger.wire.codec import Codec, F, Raw, Tagged, framed
 from ledger.wire.splitter import FrameSplitter
+from origin.workers.load_spans import LoadStage
 
 # The first 8 bytes of SHA-256 over the canonical text of origin/workers/worker.bare.
-SCHEMA_HASH = bytes.fromhex("bb3ff13d686b81f2")
+SCHEMA_HASH = bytes.fromhex("4707898b55b4f254")
 
 # A prompt of 2^20 tokens, 4 bytes each, fits, and so does a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 8 << 20
@@ -57,12 +58,30 @@ class LoadProgress(WorkerFrame):
     total: Uint
 
 
+@dataclass(frozen=True, slots=True)
+class LoadSpan:
+    """A stage of a start, in microseconds of CLOCK_MONOTONIC, which supervisor and workers share.
+
+    `size` is in bytes, for a stage whose time depends on them.
+    """
+
+    stage: str
+    begin_us: Uint
+    end_us: Uint
+    size: Uint = 0
+
+    @classmethod
+    def of(cls, stage: LoadStage) -> LoadSpan:
+        return cls(stage.name, round(stage.begin_s * 1e6), round(stage.end_s * 1e6), stage.size)
+
+
 @frame(33)
 class Ready(WorkerFrame):
     """The model is loaded; `context` and `vocab` in tokens.
 
     A worker of kind `tokens` takes Runs; one of kind `text` takes Asks, and knows of no tokens
     (`context` and `vocab` are 0); of what engines can do it `offers` these fields of an Open.
+    `spans` say where the time of its start went, without gaps.
     """
 
     kind: str
@@ -73,6 +92,7 @@ class Ready(WorkerFrame):
     vocab: Uint
     load_ms: Uint
     offers: tuple[str, ...] = ()
+    spans: tuple[LoadSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

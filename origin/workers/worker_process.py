@@ -26,6 +26,7 @@ from ledger.frame import Hello
 from origin.workers import worker_frame
 from origin.workers.forked import ChildProcess, Launcher
 from origin.workers.liveness import LOOK_S, Patience, Pulse
+from origin.workers.load_spans import FORKED, SPAWNED, LoadStage, WorkerStart
 from origin.workers.worker_frame import Begun, Fault, Frame, Load, LoadProgress, Ready, Step
 
 RESTART_MIN_S = 0.05
@@ -82,6 +83,9 @@ class WorkerSlot:
         self.ready: Ready | None = None
         self.is_silent = False
         self.fate = ""
+        self.start: WorkerStart | None = None
+        self._asked_s = 0.0
+        self._forked = False
         self._module, self._settings = program
         self._patience = patience or Patience()
         self._launcher = launcher
@@ -160,9 +164,11 @@ class WorkerSlot:
 
     async def _start(self, path: Path) -> ChildProcess:
         """A worker's process: forked where that can be, or one that begins with its imports."""
+        self._asked_s, self._forked = time.monotonic(), False
         if self._launcher is not None:
             forked = await self._launcher.fork(str(path), self._settings)
             if forked is not None:
+                self._forked = True
                 return forked
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "origin.workers.launch", str(os.getpid())),
@@ -253,6 +259,7 @@ class WorkerSlot:
                 owner.worker_loading(self, frame)
             case Ready():
                 self.ready = frame
+                self.start = self._started(frame, time.monotonic())
                 log.info(
                     "worker.ready",
                     slot=self.number,
@@ -260,11 +267,29 @@ class WorkerSlot:
                     model=frame.model,
                     device=frame.device,
                     load_ms=frame.load_ms,
+                    path=self.start.path,
+                    stages={stage.name: stage.ms for stage in self.start.stages},
+                    attributed=round(self.start.attributed, 4),
                 )
                 # It is heard while it is given streams: it makes tokens of the first ones already.
                 self._welcoming = asyncio.create_task(owner.worker_ready(self, frame))
             case _:
                 raise FrameError("not expected here", field=type(frame).__name__, offset=0)
+
+    def _started(self, ready: Ready, heard_s: float) -> WorkerStart:
+        """From when it was asked for: what the launcher still did then, its process, its own."""
+        own = [LoadStage(s.stage, s.begin_us / 1e6, s.end_us / 1e6, s.size) for s in ready.spans]
+        began_s = own[0].begin_s if own else heard_s
+        launcher = self._launcher.stages if self._launcher is not None and self._forked else ()
+        before = [
+            stage._replace(begin_s=max(stage.begin_s, self._asked_s))
+            for stage in launcher
+            if stage.end_s > self._asked_s
+        ]
+        waited_s = before[-1].end_s if before else self._asked_s
+        path = FORKED if self._forked else SPAWNED
+        stages = (*before, LoadStage(path, waited_s, began_s), *own)
+        return WorkerStart(path, self._asked_s, heard_s, stages)
 
 
 def _check_hello(frame: Frame) -> None:

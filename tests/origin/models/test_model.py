@@ -19,6 +19,7 @@ from origin.models.model import (
     prefill,
     prefill_chunks,
 )
+from origin.models.tensors import checkpoint_files
 from tests.origin.models.sequences import prompt_logits
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
@@ -96,7 +97,12 @@ def test_a_prompt_is_cut_at_absolute_multiples() -> None:
 def test_loading_tells_its_progress(checkpoint: Path) -> None:
     told: list[tuple[str, int, int]] = []
     load(checkpoint, lambda *stage: told.append(stage))
-    assert told == [("read", 0, 1), ("read", 1, 1), ("unpack", 1, 2), ("unpack", 2, 2)]
+    size = sum(path.stat().st_size for path in checkpoint_files(checkpoint))
+    assert told == [
+        ("check", 0, 1),
+        *(("read", 0, size), ("hash", 0, size)),
+        *(("unpack", done, 2) for done in range(3)),
+    ]
 
 
 def test_packed_bits_that_stand_for_no_weight_are_refused_by_tensor(tmp_path: Path) -> None:

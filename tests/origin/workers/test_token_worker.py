@@ -206,7 +206,7 @@ def test_bytes_that_are_no_frame_are_refused(supervisor: Supervisor) -> None:
 def test_a_checkpoint_that_cannot_be_served_is_named(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path, tmp_path / "nothing")
     supervisor.send(HELLO)
-    hello, fault = supervisor.frames
+    hello, *_, fault = supervisor.frames
     assert hello == Hello(SCHEMA_HASH, "tailrace-worker")
     assert isinstance(fault, Fault)
     status, errors = supervisor.close()
