@@ -14,6 +14,8 @@ from typing import Any
 MAX_INPUT_CHARS = 128 * 1024
 """Of the input, as JSON, that is kept with a stream, beside the ids of its tokens. A longer one is
 answered all the same, but cannot be gone on from, and is not listed."""
+MAX_ASKED_CHARS = 64 * 1024
+"""Of what every answer repeats; where it is longer, the longest parts are not repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,10 @@ class ResponseNote:
         items = self.input
         if items is not None and len(_json(items)) > MAX_INPUT_CHARS:
             items = None
-        return _json({"response": self.asked, "input": items})
+        sizes = {name: len(_json(value)) for name, value in self.asked.items()}
+        while sum(sizes.values()) > MAX_ASKED_CHARS:
+            del sizes[max(sizes, key=lambda name: sizes[name])]
+        return _json({"response": {name: self.asked[name] for name in sizes}, "input": items})
 
 
 def read_note(text: str | None) -> ResponseNote:

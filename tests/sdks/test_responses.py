@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -346,6 +347,26 @@ async def test_what_is_asked_of_a_response_that_is_not_there_or_not_so(
     error = refused.value
     assert (error.status_code, error.param) == (status, param), error.body
     assert error.type == "invalid_request_error"
+
+
+async def test_a_stream_of_another_route_can_be_read_as_a_response(
+    house: House, clients: list[AsyncOpenAI]
+) -> None:
+    chat = await clients[0].chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": "Hello"}], max_tokens=8
+    )
+    async with httpx.AsyncClient(base_url=house.edges[0].url) as http:
+        body = {"model": "demo", "prompt": "Once", "max_tokens": 8}
+        native = (await http.post("/v1/generate", json=body)).json()
+    for stream, text in (
+        (chat.id.removeprefix("chatcmpl-"), chat.choices[0].message.content),
+        (native["id"], native["text"]),
+    ):
+        response = await clients[1].responses.retrieve(f"resp_{stream}")
+        assert (response.output_text, response.instructions) == (text, None)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await clients[1].responses.input_items.list(response.id)
+        assert refused.value.code == "input_not_kept"
 
 
 async def test_the_same_key_is_the_same_response(clients: list[AsyncOpenAI]) -> None:
