@@ -1,0 +1,91 @@
+// The operators' API. The key stays in this tab's sessionStorage, and never goes into a URL.
+
+import { useEffect, useRef, useState } from "./ui.js";
+
+const KEY = "tailrace.key";
+export const EVERY_MS = 1000;
+/** Answers that come later than this are given up, and asked for again. */
+const PATIENCE_MS = 10_000;
+
+export class ApiError extends Error {
+  constructor(status, { code, message, hint, field } = {}) {
+    super(field && message ? `${field}: ${message}` : message || `The edge answered ${status}.`);
+    Object.assign(this, { status, code: code || "unknown", hint });
+  }
+}
+
+export const key = {
+  get: () => sessionStorage.getItem(KEY) || "",
+  set(text) {
+    text ? sessionStorage.setItem(KEY, text) : sessionStorage.removeItem(KEY);
+    window.dispatchEvent(new Event("tailrace-key"));
+  },
+};
+
+/** What the page's own requests say of who asks. */
+export const credentials = () => (key.get() ? { Authorization: `Bearer ${key.get()}` } : {});
+
+export async function ask(path, { query = {}, method = "GET", body, signal } = {}) {
+  const given = Object.entries(query).filter(([, value]) => value !== "" && value != null);
+  const search = new URLSearchParams(given).toString();
+  const limit = AbortSignal.timeout(method === "GET" ? PATIENCE_MS : 90_000);
+  let answer;
+  try {
+    answer = await fetch(`/v1/admin/${path}${search && `?${search}`}`, {
+      method,
+      body,
+      headers: credentials(),
+      signal: signal ? AbortSignal.any([signal, limit]) : limit,
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ApiError(0, { code: "away", message: "The edge cannot be reached." });
+  }
+  const said = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new ApiError(answer.status, said.error);
+  return said;
+}
+
+/** Whether an error says that a key is needed, or another one. */
+export const needsKey = (error) =>
+  error && ["no_key", "bad_key", "missing_right"].includes(error.code);
+
+/**
+ * `{ data, error, again }` of what `load(signal)` gives, each second while the tab is seen;
+ * at once when `deps` change. The last data stays when an answer fails.
+ */
+export function usePolled(load, deps = [], everyMs = EVERY_MS) {
+  const [told, setTold] = useState({ data: null, error: null });
+  const now = useRef(() => {});
+  useEffect(() => {
+    let timer = 0;
+    let stopped = false;
+    let asking = null;
+    async function turn() {
+      clearTimeout(timer);
+      asking?.abort();
+      const mine = (asking = new AbortController());
+      try {
+        const data = await load(mine.signal);
+        if (!mine.signal.aborted) setTold({ data, error: null });
+      } catch (error) {
+        if (!mine.signal.aborted) setTold((last) => ({ data: last.data, error }));
+      }
+      if (stopped || mine !== asking) return;
+      if (!document.hidden) timer = setTimeout(turn, everyMs);
+    }
+    const seen = () => !document.hidden && turn();
+    now.current = turn;
+    document.addEventListener("visibilitychange", seen);
+    window.addEventListener("tailrace-key", turn);
+    turn();
+    return () => {
+      stopped = true;
+      clearTimeout(timer);
+      asking?.abort();
+      document.removeEventListener("visibilitychange", seen);
+      window.removeEventListener("tailrace-key", turn);
+    };
+  }, deps);
+  return { ...told, again: () => now.current() };
+}

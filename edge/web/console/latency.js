@@ -1,0 +1,74 @@
+// How long tokens take: the histograms of the origins’ own metrics.
+
+import { ask, usePolled } from "./api.js";
+import { Plot, axis, quantile } from "./charts.js";
+import { Empty, Fault, Page, Stat, count, html, span, useMemo, useRef, useState } from "./ui.js";
+
+const TITLES = {
+  tailrace_time_to_first_token_seconds: ["Time to first token", "from admission to the first release"],
+  tailrace_inter_token_latency_seconds: ["Between tokens", "from one release to the next"],
+};
+const SHARES = [0.5, 0.95, 0.99];
+
+/** One histogram of all origins and series together, by its name. */
+function summed(origins) {
+  const all = new Map();
+  for (const { histograms = [] } of origins) {
+    for (const { name, help, bounds, series } of histograms) {
+      if (!all.has(name)) all.set(name, { name, help, bounds, counts: new Array(bounds.length + 1).fill(0) });
+      const { counts } = all.get(name);
+      for (const one of series) one.counts.forEach((n, at) => (counts[at] += n));
+    }
+  }
+  return [...all.values()];
+}
+
+export function Latency() {
+  const { data, error } = usePolled((signal) => ask("histograms", { signal }), [], 2000);
+  const [recent, setRecent] = useState(false);
+  const base = useRef(null);
+  const all = useMemo(() => data && summed(data.origins), [data]);
+  if (all && !base.current) base.current = new Map(all.map((one) => [one.name, one.counts]));
+  const shown = all?.map((one) => {
+    const before = base.current.get(one.name);
+    const began = one.counts.some((n, at) => before && n < before[at]); // an origin began anew
+    if (!recent || !before || began) return one;
+    return { ...one, counts: one.counts.map((n, at) => n - before[at]) };
+  });
+  return html`<${Page} title="Latency" about="What the origins have measured, of all priorities together.">
+    ${error && html`<${Fault} error=${error} />`}
+    <fieldset class="choice"><legend class="hidden">Which tokens count</legend>
+      <label><input type="radio" name="since" checked=${!recent} onChange=${() => setRecent(false)} /> since the origins began</label>
+      <label><input type="radio" name="since" checked=${recent} onChange=${() => setRecent(true)} /> since this page was opened</label>
+    </fieldset>
+    <div class="columns">${shown?.map((one) => html`<${Histogram} key=${one.name} one=${one} />`)}</div>
+  <//>`;
+}
+
+function Histogram({ one }) {
+  const [title, about] = TITLES[one.name] || [one.name.replace(/^tailrace_/, "").replaceAll("_", " "), one.help];
+  const total = one.counts.reduce((sum, n) => sum + n, 0);
+  const isTime = one.name.endsWith("_seconds");
+  const write = (value) => (value == null ? "–" : isTime ? span(value * 1000) : count(value));
+  const ends = [...one.bounds.map(write), `> ${write(one.bounds.at(-1))}`];
+  const data = useMemo(() => [one.counts.map((_, at) => at), one.counts], [one.counts]);
+  const told = SHARES.map((share) => [share, quantile(one.bounds, one.counts, share)]);
+  const label = `${title}: ${told.map(([share, value]) => `${share * 100} % within ${write(value)}`).join(", ")}, of ${count(total)}`;
+  return html`<section class="card">
+    <h2>${title} <small>${about}</small></h2>
+    <dl class="stats">
+      ${told.map(([share, value]) => html`<${Stat} name=${`p${share * 100}`}>${write(value)}<//>`)}
+      <${Stat} name="Counted">${count(total)}<//>
+    </dl>
+    ${total === 0
+      ? html`<div class="plot"><${Empty} title="Nothing to measure yet">It fills as streams run.<//></div>`
+      : html`<${Plot} data=${data} label=${label} deps=${[one.name]} options=${(theme) => ({
+          scales: { x: { time: false, range: [-0.6, one.counts.length - 0.4] } },
+          axes: [
+            axis(theme, { splits: () => one.counts.map((_, at) => at), values: (_, at) => at.map((n) => ends[n]), grid: { show: false }, rotate: -45, size: 62, gap: 4 }),
+            axis(theme, { size: 54 }),
+          ],
+          series: [{}, { fill: theme.accent, stroke: theme.accent, width: 0, paths: window.uPlot.paths.bars({ size: [0.82] }), points: { show: false } }],
+        })} />`}
+  </section>`;
+}
