@@ -91,6 +91,7 @@ class EndedStream(NamedTuple):
     model: str
     priority: str
     epoch: int
+    tokens: int
     progress: StreamProgress
     reason: FinishReason
     ended_s: float

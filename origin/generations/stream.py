@@ -158,6 +158,12 @@ class GeneratedStream:
             metrics.first_release(self.recipe.priority, now - self.asked_s, self.recipe.trace)
         self.released_s = now
 
+    @property
+    def made(self) -> int:
+        """Tokens so far; frames, where its workers know of no tokens."""
+        progress = self.progress
+        return progress.tokens if self.recipe.prompt_ids else progress.next_index
+
     def not_taken(self) -> Conflict:
         """What becomes of text that it was to be steered with, when it is over here."""
         fate = "was cancelled" if self.cancelled else "ended, or went to another origin,"

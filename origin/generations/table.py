@@ -118,6 +118,7 @@ class StreamTable:
                 model=recipe.model,
                 priority=recipe.priority,
                 epoch=stream.epoch,
+                tokens=stream.made,
                 progress=stream.progress,
                 reason=reason,
                 ended_s=self._metrics.clock(),

@@ -91,6 +91,10 @@ class ScriptedOrigin:
         self._server.close()
         self.drop_links()
 
+    def answers_to(self, call: Call) -> Sequence[Frame]:
+        """What this Call gets."""
+        return self.answers
+
     def heartbeat(self) -> Heartbeat:
         devices = ("cpu torch",)
         return Heartbeat(
@@ -167,7 +171,7 @@ class _Connection:
 
     def answer(self, corr: int, frame: Frame) -> None:
         if isinstance(frame, Call):
-            self._calls[corr] = (list(self._origin.answers), 0)
+            self._calls[corr] = (list(self._origin.answers_to(frame)), 0)
             self._pour(corr, frame.credit)
             return
         if isinstance(frame, Credit) and corr in self._calls:

@@ -93,7 +93,7 @@ function useFrames(id, upTo, text) {
 }
 
 function Facts({ data }) {
-  const { end, live, lately, recipe } = data;
+  const { end, live, lately, life, recipe } = data;
   const state = live ? ["on", live.state] : end ? [end.retryable ? "off" : "", `ended: ${words(end.finish_reason)}`] : ["wait", "unfinished, and not at this origin"];
   const now = live || lately;
   const chosen = Object.entries(recipe.sampling).map(([name, value]) => `${words(name)} ${value}`);
@@ -104,9 +104,15 @@ function Facts({ data }) {
       <${Stat} name="Tokens">${count(end ? end.total_tokens : live?.tokens)}<//>
       <${Stat} name="Prompt tokens">${count(recipe.prompt_tokens)}<//>
       <${Stat} name="Frames">${count(data.next_index)}<//>
-      <${Stat} name="Resumes">${count(now?.resumes)}<//>
+      <${Stat} name="Resumes">${count(life?.resumes ?? now?.resumes)}<//>
       <${Stat} name="Takeovers">${count(data.epoch - 1)}<//>
     </dl>
+    ${life && html`<dl class="stats life">
+      <${Stat} name="Waited for a worker">${span(life.queue_ms)}<//>
+      <${Stat} name="First frame">${span(life.first_ms)}<//>
+      <${Stat} name="Whole">${span(life.whole_ms)}<//>
+      <${Stat} name="Between frames" unit="p50, p95, p99">${[life.gap_p50_ms, life.gap_p95_ms, life.gap_p99_ms].map(span).join(" · ")}<//>
+    </dl>`}
     <details>
       <summary>What it was asked for</summary>
       <dl class="pairs">

@@ -54,14 +54,14 @@ function Side({ at }) {
     window.addEventListener("tailrace-key", changed);
     return () => window.removeEventListener("tailrace-key", changed);
   }, []);
-  return html`<div class="side">
+  return html`<header class="side">
     <${Brand} />
     <nav aria-label="Pages">
       <p>For operators</p>
       <${Links} names=${names} at=${at} />
     </nav>
-    <footer>${stored && html`<button class="plain" onClick=${() => key.set("")}>Forget the key</button>`}</footer>
-  </div>`;
+    <div class="foot">${stored && html`<button class="plain" onClick=${() => key.set("")}>Forget the key</button>`}</div>
+  </header>`;
 }
 
 /** Shown in place of a page that needs a key, or a better one. */

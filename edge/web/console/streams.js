@@ -131,7 +131,7 @@ function Row({ row, place, now, again }) {
   const put = (at) => at && (at.style.transform = `translateY(${place * ROW_PX}px)`);
   const cell = (content, number, wide) => html`<div role="cell" class=${classes(number, wide)}>${content}</div>`;
   return html`<div role="row" class="row" aria-rowindex=${place + 2} ref=${put}>
-    ${cell(html`<a class="mono" href=${`#/ledger/${row.id}`} aria-label=${`Stream ${row.id}`}>${row.id.slice(0, 8)}<span class="wide">…${row.id.slice(-4)}</span></a>`)}
+    ${cell(html`<a class="mono" href=${`#/ledger/${row.id}`} title=${row.id}>${row.id.slice(0, 8)}<span class="wide">…${row.id.slice(-4)}</span></a>`)}
     ${cell(html`<${State} kind=${KINDS[row.state] || ""}>${row.state}<//>`)}
     ${cell(row.model, false, true)} ${cell(row.tenant || "–", false, true)}
     ${cell(span(now - row.began_ms), true)} ${cell(row.last_ms ? span(now - row.last_ms) : "–", true, true)}

@@ -1,0 +1,245 @@
+"""The console's pages for operators, over a real edge and origin."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Locator, Page, expect
+from typer.testing import CliRunner
+
+from ledger.frame import Answer, Body, BodyEnd, Call, Frame
+from ledger.sqlite.ledger import SqliteLedger
+from origin.edges.calls import MAX_PIECE_BYTES
+from origin.generations.runs import Runs
+from origin.metrics import Metrics
+from origin.operator.live import LivePages, encoded
+from origin.operator.query import Query
+from tailrace.cli import app
+from tests.console.conftest import Scene
+from tests.console.pages import DESKTOP, PHONE, visiting
+from tests.e2e.processes import Edge, running
+from tests.edge.scripted_origin import ScriptedOrigin
+from tests.origin.stage import RECIPE
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = 1_000_000
+LOOKS = [("light", DESKTOP), ("dark", DESKTOP), ("light", PHONE)]
+
+
+@pytest.fixture(scope="module")
+async def streams(scene: Scene) -> list[str]:
+    """Two that run on, and one that has ended."""
+    made = [await scene.start(waves) for waves in (ENDLESS, ENDLESS, 2)]
+    told = await scene.client.get(
+        f"{scene.edge.url}/v1/generate/{made[-1]}", headers={"Accept": "text/event-stream"}
+    )  # to its end
+    assert "event: end" in told.text
+    return made
+
+
+@pytest.mark.parametrize(("scheme", "size"), LOOKS, ids=["light", "dark", "phone"])
+async def test_axe_finds_nothing_wrong_with_any_page(
+    scene: Scene, streams: list[str], scheme: str, size: tuple[int, int]
+) -> None:
+    shows = {
+        "streams": "running",
+        f"ledger/{streams[-1]}": "ended: stop",
+        "ledger": "Streams that ended lately",
+        "pool": "ready in",
+        "latency": "p99",
+        "health": "Edges that are linked to it",
+    }
+    for page, text in shows.items():
+        async with visiting(
+            scene.browser, scene.edge.tls_url, page, scheme=scheme, size=size
+        ) as visit:
+            await visit.see(text)
+            if page == "pool":
+                await visit.page.get_by_role("button", name="Simulate").click()
+                await visit.see("Over the optimum")
+            assert await visit.violations() == [], page
+            wide = await visit.page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert wide <= 0, f"{page} is wider than the screen"
+            await visit.photograph(f"{scheme}-{size[0]}")
+            assert visit.faults == [], page
+
+
+async def test_a_stream_is_seen_cancelled_and_looked_up_without_reloading(scene: Scene) -> None:
+    async with visiting(scene.browser, scene.edge.tls_url, "streams") as visit:
+        page = visit.page
+        await page.get_by_role("table", name="Live streams").wait_for()
+        stream = await scene.start(ENDLESS)
+        row = page.get_by_role("row").filter(has=page.locator(f"a[title='{stream}']"))
+        await expect(row).to_contain_text("running")
+        tokens = row.get_by_role("cell").nth(6)
+        before = await tokens.inner_text()
+        await expect(tokens).not_to_have_text(before)
+        await row.get_by_role("button", name="Cancel").click()
+        await expect(row).to_have_count(0)
+        ended = page.get_by_role("region", name="Streams that ended lately").get_by_role("row")
+        mine = ended.filter(has=page.locator(f"a[href='#/ledger/{stream}']"))
+        await expect(mine).to_contain_text("cancelled")
+        await mine.get_by_role("link").click()
+        await visit.see("ended: cancelled")
+        assert visit.faults == []
+
+
+async def test_frames_are_scrubbed_through_and_say_nothing_unasked(
+    scene: Scene, streams: list[str]
+) -> None:
+    stream = streams[-1]
+    async with visiting(scene.browser, scene.edge.tls_url, f"ledger/{stream}") as visit:
+        page = visit.page
+        slider = page.get_by_role("slider")
+        await expect(slider).to_have_attribute("max", "14")
+        assert "Wave" not in await page.inner_text("main")
+        await page.get_by_label("show what it says").check()
+        said = page.get_by_role("region", name="What it says until this frame")
+        await expect(said).to_contain_text("Wave 1 came in from the sea.")
+        await slider.fill("3")
+        await expect(said).to_have_text("Wave 0 came in from")
+        await slider.focus()
+        await page.keyboard.press("ArrowRight")
+        await expect(said).to_have_text("Wave 0 came in from the")
+        await expect(page.locator(".scrub")).to_contain_text("Frame 4")
+        await page.get_by_role("button", name="Play").click()
+        await expect(said).to_contain_text("Wave 1 came in from the sea.")
+        assert visit.faults == []
+
+
+async def test_a_worker_that_is_killed_is_seen_to_die_and_to_start_again(
+    scene: Scene, streams: list[str]
+) -> None:
+    async with visiting(scene.browser, scene.edge.tls_url, "pool") as visit:
+        page = visit.page
+        starts = page.locator(".start")
+        await expect(starts).to_have_count(1)
+        await scene.origin.kill_worker()
+        await visit.see("ended by SIGKILL")
+        await expect(starts).to_have_count(2)
+        await expect(starts.first).to_contain_text("ready in")
+        await expect(page.locator(".lane svg")).to_have_accessible_name(re.compile("ready teller"))
+        assert visit.faults == []
+
+
+async def test_an_edge_with_keys_asks_for_an_operators(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "api-keys.json"
+
+    def added(name: str, rights: str) -> str:
+        words = ["key", "add", name, "--keys", str(keys), "--rights", rights, "--json"]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+        key: str = json.loads(result.stdout)["key"]
+        return key
+
+    user, operator = added("user", "generate,read"), added("ops", "admin")
+    monkeypatch.setenv("TAILRACE_EDGE_API_KEYS", str(keys))
+    edge = Edge(scene.origin)
+    async with running(edge), visiting(scene.browser, edge.url, "health") as visit:
+        page = visit.page
+        field = page.get_by_label("API key")
+        await field.fill(user)
+        assert await visit.violations() == []
+        await visit.photograph("key")
+        await field.press("Enter")
+        await expect(page.get_by_role("alert")).to_contain_text("no operator's")
+        await field.fill(operator)
+        await field.press("Enter")
+        await visit.see("Edges that are linked to it")
+        assert operator not in page.url
+        await page.reload()
+        await visit.see("Edges that are linked to it")
+        await page.get_by_role("button", name="Forget the key").click()
+        await field.wait_for()
+
+
+# ---- ten thousand streams ----
+
+MANY = 10_000
+MIDDLE = MANY // 2 - 5
+
+
+class CrowdedOrigin(ScriptedOrigin):
+    """Answers operators as an origin does whose streams all wait: there is no worker."""
+
+    def __init__(self, pages: LivePages) -> None:
+        super().__init__(0)
+        self.pages = pages
+        self.patience_ms = 3_600_000
+
+    def answers_to(self, call: Call) -> Sequence[Frame]:
+        document: dict[str, Any] = {"ledger": "file:", "used_bytes": 1}
+        if call.name == "streams":
+            document = self.pages.page(Query(call.url))
+        data = encoded(document)
+        cuts = range(0, len(data), MAX_PIECE_BYTES)
+        pieces = [Body(data[at : at + MAX_PIECE_BYTES]) for at in cuts]
+        return [Answer(200, ()), *pieces, BodyEnd()]
+
+
+def id_of(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+@pytest.fixture
+async def crowd(tmp_path: Path) -> AsyncIterator[Runs]:
+    """The streams of an origin, each a second younger than the one before."""
+    ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: 1000)
+    clock = iter(range(10**9))
+    runs = Runs(ledger, 2 * MANY, lambda: None, Metrics(lambda: float(next(clock))))
+    await runs.start(*((id_of(number), RECIPE) for number in range(MANY)))
+    yield runs
+    await ledger.close()
+
+
+async def test_ten_thousand_streams_are_one_list_of_which_only_what_is_seen_is_there(
+    scene: Scene, crowd: Runs
+) -> None:
+    origin = CrowdedOrigin(LivePages(crowd, lambda at_s: round(at_s * 1000)))
+    async with origin.listening():
+        edge = Edge(links=f"127.0.0.1:{origin.port}")
+        await edge.start()
+        try:
+            await edge.saw("origin link up")
+            async with visiting(scene.browser, edge.url, "streams") as visit:
+                await _scroll_through(visit.page, crowd)
+                assert await visit.violations() == []
+                await visit.photograph("crowd")
+                assert visit.faults == []
+        finally:
+            await edge.stop()
+
+
+async def _scroll_through(page: Page, crowd: Runs) -> None:
+    table = page.get_by_role("table", name="Live streams")
+    await expect(table).to_have_attribute("aria-rowcount", str(MANY + 1))
+    body = page.locator(".body")
+
+    def row(number: int) -> Locator:
+        return page.get_by_role("row").filter(has=page.locator(f"a[title='{id_of(number).hex()}']"))
+
+    await expect(row(MANY - 1)).to_have_attribute("aria-rowindex", "2")  # the youngest first
+    for share, number in ((1.0, 0), (0.5, MIDDLE)):
+        await body.evaluate("(at, share) => { at.scrollTop = share * at.scrollHeight }", share)
+        await expect(row(number)).to_be_in_viewport()
+    assert await page.get_by_role("row").count() < 300
+    # What changes is seen where it is, and what was sorted by stays so.
+    stream = crowd.table.by_id[id_of(MIDDLE)]
+    stream.progress.tokens = 4321
+    crowd.table.touch(stream)
+    await expect(row(MIDDLE)).to_contain_text("4,321")
+    await page.get_by_role("button", name="Tokens").click()
+    await expect(row(MIDDLE)).to_have_attribute("aria-rowindex", "2")
+    await page.get_by_label("Begins with").fill(id_of(77).hex())
+    await expect(table).to_have_attribute("aria-rowcount", "2")
+    await expect(row(77)).to_be_in_viewport()
