@@ -19,7 +19,7 @@ class Teller:
 
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
         recipe = request.recipe
-        said = recipe.prompt or recipe.messages[-1][1]
+        said = recipe.prompt or str(recipe.messages[-1][1])
         found = re.search(r"\d+", said)
         waves = int(found[0]) if found else 3
         for number in range(waves):
