@@ -270,8 +270,8 @@ def test_no_file_of_ours_opens_a_third_copy_of_sqlite() -> None:
     """Tests, too, alter a file by the owner's SQLite and read it by that of the tools."""
     users = {
         path.relative_to(ROOT).as_posix()
-        for folder in (*ARROWS, "tests")
-        for path in (ROOT / folder).rglob("*.py")
+        for path in files_of_the_tree()
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in (*ARROWS, "tests")
         if {name.partition(".")[0] for name in imports_of(path)} & {"aiosqlite", "sqlite3"}
     }
     readers = {"ledger/tools/sqlite_reader.py", "tests/ledger/tools/test_sqlite_reader.py"}
