@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,8 +26,20 @@ from edge.parameters import (
     read_body,
 )
 from edge.reader import WINDOW_BYTES, WINDOW_FRAMES, Reader
-from edge.request import parse_generate, parse_steer
-from ledger.frame import Caller, Cancel, Open, Opened, Resume, Sibling, Status, Steer, tag_of
+from edge.request import parse_generate, parse_open, parse_steer
+from ledger.frame import (
+    FRAMES_TYPE,
+    Caller,
+    Cancel,
+    Open,
+    Opened,
+    Resume,
+    Sibling,
+    Status,
+    Steer,
+    encode,
+    tag_of,
+)
 from ledger.tasks import together
 
 TIP_PATIENCE_S = 1.0
@@ -43,12 +56,19 @@ HEADERS = {
 # ---- what is asked, whichever server it came by ----
 
 
-def asked_to_start(body: bytes, key: str | None, caller: Caller | None) -> Open:
+def asked_to_start(
+    body: bytes, key: str | None, caller: Caller | None, media_type: str | None = None
+) -> Open:
     """The stream that the body of a POST describes; `key` is its Idempotency-Key."""
     # A key of our own lets the request be sent again when the origin link breaks.
-    key = token_hex(16) if key is None else check_idempotency_key(key)
-    wanted = parse_generate(body, idempotency_key=key, credit=WINDOW_FRAMES)
-    return replace(wanted, credit_bytes=WINDOW_BYTES, caller=caller)
+    ours = token_hex(16) if key is None else check_idempotency_key(key)
+    if media_type == FRAMES_TYPE:
+        wanted = parse_open(body)
+        if key is not None or wanted.idempotency_key is None:
+            wanted = replace(wanted, idempotency_key=ours)
+    else:
+        wanted = parse_generate(body, idempotency_key=ours, credit=WINDOW_FRAMES)
+    return replace(wanted, credit=WINDOW_FRAMES, credit_bytes=WINDOW_BYTES, caller=caller)
 
 
 def asked_to_read(
@@ -81,7 +101,8 @@ async def start(request: Request) -> Response:
     config: EdgeConfig = request.app.state.config
     body = await read_body(request, config.max_body_bytes)
     key = request.headers.get("Idempotency-Key")
-    wanted = asked_to_start(body, key, caller_of(request))
+    media_type = request.headers.get("Content-Type")
+    wanted = asked_to_start(body, key, caller_of(request), media_type)
     return await _stream(request, view, wanted)
 
 
@@ -164,7 +185,7 @@ async def _stream(request: Request, view: View, wanted: Open | Resume) -> Respon
 
 async def _answer(reader: Reader, view: View, wanted: Open | Resume) -> Response:
     opened = await reader.open(wanted)
-    headers = stream_headers(opened)
+    headers = stream_headers(opened, view.value)
     if view is View.JSON:
         document = await _document(reader, wanted, opened)
         return JSONResponse(document, headers=headers)
@@ -213,8 +234,10 @@ async def _nothing_is_left(reader: Reader, wanted: Resume) -> bool:
     return tag_of(reader.peek()) == Status.tag
 
 
-def stream_headers(opened: Opened) -> dict[str, str]:
+def stream_headers(opened: Opened, media_type: str = "") -> dict[str, str]:
     headers = HEADERS | {"Tailrace-Stream": opened.stream.hex()}
+    if media_type == FRAMES_TYPE:
+        headers["Tailrace-Opened"] = b64encode(encode(opened)).decode()
     if opened.token:
         headers["Tailrace-Token"] = opened.token
     if opened.siblings:

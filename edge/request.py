@@ -19,7 +19,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json, to_json
 
-from ledger.errors import CallerError
+from edge.session import not_a_clients
+from ledger.errors import CallerError, FrameError
 from ledger.frame import (
     MAX_MESSAGES,
     SAMPLING,
@@ -33,6 +34,7 @@ from ledger.frame import (
     Sampling,
     SamplingRange,
     Unread,
+    decode,
 )
 
 UINT_MAX = 2**64 - 1
@@ -215,6 +217,18 @@ def parse_generate(body: bytes, *, idempotency_key: str, credit: int) -> Open:
     """
     parsed = _parse(GenerateBody, body, GENERATE_EXAMPLE)
     return parsed.to_open(idempotency_key=idempotency_key, credit=credit)
+
+
+def parse_open(body: bytes) -> Open:
+    """The Open frame that a body is, from who speaks frames: an edge in front of this one."""
+    _, frame = decode(body)
+    if not isinstance(frame, Open):
+        raise FrameError(
+            f"{type(frame).__name__} where an Open is asked for", field="tag", offset=4
+        )
+    if frame.caller is not None:
+        raise not_a_clients()
+    return frame
 
 
 def parse_steer(body: bytes) -> str:

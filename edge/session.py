@@ -244,7 +244,7 @@ class Session:
             self._refuse(corr, _too_many(self._max_streams))
             return
         if frame.caller is not None:
-            self._refuse(corr, _not_a_clients())
+            self._refuse(corr, not_a_clients())
             return
         credit = frame.credit if isinstance(frame, Open | Resume) else 0
         if credit > MAX_CREDIT_FRAMES:
@@ -452,7 +452,7 @@ def _too_many(limit: int) -> CallerError:
     )
 
 
-def _not_a_clients() -> CallerError:
+def not_a_clients() -> CallerError:
     return CallerError("who asks is the edge's to say", field="caller", hint="leave it out")
 
 

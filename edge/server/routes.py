@@ -149,8 +149,8 @@ class NativeRoute:
     def wanted(self, request: Request, head: Head, caller: Caller | None) -> Wanted:
         encoder = ENCODERS[choose_view(head.value(b"accept"))]()
         if request.method == "POST":
-            key = head.value(b"idempotency-key")
-            return Wanted(asked_to_start(request.body, key, caller), encoder)
+            key, media_type = head.value(b"idempotency-key"), head.value(b"content-type")
+            return Wanted(asked_to_start(request.body, key, caller, media_type), encoder)
         query = parse_qsl(request.query.decode("latin-1"), keep_blank_values=True)
         found = _READ.fullmatch(request.path)
         assert found is not None  # it was claimed

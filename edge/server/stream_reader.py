@@ -176,7 +176,8 @@ class StreamReader:
         assert isinstance(answer, Opened), answer
         self._exchange.stream = answer.stream.hex()
         self._encoder.opened(answer)
-        fields = [(n.lower().encode(), v.encode()) for n, v in stream_headers(answer).items()]
+        headers = stream_headers(answer, self._encoder.media_type)
+        fields = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         self._access = [*fields, *self._access]
         if isinstance(wanted, Resume) and wanted.after is not None and not self._queue:
             loop = asyncio.get_running_loop()

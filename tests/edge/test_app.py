@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from base64 import b64decode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.types import Message
 from edge.app import create_app
 from edge.config import EdgeConfig
 from edge.origins.link import Link
+from edge.reader import WINDOW_FRAMES
 from ledger.errors import Unavailable
 from ledger.frame import (
     SCHEMA_HASH,
@@ -26,6 +28,7 @@ from ledger.frame import (
     Heartbeat,
     Notice,
     Open,
+    Opened,
     Reasoning,
     Resume,
     Revision,
@@ -38,6 +41,7 @@ from ledger.frame import (
     Token,
     TokenScores,
     decode,
+    encode,
     error_frame,
     split,
 )
@@ -104,6 +108,24 @@ async def test_raw_frames_are_those_of_the_origin_on_corr_0(
     answer = await client.post("/v1/generate", json=BODY, headers=FRAMES)
     assert [decode(raw) for raw in split(answer.content)] == [(0, f) for f in origin.frames]
     assert answer.headers["Content-Type"] == "application/vnd.tailrace.frames"
+
+
+async def test_an_edge_in_front_asks_in_frames_and_is_told_all_that_opened_says(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    wanted = Open("demo", prompt="Once", note="mine", credit=3, idempotency_key="its own")
+    asked = FRAMES | {"Content-Type": "application/vnd.tailrace.frames", "Idempotency-Key": "k"}
+    answer = await client.post("/v1/generate", content=encode(wanted), headers=asked)
+    sent = origin.received[0]
+    assert isinstance(sent, Open)
+    assert (sent.prompt, sent.note, sent.idempotency_key) == ("Once", "mine", "k")
+    assert sent.credit == WINDOW_FRAMES
+    _, opened = decode(b64decode(answer.headers["Tailrace-Opened"]))
+    assert isinstance(opened, Opened)
+    assert (opened.stream.hex(), opened.token) == (
+        answer.headers["Tailrace-Stream"],
+        answer.headers["Tailrace-Token"],
+    )
 
 
 async def test_one_document_comes_at_the_end(client: httpx.AsyncClient) -> None:

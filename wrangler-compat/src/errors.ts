@@ -1,13 +1,13 @@
 /** Errors as the HTTP answers that every edge gives: one JSON shape for all. */
 
-import { TailraceError } from "../../edge/web/tailrace/wire.js";
+import { FrameError, TailraceError } from "../../edge/web/tailrace/wire.js";
 
 export { TailraceError };
 
 type Details = NonNullable<ConstructorParameters<typeof TailraceError>[1]>;
 
 const RETRY_AFTER_MS = 1_000;
-/** Those who are refused together come again from the least wait to so many times as much later. */
+/** Times the least wait. */
 const SPREAD = 4;
 
 /** A request that is at fault. */
@@ -15,13 +15,26 @@ export function callerError(message: string, details: Details): TailraceError {
   return new TailraceError(message, { code: "invalid_request", status: 400, ...details });
 }
 
+/** From the least wait on: those who are refused together are not to come again together. */
+export function spreadMs(leastMs: number): number {
+  return leastMs + Math.round(Math.random() * SPREAD * leastMs);
+}
+
 export function unreachable(message: string): TailraceError {
   return new TailraceError(message, {
     code: "origin_unreachable",
     status: 503,
     retryable: true,
-    retryAfterMs: RETRY_AFTER_MS + Math.round(Math.random() * SPREAD * RETRY_AFTER_MS),
+    retryAfterMs: spreadMs(RETRY_AFTER_MS),
   });
+}
+
+/** What a client is told; of bytes that are no frame also where, as the server's own codec says. */
+export function told(error: TailraceError): TailraceError {
+  if (!(error instanceof FrameError)) return error;
+  const { code, status, field } = error;
+  const hint = code === "bad_version" ? "this side speaks version 1" : null;
+  return new TailraceError(`${error.message} at byte ${error.offset}`, { code, status, field, hint });
 }
 
 /** The JSON document of an error: the fields that mean something here. */

@@ -1,5 +1,6 @@
 /** What one object keeps of its stream: frames in rows of one commit each, and who may read them. */
 
+import type { Opened } from "../../edge/web/tailrace/schema.js";
 import { type FrameRun, isEnd, joined, partOf } from "./frames";
 
 /** SQLite in an object takes at most 2 MB a row, which not every runtime enforces. */
@@ -11,7 +12,8 @@ const MAX_TOKENS = 256;
 
 /** What is known of a stream besides its frames. */
 export interface About {
-  id: string;
+  /** What the origin's edge said of it last. */
+  opened: Opened;
   /** The token to read it on with, after a restart; empty: none is needed. */
   token: string;
   /** Somebody without a token or key was let in. */
@@ -153,5 +155,5 @@ function rowsOf(runs: FrameRun[]): FrameRun[] {
 }
 
 function isSame(one: About, other: About): boolean {
-  return (Object.keys(one) as (keyof About)[]).every((name) => one[name] === other[name]);
+  return JSON.stringify(one) === JSON.stringify(other);
 }

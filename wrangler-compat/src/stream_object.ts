@@ -7,19 +7,20 @@
 
 import { DurableObject } from "cloudflare:workers";
 
+import type { Opened } from "../../edge/web/tailrace/schema.js";
 import { TailraceError, errorOf, errorResponse, unreachable } from "./errors";
 import { type FrameRun, joined } from "./frames";
 import { Intake } from "./intake";
 import { type About, Log } from "./log";
+import { OPENED, UP_TO_NOW, headerOf, headersOf, openedOf } from "./generation";
 import { Origin, forwarded } from "./origin";
 import { type Reader, Readers } from "./readers";
 import { FRAMES, chooseView, checkStreamId, parseAfter } from "./request";
 import { type Env, retentionMs } from "./settings";
+import { wait } from "./time";
 import { digestOf, expiryOf } from "./token";
 import { encoderOf } from "./views";
 
-/** What the Worker says of a stream that it has just opened: nobody else can say it. */
-export const OPENED = "Tailrace-Opened";
 /** How long a stream that is being read waits for an origin that is lost. */
 const ORIGIN_PATIENCE_MS = 30_000;
 const LEAST_RETRY_MS = 100;
@@ -34,13 +35,6 @@ const MAX_WAITING_BYTES = 64 << 10;
 /** The longest that frames wait for others to be committed with. */
 const MOST_GATHER_MS = 8;
 
-export const HEADERS = {
-  "Cache-Control": "no-store",
-  "Referrer-Policy": "no-referrer", // the URL may have a token
-  "X-Accel-Buffering": "no",
-  "X-Content-Type-Options": "nosniff",
-};
-
 /** A request to read, as the object looks at it. */
 interface Wanted {
   request: Request;
@@ -49,6 +43,8 @@ interface Wanted {
   token: string | null;
   /** There is an API key, whose worth only the origin knows. */
   hasKey: boolean;
+  /** What there is now, then a Status. */
+  upToNow: boolean;
 }
 
 export class StreamObject extends DurableObject<Env> {
@@ -81,65 +77,77 @@ export class StreamObject extends DurableObject<Env> {
       from: parseAfter(url.searchParams.getAll("after"), request.headers.get("Last-Event-ID")),
       token: request.headers.get("Tailrace-Token") ?? url.searchParams.get("token"),
       hasKey: request.headers.has("Authorization") || request.headers.has("Tailrace-Key"),
+      upToNow: request.headers.has(UP_TO_NOW),
     };
-    const admitted = await this.#admit(wanted);
-    if (admitted instanceof Response) return admitted;
-    const headers = new Headers({ ...HEADERS, "Tailrace-Stream": wanted.id });
-    if (admitted) headers.set("Tailrace-Token", admitted);
+    const opened = await this.#admit(wanted);
+    if (opened instanceof Response) return opened;
     await this.#setAlarm(retentionMs(this.env));
+    opened.next_index = Math.max(Number(opened.next_index), this.#log.next);
+    const headers = headersOf(opened);
+    if (view === FRAMES) headers.set(OPENED, headerOf(opened));
     if (wanted.from > 0 && this.#log.ended && wanted.from >= this.#log.next) {
       return new Response(null, { status: 204, headers });
     }
     headers.set("Content-Type", view);
-    const reader = this.#readers.enter(wanted.from);
+    const until = wanted.upToNow ? opened.next_index : Infinity;
+    const reader = this.#readers.enter(wanted.from, until);
     request.signal.addEventListener("abort", () => this.#left(reader));
     this.#readOn(null);
     return new Response(this.#body(reader, encoderOf(view)), { headers });
   }
 
-  /** The token that the reader gets, or the answer to one who is not let in.
+  /** What the reader is told of the stream, or the answer to one who is not let in.
    *
    * Asked is the origin, unless the token is one that it has made or let in: no secret is here.
    */
-  async #admit(wanted: Wanted): Promise<string | Response> {
-    const { request, id, token } = wanted;
-    const opened = request.headers.get(OPENED);
-    if (opened !== null) {
-      await this.#note(id, opened, !opened && !wanted.hasKey);
+  async #admit(wanted: Wanted): Promise<Opened | Response> {
+    const { request, id, token, hasKey, from } = wanted;
+    if (request.headers.has(OPENED)) {
+      const opened = openedOf(request.headers);
+      await this.#note(opened, !opened.token && !hasKey);
       return opened;
     }
-    const isThere = wanted.from <= this.#log.next;
-    if (token && !wanted.hasKey && isThere) {
-      if (this.#log.knows(await digestOf(token), Date.now())) return token;
+    const isThere = from <= this.#log.next;
+    if (token && !hasKey && isThere && !wanted.upToNow) {
+      if (this.#log.knows(await digestOf(token), Date.now())) return this.#known(token);
     }
+    // The answer to who reads where the log ends is what is to be read next.
+    const isOurs = this.#reading === null && !this.#log.ended && isThere;
     let answer: Response;
-    const becomesOurs = this.#reading === null && !this.#log.ended && isThere;
     try {
-      answer = await this.#origin.ask(this.#urlOf(id, becomesOurs ? this.#log.next : isThere ? 0 : wanted.from), {
-        headers: asFrames(forwarded(request), token),
-      });
+      answer = await this.#origin.ask(
+        this.#urlOf(id, isOurs ? this.#log.next : isThere ? 0 : from),
+        { headers: asFrames(forwarded(request), token) },
+      );
     } catch (error) {
-      if (!token && !wanted.hasKey && isThere && this.#log.about?.open) return "";
+      if (!token && !hasKey && isThere && this.#log.about?.open) return this.#known("");
       throw error;
     }
     if (answer.status !== 200) return answer;
-    const fresh = answer.headers.get("Tailrace-Token") ?? "";
-    await this.#note(id, fresh, !token && !wanted.hasKey);
+    const opened = openedOf(answer.headers);
+    await this.#note(opened, !token && !hasKey);
     if (token) await this.#remember(token);
-    if (becomesOurs) this.#readOn(answer);
+    if (isOurs && this.#reading === null) this.#readOn(answer);
     else await answer.body?.cancel();
-    return fresh;
+    return opened;
   }
 
-  async #note(id: string, token: string, open: boolean): Promise<void> {
+  /** Of a stream that is here, to somebody whom the origin was not asked about. */
+  #known(token: string): Opened {
+    const about = this.#log.about;
+    if (about === undefined) throw new Error("nobody is known where nothing is");
+    return { ...about.opened, token, siblings: [], next_index: this.#log.next };
+  }
+
+  async #note(opened: Opened, open: boolean): Promise<void> {
     const before = this.#log.about;
     this.#log.note({
-      id,
-      token: token || before?.token || "",
+      opened: { ...opened, token: "", siblings: [], next_index: 0 },
+      token: opened.token || before?.token || "",
       open: open || before?.open || false,
       reading: before?.reading ?? false,
     });
-    if (token) await this.#remember(token);
+    if (opened.token) await this.#remember(opened.token);
   }
 
   async #remember(token: string): Promise<void> {
@@ -158,6 +166,9 @@ export class StreamObject extends DurableObject<Env> {
             if (run !== null) {
               over = this.#log.ended && run.next === this.#log.next;
               controller.enqueue(encoder.frames(run));
+            } else if (reader.next >= reader.until) {
+              over = true;
+              controller.enqueue(encoder.status(this.#log.about?.opened.stream ?? "", reader.next));
             } else if (readers.failure !== null) {
               over = true;
               controller.enqueue(encoder.failure(readers.failure));
@@ -225,7 +236,7 @@ export class StreamObject extends DurableObject<Env> {
     while (!signal.aborted && !this.#log.ended) {
       const before = this.#log.next;
       try {
-        rest ??= await this.#origin.ask(this.#urlOf(about.id, this.#log.next), {
+        rest ??= await this.#origin.ask(this.#urlOf(about.opened.stream, this.#log.next), {
           headers: asFrames(new Headers(), about.token),
           signal,
         });
@@ -344,10 +355,6 @@ function asFrames(headers: Headers, token: string | null): Headers {
   headers.set("Accept", FRAMES);
   headers.delete("Last-Event-ID");
   return headers;
-}
-
-function wait(ms: number): Promise<void> {
-  return new Promise((resolve) => setTimeout(resolve, ms));
 }
 
 /** Whether there is something new, before the silence gets too long. */

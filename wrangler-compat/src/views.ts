@@ -2,7 +2,7 @@
 
 import { decode, encode } from "../../edge/web/tailrace/wire.js";
 import type { Frame, Score, StreamEnd, TokenScores } from "../../edge/web/tailrace/schema.js";
-import { TailraceError, errorBody } from "./errors";
+import { TailraceError, errorBody, told } from "./errors";
 import { type FrameRun, framesOf } from "./frames";
 import { FRAMES, type View } from "./request";
 
@@ -18,6 +18,8 @@ export interface Encoder {
   frames(run: FrameRun): Uint8Array;
   /** Bytes that carry no frame of the stream. */
   signOfLife(): Uint8Array;
+  /** What closes a body that was to have only what there was. */
+  status(id: string, nextIndex: number): Uint8Array;
   /** What closes a body whose stream cannot be read on. */
   failure(error: TailraceError): Uint8Array;
 }
@@ -50,6 +52,10 @@ class RawFrames implements Encoder {
   failure(error: TailraceError): Uint8Array {
     return encode(errorFrame(error));
   }
+
+  status(id: string, nextIndex: number): Uint8Array {
+    return encode({ type: "Status", stream: id, state: "running", next_index: nextIndex });
+  }
 }
 
 class Events implements Encoder {
@@ -69,6 +75,10 @@ class Events implements Encoder {
     return text.encode(this.#begin() + format(null, "error", errorBody(error)));
   }
 
+  status(): Uint8Array {
+    return new Uint8Array(); // no event is made of one
+  }
+
   #begin(): string {
     if (this.#begun) return "";
     this.#begun = true;
@@ -76,7 +86,8 @@ class Events implements Encoder {
   }
 }
 
-export function errorFrame(error: TailraceError): Frame {
+export function errorFrame(fault: TailraceError): Frame {
+  const error = told(fault);
   return {
     type: "StreamError",
     code: error.code,

@@ -8,16 +8,33 @@ import { SCHEMA_ID } from "../../edge/web/tailrace/wire.js";
 import { version } from "../package.json";
 import { accessHeaders, checkPage, preflight } from "./access";
 import { TailraceError, callerError, errorResponse } from "./errors";
+import {
+  INTERNAL,
+  OPENED,
+  START,
+  addressOf,
+  begin,
+  headerOf,
+  objectOf,
+  openedOf,
+  randomKey,
+} from "./generation";
 import { Origin, forwarded } from "./origin";
 import { FRAMES, JSON_VIEW, checkHeaders, chooseView, checkStreamId, parseAfter } from "./request";
 import { type Env, allowedOrigins, maxBodyBytes } from "./settings";
-import { OPENED } from "./stream_object";
+import { keyOffered } from "./session_object";
 
+export { SessionObject } from "./session_object";
 export { StreamObject } from "./stream_object";
 
-const START = "/v1/generate";
+const SESSION = "/v1/ws";
 const READ = /^\/v1\/generate\/([^/]+)$/;
 const CANCEL = /^\/v1\/generate\/[^/]+\/cancel$/;
+const UPGRADE_REQUIRED = 426;
+const HANDSHAKE = [
+  ...["Upgrade", "Connection", "Sec-WebSocket-Key", "Sec-WebSocket-Version"],
+  ...["Sec-WebSocket-Protocol", "Sec-WebSocket-Extensions"],
+];
 const PREFLIGHTS = ["/v1/generate", "/v1/stream/"];
 
 export default {
@@ -62,6 +79,7 @@ async function route(
     return document({ tailrace: version, schema: SCHEMA_ID });
   }
   if (request.method === "POST" && pathname === START) return start(request, env);
+  if (pathname === SESSION && isUpgrade(request)) return session(request, env);
   const [, id] = READ.exec(decoded(pathname)) ?? [];
   if (request.method === "GET" && id !== undefined) return read(request, env, id);
   return pass(request, env);
@@ -83,32 +101,22 @@ function document(fields: object): Response {
 /** POST /v1/generate */
 async function start(request: Request, env: Env): Promise<Response> {
   const view = chooseView(request.headers.get("Accept"));
-  const origin = new Origin(env.TAILRACE_ORIGIN_URL);
   const headers = forwarded(request);
-  // A key of our own lets the request be sent again when the origin's edge is lost.
-  if (!headers.has("Idempotency-Key")) headers.set("Idempotency-Key", randomKey());
   headers.set("Accept", view === JSON_VIEW ? JSON_VIEW : FRAMES);
-  const answer = await origin.ask(origin.url(START), {
-    method: "POST",
-    headers,
-    body: await bodyOf(request, maxBodyBytes(env)),
-  });
-  const id = answer.headers.get("Tailrace-Stream");
-  if (view === JSON_VIEW || answer.status !== 200 || id === null) return answer;
+  if (!headers.has("Idempotency-Key")) headers.set("Idempotency-Key", randomKey());
+  const answer = await begin(env, headers, await bodyOf(request, maxBodyBytes(env)));
+  if (view === JSON_VIEW || answer.status !== 200) return answer;
   // The object reads the stream by itself: what it has then outlives this request.
   await answer.body?.cancel();
+  const opened = openedOf(answer.headers);
   const asked = new Headers(request.headers);
-  asked.set(OPENED, answer.headers.get("Tailrace-Token") ?? "");
+  asked.set(OPENED, headerOf(opened));
   asked.delete("Last-Event-ID");
-  const stream = await objectOf(env, id).fetch(`${new URL(request.url).origin}${START}/${id}`, {
+  asked.delete("Tailrace-Token");
+  return objectOf(env, opened.stream).fetch(addressOf(opened.stream, 0), {
     headers: asked,
     signal: request.signal,
   });
-  const siblings = answer.headers.get("Tailrace-Siblings");
-  if (siblings === null) return stream;
-  const opened = new Response(stream.body, stream);
-  opened.headers.set("Tailrace-Siblings", siblings);
-  return opened;
 }
 
 /** GET /v1/generate/{id} */
@@ -119,8 +127,26 @@ async function read(request: Request, env: Env, id: string): Promise<Response> {
   parseAfter(query.getAll("after"), request.headers.get("Last-Event-ID"));
   if (view === JSON_VIEW) return pass(request, env);
   const asked = new Request(request);
-  asked.headers.delete(OPENED);
+  for (const name of INTERNAL) asked.headers.delete(name);
   return objectOf(env, id).fetch(asked);
+}
+
+function isUpgrade(request: Request): boolean {
+  return request.method === "GET" && request.headers.get("Upgrade")?.toLowerCase() === "websocket";
+}
+
+/** GET /v1/ws: a session of its own; an API key is looked at before, as for any request. */
+async function session(request: Request, env: Env): Promise<Response> {
+  const headers = forwarded(request);
+  const key = keyOffered(request.headers);
+  for (const name of HANDSHAKE) headers.delete(name);
+  if (key !== null) headers.set("Tailrace-Key", key);
+  if (headers.has("Authorization") || headers.has("Tailrace-Key")) {
+    const origin = new Origin(env.TAILRACE_ORIGIN_URL);
+    const answer = await origin.ask(origin.url(SESSION), { headers });
+    if (answer.status !== UPGRADE_REQUIRED) return answer;
+  }
+  return env.SESSIONS.get(env.SESSIONS.newUniqueId()).fetch(request);
 }
 
 /** Whatever the origin's edge answers as well as we could. */
@@ -133,14 +159,6 @@ async function pass(request: Request, env: Env): Promise<Response> {
   const body = await bodyOf(request, maxBodyBytes(env));
   const again = CANCEL.test(pathname); // twice is once
   return again ? origin.ask(url, { ...init, body }) : origin.askOnce(url, { ...init, body });
-}
-
-function objectOf(env: Env, id: string): DurableObjectStub {
-  return env.STREAMS.getByName(id);
-}
-
-function randomKey(): string {
-  return crypto.randomUUID().replaceAll("-", "");
 }
 
 async function bodyOf(request: Request, limitBytes: number): Promise<Uint8Array> {

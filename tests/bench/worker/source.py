@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from base64 import b64encode
 from pathlib import Path
 from time import monotonic
 from typing import cast
@@ -46,7 +47,7 @@ _TOKEN = encode(Token(f"~000000{PADDING}", 128))[:11]
 
 _HEAD = (
     "HTTP/1.1 200 OK\r\nContent-Type: {type}\r\nTailrace-Stream: {id}\r\n"
-    "Transfer-Encoding: chunked\r\n\r\n"
+    "Tailrace-Opened: {opened}\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
 
 
@@ -170,7 +171,9 @@ class HttpEnd(asyncio.Protocol):
         stream_id = path.rpartition("/")[2]
         after = query.partition("after=")[2]
         kind = bytes.fromhex(stream_id)[0]
-        head = _HEAD.format(type=FRAMES_TYPE, id=stream_id)
+        opened = Opened(bytes.fromhex(stream_id), 0, "", "demo", 0)
+        said = b64encode(encode(opened)).decode()
+        head = _HEAD.format(type=FRAMES_TYPE, id=stream_id, opened=said)
         self._transport.write(head.encode())
         self._stream = Stream(self._transport, kind, int(after) + 1 if after else 0, None)
         self._stream.begin()

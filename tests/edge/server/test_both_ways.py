@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from edge.server.outlet import Handler, Outlet, Request
-from ledger.frame import Open, Resume, Sibling
+from ledger.frame import Caller, Open, Resume, Sibling, encode
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.serving import Client, Served, serving
 
@@ -22,6 +22,10 @@ FRAMES = "Accept: application/vnd.tailrace.frames"
 KEY = "Idempotency-Key: mine"
 PAGE = "Origin: https://app.example"
 BODY = b'{"model": "demo", "prompt": "Once"}'
+IN_FRAMES = "Content-Type: application/vnd.tailrace.frames"
+OPEN = encode(Open("demo", prompt="Once", credit=0))
+OF_A_CALLER = encode(Open("demo", prompt="Once", caller=Caller("somebody", 0)))
+NO_OPEN = encode(Resume(STREAM))
 SETTINGS: dict[str, Any] = {"allowed_origins": ("https://app.example",), "max_body_bytes": 2048}
 
 
@@ -39,6 +43,10 @@ CASES = [
     Case("start, a page of an allowed origin", "POST /v1/generate", (SSE, PAGE), BODY),
     Case("start, close", "POST /v1/generate", (SSE, KEY, "Connection: close"), BODY),
     Case("start, no such model", "POST /v1/generate", body=b'{"model": "x", "prompt": "y"}'),
+    Case("start, by a frame", "POST /v1/generate", (FRAMES, KEY, IN_FRAMES), OPEN),
+    Case("start, by a frame of another", "POST /v1/generate", (FRAMES, IN_FRAMES), NO_OPEN),
+    Case("start, by a caller", "POST /v1/generate", (FRAMES, IN_FRAMES), OF_A_CALLER),
+    Case("start, by no frame", "POST /v1/generate", (FRAMES, IN_FRAMES), b"\xff\xff"),
     Case("read", f"GET /v1/generate/{ID}"),
     Case("read, frames", f"GET /v1/generate/{ID}", (FRAMES,)),
     Case("read, some preferred", f"GET /v1/generate/{ID}", ("Accept: text/*;q=0.9, */*;q=0.1",)),
