@@ -33,7 +33,12 @@ export function unreachable(message: string): TailraceError {
 export function told(error: TailraceError): TailraceError {
   if (!(error instanceof FrameError)) return error;
   const { code, status, field } = error;
-  const hint = code === "bad_version" ? "this side speaks version 1" : null;
+  const hint =
+    code === "bad_version"
+      ? "this side speaks version 1"
+      : error.message.startsWith("compressed")
+        ? "send frames without the zstd flag"
+        : null;
   return new TailraceError(`${error.message} at byte ${error.offset}`, { code, status, field, hint });
 }
 

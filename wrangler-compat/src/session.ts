@@ -25,8 +25,6 @@ export type Request = Open | Resume | Cancel | Steer;
 
 /** Of one WebSocket message, in either direction, unless one frame alone is larger. */
 export const MAX_MESSAGE_BYTES = 64 << 10;
-/** One over this is not worth an answer. */
-const MAX_READ_BYTES = 256 << 10;
 const MAX_STREAMS = 256;
 const MAX_UNFINISHED = 64;
 /** Frames of one stream that a client may ask to have in flight. */
@@ -46,7 +44,7 @@ const FROM_CLIENT: ReadonlySet<number> = new Set([
 /** Codes of RFC 6455, 7.4.1. */
 const PROTOCOL_ERROR = 1002;
 const UNSUPPORTED_DATA = 1003;
-export const MESSAGE_TOO_BIG = 1009;
+const MESSAGE_TOO_BIG = 1009;
 
 export interface Close {
   code: number;
@@ -239,7 +237,7 @@ function frameOfMessage(message: ArrayBuffer | string): Uint8Array[] {
     throw callerError("frames travel in binary messages", { code: "bad_frame" });
   }
   if (message.byteLength > MAX_MESSAGE_BYTES) {
-    throw callerError(`a message of ${message.byteLength} bytes`, {
+    throw callerError("a message is too large", {
       code: "too_large",
       status: 413,
       hint: `at most ${MAX_MESSAGE_BYTES} bytes of frames in a message`,
@@ -251,11 +249,6 @@ function frameOfMessage(message: ArrayBuffer | string): Uint8Array[] {
     throw new FrameError("the message ends inside a frame", "header.length", 0);
   }
   return frames;
-}
-
-/** A message that is not even worth an answer. */
-export function isTooLong(message: ArrayBuffer | string): boolean {
-  return typeof message !== "string" && message.byteLength > MAX_READ_BYTES;
 }
 
 function codeOf(error: TailraceError): number {

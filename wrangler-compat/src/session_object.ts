@@ -27,11 +27,9 @@ import { FRAMES } from "./request";
 import {
   type Close,
   MAX_MESSAGE_BYTES,
-  MESSAGE_TOO_BIG,
   type OpenStream,
   type Request as Asked,
   Session,
-  isTooLong,
 } from "./session";
 import type { Env } from "./settings";
 import { wait } from "./time";
@@ -92,8 +90,8 @@ export class SessionObject extends DurableObject<Env> {
   }
 
   override async webSocketMessage(socket: WebSocket, message: ArrayBuffer | string): Promise<void> {
-    if (isTooLong(message) || this.#isUnread(socket)) {
-      this.#leave({ code: isTooLong(message) ? MESSAGE_TOO_BIG : POLICY_VIOLATION, reason: "too_large" });
+    if (bufferedBytes(socket) > MAX_UNREAD_BYTES) {
+      this.#leave({ code: POLICY_VIOLATION, reason: "answers are not read" });
       return;
     }
     const session = this.#session;
@@ -111,10 +109,6 @@ export class SessionObject extends DurableObject<Env> {
 
   override async webSocketError(): Promise<void> {
     this.#detachAll();
-  }
-
-  #isUnread(socket: WebSocket): boolean {
-    return bufferedBytes(socket) > MAX_UNREAD_BYTES;
   }
 
   // ---- requests ----

@@ -107,7 +107,7 @@ function decodeUint(source) {
 function decodeBool(source) {
   const byte = source.bytes[source.at];
   if (byte === undefined) throw fault("truncated bool", source.at);
-  if (byte > 1) throw fault(`byte ${byte} is neither 0 nor 1`, source.at);
+  if (byte > 1) throw fault(`byte 0x${byte.toString(16).padStart(2, "0")} is neither 0 nor 1`, source.at);
   source.at++;
   return byte === 1;
 }
@@ -167,9 +167,11 @@ function lengthOf(header, most) {
   if (version !== VERSION) {
     throw new FrameError(`frame version ${version} is not supported`, "header.version", 3, "bad_version");
   }
-  if (flags & ~FLAG_ZSTD) throw new FrameError(`unknown flags ${flags}`, "header.flags", 3);
-  if (length < PREFIX_BYTES - HEADER_BYTES || length > most) {
-    throw new FrameError(`length ${length} is too small or over ${most}`, "header.length", 0);
+  if (flags & ~FLAG_ZSTD) throw new FrameError(`unknown flags 0x${flags.toString(16)}`, "header.flags", 3);
+  const isShort = length < PREFIX_BYTES - HEADER_BYTES;
+  if (isShort || length > most) {
+    const why = isShort ? "cannot hold a tag and a corr" : `exceeds the limit of ${most}`;
+    throw new FrameError(`length ${length} ${why}`, "header.length", 0);
   }
   return length;
 }
@@ -205,7 +207,7 @@ export function decode(raw, maxFrameBytes = MAX_FRAME_BYTES) {
   }
   const tag = view.getUint8(HEADER_BYTES);
   checkTag(tag, names);
-  if (header >>> 28) throw new FrameError("compressed frame, and no zstd here", "header.flags", 3);
+  if (header >>> 28) throw new FrameError("compressed frame, and this side has no zstd", "header.flags", 3);
   const type = names.get(tag) ?? "";
   const source = { bytes: raw, view, at: PREFIX_BYTES };
   /** @type {any} */
