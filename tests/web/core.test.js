@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Core, WINDOW_FRAMES } from "../../edge/web/tailrace/core.js";
 import { TailraceError } from "../../edge/web/tailrace/errors.js";
+import { smooth } from "../../edge/web/tailrace/smooth.js";
 import { Transcript } from "../../edge/web/tailrace/transcript.js";
 
 const token = (index, text = "x") => ({ type: "Token", text, index });
@@ -186,4 +187,111 @@ test("a text is what its revisions leave of it", () => {
   late.add(token(7, "g"));
   late.add(revision(8, 2, "all"));
   assert.equal(late.text, "all");
+});
+
+// ---- smooth ----
+
+/** A stream whose frames come as `steps` say: at a time, a text. */
+function scripted(steps, clock) {
+  const transcript = new Transcript();
+  return {
+    seen: 0,
+    get content() {
+      return transcript.text;
+    },
+    async *[Symbol.asyncIterator]() {
+      for (const [nth, [at, frame]] of steps.entries()) {
+        await clock.until(at);
+        const whole = typeof frame === "string" ? token(nth, frame) : { ...frame, index: nth };
+        transcript.add(whole);
+        yield whole;
+      }
+    },
+  };
+}
+
+/** Time that passes when nothing else happens. */
+class Clock {
+  nowMs = 0;
+  waiting = [];
+
+  until(at) {
+    return new Promise((resolve) => this.waiting.push({ at, resolve }));
+  }
+
+  async run(work) {
+    let isDone = false;
+    work.finally(() => { isDone = true; }).catch(() => {});
+    while (!isDone) {
+      await new Promise((resolve) => setImmediate(resolve));
+      this.waiting.sort((a, b) => a.at - b.at);
+      const next = this.waiting.shift();
+      if (!next) continue;
+      this.nowMs = Math.max(this.nowMs, next.at);
+      next.resolve();
+    }
+    return work;
+  }
+
+  get pace() {
+    return {
+      now: () => this.nowMs,
+      setTimer: (ring, ms) => void this.until(this.nowMs + ms).then(ring),
+      off: false,
+    };
+  }
+}
+
+async function shownOf(reading, pace, clock) {
+  const shown = [];
+  for await (const text of smooth(reading, pace)) shown.push([clock.nowMs, text]);
+  return shown;
+}
+
+const WORDS = Array.from({ length: 60 }, (_, nth) => ` word${nth}`);
+
+test("text that comes at once is shown by words, within the lag", async () => {
+  const clock = new Clock();
+  const reading = scripted([[0, WORDS.join("")]], clock);
+  const shown = await clock.run(shownOf(reading, clock.pace, clock));
+  assert.ok(shown.length > 8, `${shown.length} steps`);
+  for (const [, text] of shown) assert.ok(WORDS.join("").startsWith(text) && /\d$/.test(text), text);
+  assert.equal(shown.at(-1)[1], WORDS.join(""));
+  const [half] = shown.find(([, text]) => text.length >= WORDS.join("").length / 2);
+  assert.ok(half >= 66 && half <= 300, `half of it after ${half} ms`);
+});
+
+test("a revision takes back what it replaces", async () => {
+  const clock = new Clock();
+  const steps = [[0, "one"], [0, " two"], [2000, { type: "Revision", replaces: 1, text: " zwei" }]];
+  const shown = await clock.run(shownOf(scripted(steps, clock), clock.pace, clock));
+  assert.equal(shown.at(-1)[1], "one zwei");
+  assert.ok(shown.some(([, text]) => text === "one two"));
+});
+
+test("it is off when it is told so, and for what was seen before a reload", async () => {
+  for (const change of [{ off: true }, { seen: 60 }]) {
+    const clock = new Clock();
+    const reading = Object.assign(scripted(WORDS.map((word) => [7, word]), clock), { seen: change.seen ?? 0 });
+    const shown = await clock.run(shownOf(reading, { ...clock.pace, ...change }, clock));
+    assert.equal(shown.at(-1)[1], WORDS.join(""));
+    assert.equal(clock.nowMs, 7);
+  }
+});
+
+test("an error of the stream comes when all before it is shown", async () => {
+  const clock = new Clock();
+  const reading = scripted([[0, "a b c"]], clock);
+  const broken = {
+    seen: 0,
+    get content() { return reading.content; },
+    async *[Symbol.asyncIterator]() {
+      yield* reading;
+      throw passing();
+    },
+  };
+  const shown = [];
+  const read = async () => { for await (const text of smooth(broken, clock.pace)) shown.push(text); };
+  await assert.rejects(clock.run(read()), { code: "unavailable" });
+  assert.equal(shown.at(-1), "a b c");
 });

@@ -9,13 +9,23 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ledger.wire.schema import LOGGED, MAX_MESSAGES
+from ledger.wire.schema import (
+    LOGGED,
+    MAX_MESSAGES,
+    Heartbeat,
+    Hello,
+    Opened,
+    Status,
+    StreamError,
+)
 from tests.schema_text import CLIENT_SCHEMA, ROOT, Schema, read_schema, schema_hash
 
 HERE = ROOT / "edge/web/tailrace"
 LIMITED = {"Open.messages": MAX_MESSAGES, "Open.stop": MAX_MESSAGES}
 """Lists that the codec bounds and the schema does not."""
 HEAD = "// Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.\n\n"
+RECEIVED = {StreamError.tag, Heartbeat.tag, Opened.tag, Status.tag, Hello.tag}
+"""What a client is sent besides logged frames: all that a page has to load before it needs more."""
 PRIMITIVES = {
     "str": "string",
     "bool": "boolean",
@@ -29,22 +39,40 @@ PRIMITIVES = {
 }
 
 
-def table(schema: Schema, identity: str) -> str:
-    """schema.js: what the codec is made of when it is loaded.
+def table(schema: Schema, names: list[str]) -> str:
+    """Some types of the schema: what the codec is made of when it is loaded.
 
     A frame is its tag and its fields, another struct its fields, an enum its words.
     """
-    lines = [f'export const SCHEMA_ID = "{identity}";\n', "export const TYPES = {"]
-    lines += [f'  {name}: "{of}",' for name, of in schema.aliases.items()]
-    for name, members in schema.enums.items():
-        assert [*members.values()] == [*range(len(members))], f"{name}: no word for a number"
-        lines.append(f'  {name}: "{" ".join(map(_word, members))}",')
     tags = schema.unions["Frame"]
-    for name, fields in schema.structs.items():
-        said = [str(tags[name])] if name in tags else []
-        said += [f"{field}:{_limited(name, field, of)}" for field, of in fields.items()]
-        lines.append(f'  {name}: "{" ".join(said)}",')
-    return HEAD + "\n".join([*lines, "};\n"])
+    lines = ["export const TYPES = {"]
+    for name in names:
+        said = schema.aliases.get(name)
+        if name in schema.enums:
+            members = schema.enums[name]
+            assert [*members.values()] == [*range(len(members))], f"{name}: no word for a number"
+            said = " ".join(map(_word, members))
+        elif said is None:
+            fields = schema.structs[name].items()
+            parts = [str(tags[name])] if name in tags else []
+            said = " ".join(
+                [*parts, *(f"{field}:{_limited(name, field, of)}" for field, of in fields)]
+            )
+        lines.append(f'  {name}: "{said}",')
+    return "\n".join([*lines, "};\n"])
+
+
+def received(schema: Schema) -> set[str]:
+    """The types that a client is sent, and what they are made of."""
+    tags = schema.unions["Frame"]
+    names = {name for name, tag in tags.items() if tag in LOGGED | RECEIVED}
+    waiting = [*names]
+    while waiting:
+        for of in schema.structs.get(waiting.pop(), {}).values():
+            found = set(re.findall(r"[A-Z]\w+", of)) - names
+            names |= found
+            waiting += found
+    return names
 
 
 def types(schema: Schema) -> str:
@@ -94,7 +122,15 @@ def written() -> dict[Path, str]:
     """Every file of the schema's, and what it has to hold."""
     schema = read_schema(CLIENT_SCHEMA)
     identity = schema_hash(CLIENT_SCHEMA.read_text("utf-8")).hex()
-    return {HERE / "schema.js": table(schema, identity), HERE / "schema.d.ts": types(schema)}
+    names = [*schema.aliases, *schema.enums, *schema.structs]
+    needed = received(schema)
+    of_clients = table(schema, [name for name in names if name in needed])
+    return {
+        HERE / "schema.js": f'{HEAD}export const SCHEMA_ID = "{identity}";\n\n{of_clients}',
+        HERE / "schema_others.js": HEAD
+        + table(schema, [name for name in names if name not in needed]),
+        HERE / "schema.d.ts": types(schema),
+    }
 
 
 if __name__ == "__main__":

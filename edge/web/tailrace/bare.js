@@ -1,4 +1,6 @@
-// BARE (draft-devault-bare): the types of the schema, read once from the table in schema.js.
+// BARE (draft-devault-bare): the types of the schema, each read once from the table in schema.js.
+//
+// A client that only reads needs no others; encode.js adds those.
 //
 // In JavaScript an integer above 2^53-1 is a bigint, an enum its word, a stream id 32 hex digits,
 // other data a Uint8Array, an absent optional null (or left out, when it is encoded).

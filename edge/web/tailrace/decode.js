@@ -19,15 +19,18 @@ export const MAX_FRAME_BYTES = 1 << 20;
 const FLAG_ZSTD = 1;
 
 /** Each frame's name by its tag. @type {Map<number, string>} */
-const names = new Map();
-for (const [name, said] of Object.entries(TYPES)) {
-  const tag = parseInt(said);
-  if (tag >= 0) names.set(tag, name);
+export const names = new Map();
+
+/** Have frames of these types too. @param {Record<string, string>} types */
+export function know(types) {
+  Object.assign(TYPES, types);
+  for (const [name, said] of Object.entries(types)) {
+    const tag = parseInt(said);
+    if (tag >= 0) names.set(tag, name);
+  }
 }
-/** Each frame's tag by its name.
- * @type {Readonly<Record<import("./schema.js").FrameType, number>>}
- */
-export const TAGS = /** @type {any} */ (Object.fromEntries([...names].map(([tag, name]) => [name, tag])));
+
+know(TYPES);
 const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 // ---- values ----

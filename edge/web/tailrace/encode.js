@@ -1,12 +1,18 @@
 // From frames to bytes; values that are not of their types are a FrameError.
 
 import { U64_MAX, fault, typeOf, viewOf, within } from "./bare.js";
-import { HEADER_BYTES, MAX_FRAME_BYTES, PREFIX_BYTES, TAGS, VERSION } from "./decode.js";
+import { HEADER_BYTES, MAX_FRAME_BYTES, PREFIX_BYTES, VERSION, know, names } from "./decode.js";
 import { FrameError } from "./errors.js";
+import { TYPES } from "./schema_others.js";
 
 /** @typedef {import("./bare.js").Type} Type */
 /** @typedef {{bytes: Uint8Array<ArrayBuffer>, view: DataView, size: number}} Sink */
 
+know(TYPES);
+/** Each frame's tag by its name.
+ * @type {Readonly<Record<import("./schema.js").FrameType, number>>}
+ */
+export const TAGS = /** @type {any} */ (Object.fromEntries([...names].map(([tag, name]) => [name, tag])));
 const FIRST_BYTES = 256;
 const SURROGATE = /[\ud800-\udfff]/u;
 const utf8 = new TextEncoder();

@@ -5,7 +5,6 @@ import { Stream, keyOf } from "./stream.js";
 
 export { TailraceError } from "./errors.js";
 export { Stream } from "./stream.js";
-export { Transcript } from "./transcript.js";
 
 /** @typedef {import("./stream.js").Options} Options */
 
@@ -18,6 +17,7 @@ export const stream = (url, options = {}) => new Stream(url, options, options.sy
 /** The stream that was read before the page was reloaded, from its beginning; null if there is none.
  * @param {string} url as it was given to `stream`
  * @param {Options & {storage: import("./stream.js").Store}} options
+ * @returns {Stream | null}
  */
 export function resume(url, options) {
   const whole = new URL(url, globalThis.location?.href);

@@ -53,6 +53,9 @@ export class Stream {
   seen = 0;
 
   #core;
+  #transcript = new Transcript();
+  /** @type {Set<() => void>} */
+  #watchers = new Set();
   #options;
   #system;
   #url;
@@ -117,6 +120,17 @@ export class Stream {
     return this.#core.taken;
   }
 
+  /** The text of all frames that were taken, as its revisions left it. */
+  get content() {
+    return this.#transcript.text;
+  }
+
+  /** Calls `act` when the state has changed, until what it gives is called. @param {() => void} act */
+  watch(act) {
+    this.#watchers.add(act);
+    return () => void this.#watchers.delete(act);
+  }
+
   /** @returns {AsyncIterator<Logged, undefined>} */
   [Symbol.asyncIterator]() {
     return {
@@ -148,13 +162,12 @@ export class Stream {
 
   /** The whole text, when it has ended; a TailraceError where it ended because something failed. */
   async text() {
-    const transcript = new Transcript();
-    for await (const frame of this) transcript.add(frame);
+    for await (const _ of this);
     const { finish_reason = "stop", message = null, retryable = false } = this.end ?? {};
     if (finish_reason === "failed" || finish_reason === "origin-lost") {
       throw new TailraceError(message ?? finish_reason, { code: finish_reason, status: 500, retryable });
     }
-    return transcript.text;
+    return this.content;
   }
 
   /** End it for everybody who reads it. What it is then: `{id, state, next_index}`. */
@@ -200,6 +213,7 @@ export class Stream {
       const frame = this.#core.take();
       if (frame) {
         this.#connection?.allow(this.#core.allowance);
+        this.#transcript.add(frame);
         if (frame.type === "StreamEnd") this.end = frame;
         this.#saveSometimes(frame.type === "StreamEnd");
         this.#wakeWaiting();
@@ -245,6 +259,7 @@ export class Stream {
     if (core.state !== this.#told) {
       this.#told = core.state;
       this.#options.onState?.(core.state, this);
+      for (const act of this.#watchers) act();
     }
     this.#wakeWaiting();
   }

@@ -4,8 +4,8 @@ import { HEADER_BYTES, prefixOf } from "./decode.js";
 import { checkedCorr } from "./encode.js";
 
 export { toHex } from "./bare.js";
-export { MAX_FRAME_BYTES, PREFIX_BYTES, Splitter, TAGS, VERSION, decode } from "./decode.js";
-export { encode, fromHex } from "./encode.js";
+export { MAX_FRAME_BYTES, PREFIX_BYTES, Splitter, VERSION, decode } from "./decode.js";
+export { TAGS, encode, fromHex } from "./encode.js";
 export { FrameError, TailraceError } from "./errors.js";
 export { SCHEMA_ID } from "./schema.js";
 
