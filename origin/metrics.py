@@ -16,6 +16,7 @@ from ledger.frame import FinishReason, Priority, StreamEnd, decode
 from ledger.telemetry.distribution import Distribution
 from ledger.telemetry.trace_context import TraceContext
 from ledger.telemetry.traces import Traces
+from origin.workers.death import Death
 from origin.workers.worker_frame import Load
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -83,7 +84,8 @@ class Metrics:
         }
         self.streams = self._gauge("num_streams", "Streams that run or wait at this origin", ())
         self._ended = self._counter("streams_ended", "Streams that ended here", ("finish_reason",))
-        self._deaths = self._counter("worker_deaths", "Workers that ended by themselves", ())
+        self.circuit = self._gauge("circuit_state", "0 closed, 1 half open, 2 open", ())
+        self._deaths = self._counter("worker_deaths", "Workers that ended by themselves", ("kind",))
         self._takeovers = self._counter("takeovers", "Streams that another worker went on with", ())
         self._ttft = self._latency(
             "time_to_first_token_seconds", "From admission to the first release", TTFT_BUCKETS_S
@@ -103,6 +105,8 @@ class Metrics:
         self._demotions = self._counter(
             "demotions", "Readers at a stream's tip that fell behind what memory holds", ()
         )
+        for death in Death:
+            self._deaths.labels(death.value)
         for reason in FinishReason:
             self._ended.labels(reason.word)
 
@@ -122,9 +126,9 @@ class Metrics:
             counter.labels(worker).inc(max(0, getattr(load, field) - before))
         self._last[slot] = load
 
-    def worker_lost(self, slot: int) -> None:
+    def worker_lost(self, slot: int, death: Death = Death.EXITED) -> None:
         """Its counts stay; what it was busy with is gone."""
-        self._deaths.inc()
+        self._deaths.labels(death.value).inc()
         worker = str(slot)
         if self._last.pop(slot, None) is None:
             return

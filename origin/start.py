@@ -15,6 +15,7 @@ import uvloop
 from ledger.log import configure_logging
 from ledger.process import look_less_often, stop_signal
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from origin.workers.circuit import Circuit
 from origin.workers.forked import Launcher
 from origin.workers.liveness import Patience
 from origin.workers.program import makes_tokens, program
@@ -34,7 +35,10 @@ async def _start(config: OriginConfig, ledger: LedgerConfig, streams: StreamsCon
     launcher = None
     if config.fork_workers and makes_tokens(config):
         launcher = Launcher(*command, worker_environment())
-    slots = [WorkerSlot(number, command, patience, launcher) for number in range(config.workers)]
+    circuit = Circuit()
+    slots = [
+        WorkerSlot(number, command, patience, launcher, circuit) for number in range(config.workers)
+    ]
     parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
     running: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in parts]
     running.append(asyncio.create_task(stop_signal().wait()))

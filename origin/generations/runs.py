@@ -44,6 +44,7 @@ from origin.generations.stream import TEXT, GeneratedStream, find, log_refusal
 from origin.generations.suspects import judge
 from origin.generations.table import StreamTable
 from origin.metrics import Metrics
+from origin.workers.circuit import Circuit, CircuitState
 from origin.workers.cold_starts import ColdStarts
 from origin.workers.liveness import SILENT_S
 from origin.workers.worker_frame import (
@@ -101,6 +102,8 @@ class Runs:
         self._loading: LoadProgress | None = None
         self._deaths = 0  # of workers since one became ready
         self._fate = ""  # of the last of them
+        self._circuit = Circuit()  # of the slots, once one has told us
+        metrics.circuit.set_function(lambda: [*CircuitState].index(self._circuit.state))
         self.model: Ready | None = None
 
     @property
@@ -115,6 +118,8 @@ class Runs:
             is_silent = all(slot.is_silent for slot in self._slots)
             return (f"all workers are silent for over {SILENT_S:.0f} s",) if is_silent else ()
         again = f"; {self._deaths} died before, the last: {self._fate}" if self._deaths else ""
+        if self._circuit.reason:
+            return (f"{self._circuit.reason}{again}",)
         if self._loading is None:
             return (f"starting a worker{again}",)
         progress = self._loading
@@ -134,7 +139,9 @@ class Runs:
         the caller's tenant has, or has had, as much as it may.
         """
         if not self._slots and self._deaths >= (1 if self.model is None else FAILED_STARTS):
-            after_ms = spread_ms(CANNOT_START_RETRY_MS, self._random)
+            least_s = self._circuit.retry_s(self._metrics.clock())
+            least_ms = max(CANNOT_START_RETRY_MS, round(least_s * 1000))
+            after_ms = spread_ms(least_ms, self._random)
             raise Unavailable(f"the worker cannot start: {self._fate}", retry_after_ms=after_ms)
         if self.model is None:
             after_ms = spread_ms(LOADING_RETRY_MS, self._random)
@@ -494,7 +501,8 @@ class Runs:
         self._deaths += 1
         self._fate = slot.fate
         self.starts.lost(slot.number, slot.fate, self._metrics.clock())
-        self._metrics.worker_lost(slot.number)
+        self._metrics.worker_lost(slot.number, slot.death)
+        self._circuit = slot.circuit
         self._loading = None
         orphans = self.table.on(slot)
         blamed = judge([stream.standing for stream in orphans], self._groups)

@@ -238,7 +238,7 @@ async def _serve(config: OriginConfig, orders: Orders, writer: asyncio.StreamWri
             filter_factory = load_filter(config.filter) if config.filter else None
             producer = await _open(config, writer, coming)
         except Exception as error:
-            writer.write(encode(Fault.of(error)))
+            writer.write(encode(Fault.of(error, starting=True)))
             raise
         if producer is None:
             return

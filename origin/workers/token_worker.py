@@ -175,11 +175,15 @@ def serve(supervisor: FrameSocket, config: OriginConfig, watchdog: Watchdog) -> 
     try:
         engine = _load_engine(config, progress, at_work, supervisor)
     except Exception as error:
-        supervisor.send(Fault.of(error))
+        supervisor.send(Fault.of(error, starting=True))
         raise
     watchdog.arm()
-    _take(frames, engine, at_work)  # what came right behind the Hello
-    generate(supervisor, engine, at_work, watchdog)
+    try:
+        _take(frames, engine, at_work)  # what came right behind the Hello
+        generate(supervisor, engine, at_work, watchdog)
+    except Exception as error:
+        supervisor.send(Fault.of(error, starting=False))
+        raise
 
 
 def generate(

@@ -16,10 +16,11 @@ from ledger.frame import Hello, Sampling
 from ledger.wire.bare import U32Int, U32Ints, Uint
 from ledger.wire.codec import Codec, F, Raw, Tagged, framed
 from ledger.wire.splitter import FrameSplitter
+from origin.workers.death import Death, kind_of
 from origin.workers.load_spans import LoadStage
 
 # The first 8 bytes of SHA-256 over the canonical text of origin/workers/worker.bare.
-SCHEMA_HASH = bytes.fromhex("4707898b55b4f254")
+SCHEMA_HASH = bytes.fromhex("b01f6af0a53e8ac2")
 
 # A prompt of 2^20 tokens, 4 bytes each, fits, and so does a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 8 << 20
@@ -133,14 +134,17 @@ class Begun(WorkerFrame):
 
 @frame(37)
 class Fault(WorkerFrame):
-    """Why the worker cannot start; it exits next. Nothing of a request is in it."""
+    """Why the worker ends, which it does next; `kind` is a `Death`. No request is quoted."""
 
     error: str
+    kind: str
 
     @classmethod
-    def of(cls, error: Exception) -> Fault:
-        """In one line."""
-        return cls(" ".join(f"{type(error).__name__}: {error}".split())[:MAX_FAULT_CHARS])
+    def of(cls, error: Exception, *, starting: bool) -> Fault:
+        """In one line. What it says of a crash amid requests may quote one, and is left out."""
+        kind, name = kind_of(error, starting=starting), type(error).__name__
+        said = name if kind is Death.CRASHED else " ".join(f"{name}: {error}".split())
+        return cls(said[:MAX_FAULT_CHARS], kind)
 
 
 @frame(35)

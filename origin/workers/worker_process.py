@@ -20,18 +20,16 @@ from typing import Protocol
 
 import structlog
 
-from ledger.backoff import Backoff
 from ledger.errors import FrameError, SchemaMismatch
 from ledger.frame import Hello
 from origin.workers import worker_frame
+from origin.workers.circuit import SETTLED_S, Circuit, CircuitState
+from origin.workers.death import Death, count_oom_kills, kind_of_exit
 from origin.workers.forked import ChildProcess, Launcher
 from origin.workers.liveness import LOOK_S, Patience, Pulse
 from origin.workers.load_spans import FORKED, SPAWNED, LoadStage, WorkerStart
 from origin.workers.worker_frame import Begun, Fault, Frame, Load, LoadProgress, Ready, Step
 
-RESTART_MIN_S = 0.05
-RESTART_MAX_S = 5.0
-"""Wait before the successor of a worker that did not become ready; doubles while none does."""
 STOP_GRACE_S = 2.0
 """A worker that has not exited so long after its socket closed, or after SIGABRT, is killed."""
 KILL_GRACE_S = 5.0
@@ -68,7 +66,8 @@ class WorkerSlot:
     """`number` is the slot's place in the pool; `pid` that of its process now, if any.
 
     `program` is the module to run and its settings. `is_silent` while nothing
-    is heard of a worker that should say something, and `fate` is what became of the last one.
+    is heard of a worker that should say something; `fate` is what became of the last one, and
+    `death` of which kind that was. Slots of one model share its `circuit`.
     """
 
     def __init__(
@@ -77,19 +76,22 @@ class WorkerSlot:
         program: tuple[str, str],
         patience: Patience | None = None,
         launcher: Launcher | None = None,
+        circuit: Circuit | None = None,
     ) -> None:
         self.number = number
+        self.circuit = circuit or Circuit()
         self.pid: int | None = None
         self.ready: Ready | None = None
         self.is_silent = False
         self.fate = ""
+        self.death = Death.EXITED
         self.start: WorkerStart | None = None
         self._asked_s = 0.0
         self._forked = False
         self._module, self._settings = program
         self._patience = patience or Patience()
         self._launcher = launcher
-        self._fault: str | None = None
+        self._fault: tuple[str, Death] | None = None
         self._welcoming: asyncio.Task[None] | None = None
         self._owner: Owner | None = None
         self._is_owned = asyncio.Event()
@@ -108,16 +110,16 @@ class WorkerSlot:
 
     async def keep(self) -> None:
         """Run workers in this slot, one after another, until cancelled."""
-        backoff = Backoff(RESTART_MIN_S, RESTART_MAX_S)
         with tempfile.TemporaryDirectory(prefix="tailrace-") as folder:
             path = Path(folder) / "worker.sock"
             server = await asyncio.start_unix_server(self._accept, path)
             async with server:
                 while True:
-                    if await self._one_life(path):
-                        backoff.reset()
+                    wait_s = self.circuit.wait_s(self.number, time.monotonic())
+                    if wait_s:
+                        await asyncio.sleep(wait_s)
                     else:
-                        await asyncio.sleep(backoff.next_delay_s())
+                        await self._one_life(path)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -125,8 +127,9 @@ class WorkerSlot:
         except asyncio.QueueFull:
             writer.close()
 
-    async def _one_life(self, path: Path) -> bool:
-        """Start a worker and hear it until it is gone; returns whether it became ready."""
+    async def _one_life(self, path: Path) -> None:
+        """Start a worker and hear it until it is gone."""
+        oom_kills = count_oom_kills()
         self._connected = asyncio.Queue(1)
         self._fault, self.is_silent = None, False
         process = await self._start(path)
@@ -149,18 +152,27 @@ class WorkerSlot:
         for task in (hearing, self._welcoming):
             if task is not None and not task.cancelled():
                 self._pass_on(task.exception())
-        was_ready = self.ready is not None
-        self.fate = self._fault or _fate(process.returncode)
+        self._bury(process.returncode, count_oom_kills() - oom_kills)
+        await (await self._told()).worker_lost(self)
+
+    def _bury(self, status: int | None, oom_kills: int) -> None:
+        """It is gone; say of what it died, to whoever is to start the next one too."""
+        told = _fate(status), kind_of_exit(status, oom_kills)
+        self.fate, self.death = self._fault or told
         log.warning(
             "worker.lost",
             slot=self.number,
             pid=self.pid,
-            exit=process.returncode,
+            exit=status,
             fate=self.fate,
+            kind=self.death.value,
         )
+        was_closed = self.circuit.state is CircuitState.CLOSED
+        was_ready = self.ready is not None
+        self.circuit.died(self.number, time.monotonic(), was_ready=was_ready)
+        if was_closed and self.circuit.state is CircuitState.OPEN:
+            log.error("circuit.open", reason=self.circuit.reason, fate=self.fate)
         self.pid = self.ready = None
-        await (await self._told()).worker_lost(self)
-        return was_ready
 
     async def _start(self, path: Path) -> ChildProcess:
         """A worker's process: forked where that can be, or one that begins with its imports."""
@@ -182,11 +194,13 @@ class WorkerSlot:
         while not pulse.is_hung:
             await asyncio.sleep(LOOK_S)
             pulse.look(time.monotonic())
+            if self._ready_s() >= SETTLED_S:
+                self._made()
             if self.ready is not None and pulse.is_silent and not self.is_silent:
                 log.warning("worker.silent", slot=self.number, pid=self.pid)
                 self.is_silent = True
                 (await self._told()).worker_silent(self)
-        self._fault = f"hung: it said nothing for {pulse.silence_s:.0f} s"
+        self._fault = f"hung: it said nothing for {pulse.silence_s:.0f} s", Death.HUNG
         log.error("worker.hung", slot=self.number, pid=self.pid, silence_s=pulse.silence_s)
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGABRT)
@@ -208,6 +222,8 @@ class WorkerSlot:
         """Raise what ends the origin; what a worker has said wrongly ends that worker only."""
         if isinstance(error, FrameError | SchemaMismatch | OSError):
             log.error("worker.bad_frame", slot=self.number, error=str(error))
+            if isinstance(error, FrameError | SchemaMismatch):
+                self._fault = f"it said what no worker says: {error}", Death.SPOKE_WRONGLY
         elif error is not None:
             raise error
 
@@ -249,12 +265,13 @@ class WorkerSlot:
         match frame:
             case Step():
                 await owner.worker_step(self, frame)
+                self._made()
             case Begun():
                 owner.worker_begun(self, frame)
             case Load():
                 owner.worker_load(self, frame)
             case Fault():
-                self._fault = frame.error
+                self._fault = frame.error, Death.of(frame.kind)
             case LoadProgress():
                 owner.worker_loading(self, frame)
             case Ready():
@@ -275,6 +292,18 @@ class WorkerSlot:
                 self._welcoming = asyncio.create_task(owner.worker_ready(self, frame))
             case _:
                 raise FrameError("not expected here", field=type(frame).__name__, offset=0)
+
+    def _ready_s(self) -> float:
+        """For how long it has been ready."""
+        if self.ready is None or self.start is None:
+            return 0.0
+        return time.monotonic() - self.start.ready_s
+
+    def _made(self) -> None:
+        """The worker has shown that workers live."""
+        if self.circuit.state is not CircuitState.CLOSED:
+            log.info("circuit.closed", slot=self.number)
+        self.circuit.made()
 
     def _started(self, ready: Ready, heard_s: float) -> WorkerStart:
         """From when it was asked for: what the launcher still did then, its process, its own."""

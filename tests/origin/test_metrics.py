@@ -60,7 +60,7 @@ def test_counts_go_on_through_the_lives_of_a_worker() -> None:
     metrics.worker_load(0, replace(LOAD, tokens=10))
     assert value(metrics, "generation_tokens_total", worker="0") == 1510
     assert value(metrics, "prefix_cache_hit_tokens_total", worker="0") == 128
-    assert value(metrics, "worker_deaths_total") == 1
+    assert value(metrics, "worker_deaths_total", kind="exited") == 1
 
 
 def test_a_lost_worker_is_not_busy() -> None:

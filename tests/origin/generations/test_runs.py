@@ -24,6 +24,7 @@ from ledger.frame import (
 from origin.generations.history import History
 from origin.generations.runs import FAILED_STARTS, MAX_DEATHS
 from origin.generations.suspects import TOGETHER_DEATHS
+from origin.workers.circuit import MOST_DEATHS
 from origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     Ask,
@@ -428,6 +429,24 @@ async def test_readiness_tells_what_is_awaited(stage: Stage) -> None:
         ("starting a worker; 1 died before, the last: ended by SIGKILL",),
     ]
     assert stage.changes == 3
+
+
+async def test_readiness_and_clients_are_told_of_a_crash_loop(stage: Stage) -> None:
+    slot = stage.slots[0]
+    await stage.ready(slot)
+    for _ in range(MOST_DEATHS):
+        slot.circuit.died(slot.number, stage.clock_s, was_ready=True)
+        await stage.lost(slot)
+    [reason] = stage.runs.reasons
+    assert reason == (
+        f"{MOST_DEATHS} workers in a row died and had made nothing; it is tried again; "
+        f"{MOST_DEATHS} died before, the last: ended by SIGKILL"
+    )
+    with pytest.raises(Unavailable, match="ended by SIGKILL") as error, stage.runs.room():
+        pass
+    assert stage.metrics.registry.get_sample_value("tailrace_circuit_state") == 2
+    assert error.value.retry_after_ms is not None
+    assert error.value.retry_after_ms >= slot.circuit.retry_s(stage.clock_s) * 1000
 
 
 async def test_readiness_tells_that_all_workers_are_silent(stage: Stage) -> None:

@@ -16,6 +16,8 @@ import pytest
 from ledger.frame import StreamEnd, Token
 from ledger.frame import decode as decode_client
 from origin.config import OriginConfig
+from origin.workers.circuit import MOST_DEATHS, CircuitState
+from origin.workers.death import Death
 from origin.workers.liveness import Patience
 from origin.workers.program import program
 from origin.workers.worker_frame import Ask, Begun, Load, LoadProgress, Ready, Step
@@ -167,6 +169,7 @@ async def test_a_worker_that_hangs_is_killed_and_replaced() -> None:
         await it.readies.get()
         os.kill(it.pid, signal.SIGSTOP)
         assert (await it.losses.get()).startswith("hung: ")
+        assert it.slot.death is Death.HUNG
         await it.readies.get()
 
 
@@ -190,9 +193,13 @@ async def test_a_worker_that_holds_its_loop_up_ends_itself_with_a_traceback(
     assert "in produce" in capfd.readouterr().err
 
 
-async def test_a_worker_that_cannot_start_says_why() -> None:
+async def test_a_worker_that_cannot_start_says_why_and_is_not_started_for_ever() -> None:
     async with owned("no_such_module:make") as it:
-        assert "No module named 'no_such_module'" in await it.losses.get()
+        for _ in range(MOST_DEATHS):
+            assert it.slot.circuit.state is CircuitState.CLOSED
+            assert "No module named 'no_such_module'" in await it.losses.get()
+            assert it.slot.death is Death.START
+        assert it.slot.circuit.state is CircuitState.OPEN
 
 
 def written_from_the_docs(folder: Path) -> None:
