@@ -1,6 +1,6 @@
 """Streams of `/v1/responses`, past the application, which answers everything else of them.
 
-So go those that need nothing but one stream: a response that does not go on from an earlier one,
+So go those that need nothing but one stream: a response that does not go on from earlier ones,
 and the events of one from the beginning.
 """
 
@@ -22,7 +22,7 @@ from ledger.frame import Caller, Resume
 PATH = "/v1/responses"
 _READ = re.compile(rf"{PATH}/{PREFIX}([0-9a-f]{{32}})".encode())
 _asks_for_a_stream = re.compile(rb'"stream"\s*:\s*true').search
-_goes_on = re.compile(rb'"previous_response_id"\s*:\s*"').search
+_goes_on = re.compile(rb'"previous_response_id"\s*:\s*"|"item_reference"').search
 
 
 class ResponseRoute:
@@ -52,7 +52,7 @@ class ResponseRoute:
             body, headers = read_body(ResponseBody, request.body, EXAMPLE)
             if not body.stream or body.previous_response_id is not None:
                 return None
-            wanted = to_open(body, [], head.value(b"idempotency-key"), caller)
+            wanted = to_open(body, [], body.items(), head.value(b"idempotency-key"), caller)
         except TailraceError as error:
             raise renamed(error) from None
         return Wanted(wanted, ResponseEvents(), headers)

@@ -22,6 +22,8 @@ from ledger.errors import CallerError
 from ledger.frame import MAX_MESSAGES, Caller, Message, Open, Overflow
 
 EXAMPLE = '{"model": "demo", "input": "Once upon"}'
+REFERENCE = "item_reference"
+"""The kind of an item that names one of an earlier output, in whose place it stands."""
 LOGPROBS = "message.output_text.logprobs"
 """What `include` names where the scores of tokens are wanted."""
 MAX_METADATA = 16
@@ -76,11 +78,12 @@ class ResponseBody(StreamedSettings):
         return [{"type": "message", **item} for item in self.input]
 
 
-def to_open(body: ResponseBody, earlier: Items, key: str | None, caller: Caller | None) -> Open:
-    """The request for a stream that goes on from `earlier` items."""
+def to_open(
+    body: ResponseBody, earlier: Items, given: Items, key: str | None, caller: Caller | None
+) -> Open:
+    """The request for a stream that goes on from `earlier` items; `given` are the body's own."""
     refuse_parameters(body, _NEUTRAL)
     _check_metadata(body.metadata or {})
-    given = body.items()
     instructions = () if body.instructions is None else (Message("system", body.instructions),)
     messages = (*instructions, *read_items(earlier), *read_items(given))
     if not given or len(messages) > MAX_MESSAGES:
@@ -168,7 +171,7 @@ def read_items(items: Items) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-_KINDS = "one of message, function_call, function_call_output, reasoning"
+_KINDS = f"one of message, function_call, function_call_output, reasoning, {REFERENCE}"
 
 
 def _turn(item: dict[str, Any], place: str) -> Message:

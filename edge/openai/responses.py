@@ -26,7 +26,7 @@ from edge.openai.request import read_body
 from edge.openai.response_events import PREFIX, ResponseEvents, StreamedResponse, renamed
 from edge.openai.response_fast import PATH
 from edge.openai.response_note import read_note
-from edge.openai.response_request import EXAMPLE, Items, ResponseBody, to_open
+from edge.openai.response_request import EXAMPLE, REFERENCE, Items, ResponseBody, to_open
 from edge.origins.link import Link
 from edge.parameters import read_body as whole_body
 from edge.reader import WINDOW_BYTES, WINDOW_FRAMES, Reader
@@ -47,8 +47,11 @@ from ledger.frame import (
 
 MAX_LISTED = 100
 """Items of an input in one answer."""
+MAX_REFERRED = 64
+"""Responses whose items one input may refer to."""
 
 _ID = re.compile(rf"{PREFIX}([0-9a-f]{{32}})")
+_ITEM = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})([0-9a-f]{4})")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -85,7 +88,8 @@ async def create(request: Request) -> Response:
     earlier: Items = []
     if body.previous_response_id is not None:
         earlier = await attended(request.receive, _earlier(request, body.previous_response_id))
-    wanted = to_open(body, earlier, request.headers.get("Idempotency-Key"), caller)
+    given = await attended(request.receive, _resolved(request, body.items()))
+    wanted = to_open(body, earlier, given, request.headers.get("Idempotency-Key"), caller)
     with ExitStack() as unless_handed_on:
         reader = _reader(request, unless_handed_on)
         opened = await attended(request.receive, reader.open(wanted))
@@ -327,6 +331,45 @@ async def _earlier(request: Request, name: str) -> Items:
             f"Response with id '{name}' is still in progress.", field="previous_response_id"
         )
     return [*items, *document["output"]]
+
+
+async def _resolved(request: Request, items: Items) -> Items:
+    """The items, with those of earlier outputs in the place of references to them.
+
+    The id of an item says of which stream it is, and where in its output.
+    """
+    outputs: dict[str, Items] = {}
+    resolved: Items = []
+    for item in items:
+        if item.get("type") != REFERENCE:
+            resolved.append(item)
+            continue
+        name = item.get("id")
+        found = _ITEM.fullmatch(name) if isinstance(name, str) else None
+        if found is None:
+            raise _no_item(name)
+        stream, at = found[1], int(found[2], 16)
+        if stream not in outputs:
+            if len(outputs) >= MAX_REFERRED:
+                raise CallerError(f"Over {MAX_REFERRED} responses are referred to.", field="input")
+            outputs[stream] = await _output(request, stream)
+        if at >= len(outputs[stream]) or outputs[stream][at]["id"] != name:
+            raise _no_item(name)
+        resolved.append(outputs[stream][at])
+    return resolved
+
+
+async def _output(request: Request, stream: str) -> Items:
+    """What a response has said; nothing, where there is none of this stream."""
+    try:
+        asking = Asking(bytes.fromhex(stream), None, caller_of(request))
+        return list((await _document(request, asking))[1]["output"])
+    except NotFound:
+        return []
+
+
+def _no_item(name: object) -> NotFound:
+    return NotFound(f"Item with id {name!r} not found.", code="item_not_found", field="input")
 
 
 def _not_kept(name: str) -> CallerError:

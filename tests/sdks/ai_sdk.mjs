@@ -3,34 +3,12 @@
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { AbstractChat, DefaultChatTransport, generateText, streamText } from "ai";
+import { generateText, streamText } from "ai";
 import { EventSource } from "eventsource";
+import { Chat } from "./chat.mjs";
 
 const [edge, other] = process.argv.slice(2);
 const FIXED = { seed: 7, ignore_eos: true, temperature: 0.8, max_tokens: 60 };
-
-// What useChat keeps in React: plain fields here.
-class State {
-  status = "ready";
-  error = undefined;
-  constructor(messages = []) {
-    this.messages = messages;
-  }
-  pushMessage = (message) => void this.messages.push(message);
-  popMessage = () => void this.messages.pop();
-  replaceMessage = (at, message) => void (this.messages[at] = message);
-  snapshot = (value) => structuredClone(value);
-}
-
-class Chat extends AbstractChat {
-  constructor({ url, messages, ...more }) {
-    super({
-      ...more,
-      state: new State(messages),
-      transport: new DefaultChatTransport({ api: `${url}/api/chat`, body: FIXED }),
-    });
-  }
-}
 
 const textOf = (message) =>
   message.parts
@@ -41,7 +19,7 @@ const textOf = (message) =>
 // A message that is read without a break, then its answer once more.
 async function conversation() {
   const ends = [];
-  const chat = new Chat({ url: edge, id: "chat-1", onFinish: (end) => ends.push(end) });
+  const chat = new Chat({ url: edge, body: FIXED, id: "chat-1", onFinish: (end) => ends.push(end) });
   await chat.sendMessage({ text: "Once upon a time" });
   await chat.sendMessage({ text: "And then?" });
   await chat.regenerate();
@@ -60,7 +38,7 @@ async function conversation() {
 // A page that is closed in the middle, and opened again at another edge.
 async function cutAndResumed(at) {
   const id = `chat-cut-${at}`;
-  const chat = new Chat({ url: edge, id });
+  const chat = new Chat({ url: edge, body: FIXED, id });
   const asked = { id: "u1", role: "user", parts: [{ type: "text", text: "Once upon a time" }] };
   const begun = await fetch(`${edge}/api/chat`, {
     method: "POST",
@@ -69,7 +47,7 @@ async function cutAndResumed(at) {
   const reader = begun.body.getReader();
   for (let seen = 0; seen < at; ) seen += (await reader.read()).value.length;
   await reader.cancel();
-  const again = new Chat({ url: other, id, messages: [asked] });
+  const again = new Chat({ url: other, body: FIXED, id, messages: [asked] });
   await again.resumeStream();
   const native = await fetch(`${other}/v1/generate/${begun.headers.get("tailrace-stream")}`);
   return {
@@ -82,7 +60,7 @@ async function cutAndResumed(at) {
 }
 
 async function refused() {
-  const chat = new Chat({ url: edge, id: "chat-refused" });
+  const chat = new Chat({ url: edge, body: FIXED, id: "chat-refused" });
   await chat.sendMessage({ text: "x", files: [{ type: "file", mediaType: "image/png", url: "data:," }] });
   return { status: chat.status, error: chat.error?.message };
 }

@@ -280,7 +280,7 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "http
         ({"model": "gpt"}, 404, "model"),
         ({"input": []}, 400, "input"),
         ({"input": IMAGE}, 400, "input[0].content[0].type"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input[0].type"),
+        ({"input": [{"type": "computer_call", "id": "x"}]}, 400, "input[0].type"),
         ({"input": [{"role": "robot", "content": "x"}]}, 400, "input[0].role"),
         ({"input": [{"type": "function_call_output", "output": "1"}]}, 400, "input[0].call_id"),
         ({"temperature": 9.0}, 400, "temperature"),
