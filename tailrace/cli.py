@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ledger.errors import EXIT_USAGE, CallerError, ConfigError, TailraceError
+from tailrace.commands.bench import bench_app
 from tailrace.commands.key import key_app
 from tailrace.commands.ledger import ledger_app
 from tailrace.commands.model import HeadOption, KvCacheOption, WeightsOption, model_app
@@ -348,6 +349,7 @@ app.add_typer(key_app, name="key")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(model_app, name="model")
 app.add_typer(warm_app, name="warm")
+app.add_typer(bench_app, name="bench")
 
 if __name__ == "__main__":
     main()

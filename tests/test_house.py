@@ -386,7 +386,18 @@ def test_help_lists_every_command() -> None:
     result = run_python("from tailrace.cli import main; main()", "--help")
     assert result.returncode == 0, result.stderr
     commands = re.findall(r"^  ([a-z]+) {2,}\S", result.stdout, re.MULTILINE)
-    assert commands == ["up", "edge", "origin", "chat", "config", "key", "ledger", "model", "warm"]
+    assert commands == [
+        "up",
+        "edge",
+        "origin",
+        "chat",
+        "config",
+        "key",
+        "ledger",
+        "model",
+        "warm",
+        "bench",
+    ]
 
 
 def test_help_loads_no_server_and_no_model_library() -> None:

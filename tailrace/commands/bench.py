@@ -1,0 +1,205 @@
+"""`tailrace bench`: what the clients of a server under load see of it.
+
+Like tailrace/cli.py, only typer is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ledger.errors import CallerError
+from tailrace.commands.options import JsonOption
+from tailrace.extra import extra
+
+bench_app = typer.Typer(
+    help="Measure a server under load.", no_args_is_help=True, rich_markup_mode=None
+)
+APIS = ("native", "chat", "completions")
+EXIT_SLOWER = 3
+FORMAT = 1
+"""Of the JSON that runs are compared by."""
+
+
+@bench_app.callback()
+def bench() -> None:
+    """A group, also while it has one command."""
+
+
+@bench_app.command()
+def serve(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Of the server, without /v1.")],
+    api: Annotated[
+        str, typer.Option(help="native (ours, with cuts), or OpenAI's: chat, completions.")
+    ] = "native",
+    model: Annotated[str, typer.Option(help="As the server calls it.")] = "demo",
+    rate: Annotated[
+        float, typer.Option(min=0.01, help="Requests a second, independent of each other.")
+    ] = 4.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="For so long.")] = 30.0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Times of requests, from `tailrace warm trace`."),
+    ] = None,
+    speed: Annotated[float, typer.Option(min=0.001, help="How much faster than the trace.")] = 1.0,
+    prompt_words: Annotated[int, typer.Option(min=1, help="Words of each prompt.")] = 32,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
+    cuts: Annotated[int, typer.Option(min=0, help="In each answer; native only.")] = 0,
+    goal_ttft: Annotated[float, typer.Option(help="Of a good request, at most, in ms.")] = 1000.0,
+    goal_itl: Annotated[float, typer.Option(help="The same for its median gap.")] = 100.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Of a request, in seconds.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the figures, as JSON.")
+    ] = None,
+    chart: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw them: .svg or .png.", dir_okay=False)
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="OLD.json", help="Compare; status 3 where something got slower."),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Share by which a figure may be worse.")
+    ] = 0.1,
+    as_json: JsonOption = False,
+) -> None:
+    """Drive a server at a rate, or by a trace, and measure what its clients wait for.
+
+    TAILRACE_API_KEY is sent, if it is set.
+    """
+    import os
+
+    with extra("edge"):
+        from tailrace.load.compare import compare
+        from tailrace.load.drive import Load, drive, poisson
+        from tailrace.load.samples import Goal, report
+
+    if api not in APIS:
+        raise CallerError(f"{api!r} is no API", field="--api", hint=", ".join(APIS))
+    if not url.startswith(("http://", "https://")):
+        raise CallerError("is no http:// or https:// URL", field="URL")
+    if cuts and api != "native":
+        raise CallerError("only native streams can be cut and resumed", field="--cuts")
+    if chart is not None and chart.suffix not in (".png", ".svg"):
+        raise CallerError(f"{chart.suffix!r} is no picture", field="--chart", hint=".svg or .png")
+    old = None if against is None else _read(against)
+    due = poisson(rate, seconds, seed) if trace is None else _times(trace, speed, seconds)
+    if not due:
+        raise CallerError("no request is due within this time", field="--seconds")
+    key = os.environ.get("TAILRACE_API_KEY")
+    load = Load(url, api, model, prompt_words, max_tokens, cuts, seed, timeout, key)  # type: ignore[arg-type]
+    with _progress(len(due)) as progress:
+        samples = asyncio.run(drive(load, due, progress))
+    asked = {
+        "url": url,
+        "api": api,
+        "model": model,
+        "rate_per_s": rate if trace is None else None,
+        "trace": None if trace is None else trace.name,
+        "prompt_words": prompt_words,
+        "max_tokens": max_tokens,
+        "cuts": cuts,
+        "seed": seed,
+    }
+    run: dict[str, Any] = {
+        "format": FORMAT,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "load": asked,
+        **report(samples, Goal(goal_ttft, goal_itl)),
+    }
+    verdicts = None if old is None else compare(old, run, tolerance)
+    if out is not None:
+        out.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    if chart is not None:
+        with extra("plots"):
+            from tailrace.load.chart import draw
+        draw(chart, {"this run": run} if old is None else {"before": old, "now": run})
+    if as_json:
+        told = {name: value for name, value in run.items() if name != "requests"}
+        shown = None if verdicts is None else [verdict._asdict() for verdict in verdicts]
+        typer.echo(json.dumps(told | {"verdicts": shown}))
+    else:
+        _print_run(run)
+        for verdict in verdicts or ():
+            _print_verdict(verdict)
+    if any(verdict.word == "slower" for verdict in verdicts or ()):
+        raise typer.Exit(EXIT_SLOWER)
+    if run["requests_failed"] == run["requests_sent"]:
+        raise typer.Exit(1)
+
+
+def _times(path: Path, speed: float, seconds: float) -> list[float]:
+    with extra("origin"):
+        from origin.warm.importers import import_trace
+    arrivals = import_trace("tailrace", path).arrival_s
+    first = float(arrivals[0]) if len(arrivals) else 0.0
+    times = ((float(at) - first) / speed for at in arrivals)
+    return [at for at in times if at < seconds]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        known = run["format"] == FORMAT and isinstance(run["requests"], list)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CallerError(f"{path} is no run: {error}", field="--against") from None
+    if not known:
+        raise CallerError(f"{path} is a run of another format", field="--against")
+    return run
+
+
+def _print_run(run: dict[str, Any]) -> None:
+    sent, failed = run["requests_sent"], run["requests_failed"]
+    typer.echo(f"{sent} requests in {run['seconds']:.1f} s, {failed} failed {run['errors'] or ''}")
+    typer.echo(f"{'ms':10} {'p50':>9} {'p95':>9} {'p99':>9} {'mean':>9} {'max':>9}")
+    for name in ("ttft", "itl", "jitter", "resume"):
+        found = run[f"{name}_ms"]
+        if found is not None:
+            cells = (f"{found[key]:9.2f}" for key in ("p50", "p95", "p99", "mean", "max"))
+            typer.echo(f"{name:10} {' '.join(cells)}")
+    goal = run["goal"]
+    typer.echo(
+        f"{run['tokens_per_s']:.1f} tokens/s; {run['good_share']:.1%} of the requests, "
+        f"{run['goodput_per_s']:.2f} a second, with a first token within {goal['first_ms']:g} ms "
+        f"and a median gap within {goal['gap_ms']:g} ms"
+    )
+
+
+def _print_verdict(verdict: Any) -> None:
+    if verdict.ratio is None or verdict.low is None:
+        typer.echo(f"{verdict.figure:10} {verdict.word:8} {verdict.old} -> {verdict.new}")
+        return
+    typer.echo(
+        f"{verdict.figure:10} {verdict.word:8} {verdict.old:.2f} -> {verdict.new:.2f}, "
+        f"x{verdict.ratio:.2f} ({verdict.low:.2f} to {verdict.high:.2f})"
+    )
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, as the samples come in."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield lambda _done, _under_way: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns: Sequence[Any] = (
+        TextColumn("requests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[under_way]} under way"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("requests", total=total, under_way=0)
+        yield lambda done, under_way: bar.update(task, completed=done, under_way=under_way)
