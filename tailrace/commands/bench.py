@@ -79,7 +79,7 @@ def serve(
 
     with extra("edge"):
         from tailrace.load.compare import compare
-        from tailrace.load.drive import Load, drive, poisson
+        from tailrace.load.drive import Demand, drive, poisson
         from tailrace.load.samples import Goal, report
 
     if api not in APIS:
@@ -95,7 +95,7 @@ def serve(
     if not due:
         raise CallerError("no request is due within this time", field="--seconds")
     key = os.environ.get("TAILRACE_API_KEY")
-    load = Load(url, api, model, prompt_words, max_tokens, cuts, seed, timeout, key)  # type: ignore[arg-type]
+    load = Demand(url, api, model, prompt_words, max_tokens, cuts, seed, timeout, key)  # type: ignore[arg-type]
     with _progress(len(due)) as progress:
         samples = asyncio.run(drive(load, due, progress))
     asked = {

@@ -18,7 +18,7 @@ LEAST_REQUESTS = 8
 """Of fewer nothing can be said."""
 
 
-class Verdict(NamedTuple):
+class Comparison(NamedTuple):
     """`word` is slower, faster, alike or unknown; `low` and `high` bound the ratio new/old."""
 
     figure: str
@@ -30,35 +30,35 @@ class Verdict(NamedTuple):
     word: str
 
 
-def compare(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> list[Verdict]:
+def compare(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> list[Comparison]:
     """Of the reports of two runs; `tolerance` is a share, such as 0.1."""
     verdicts = [_of_times(name, old, new, tolerance) for name in FIGURES]
     return [*verdicts, _of_shares(old, new, tolerance)]
 
 
-def _of_times(name: str, old: dict[str, Any], new: dict[str, Any], tolerance: float) -> Verdict:
+def _of_times(name: str, old: dict[str, Any], new: dict[str, Any], tolerance: float) -> Comparison:
     before, after = _values(old, name), _values(new, name)
     if min(len(before), len(after)) < LEAST_REQUESTS:
-        return Verdict(name, None, None, None, None, None, "unknown")
+        return Comparison(name, None, None, None, None, None, "unknown")
     was, now = median(before), median(after)
     if was <= 0:
-        return Verdict(name, was, now, None, None, None, "unknown")
+        return Comparison(name, was, now, None, None, None, "unknown")
     low, high = _interval(before, after)
     word = "alike"
     if now > was * (1 + tolerance) and low > 1:
         word = "slower"
     elif now < was / (1 + tolerance) and high < 1:
         word = "faster"
-    return Verdict(name, was, now, now / was, low, high, word)
+    return Comparison(name, was, now, now / was, low, high, word)
 
 
-def _of_shares(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> Verdict:
+def _of_shares(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> Comparison:
     """Of requests that were good: fewer is slower."""
     was, now = float(old["good_share"]), float(new["good_share"])
     if min(len(old["requests"]), len(new["requests"])) < LEAST_REQUESTS:
-        return Verdict("good_share", was, now, None, None, None, "unknown")
+        return Comparison("good_share", was, now, None, None, None, "unknown")
     word = "slower" if now < was - tolerance else "faster" if now > was + tolerance else "alike"
-    return Verdict("good_share", was, now, now / was if was else None, None, None, word)
+    return Comparison("good_share", was, now, now / was if was else None, None, None, word)
 
 
 def _values(run: dict[str, Any], name: str) -> list[float]:

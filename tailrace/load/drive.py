@@ -30,7 +30,7 @@ WORDS = "a the of and to in that it was he for on with his as had you at be her"
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Demand:
     """What is asked of which server, the same again with the same `seed`.
 
     `prompt_words` of a prompt are drawn, so that no cache knows them; `cuts` are made in each
@@ -57,7 +57,7 @@ def poisson(rate_per_s: float, seconds: float, seed: int) -> list[float]:
 
 
 async def drive(
-    load: Load, due_s: Sequence[float], progress: Callable[[int, int], None]
+    load: Demand, due_s: Sequence[float], progress: Callable[[int, int], None]
 ) -> list[Sample]:
     """One sample for each time; `progress` is told how many are done, and how many under way."""
     loop = asyncio.get_running_loop()
@@ -99,7 +99,7 @@ async def drive(
     return samples
 
 
-def prompt_of(load: Load, number: int) -> str:
+def prompt_of(load: Demand, number: int) -> str:
     random = Random(f"{load.seed} {number}")
     return " ".join(random.choices(WORDS, k=load.prompt_words))
 
@@ -110,7 +110,7 @@ def prompt_of(load: Load, number: int) -> str:
 class _Native:
     """Our own route, by our own client, which resumes what is cut."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Demand) -> None:
         self._load = load
         self._client = Client([load.url], api_key=load.api_key, random=Random(load.seed))
 
@@ -120,7 +120,7 @@ class _Native:
     async def __aexit__(self, *_error: object) -> None:
         await self._client.aclose()
 
-    async def __call__(self, load: Load, number: int, sample: Sample, due: float) -> None:
+    async def __call__(self, load: Demand, number: int, sample: Sample, due: float) -> None:
         loop, cut_s = asyncio.get_running_loop(), None
         random = Random(f"{load.seed} cuts {number}")
         places = sorted(random.choices(range(1, max(2, load.max_tokens)), k=load.cuts))
@@ -151,7 +151,7 @@ class _Native:
 class _OpenAI:
     """Any server that answers as OpenAI's does."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Demand) -> None:
         headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         self._http = httpx.AsyncClient(
@@ -164,7 +164,7 @@ class _OpenAI:
     async def __aexit__(self, *_error: object) -> None:
         await self._http.aclose()
 
-    async def __call__(self, load: Load, number: int, sample: Sample, due: float) -> None:
+    async def __call__(self, load: Demand, number: int, sample: Sample, due: float) -> None:
         loop, prompt = asyncio.get_running_loop(), prompt_of(load, number)
         body: dict[str, Any] = {
             "model": load.model,
