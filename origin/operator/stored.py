@@ -16,6 +16,7 @@ from ledger.frame import (
     ScoredToken,
     StreamEnd,
     Token,
+    ToolCall,
     decode,
 )
 from ledger.interface import Ledger, Record, StreamInfo, StreamKind
@@ -25,6 +26,13 @@ from origin.generations.recipe import Recipe
 
 MAX_FRAMES = 1000
 """Of one page."""
+TOLD = frozenset(
+    "model fingerprint prompt_sha256 max_tokens sampling ignore_eos completes logprobs priority"
+    " unread unread_after_s siblings trace".split()
+)
+"""Of a recipe, to whoever may look at a stream: a field that is new may be somebody's words."""
+TURN = ("role", "content", "tool_calls", "tool_call_id")
+"""What a message of a conversation has, as far as it goes."""
 
 Document = dict[str, Any]
 
@@ -69,8 +77,8 @@ def prompt_document(info: StreamInfo, reader: PromptReader | None) -> Document:
     """What was said to the model."""
     recipe = Recipe.model_validate_json(info.recipe)
     if recipe.messages:
-        listed = [{"role": role, "content": content} for role, content in recipe.messages]
-        return {"messages": listed}
+        listed = [dict(zip(TURN, turn, strict=False)) for turn in recipe.messages]
+        return {"messages": listed, "note": recipe.note}
     if recipe.prompt is not None or reader is None:
         return {"prompt": recipe.prompt}
     return {"prompt": reader.text(recipe.prompt_ids)}
@@ -78,12 +86,12 @@ def prompt_document(info: StreamInfo, reader: PromptReader | None) -> Document:
 
 def _settings(recipe: Recipe) -> Document:
     """The rest of a recipe. A fingerprint and a hash say what, and not what it was."""
-    hidden = {"prompt_ids", "prompt", "messages", "notices", "format", "tenant"}
-    told = recipe.model_dump(mode="json", exclude=hidden)
+    told = recipe.model_dump(mode="json", include=TOLD)
     told["prompt_tokens"] = len(recipe.prompt_ids)
     told["format"] = None if recipe.format is None else recipe.format[0]
     told["sampling"] = {key: one for key, one in told["sampling"].items() if one is not None}
     told["stop"] = len(recipe.stop)
+    told["tools"] = None if recipe.tools is None else recipe.tools.choice
     return told
 
 
@@ -111,6 +119,8 @@ def _said(frame: Frame) -> Document:
     match frame:
         case Token() | ScoredToken() | Reasoning():
             return {"text": frame.text}
+        case ToolCall():
+            return {"call": frame.call, "name": frame.name, "arguments": frame.arguments}
         case Revision():
             return {"text": frame.text, "replaces": frame.replaces, "final": frame.final}
         case Notice():

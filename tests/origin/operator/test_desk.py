@@ -157,7 +157,9 @@ async def test_times_of_a_stream_that_came_from_elsewhere_begin_where_it_was_tak
 async def test_a_stream_is_told_without_its_prompt_unless_that_is_asked_for_and_allowed(
     house: House, ledger: SqliteLedger
 ) -> None:
-    recipe = RECIPE.model_copy(update={"prompt": "secret words", "stop": ("secret stop",)})
+    recipe = RECIPE.model_copy(
+        update={"prompt": "secret words", "stop": ("secret stop",), "note": "secret"}
+    )
     await house.start(A, recipe)
     plain = await house.ask(f"streams/{A.hex()}")
     assert "secret" not in json.dumps(plain)
