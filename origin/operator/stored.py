@@ -26,7 +26,7 @@ from origin.generations.recipe import Recipe
 
 MAX_FRAMES = 1000
 """Of one page."""
-TOLD = frozenset(
+TOLD = set(
     "model fingerprint prompt_sha256 max_tokens sampling ignore_eos completes logprobs priority"
     " unread unread_after_s siblings trace".split()
 )

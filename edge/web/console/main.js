@@ -7,8 +7,10 @@ import { Latency } from "./latency.js";
 import { Ledger } from "./ledger.js";
 import { Pool } from "./pool.js";
 import { Streams } from "./streams.js";
+import { Try } from "./try.js";
 
 const PAGES = {
+  try: { title: "Try it", view: Try, open: true },
   streams: { title: "Streams", view: Streams },
   ledger: { title: "Ledger", view: Ledger },
   pool: { title: "Warm pool", view: Pool },
@@ -18,7 +20,7 @@ const PAGES = {
 
 function place() {
   const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-  return PAGES[name] ? { name, rest } : { name: "streams", rest: [] };
+  return PAGES[name] ? { name, rest } : { name: "try", rest: [] };
 }
 
 function usePlace() {
@@ -32,7 +34,7 @@ function usePlace() {
 }
 
 function Brand() {
-  return html`<a class="brand" href="#/streams" aria-label="Tailrace">
+  return html`<a class="brand" href="#/try" aria-label="Tailrace">
     <svg viewBox="0 0 32 32" fill="none" stroke="currentColor" stroke-width="2.6" stroke-linecap="round" aria-hidden="true">
       <path d="M3 9h9c5 0 6 7 11 7h6" /><path d="M3 16h6c5 0 6 7 11 7h9" /><path d="M3 23h3" />
     </svg>
@@ -57,8 +59,10 @@ function Side({ at }) {
   return html`<header class="side">
     <${Brand} />
     <nav aria-label="Pages">
-      <p>For operators</p>
-      <${Links} names=${names} at=${at} />
+      <p id="users">For developers</p>
+      <${Links} names=${names.slice(0, 1)} at=${at} />
+      <p id="operators">For operators</p>
+      <${Links} names=${names.slice(1)} at=${at} />
     </nav>
     <div class="foot">${stored && html`<button class="plain" onClick=${() => key.set("")}>Forget the key</button>`}</div>
   </header>`;
@@ -102,11 +106,11 @@ function App() {
     first.current = false;
     window.scrollTo(0, 0);
   }, [name]);
-  const { view: View } = PAGES[name];
+  const { view: View, open } = PAGES[name];
   const page = html`<${View} key=${name} rest=${rest} />`;
   return html`<div class="shell">
     <${Side} at=${name} />
-    <main tabindex="-1" ref=${main}><${Operators}>${page}<//></main>
+    <main tabindex="-1" ref=${main}>${open ? page : html`<${Operators}>${page}<//>`}</main>
   </div>`;
 }
 

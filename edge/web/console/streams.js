@@ -107,7 +107,7 @@ function Rows({ data, found, sort, setSort, range, setRange, again }) {
     <div role="rowgroup"><div role="row" aria-rowindex="1" class="row head">${head}<div role="columnheader"><span class="hidden">Actions</span></div></div></div>
     <div role="rowgroup" class="body" ref=${box} onScroll=${look} tabindex="0" aria-label="Rows, to be scrolled">
       ${data && found === 0
-        ? html`<div role="row"><div role="cell"><${Empty} title="Still water">No stream runs that fits.<//></div></div>`
+        ? html`<div role="row"><div role="cell"><${Empty} title="Still water">No stream runs that fits. <a href="#/try">Try it</a>: it will be here in a second.<//></div></div>`
         : html`<div class="rail" role="presentation" ref=${(at) => at && (at.style.height = `${found * ROW_PX}px`)}>
             ${data?.rows.map((row, nth) => html`<${Row} key=${row.id} row=${row} place=${data.first + nth} now=${data.now_ms} again=${again} />`)}
           </div>`}

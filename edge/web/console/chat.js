@@ -1,0 +1,298 @@
+// The conversation of the first page: what was said, and all that happened on the wire meanwhile.
+//
+// It outlives the page that shows it, and a reload: the client keeps in sessionStorage how far it
+// has read, and this keeps what was said before.
+
+import { resume, stream } from "../tailrace/index.js";
+import { Transcript } from "../tailrace/transcript.js";
+import { encode } from "../tailrace/wire.js";
+import { key } from "./api.js";
+import { CuttableNetwork } from "./tapped.js";
+
+const URL_OF_STREAMS = "/v1/generate";
+const TURNS = "tailrace.turns";
+const MAX_TURNS = 40;
+/** Where an armed cut comes, and how long the network is away. */
+export const CUT_AFTER = 60;
+export const CUT_MS = 1500;
+/** Points of the drawing; beyond them every other one goes. */
+const MOST_POINTS = 600;
+
+const utf8 = new TextEncoder();
+
+/** What the same token costs in other clothes. */
+export function costs(frame, model, id) {
+  const own = encode(frame).length;
+  const { text, index } = frame;
+  const event = `id: ${index}\ndata: ${JSON.stringify({ text, index })}\n\n`;
+  const chunk = {
+    id: `chatcmpl-${id}`,
+    object: "chat.completion.chunk",
+    created: Math.floor(Date.now() / 1000),
+    model,
+    choices: [{ index: 0, delta: { content: text }, finish_reason: null }],
+  };
+  return [own, utf8.encode(event).length, utf8.encode(`data: ${JSON.stringify(chunk)}\n\n`).length];
+}
+
+/** All that is measured of one stream. Times are in ms since it was asked for. */
+function fresh() {
+  return {
+    beganAt: performance.now(),
+    id: null,
+    state: "connecting",
+    ways: [],
+    first: null,
+    took: null,
+    tokens: 0,
+    frames: 0,
+    resumes: 0,
+    bytes: [0, 0, 0],
+    points: [],
+    cuts: [],
+    events: [],
+    end: null,
+  };
+}
+
+class Conversation extends EventTarget {
+  turns = JSON.parse(sessionStorage.getItem(TURNS) || "[]");
+  wire = null;
+  error = null;
+  armed = false;
+  #network = new CuttableNetwork();
+  #stream = null;
+  #drawn = 0;
+
+  constructor() {
+    super();
+    // An entry comes when a request is over; of one that still runs the last one’s says the same.
+    const seen = (list) => {
+      for (const entry of list.getEntries()) {
+        const isOurs = entry.name.includes(URL_OF_STREAMS) || entry.name.endsWith("/readyz");
+        if (isOurs && entry.nextHopProtocol) this.protocol = entry.nextHopProtocol;
+      }
+      this.#changed();
+    };
+    new PerformanceObserver((list) => seen(list)).observe({ type: "resource", buffered: true });
+    const last = this.turns.at(-1);
+    if (last?.role === "assistant" && last.open) this.#pickUp();
+  }
+
+  get busy() {
+    return this.#stream !== null;
+  }
+
+  get isCut() {
+    return this.#network.isCut;
+  }
+
+  send(text, { model, mode, maxTokens, transport }) {
+    if (this.busy) return;
+    const chat = mode === "chat";
+    this.turns.push({ role: "user", text, mode });
+    const said = this.turns.filter((turn) => turn.mode === "chat").map(({ role, text }) => ({ role, content: text }));
+    const input = {
+      model,
+      max_tokens: maxTokens,
+      ...(chat ? { messages: said } : { prompt: text, ignore_eos: true }),
+    };
+    this.turns.push({ role: "assistant", text: "", mode, model, open: true });
+    this.#read((options) => stream(URL_OF_STREAMS, { ...options, input }), model, transport);
+  }
+
+  /** End it for everybody. */
+  async stop() {
+    const stopping = this.#stream;
+    if (!stopping) return;
+    this.#tell("stopped by you");
+    try {
+      await stopping.cancel();
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  /** Now, or, where nothing runs yet, some tokens into what comes next. */
+  cut() {
+    if (!this.busy) this.armed = !this.armed;
+    else if (!this.isCut) this.#cut();
+    this.#changed();
+  }
+
+  clear() {
+    if (this.busy) return;
+    this.turns = [];
+    this.wire = null;
+    this.error = null;
+    this.#save();
+    this.#changed();
+  }
+
+  reconnect() {
+    this.error = null;
+    this.#stream?.reconnect();
+    this.#changed();
+  }
+
+  /** After a reload: from its beginning, because what was shown is gone with the page. */
+  #pickUp() {
+    const last = this.turns.at(-1);
+    last.text = "";
+    this.#read((options) => resume(URL_OF_STREAMS, options), last.model, "auto", "picked up after a reload");
+  }
+
+  #read(open, model, transport, note) {
+    this.error = null;
+    const wire = (this.wire = fresh());
+    wire.armed = this.armed;
+    this.armed = false;
+    const options = {
+      storage: sessionStorage,
+      system: this.#network.system,
+      transport,
+      apiKey: key.get() || undefined,
+      onState: (state, one) => this.#stateIs(state, one),
+    };
+    const made = open(options);
+    if (!made) {
+      this.turns.at(-1).open = false;
+      this.#save();
+      return;
+    }
+    this.#stream = made;
+    this.#tell(note || "asked for");
+    this.#follow(made, wire, model);
+  }
+
+  async #follow(made, wire, model) {
+    const transcript = new Transcript();
+    const turn = this.turns.at(-1);
+    try {
+      for (;;) {
+        try {
+          for await (const frame of made) this.#take(frame, made, wire, model, transcript, turn);
+          break;
+        } catch (error) {
+          this.#fail(error);
+          if (!error.retryable) break;
+          await this.#again(made); // “Try again” of the page
+        }
+      }
+    } finally {
+      made.forget();
+      turn.open = false;
+      this.#stream = null;
+      wire.took ??= performance.now() - wire.beganAt;
+      this.#save();
+      this.#changed();
+    }
+  }
+
+  #again(made) {
+    return new Promise((resolve) => {
+      const look = () => {
+        if (made.state === "failed") return;
+        this.removeEventListener("change", look);
+        resolve();
+      };
+      this.addEventListener("change", look);
+    });
+  }
+
+  #take(frame, made, wire, model, transcript, turn) {
+    const at = performance.now() - wire.beganAt;
+    transcript.add(frame);
+    wire.id = made.id;
+    wire.frames += 1;
+    const cut = wire.cuts.at(-1);
+    if (cut && cut.back != null && cut.firstMissing == null) {
+      cut.firstMissing = at - cut.back;
+      this.#tell(`first missing token after ${Math.round(cut.firstMissing)} ms`);
+    }
+    if (frame.type === "StreamEnd") {
+      wire.end = frame;
+      wire.took = at;
+      this.#tell(`ended: ${frame.finish_reason}`);
+    } else if (frame.type === "Token" || frame.type === "ScoredToken") {
+      if (wire.tokens === 0) wire.first = at;
+      wire.tokens += 1;
+      for (const [nth, bytes] of costs(frame, model, made.id).entries()) wire.bytes[nth] += bytes;
+      if (wire.armed && wire.tokens >= CUT_AFTER && !wire.cuts.length) this.#cut();
+    }
+    const replayed = cut != null && cut.madeUntil != null && frame.index < cut.madeUntil;
+    if (replayed) cut.replayed += 1;
+    wire.points.push([at, frame.index, replayed]);
+    if (wire.points.length > MOST_POINTS) {
+      wire.points = wire.points.filter((_, nth) => nth % 2 === 0 || nth === wire.points.length - 1);
+    }
+    turn.text = transcript.text;
+    this.#changed();
+  }
+
+  #cut() {
+    const { wire } = this;
+    const cut = { at: performance.now() - wire.beganAt, had: this.#stream.nextIndex, back: null, madeUntil: null, replayed: 0, firstMissing: null };
+    wire.cuts.push(cut);
+    this.#network.cut();
+    this.#tell("the network is cut");
+    setTimeout(() => this.#mend(cut), CUT_MS);
+  }
+
+  async #mend(cut) {
+    const { id, token } = this.#stream ?? {};
+    // How far the origin has come meanwhile. Not over the client’s own way, which is still cut.
+    const headers = { Accept: "application/json", ...(token ? { "Tailrace-Token": token } : {}) };
+    if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
+    const told = id ? await fetch(`${URL_OF_STREAMS}/${id}`, { headers }).then((answer) => answer.json(), () => null) : null;
+    cut.madeUntil = told?.next_index ?? null;
+    cut.back = performance.now() - this.wire.beganAt;
+    this.#tell("the network is back");
+    this.#network.mend();
+    this.#changed();
+  }
+
+  #stateIs(state, made) {
+    const { wire } = this;
+    wire.state = state;
+    if (made.transport && wire.ways.at(-1) !== made.transport) wire.ways.push(made.transport);
+    wire.resumes = made.resumes;
+    if (state === "waiting") this.#tell("lost; will try again");
+    if (state === "open") this.#tell(made.resumes ? `resumed after frame ${made.nextIndex - 1}` : "open");
+    this.#changed();
+  }
+
+  #tell(what) {
+    const { wire } = this;
+    wire.events.push({ at: performance.now() - wire.beganAt, what });
+    this.#changed();
+  }
+
+  #fail(error) {
+    this.error = error;
+    this.#tell(error.message);
+  }
+
+  #save() {
+    const kept = this.turns.slice(-MAX_TURNS);
+    sessionStorage.setItem(TURNS, JSON.stringify(kept));
+  }
+
+  /** Once for each frame that the screen shows, however many tokens come in it. */
+  #changed() {
+    if (this.#drawn) return;
+    this.#drawn = requestAnimationFrame(() => {
+      this.#drawn = 0;
+      this.dispatchEvent(new Event("change"));
+    });
+    if (this.busy && this.turns.at(-1)?.open) this.#saveOnce();
+  }
+
+  #saveOnce() {
+    if (this.savedTurns === this.turns.length) return;
+    this.savedTurns = this.turns.length;
+    this.#save();
+  }
+}
+
+export const conversation = new Conversation();

@@ -1,0 +1,61 @@
+// A network that can be cut. What the client is given as the world around it is the real one, with a
+// switch in it: while that is off, what is open breaks and nothing new can be opened.
+
+import { system } from "../tailrace/connection.js";
+
+export class CuttableNetwork {
+  isCut = false;
+  #breaks = new Set();
+  #wakes = new Set();
+
+  constructor() {
+    const network = this;
+    /** What `stream` takes as its `system`. */
+    this.system = {
+      ...system,
+      fetch: (url, init) => network.#fetch(url, init),
+      WebSocket: class extends WebSocket {
+        constructor(...given) {
+          if (network.isCut) throw new TypeError("the network is cut");
+          super(...given);
+          const break_ = () => {
+            this.close();
+            this.dispatchEvent(new CloseEvent("close", { code: 1006 }));
+          };
+          network.#breaks.add(break_);
+          this.addEventListener("close", () => network.#breaks.delete(break_));
+        }
+      },
+      onWake: (wake) => {
+        network.#wakes.add(wake);
+        const unlisten = system.onWake(wake);
+        return () => {
+          network.#wakes.delete(wake);
+          unlisten();
+        };
+      },
+    };
+  }
+
+  cut() {
+    this.isCut = true;
+    for (const break_ of [...this.#breaks]) break_();
+    this.#breaks.clear();
+  }
+
+  /** As when a browser says `online`: who waits tries at once. */
+  mend() {
+    this.isCut = false;
+    for (const wake of [...this.#wakes]) wake();
+  }
+
+  async #fetch(url, init = {}) {
+    if (this.isCut) throw new TypeError("the network is cut");
+    const broken = new AbortController();
+    const break_ = () => broken.abort(new TypeError("the network was cut"));
+    this.#breaks.add(break_);
+    init.signal?.addEventListener("abort", () => this.#breaks.delete(break_));
+    const signal = init.signal ? AbortSignal.any([init.signal, broken.signal]) : broken.signal;
+    return fetch(url, { ...init, signal });
+  }
+}

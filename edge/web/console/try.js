@@ -1,0 +1,226 @@
+// The first page: talk to the model, cut the network in the middle of a sentence, and lose nothing.
+
+import { key, needsKey } from "./api.js";
+import { CUT_AFTER, conversation } from "./chat.js";
+import { River } from "./river.js";
+import { Fault, State, count, html, span, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
+
+const MODES = { text: "Go on with my text", chat: "Answer me" };
+const STATES = {
+  connecting: ["wait", "connecting"],
+  open: ["on", "streaming"],
+  waiting: ["warn", "cut off; will resume"],
+  failed: ["off", "failed"],
+  detached: ["", "detached"],
+  ended: ["", "ended"],
+};
+const COSTS = ["Tailrace frame", "server-sent event", "OpenAI chunk"];
+const PROTOCOLS = { h3: "HTTP/3", h2: "HTTP/2", "http/1.1": "HTTP/1.1" };
+
+function useConversation() {
+  const [, redraw] = useState(0);
+  useEffect(() => {
+    const changed = () => redraw((n) => n + 1);
+    conversation.addEventListener("change", changed);
+    return () => conversation.removeEventListener("change", changed);
+  }, []);
+  return conversation;
+}
+
+/** The models that are served, and over which protocol this page is. */
+function useModels() {
+  const [models, setModels] = useState(null);
+  useEffect(() => {
+    fetch("/readyz", { cache: "no-store" })
+      .then((answer) => answer.json())
+      .then((told) => setModels(told.models), () => setModels([]));
+  }, []);
+  return models;
+}
+
+export function Try() {
+  const chat = useConversation();
+  const models = useModels();
+  return html`<div class="try">
+    <section class="talk" aria-label="Conversation">
+      <header><h1>Try it</h1><p class="soft">Send something, then cut the network in the middle of it.</p></header>
+      <${Turns} chat=${chat} />
+      <${Spoken} chat=${chat} />
+      <${Composer} chat=${chat} models=${models} />
+    </section>
+    <${Wire} chat=${chat} />
+  </div>`;
+}
+
+function Turns({ chat }) {
+  const box = useRef(null);
+  const follows = useRef(true);
+  // The reader stays at the end unless it has scrolled up.
+  useLayoutEffect(() => {
+    if (follows.current) box.current.scrollTop = box.current.scrollHeight;
+  });
+  const scrolled = () => {
+    const { scrollTop, scrollHeight, clientHeight } = box.current;
+    follows.current = scrollHeight - scrollTop - clientHeight < 40;
+  };
+  return html`<div class="turns" ref=${box} onScroll=${scrolled} tabindex="0" role="region" aria-label="What was said">
+    ${chat.turns.length === 0 &&
+    html`<div class="opening">
+      <p>Every token here is written to a ledger before you see it.</p>
+      <p>So a connection can break at any moment, anywhere, and the next one goes on with the very next token.</p>
+    </div>`}
+    ${chat.turns.map((turn, nth) => html`<${Turn} key=${nth} turn=${turn} />`)}
+    ${chat.error && html`<${Trouble} chat=${chat} />`}
+  </div>`;
+}
+
+function Turn({ turn }) {
+  if (turn.role === "user") return html`<p class="asked"><span class="hidden">You: </span>${turn.text}</p>`;
+  return html`<article class="answer" aria-busy=${turn.open ? "true" : "false"} aria-label="Answer">
+    ${turn.text.trimStart()}${turn.open && html`<span class="caret" aria-hidden="true"></span>`}
+  </article>`;
+}
+
+function Trouble({ chat }) {
+  const { error } = chat;
+  if (needsKey(error)) {
+    const keep = (event) => {
+      event.preventDefault();
+      key.set(new FormData(event.target).get("key").trim());
+      chat.clear();
+    };
+    return html`<form class="card keyform" onSubmit=${keep}>
+      <label>This edge asks for an API key<input name="key" type="password" autocomplete="off" placeholder="tr_…" required /></label>
+      <div class="fields"><button class="first">Use it in this tab</button></div>
+    </form>`;
+  }
+  return html`<${Fault} error=${error} />${chat.busy && html`<button onClick=${() => chat.reconnect()}>Try again</button>`}`;
+}
+
+/** What a screen reader hears of a text that grows: whole sentences, when they are whole. */
+function Spoken({ chat }) {
+  const region = useRef(null);
+  const told = useRef({ turn: -1, chars: 0 });
+  useEffect(() => {
+    const turn = chat.turns.at(-1);
+    if (turn?.role !== "assistant") return;
+    const nth = chat.turns.length;
+    if (told.current.turn !== nth) {
+      // What was there when the page was opened has been read, or can be.
+      told.current = { turn: nth, chars: turn.open ? 0 : turn.text.length };
+      region.current.textContent = "";
+    }
+    const rest = turn.text.slice(told.current.chars);
+    const whole = turn.open ? rest.match(/^[\s\S]*[.!?…]["”’)]*(?=\s)/)?.[0] : rest;
+    if (!whole?.trim()) return;
+    told.current.chars += whole.length;
+    const said = document.createElement("p");
+    said.textContent = whole.trim();
+    region.current.append(said);
+    while (region.current.childElementCount > 20) region.current.firstElementChild.remove();
+  });
+  return html`<div class="hidden" aria-live="polite" role="log" aria-label="What is being said" ref=${region}></div>`;
+}
+
+function Composer({ chat, models }) {
+  const [text, setText] = useState("Once upon a time");
+  const [chosen, setChosen] = useState({ model: null, mode: null, transport: "auto", maxTokens: 600 });
+  const model = chosen.model ?? models?.[0] ?? "";
+  const mode = chosen.mode ?? (model === "demo" ? "text" : "chat");
+  const change = (name) => (event) => setChosen((last) => ({ ...last, [name]: event.target.value }));
+  const send = (event) => {
+    event.preventDefault();
+    if (!text.trim() || !model) return;
+    chat.send(text, { model, mode, transport: chosen.transport, maxTokens: Number(chosen.maxTokens) || 600 });
+    setText("");
+  };
+  useEffect(() => {
+    const escape = (event) => event.key === "Escape" && chat.stop();
+    document.addEventListener("keydown", escape);
+    return () => document.removeEventListener("keydown", escape);
+  }, []);
+  const typed = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+  };
+  return html`<form class="composer" onSubmit=${send}>
+    <label><span class="hidden">What to say</span>
+      <textarea rows="2" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${typed} placeholder=${mode === "text" ? "Begin a text…" : "Say something…"}></textarea></label>
+    <div class="buttons">
+      <button class="first" disabled=${chat.busy || !text.trim() || !model}>Send</button>
+      <button type="button" disabled=${!chat.busy} onClick=${() => chat.stop()} aria-keyshortcuts="Escape">Stop</button>
+      <button type="button" class="cut" disabled=${chat.isCut} aria-pressed=${chat.armed ? "true" : "false"} onClick=${() => chat.cut()}>
+        ${chat.isCut ? "The network is cut…" : chat.armed ? `Will cut after ${CUT_AFTER} tokens` : "Cut the network"}
+      </button>
+      <button type="button" class="plain" disabled=${chat.busy || chat.turns.length === 0} onClick=${() => chat.clear()}>Clear</button>
+    </div>
+    <details class="settings"><summary>Model, transport</summary>
+      <div class="fields">
+        <label>Model<select value=${model} onChange=${change("model")}>${(models || []).map((name) => html`<option>${name}</option>`)}</select></label>
+        <label>What it does<select value=${mode} onChange=${change("mode")}>${Object.entries(MODES).map(([value, said]) => html`<option value=${value}>${said}</option>`)}</select></label>
+        <label>Transport<select value=${chosen.transport} onChange=${change("transport")}>
+          <option value="auto">what works</option><option value="fetch">streaming fetch</option><option value="websocket">WebSocket</option></select></label>
+        <label>Tokens at most<input type="number" min="1" max="100000" value=${chosen.maxTokens} onInput=${change("maxTokens")} /></label>
+      </div>
+    </details>
+    ${models?.length === 0 && html`<p class="warn">No model is served yet: an origin is still loading, or away.</p>`}
+  </form>`;
+}
+
+function Wire({ chat }) {
+  const { wire } = chat;
+  const [kind, word] = wire ? STATES[wire.state] : ["", "nothing sent yet"];
+  const http = PROTOCOLS[chat.protocol] || chat.protocol || "–";
+  const ways = wire?.ways.length ? wire.ways.map((way) => (way === "websocket" ? "WebSocket" : http)) : [http];
+  const cut = wire?.cuts.at(-1);
+  const [lastAt] = wire?.points.at(-1) ?? [0];
+  const rate = wire && wire.tokens > 1 ? (wire.tokens / (lastAt - wire.first)) * 1000 : null;
+  return html`<aside class="wire" aria-label="The wire">
+    <section class="card">
+      <h2>The wire <small><${State} kind=${kind}>${word}<//></small></h2>
+      <dl class="figures">
+        <div><dt>Protocol</dt><dd>${ways.join(", then ")}</dd></div>
+        <div><dt>First token</dt><dd>${wire?.first == null ? "–" : span(wire.first)}</dd></div>
+        <div><dt>Tokens</dt><dd>${count(wire?.tokens ?? null)}</dd></div>
+        <div><dt>A second</dt><dd>${rate ? count(rate) : "–"}</dd></div>
+      </dl>
+      <${River} wire=${wire} />
+    </section>
+    <section class="card">
+      <h2>The cut</h2>
+      <dl class="figures">
+        <div><dt>Had come</dt><dd>${cut ? count(cut.had) : "–"}</dd></div>
+        <div><dt>Made meanwhile</dt><dd>${cut?.madeUntil == null ? "–" : count(Math.max(0, cut.madeUntil - cut.had))}</dd></div>
+        <div><dt>Replayed</dt><dd>${cut ? count(cut.replayed) : "–"}</dd></div>
+        <div><dt>First missing token</dt><dd>${cut?.firstMissing == null ? "–" : span(cut.firstMissing)}</dd></div>
+      </dl>
+      <p class="verdict">${verdict(wire, cut)}</p>
+    </section>
+    <section class="card">
+      <h2>Bytes for each token <small>computed from these very tokens</small></h2>
+      <${Costs} wire=${wire} />
+    </section>
+    <section class="card">
+      <h2>What happened</h2>
+      <ol class="events" tabindex="0" aria-label="What happened">${(wire?.events || []).slice(-40).map(
+        (event) => html`<li><span class="mono soft">${(event.at / 1000).toFixed(2)} s</span> ${event.what}</li>`,
+      )}</ol>
+      ${wire?.id && html`<p class="note"><a class="mono" href=${`#/ledger/${wire.id}`}>${wire.id.slice(0, 8)}…</a> in the ledger</p>`}
+    </section>
+  </aside>`;
+}
+
+function verdict(wire, cut) {
+  if (!cut) return "Cut the network while it streams: for a second and a half nothing comes through.";
+  if (cut.back == null) return "Nothing comes through. The model does not know, and goes on.";
+  if (cut.firstMissing == null) return "The network is back. The client asks for the frame after the last it had…";
+  return wire.end ? "Every frame came once, in its order. Nothing was made twice, nothing was lost." : "The rest came from the ledger, and then live again.";
+}
+
+function Costs({ wire }) {
+  const each = COSTS.map((name, nth) => [name, wire?.tokens ? wire.bytes[nth] / wire.tokens : null]);
+  const most = Math.max(...each.map(([, bytes]) => bytes ?? 0), 1);
+  return html`<ul class="costs">${each.map(([name, bytes], nth) => {
+    const width = (at) => at && (at.style.width = `${((bytes ?? 0) / most) * 100}%`);
+    return html`<li class=${nth === 0 ? "own" : ""}><span>${name}</span><b>${bytes == null ? "–" : bytes.toFixed(1)}</b><i aria-hidden="true"><i ref=${width}></i></i></li>`;
+  })}</ul>`;
+}

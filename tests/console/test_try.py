@@ -1,0 +1,150 @@
+"""The console's first page: a chat whose network is cut in the middle of a sentence."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.console.conftest import Scene
+from tests.console.pages import DESKTOP, PHONE, Visit, visiting
+from tests.console.teller import told
+
+pytestmark = pytest.mark.anyio
+
+WAVES = 60
+WHOLE = "".join("".join(told(number)) for number in range(WAVES))
+CUT_AFTER = 60
+"""Tokens before a cut that was asked for ahead."""
+SHIFTS = """
+    window.shifted = 0;
+    new PerformanceObserver((list) => {
+        for (const { hadRecentInput, value } of list.getEntries()) {
+            if (!hadRecentInput) window.shifted += value;
+        }
+    }).observe({ type: "layout-shift", buffered: true });
+"""
+
+
+async def choose(page: Page, transport: str) -> None:
+    await page.get_by_text("Model, transport").click()
+    await page.get_by_label("What it does").select_option("text")
+    await page.get_by_label("Transport").select_option(transport)
+
+
+async def say(page: Page, text: str) -> None:
+    await page.get_by_label("What to say").fill(text)
+    await page.get_by_role("button", name="Send", exact=True).click()
+
+
+@pytest.mark.parametrize(
+    ("transport", "protocol"), [("fetch", "HTTP/3"), ("websocket", "WebSocket")]
+)
+async def test_a_stream_that_is_cut_goes_on_with_the_next_token(
+    scene: Scene, transport: str, protocol: str
+) -> None:
+    async with visiting(scene.browser, scene.edge.tls_url, "try") as visit:
+        page = visit.page
+        await page.get_by_role("option", name="teller").wait_for(state="attached")
+        await choose(page, transport)
+        await page.get_by_role("button", name="Cut the network").click()
+        await expect(page.get_by_role("button", name="Will cut")).to_be_visible()
+        await page.evaluate(SHIFTS)
+        await say(page, f"{WAVES} waves")
+        answer = page.get_by_role("article")
+        await expect(answer).to_have_attribute("aria-busy", "true")
+        await visit.see("the network is cut")
+        await visit.photograph(f"cut-{transport}")
+        await expect(page.locator(".events")).to_contain_text("ended: stop")
+        await expect(answer).to_have_attribute("aria-busy", "false")
+        assert await answer.inner_text() == WHOLE
+        await _check_the_wire(page, protocol)
+        # Nothing has moved while it came.
+        assert await page.evaluate("window.shifted") == 0
+        assert await visit.violations() == []
+        await visit.photograph(transport)
+        assert visit.faults == []
+
+
+async def _check_the_wire(page: Page, protocol: str) -> None:
+    async def number(name: str) -> int:
+        text = await page.locator(".figures div").filter(has_text=name).locator("dd").inner_text()
+        return int(text.replace(",", ""))
+
+    assert await number("Had come") >= CUT_AFTER
+    missed = await number("Made meanwhile")
+    assert missed > 0
+    assert await number("Replayed") == missed
+    assert await number("Tokens") == WAVES * len(told(0))
+    first = page.locator(".figures div").filter(has_text="First missing token").locator("dd")
+    assert re.fullmatch(r"[\d.]+ m?s", await first.inner_text())
+    way = page.locator(".figures div").filter(has_text="Protocol").locator("dd")
+    await expect(way).to_have_text(protocol)
+    own, event, chunk = (float(text) for text in await page.locator(".costs b").all_inner_texts())
+    assert own < event < chunk
+    assert (
+        f"resumed after frame {await number('Had come') - 1}"
+        in await page.locator(".events").inner_text()
+    )
+
+
+async def test_a_screen_reader_hears_whole_sentences(scene: Scene) -> None:
+    async with visiting(scene.browser, scene.edge.tls_url, "try") as visit:
+        page = visit.page
+        await page.get_by_role("option", name="teller").wait_for(state="attached")
+        await choose(page, "auto")
+        region = page.get_by_role("log", name="What is being said")
+        await expect(region).to_have_attribute("aria-live", "polite")
+        await say(page, "5 waves")
+        await expect(region).to_contain_text("Wave 4 came in from the sea.")
+        heard = await region.locator("p").all_inner_texts()
+        sentences = ["".join(told(number)).strip() for number in range(5)]
+        assert [one for said in heard for one in said.split("\n")] == sentences
+        assert all(said.endswith(".") for said in heard)
+
+
+async def test_stop_is_always_at_hand_and_ends_it_for_everybody(scene: Scene) -> None:
+    async with visiting(scene.browser, scene.edge.tls_url, "try", size=PHONE) as visit:
+        page = visit.page
+        await page.get_by_role("option", name="teller").wait_for(state="attached")
+        await choose(page, "auto")
+        await say(page, "1000000 waves")
+        stop = page.get_by_role("button", name="Stop")
+        await expect(stop).to_be_enabled()
+        await expect(page.get_by_role("article")).to_contain_text("Wave 20")
+        await expect(stop).to_be_in_viewport()
+        assert await visit.violations() == []
+        await visit.photograph("phone")
+        await page.keyboard.press("Escape")
+        await expect(page.locator(".events")).to_contain_text("ended: cancelled")
+        await expect(stop).to_be_disabled()
+        assert visit.faults == []
+
+
+async def test_a_stream_outlives_a_reload_of_the_page(scene: Scene) -> None:
+    async with visiting(scene.browser, scene.edge.tls_url, "try") as visit:
+        page = visit.page
+        await page.get_by_role("option", name="teller").wait_for(state="attached")
+        await choose(page, "fetch")
+        await say(page, f"{WAVES} waves")
+        await expect(page.get_by_role("article")).to_contain_text("Wave 3")
+        await page.reload()
+        await expect(page.locator(".events")).to_contain_text("ended: stop")
+        assert await page.get_by_role("article").inner_text() == WHOLE
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing_wrong_with_the_first_page(scene: Scene, scheme: str) -> None:
+    for size in (DESKTOP, PHONE):
+        async with visiting(
+            scene.browser, scene.edge.tls_url, "try", scheme=scheme, size=size
+        ) as visit:
+            await visit.see("Every token here is written to a ledger before you see it.")
+            await _look(visit, f"{scheme}-{size[0]}")
+
+
+async def _look(visit: Visit, suffix: str) -> None:
+    assert await visit.violations() == []
+    await visit.photograph(suffix)
+    assert visit.faults == []
