@@ -14,6 +14,8 @@ const STATES = {
   detached: ["", "detached"],
   ended: ["", "ended"],
 };
+/** All of them have their place on the button, so that it is the same whichever is seen. */
+const CUTS = ["Cut the network", `Will cut after ${CUT_AFTER} tokens`, "The network is cut…"];
 const COSTS = ["Tailrace frame", "server-sent event", "OpenAI chunk"];
 const PROTOCOLS = { h3: "HTTP/3", h2: "HTTP/2", "http/1.1": "HTTP/1.1" };
 
@@ -75,9 +77,22 @@ function Turns({ chat }) {
 }
 
 function Turn({ turn }) {
+  const article = useRef(null);
+  const caret = useRef(null);
+  // Moved by a transform, which is no shift of the layout.
+  useLayoutEffect(() => {
+    const text = article.current?.firstChild;
+    if (!caret.current || text?.nodeType !== Node.TEXT_NODE || !text.length) return;
+    const range = document.createRange();
+    range.setStart(text, text.length - 1);
+    range.setEnd(text, text.length);
+    const [end] = [...range.getClientRects()].slice(-1);
+    const box = article.current.getBoundingClientRect();
+    if (end) caret.current.style.transform = `translate(${end.right - box.left}px, ${end.top - box.top}px)`;
+  });
   if (turn.role === "user") return html`<p class="asked"><span class="hidden">You: </span>${turn.text}</p>`;
-  return html`<article class="answer" aria-busy=${turn.open ? "true" : "false"} aria-label="Answer">
-    ${turn.text.trimStart()}${turn.open && html`<span class="caret" aria-hidden="true"></span>`}
+  return html`<article class="answer" ref=${article} aria-busy=${turn.open ? "true" : "false"} aria-label="Answer">
+    ${turn.text.trimStart()}${turn.open && html`<span class="caret" ref=${caret} aria-hidden="true"></span>`}
   </article>`;
 }
 
@@ -149,7 +164,7 @@ function Composer({ chat, models }) {
       <button class="first" disabled=${chat.busy || !text.trim() || !model}>Send</button>
       <button type="button" disabled=${!chat.busy} onClick=${() => chat.stop()} aria-keyshortcuts="Escape">Stop</button>
       <button type="button" class="cut" disabled=${chat.isCut} aria-pressed=${chat.armed ? "true" : "false"} onClick=${() => chat.cut()}>
-        ${chat.isCut ? "The network is cut…" : chat.armed ? `Will cut after ${CUT_AFTER} tokens` : "Cut the network"}
+        ${CUTS.map((said, nth) => html`<span class=${nth === (chat.isCut ? 2 : chat.armed ? 1 : 0) ? "" : "out"}>${said}</span>`)}
       </button>
       <button type="button" class="plain" disabled=${chat.busy || chat.turns.length === 0} onClick=${() => chat.clear()}>Clear</button>
     </div>
