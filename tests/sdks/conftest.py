@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.conftest import House
 from tests.e2e.processes import running
+from tests.e2e.sse import TIMEOUT
 from tests.npm import installed
 
 HERE = Path(__file__).parent
@@ -25,6 +27,13 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House
     """An origin with two edges, for tests that leave them as they were."""
     made = House(tmp_path_factory.mktemp("house"))
     async with running(made.origin, *made.edges):
+        yield made
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    """Reads what a client that was cut off would read."""
+    async with httpx.AsyncClient(timeout=TIMEOUT) as made:
         yield made
 
 

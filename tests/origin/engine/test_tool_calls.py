@@ -1,0 +1,167 @@
+"""Calls of tools in an engine's runs: as frames, after an interruption, and forced by a grammar."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from ledger.errors import CallerError
+from ledger.frame import (
+    FinishReason,
+    Score,
+    ScoredToken,
+    StreamEnd,
+    TokenScores,
+    ToolCall,
+    decode,
+)
+from ledger.interface import Record
+from origin.engine.grammar import GrammarCompiler, check_tools
+from origin.engine.transcript import Transcript
+from origin.engine.vocabulary import Vocabulary
+from origin.generations.history import History
+from origin.tools import CallPiece, CallReader, ToolUse
+from origin.workers.worker_frame import Emission, Run
+from tests.origin.engine.runs import make_run
+from tests.origin.tiny_checkpoint import END_ID, train_tokenizer
+
+TOKENIZER = train_tokenizer(300)
+VOCABULARY = Vocabulary(TOKENIZER)
+COMPILER = GrammarCompiler(TOKENIZER, TOKENIZER.get_vocab_size(), [END_ID])
+FUNCTIONS = [
+    {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"enum": [1, 2]}, "b": {"type": "string", "maxLength": 4}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+    },
+    {"name": "now", "parameters": {"type": "object", "additionalProperties": False}},
+]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é}"}}\n</tool_call>'
+SAID = f"Let me see. {CALL}\n{CALL}"
+
+
+def using(**more: Any) -> ToolUse:
+    given = {"functions": json.dumps(FUNCTIONS), "choice": "auto", "markup": "hermes"}
+    return ToolUse(**given | more)
+
+
+def transcript(run: Run, tools: ToolUse) -> Transcript:
+    return Transcript(7, run, VOCABULARY, frozenset({END_ID}), 512, None, tools)
+
+
+def play(made: Transcript, ids: list[int]) -> list[Emission]:
+    emissions = made.resume()
+    for token in ids[made.total_tokens :]:
+        if not made.ended:
+            score = Score(token, VOCABULARY.bytes_of(token), -1.0)
+            emissions += made.accept(token, TokenScores(score))
+    return emissions
+
+
+def frames_of(emissions: list[Emission]) -> list[Any]:
+    frames: list[Any] = [decode(emission.frame)[1] for emission in emissions]
+    assert [frame.index for frame in frames] == [emission.index for emission in emissions]
+    return frames
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_a_run_with_calls_goes_on_exactly_after_any_of_its_frames(logprobs: int | None) -> None:
+    fields: dict[str, Any] = {"max_tokens": 400, "seed": 5, "logprobs": logprobs}
+    ids = [*TOKENIZER.encode(SAID).ids, END_ID]
+    whole = play(transcript(make_run(**fields), using()), ids)
+    frames = frames_of(whole)
+    text = "".join(f.text for f in frames if not isinstance(f, ToolCall | StreamEnd))
+    calls = [frame for frame in frames if isinstance(frame, ToolCall)]
+    assert text == "Let me see."
+    assert [(call.call, call.name) for call in calls if call.name] == [(0, "add"), (1, "add")]
+    for nth in range(2):
+        said = "".join(call.arguments for call in calls if call.call == nth)
+        assert json.loads(said) == {"a": 1, "b": "é}"}
+    named = [call.id for call in calls if call.id]
+    assert len({*named}) == 2 and all(id_.startswith("call_") for id_ in named)
+    assert frames[-1].finish_reason is FinishReason.TOOL_CALLS
+    assert len(calls) > 10
+    if logprobs is not None:
+        assert isinstance(frames[0], ScoredToken)
+    # What one run emits for one token is stored together or not at all.
+    ends = [at for at in range(1, len(whole)) if whole[at].ids]
+    for cut in ends:
+        history = History()
+        for emission in whole[:cut]:
+            history.add(Record(emission.frame, emission.ids))
+        rest = make_run(
+            **fields,
+            generated_ids=tuple(history.ids),
+            sent_bytes=history.sent_bytes,
+            next_index=history.next_index,
+        )
+        assert frames_of(play(transcript(rest, using()), ids)) == frames[cut:]
+
+
+def test_one_call_is_enough_where_no_two_may_be() -> None:
+    ids = [*TOKENIZER.encode(SAID).ids, END_ID]
+    made = play(transcript(make_run(max_tokens=400), using(parallel=False)), ids)
+    frames = frames_of(made)
+    assert {frame.call for frame in frames if isinstance(frame, ToolCall)} == {0}
+    assert frames[-1].finish_reason is FinishReason.TOOL_CALLS
+    assert frames[-1].total_tokens < len(ids)
+
+
+def test_another_seed_has_other_ids_of_calls() -> None:
+    ids = TOKENIZER.encode(CALL).ids
+    named = {
+        next(f.id for f in frames_of(play(transcript(run, using()), ids)) if f.id)
+        for run in (make_run(max_tokens=400, seed=seed) for seed in (1, 2))
+    }
+    assert len(named) == 2
+
+
+@pytest.mark.parametrize("markup", ["hermes", "llama"])
+@pytest.mark.parametrize(("only", "parallel"), [(None, True), (None, False), ("now", False)])
+def test_whatever_is_drawn_under_a_forced_choice_is_calls_of_those_tools(
+    markup: Any, only: str | None, parallel: bool
+) -> None:
+    tools = using(choice="required", only=only, parallel=parallel, markup=markup)
+    check_tools(tools)
+    for seed in range(12):
+        draw, grammar, ids = random.Random(seed), COMPILER.start_calls(tools), list[int]()
+        while not grammar.finished and len(ids) < 300:
+            mask = grammar.mask()
+            bits = [n for n in range(TOKENIZER.get_vocab_size()) if mask[n // 32] >> (n % 32) & 1]
+            token = END_ID if grammar.may_end and draw.random() < 0.5 else draw.choice(bits)
+            grammar.accept(token)
+            ids.append(token)
+        text = TOKENIZER.decode([token for token in ids if token != END_ID])
+        reader = CallReader(markup)
+        pieces = [*reader.feed(text), *reader.feed("", last=True)]
+        assert all(isinstance(piece, CallPiece) for piece in pieces), text
+        if grammar.finished:
+            assert reader.whole == reader.calls >= 1
+            assert parallel or reader.calls == 1
+        names = {piece.name for piece in pieces if isinstance(piece, CallPiece) and piece.name}
+        assert names <= ({only} if only else {"add", "now"})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"type": "wizard"}, "Invalid type: wizard"),
+        ({"$ref": "https://example.com/schema"}, "example.com"),
+        ({"type": "object", "properties": {"a": {"pattern": "(?=x)", "type": "string"}}}, ""),
+    ],
+)
+def test_a_schema_that_no_grammar_can_hold_is_refused_by_name(
+    parameters: dict[str, Any], says: str
+) -> None:
+    functions = [*FUNCTIONS, {"name": "bad", "parameters": parameters}]
+    with pytest.raises(CallerError) as caught:
+        check_tools(using(choice="required", functions=json.dumps(functions)))
+    assert caught.value.field == "tools[2].parameters"
+    assert says in caught.value.message
