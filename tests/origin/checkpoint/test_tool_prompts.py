@@ -18,7 +18,8 @@ from tests.origin.tiny_checkpoint import END, END_ID, Shape, train_tokenizer, wr
 
 # As Qwen's does it.
 TEMPLATE = (
-    "{% if tools %}<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
+    "{% if tools %}<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}</tools>"
+    "{% endif %}"
     "{% for m in messages %}<|{{ m.role }}|>"
     "{% if m.role == 'tool' %}<tool_response>{{ m.name }}={{ m.content }}</tool_response>"
     "{% else %}{{ m.content }}{% for call in m.tool_calls or [] %}"
