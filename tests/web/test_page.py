@@ -1,0 +1,163 @@
+"""The page of docs/web.md, as it stands there, in Chromium over HTTP/3; and what becomes of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import pytest
+from playwright.async_api import Browser, CDPSession, Page
+
+from tailrace.certificate import development_certificate
+from tests.e2e.browser import PATIENCE_MS, browser
+from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.udp_way import UdpWay
+from tests.schema_text import ROOT
+from tests.web.pacing import WORDS
+
+pytestmark = pytest.mark.anyio
+
+DOCUMENTED = re.findall(r"```html\n(.*?)```", (ROOT / "docs/web.md").read_text("utf-8"), re.DOTALL)
+WHOLE = "".join(f"word{number} " for number in range(WORDS))
+
+
+class Scene:
+    def __init__(self, edge: Edge, launched: Browser, way: UdpWay) -> None:
+        self.edge = edge
+        self.browser = launched
+        self.way = way
+
+    @asynccontextmanager
+    async def page(self, html: str, port: int | None = None) -> AsyncIterator[Page]:
+        """One at the edge's own name, as behind a proxy of both."""
+        context = await self.browser.new_context()
+        try:
+            page = await context.new_page()
+            page.set_default_timeout(PATIENCE_MS)
+            url = f"https://localhost:{port or self.edge.tls_port}/page"
+
+            async def fulfil(route: object) -> None:
+                await route.fulfill(body=html, content_type="text/html")  # type: ignore[attr-defined]
+
+            await page.route(url, fulfil)
+            await page.goto(url)
+            yield page
+        finally:
+            await context.close()
+
+
+@pytest.fixture(scope="module")
+async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+    folder = tmp_path_factory.mktemp("page")
+    files = development_certificate(folder / "certificate", datetime.now(UTC))
+    origin = Origin(folder / "data", producer="tests.web.pacing:pacing")
+    edge = Edge(origin, certificate=(files.certificate, files.key))
+    async with (
+        running(origin, edge),
+        UdpWay.open(edge.tls_port) as way,
+        browser(files.certificate, edge.tls_port, way.port) as launched,
+    ):
+        yield Scene(edge, launched, way)
+
+
+async def text_of(page: Page) -> str:
+    return await page.evaluate("document.querySelector('#answer').textContent") or ""
+
+
+async def has_words(page: Page, count: int) -> None:
+    await page.wait_for_function(
+        "count => document.querySelector('#answer').textContent.split(' ').length > count",
+        arg=count,
+    )
+
+
+async def is_in_state(page: Page, state: str) -> None:
+    await page.wait_for_function("s => document.querySelector('#state').value === s", arg=state)
+
+
+async def ask(page: Page) -> None:
+    await page.click("text=Ask")
+    await has_words(page, 10)
+
+
+def test_the_whole_integration_is_a_page_of_twenty_lines() -> None:
+    (html,) = DOCUMENTED
+    lines = html.splitlines()
+    assert sum(line.startswith("  ") for line in lines) <= 20
+    assert len(lines) <= 23
+
+
+async def test_it_streams_over_http3_and_goes_on_after_a_reload(scene: Scene) -> None:
+    async with scene.page(DOCUMENTED[0]) as page:
+        await ask(page)
+        before = await text_of(page)
+        await page.reload()
+        await has_words(page, len(before.split()))  # all of it is there again
+        await is_in_state(page, "ended")
+        assert await text_of(page) == WHOLE
+        used = await page.evaluate(
+            "performance.getEntriesByType('resource')"
+            ".map(({name, nextHopProtocol}) => [new URL(name).pathname, nextHopProtocol])"
+        )
+        assert {protocol for path, protocol in used if path.startswith(("/v1/", "/web/"))} == {"h3"}
+
+
+async def test_it_goes_offline_and_comes_back_from_another_address(scene: Scene) -> None:
+    """As a telephone does that leaves a house."""
+    async with scene.page(DOCUMENTED[0], scene.way.port) as page:
+        await ask(page)
+        before = scene.way.lost
+        await page.context.set_offline(True)
+        scene.way.cut = True
+        while scene.way.lost < before + 5:
+            await page.wait_for_timeout(50)
+        scene.way.change()
+        scene.way.cut = False
+        await page.context.set_offline(False)
+        await is_in_state(page, "ended")
+        assert await text_of(page) == WHOLE
+
+
+async def test_it_outlives_an_edge_that_is_killed_while_it_is_offline(scene: Scene) -> None:
+    async with scene.page(DOCUMENTED[0]) as page:
+        await ask(page)
+        await page.context.set_offline(True)
+        await scene.edge.kill()
+        await is_in_state(page, "waiting")
+        scene.edge.events.clear()
+        await scene.edge.ready()
+        await page.context.set_offline(False)
+        await is_in_state(page, "ended")
+        assert await text_of(page) == WHOLE
+
+
+async def test_a_frozen_tab_misses_nothing_and_asks_nothing_again(scene: Scene) -> None:
+    counted = DOCUMENTED[0].replace(
+        "async function show(reading) {", "async function show(reading) { window.reading = reading;"
+    )
+    async with scene.page(counted) as page:
+        await ask(page)
+        session: CDPSession = await page.context.new_cdp_session(page)
+        await session.send("Page.setWebLifecycleState", {"state": "frozen"})
+        other = await scene.browser.new_page()  # time passes: a stream as long is read elsewhere
+        await other.goto(f"{scene.edge.tls_url}/healthz")
+        await other.evaluate(
+            "fetch('/v1/generate', {method: 'POST', body: JSON.stringify("
+            "{model: 'demo', prompt: '60'})}).then(answer => answer.text())"
+        )
+        await other.close()
+        await session.send("Page.setWebLifecycleState", {"state": "active"})
+        await is_in_state(page, "ended")
+        assert await text_of(page) == WHOLE
+        assert await page.evaluate("window.reading.resumes") == 0
+
+
+async def test_stop_cancels(scene: Scene) -> None:
+    async with scene.page(DOCUMENTED[0]) as page:
+        await ask(page)
+        await page.click("#stop")
+        await is_in_state(page, "ended")
+        assert WHOLE.startswith(await text_of(page))
+        assert await text_of(page) != WHOLE
