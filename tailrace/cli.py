@@ -18,6 +18,7 @@ from tailrace.commands.key import key_app
 from tailrace.commands.ledger import ledger_app
 from tailrace.commands.model import HeadOption, KvCacheOption, WeightsOption, model_app
 from tailrace.commands.options import ConfigOption
+from tailrace.commands.top import top
 from tailrace.commands.warm import warm_app
 from tailrace.extra import extra
 
@@ -350,6 +351,7 @@ app.add_typer(ledger_app, name="ledger")
 app.add_typer(model_app, name="model")
 app.add_typer(warm_app, name="warm")
 app.add_typer(bench_app, name="bench")
+app.command()(top)
 
 if __name__ == "__main__":
     main()

@@ -100,8 +100,7 @@ class Attempts:
     async def failed(self, error: httpx.TransportError | TailraceError) -> None:
         """Wait, then try the next edge; raises when trying again is of no use."""
         if not isinstance(error, TailraceError):
-            said = str(error) or type(error).__name__
-            error = Unavailable(f"{self.url}: {said}", code="edge_unreachable")
+            error = unreachable(self.url, error)
         if not error.retryable:
             raise error
         now = asyncio.get_running_loop().time()
@@ -113,6 +112,11 @@ class Attempts:
         self._edges.tell("waiting", f"{delay_s:.2f} s: {error}")
         self.next_edge()
         await asyncio.sleep(delay_s)
+
+
+def unreachable(url: str, error: httpx.TransportError) -> Unavailable:
+    said = str(error) or type(error).__name__
+    return Unavailable(f"{url}: {said}", code="edge_unreachable")
 
 
 def _status(answer: httpx.Response) -> Status:

@@ -1,0 +1,71 @@
+"""`tailrace top`: what an edge and its origins do now.
+
+Like tailrace/cli.py, only typer is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from ledger.errors import CallerError
+from tailrace.commands.options import JsonOption
+from tailrace.extra import extra
+
+PIPE_COLUMNS = 160
+
+
+def top(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Of an edge.")] = (
+        "http://127.0.0.1:8080"
+    ),
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    rows: Annotated[int, typer.Option(min=1, max=1000, help="Streams to show, at most.")] = 20,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Live streams, rates, and workers. TAILRACE_API_KEY is sent, of an administrator."""
+    if not url.startswith(("http://", "https://")):
+        raise CallerError("is no http:// or https:// URL", field="URL")
+    if as_json and not once:
+        raise CallerError("goes with --once", field="--json")
+    asyncio.run(_top(url.rstrip("/"), interval, rows, once, as_json))
+
+
+async def _top(url: str, interval: float, rows: int, once: bool, as_json: bool) -> None:
+    with extra("edge"):
+        import httpx
+
+        from tailrace.edges import unreachable
+        from tailrace.top.look import TIMEOUT_S, document, look
+    from rich.console import Console
+    from rich.live import Live
+
+    from tailrace.top.show import shown
+
+    key = os.environ.get("TAILRACE_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S) as http:
+        try:
+            before = await look(http, rows)
+            await asyncio.sleep(interval)
+            now = await look(http, rows)
+            if once:
+                told = document(before, now)
+                text = json.dumps({"url": url, **told}) if as_json else None
+                # A file or a pipe has no width of its own to keep to.
+                wide = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+                print(text) if text else wide.print(shown(url, told))
+                return
+            with Live(shown(url, document(before, now)), screen=True) as live:
+                while True:
+                    await asyncio.sleep(interval)
+                    before, now = now, await look(http, rows)
+                    live.update(shown(url, document(before, now)))
+        except httpx.TransportError as error:
+            raise unreachable(url, error) from None

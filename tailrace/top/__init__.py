@@ -1,0 +1,1 @@
+"""Live streams, rates and the warm pool, for a terminal: `tailrace top`."""

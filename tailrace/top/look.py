@@ -1,0 +1,159 @@
+"""One look at an edge and its origins, and what two looks say of the time between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tailrace.edges import http_error
+
+Document = dict[str, Any]
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+"""Of each metric the labels and values."""
+TIMEOUT_S = 10.0
+RELAY = "tailrace_edge_relay_seconds_bucket"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """`metrics` is None where the edge shows none to who asks here, as with several processes."""
+
+    at_s: float
+    streams: Document
+    pool: Document
+    metrics: Samples | None
+
+    def total(self, name: str) -> float | None:
+        if self.metrics is None:
+            return None
+        return sum(value for _, value in self.metrics.get(name, ()))
+
+
+async def look(http: httpx.AsyncClient, rows: int) -> Look:
+    """Raises TailraceError where the edge does not answer, or not us."""
+    asked = {"sort": "tokens", "order": "desc", "limit": str(rows)}
+    streams, pool, metrics = await asyncio.gather(
+        http.get("/v1/admin/streams", params=asked),
+        http.get("/v1/admin/pool"),
+        http.get("/metrics"),
+    )
+    for answer in (streams, pool):
+        if answer.status_code != 200:
+            raise http_error(answer.status_code, answer.headers, answer.content)
+    at_s = asyncio.get_running_loop().time()
+    found = samples(metrics.text) if metrics.status_code == 200 else None
+    return Look(at_s, streams.json(), pool.json(), found)
+
+
+def samples(text: str) -> Samples:
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def document(before: Look, now: Look) -> Document:
+    """What there is to show, as `--json` tells it; rates are of the time between."""
+    seconds = max(1e-6, now.at_s - before.at_s)
+    tokens = {row["id"]: row["tokens"] for row in before.streams["streams"]}
+    return {
+        "edge": None if now.metrics is None else _edge(before, now, seconds),
+        "live": now.streams["live"],
+        "paused": now.streams["paused"],
+        "states": now.streams["states"],
+        "streams": [
+            {**row, "tokens_per_s": _rate(tokens.get(row["id"]), row["tokens"], seconds)}
+            for row in now.streams["streams"]
+        ],
+        "pool": _pool(before.pool, now.pool, seconds),
+    }
+
+
+def _edge(before: Look, now: Look, seconds: float) -> Document:
+    def rate(name: str) -> float | None:
+        return _rate(before.total(name), now.total(name), seconds)
+
+    found = now.metrics or {}
+    open_streams: dict[str, float] = {}
+    for labels, count in found.get("tailrace_edge_streams", ()):
+        open_streams[labels["state"]] = open_streams.get(labels["state"], 0) + count
+    return {
+        "connections": now.total("tailrace_edge_connections"),
+        "streams": open_streams,
+        "requests_per_s": rate("tailrace_edge_requests_total"),
+        "errors_per_s": rate("tailrace_edge_errors_total"),
+        "frames_per_s": rate("tailrace_edge_frames_total"),
+        "resumes": now.total("tailrace_edge_resumes_total"),
+        "stalls": now.total("tailrace_edge_stalls_total"),
+        "relay_p99_ms": _quantile_ms(before, now, 0.99),
+        "origins": {
+            labels["origin"]: bool(up) for labels, up in found.get("tailrace_edge_origin_up", ())
+        },
+    }
+
+
+def _pool(before: Document, now: Document, seconds: float) -> list[Document]:
+    was = {
+        (origin["origin"], worker["worker"], worker["pid"]): worker["load"]
+        for origin in before["origins"]
+        for worker in origin.get("workers", ())
+    }
+    told = []
+    for origin in now["origins"]:
+        for worker in origin.get("workers", ()):
+            load = worker["load"]
+            earlier = was.get((origin["origin"], worker["worker"], worker["pid"]))
+            row = {key: worker[key] for key in ("worker", "state", "model", "device", "streams")}
+            row |= {"origin": origin["origin"], "deaths": worker["deaths"]}
+            if load is not None:
+                pages = load["pages"]
+                row["running"] = sum(load["running"].values())
+                row["waiting"] = sum(load["waiting"].values())
+                row["step_ms"] = load["step_us"] / 1000
+                row["kv_cache_used"] = 1 - load["pages_free"] / pages if pages else None
+                row["tokens_per_s"] = _rate(earlier and earlier["tokens"], load["tokens"], seconds)
+            told.append(row)
+        if "error" in origin:
+            told.append({"origin": origin["origin"], "error": origin["error"]["message"]})
+    return told
+
+
+def _rate(before: float | None, now: float | None, seconds: float) -> float | None:
+    """None where there is nothing to compare, or it has begun anew."""
+    if before is None or now is None or now < before:
+        return None
+    return round((now - before) / seconds, 2)
+
+
+def _quantile_ms(before: Look, now: Look, quantile: float) -> float | None:
+    """The upper bound of the bucket in which it lies; None where nothing has happened."""
+    counts = _between(_buckets(before), _buckets(now))
+    total = sum(count for _, count in counts)
+    seen = 0.0
+    for bound, count in counts:
+        seen += count
+        if total and seen >= quantile * total:
+            return round(bound * 1000, 3) if bound != float("inf") else None
+    return None
+
+
+def _buckets(one: Look) -> list[tuple[float, float]]:
+    found = (one.metrics or {}).get(RELAY, ())
+    return sorted((float(labels["le"]), value) for labels, value in found)
+
+
+def _between(
+    before: Iterable[tuple[float, float]], now: Iterable[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """Of each bucket what fell into it since; what comes in is cumulative."""
+    was = dict(before)
+    grown = [(bound, value - was.get(bound, 0.0)) for bound, value in now]
+    first = grown[:1]
+    return first + [(bound, value - below) for (_, below), (bound, value) in pairwise(grown)]

@@ -1,0 +1,59 @@
+"""`tailrace top` beside a real edge with a real origin that is at work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.processes import ROOT, Edge, Origin, running
+
+pytestmark = pytest.mark.anyio
+
+BODY = {"model": "demo", "prompt": "Once", "max_tokens": 900, "ignore_eos": True}
+SSE = {"Accept": "text/event-stream"}
+
+
+async def top(*words: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tailrace.cli", "top", *words),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_it_shows_what_runs_and_how_fast(tmp_path: Path, client: httpx.AsyncClient) -> None:
+    origin = Origin(tmp_path)
+    edge = Edge(origin)
+    async with running(origin, edge):
+        looking = asyncio.create_task(top(edge.url, "--once", "--json", "--interval", "1"))
+        made = 0
+        while not looking.done():
+            answer = await client.post(f"{edge.url}/v1/generate", json=BODY, headers=SSE)
+            assert answer.status_code == 200
+            made += 1
+        status, out, err = await looking
+        assert status == 0, err
+        told = json.loads(out)
+        assert told["edge"]["origins"] == {origin.link: True}
+        assert told["edge"]["frames_per_s"] > 0 and told["edge"]["relay_p99_ms"] > 0
+        assert told["live"] == sum(told["states"].values())
+        [worker] = told["pool"]
+        assert (worker["origin"], worker["state"], worker["model"]) == (
+            origin.link,
+            "ready",
+            "demo",
+        )
+        assert worker["tokens_per_s"] >= 0 and 0 <= worker["kv_cache_used"] <= 1
+        status, out, _ = await top(edge.url, "--once")
+        assert status == 0 and origin.link in out and "frames/s" in out
+    status, _, err = await top(edge.url, "--once")
+    assert status == 1 and err.startswith(f"error: {edge.url}: ") and "Traceback" not in err
