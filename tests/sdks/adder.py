@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator
@@ -10,9 +11,14 @@ from ledger.frame import FinishReason
 from origin.producer import About, End, Output, Reasoning, Request, Resumption, Text
 from origin.tools import CallPiece
 
+WORDS = tuple(f"{count}, " for count in range(40))
+
 
 class Adder:
-    """Has the numbers of the last turn added by a tool, and asks another one for the time."""
+    """Has the numbers of the last turn added by a tool, and asks another one for the time.
+
+    Who tells it to wait is told a few words, and no more: such a stream ends when it is cancelled.
+    """
 
     about = About("adder", "adder 1", Resumption.REPEATS, offers=("tools",))
 
@@ -23,6 +29,10 @@ class Adder:
             yield Text("They gave ")
             yield Text(f"{' and '.join(map(str, gave))}.")
             return
+        if "wait" in (said or ""):
+            for word in WORDS:
+                yield Text(word)
+            await asyncio.Event().wait()
         arguments = json.dumps({"numbers": [int(one) for one in re.findall(r"\d+", said or "")]})
         yield Reasoning("Numbers. ")
         yield Reasoning("I have them added.")

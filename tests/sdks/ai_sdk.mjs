@@ -35,30 +35,6 @@ async function conversation() {
   };
 }
 
-// A page that is closed in the middle, and opened again at another edge.
-async function cutAndResumed(at) {
-  const id = `chat-cut-${at}`;
-  const chat = new Chat({ url: edge, body: FIXED, id });
-  const asked = { id: "u1", role: "user", parts: [{ type: "text", text: "Once upon a time" }] };
-  const begun = await fetch(`${edge}/api/chat`, {
-    method: "POST",
-    body: JSON.stringify({ id, messages: [asked], trigger: "submit-message", ...FIXED, max_tokens: 200 }),
-  });
-  const reader = begun.body.getReader();
-  for (let seen = 0; seen < at; ) seen += (await reader.read()).value.length;
-  await reader.cancel();
-  const again = new Chat({ url: other, body: FIXED, id, messages: [asked] });
-  await again.resumeStream();
-  const native = await fetch(`${other}/v1/generate/${begun.headers.get("tailrace-stream")}`);
-  return {
-    roles: again.messages.map(({ role }) => role),
-    text: textOf(again.messages.at(-1)),
-    logged: (await native.json()).text,
-    header: begun.headers.get("x-vercel-ai-ui-message-stream"),
-    idle: chat.status,
-  };
-}
-
 async function refused() {
   const chat = new Chat({ url: edge, body: FIXED, id: "chat-refused" });
   await chat.sendMessage({ text: "x", files: [{ type: "file", mediaType: "image/png", url: "data:," }] });
@@ -111,7 +87,6 @@ async function eventSource() {
 console.log(
   JSON.stringify({
     conversation: await conversation(),
-    cuts: await Promise.all([1, 300, 2000, 4000].map(cutAndResumed)),
     refused: await refused(),
     provided: await provided(),
     eventSource: await eventSource(),

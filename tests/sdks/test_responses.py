@@ -105,32 +105,6 @@ async def test_a_response_that_is_cut_off_anywhere_goes_on_at_another_edge(
         assert text_of(events) == final(events).output_text == text
 
 
-async def test_what_an_edge_that_dies_was_sending_goes_on_at_another_one(
-    house: House, clients: list[AsyncOpenAI], whole: list[ResponseStreamEvent]
-) -> None:
-    edge, events = Edge(house.origin), list[ResponseStreamEvent]()
-
-    async def read_until_it_dies() -> None:
-        async with sdk(edge) as client, await streamed(client, background=True) as stream:
-            async for event in stream:
-                events.append(event)
-                if len(events) == 6:
-                    await edge.kill()
-
-    async with running(edge):
-        with pytest.raises(openai.APIConnectionError):
-            await read_until_it_dies()
-    last = events[-1].sequence_number
-    assert last < len(whole)
-    assert events[0].type == "response.created"
-    rest = await clients[1].responses.retrieve(
-        events[0].response.id, stream=True, starting_after=last
-    )
-    events += [event async for event in rest]
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert text_of(events) == final(events).output_text == text_of(whole)
-
-
 async def test_both_sdks_of_npm_and_python_have_the_same_text_after_each_cut(
     house: House, node: Node, whole: list[ResponseStreamEvent]
 ) -> None:
@@ -197,44 +171,6 @@ async def test_scores_are_asked_for_as_the_api_says(clients: list[AsyncOpenAI]) 
     scores = content[0]["logprobs"]
     assert "".join(score["token"] for score in scores) == made.output_text
     assert [len(score["top_logprobs"]) for score in scores] == [2, 2, 2]
-
-
-async def until(client: AsyncOpenAI, response: Response, *, text: bool) -> Response:
-    """The response when it has a text, or has ended."""
-    while response.status in ("queued", "in_progress") and not (text and response.output_text):
-        response = await client.responses.retrieve(response.id)
-    return response
-
-
-async def test_one_in_the_background_is_polled_cancelled_and_deleted(
-    clients: list[AsyncOpenAI],
-) -> None:
-    long = dict(ASKED, max_output_tokens=None, background=True)
-    begun = await clients[0].responses.create(**long, extra_body=dict(FIXED, unread="run"))
-    assert (begun.status, begun.background, begun.output) == ("queued", True, [])
-    running = await until(clients[1], begun, text=True)
-    assert running.status == "in_progress"
-    cancelled = await clients[1].responses.cancel(begun.id)
-    assert cancelled.status == "cancelled"
-    assert cancelled.output_text.startswith(running.output_text)
-    assert (await clients[0].responses.retrieve(begun.id)).to_dict() == cancelled.to_dict()
-    events = [e async for e in await clients[0].responses.retrieve(begun.id, stream=True)]
-    assert [event.type for event in events[:3]] == [
-        *("response.created", "response.queued", "response.in_progress"),
-    ]
-    assert events[-1].type == "response.incomplete"
-    assert events[-1].response.status == "cancelled"
-    await clients[0].responses.delete(begun.id)
-    for gone in (
-        clients[1].responses.retrieve(begun.id),
-        clients[1].responses.cancel(begun.id),
-        clients[1].responses.delete(begun.id),
-        clients[1].responses.input_items.list(begun.id),
-    ):
-        with pytest.raises(openai.NotFoundError):
-            await gone
-    whole = await clients[0].responses.create(**dict(ASKED, background=True), extra_body=FIXED)
-    assert (await until(clients[1], whole, text=False)).status == "incomplete"
 
 
 async def test_a_conversation_goes_on_from_any_response_that_is_kept(
@@ -392,7 +328,6 @@ async def test_the_death_of_an_origin_is_a_pause_in_the_same_response(tmp_path: 
             if len(events) == 20:
                 await origin.kill()
                 await successor.ready()
-        assert (await edge.saw("origin link up", 2))["streams"] == 1  # it was not at its end
         assert [event.sequence_number for event in events] == list(range(len(events)))
         alone = await client.responses.create(**asked, extra_body=FIXED)
     assert text_of(events) == final(events).output_text == alone.output_text

@@ -187,3 +187,25 @@ async def test_subscriptions_are_not_for_tenants(house: House) -> None:
         with pytest.raises(NotFound) as refused:
             await house.service.call(call)
         assert refused.value.code == "subscriptions_off"
+
+
+async def test_a_chat_is_its_tenants_to_be_begun_and_gone_back_to_by_right(house: House) -> None:
+    async def ok(_request: ObjectRequest) -> ObjectResponse:
+        return ObjectResponse(204)
+
+    house.objects.answer = ok
+    call = Call("chat", "c1", "GET", "", credit=1)
+    for caller, name in ((None, "c1"), (ACME, "/acme/c1"), (OTHER, "/other/c1")):
+        await house.service.call(replace(call, caller=caller))
+        assert house.objects.requests[-1][0] == ("chat", name)
+    begins = Caller("acme", Right.GENERATE)
+    await house.service.call(replace(call, method="PUT", body=bytes(16), caller=begins))
+    for refused in (
+        replace(call, caller=begins),
+        replace(call, method="PUT", caller=Caller("acme", Right.READ)),
+        replace(call, method="PUT", caller=Caller("acme", Right.STREAM_WRITE)),
+    ):
+        with pytest.raises(Forbidden):
+            await house.service.call(refused)
+    with pytest.raises(Unauthorized):
+        await house.service.call(replace(call, caller=NOBODY))
