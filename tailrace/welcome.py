@@ -93,6 +93,7 @@ def print_addresses(place: Addresses, ready_s: float, console: Console) -> None:
         f"Tailrace {tailrace_version()} serves the demo model, ready after {ready_s:.1f} s\n\n"
         f"  HTTP           {place.http_url}\n"
         f"  HTTPS, HTTP/3  {place.https_url}\n"
+        f"  console        {place.http_url}/\n"
         f"  origin link    {place.link}\n"
         f"  data and logs  {place.data}\n\n"
         "Try it:\n\n"

@@ -60,6 +60,9 @@ def _worker(slot: WorkerSlot, runs: Runs) -> Document:
         "load_ms": None if ready is None else ready.load_ms,
         "deaths": starts.deaths[slot.number],
         "fate": starts.fates.get(slot.number),
+        "death": slot.death.value if slot.number in starts.fates else None,
+        "circuit": slot.circuit.state.value,
+        "reason": slot.circuit.reason,
     }
 
 

@@ -47,7 +47,8 @@ class Visit:
 
     async def photograph(self, suffix: str) -> None:
         PICTURES.mkdir(parents=True, exist_ok=True)
-        await self.page.screenshot(path=PICTURES / f"{self.name}-{suffix}.png")
+        await self.page.evaluate("scrollTo(0, 0)")
+        await self.page.screenshot(path=PICTURES / f"{self.name}-{suffix}.png", full_page=True)
 
 
 @asynccontextmanager
@@ -71,7 +72,7 @@ async def visiting(
         tab.set_default_timeout(PATIENCE_MS)
         if key:
             await tab.add_init_script(f"sessionStorage.setItem('tailrace.key', '{key}')")
-        visit = Visit(tab, page.partition("/")[0])
+        visit = Visit(tab, page.partition("/")[0] + ("-of-one" if "/" in page else ""))
         await tab.goto(f"{url}/#/{page}")
         yield visit
     finally:

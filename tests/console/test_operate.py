@@ -161,6 +161,15 @@ async def test_an_edge_with_keys_asks_for_an_operators(
         await visit.see("Edges that are linked to it")
         await page.get_by_role("button", name="Forget the key").click()
         await field.wait_for()
+        # Who only tries it needs a key, too, but no operator's.
+        await page.get_by_role("link", name="Try it").click()
+        await page.get_by_label("What to say").fill("2 waves")
+        await page.get_by_role("button", name="Send", exact=True).click()
+        await page.get_by_label("This edge asks for an API key").fill(user)
+        await page.get_by_role("button", name="Use it in this tab").click()
+        await page.get_by_label("What to say").fill("2 waves")
+        await page.get_by_role("button", name="Send", exact=True).click()
+        await expect(page.get_by_role("article")).to_contain_text("Wave 1 came in from the sea.")
 
 
 # ---- ten thousand streams ----

@@ -52,7 +52,8 @@ export const needsKey = (error) =>
 
 /**
  * `{ data, error, again }` of what `load(signal)` gives, each second while the tab is seen;
- * at once when `deps` change. The last data stays when an answer fails.
+ * at once when `deps` change. The last data stays when an answer fails. `everyMs` may be a function
+ * of it.
  */
 export function usePolled(load, deps = [], everyMs = EVERY_MS) {
   const [told, setTold] = useState({ data: null, error: null });
@@ -61,18 +62,19 @@ export function usePolled(load, deps = [], everyMs = EVERY_MS) {
     let timer = 0;
     let stopped = false;
     let asking = null;
+    let last = null;
     async function turn() {
       clearTimeout(timer);
       asking?.abort();
       const mine = (asking = new AbortController());
       try {
-        const data = await load(mine.signal);
+        const data = (last = await load(mine.signal));
         if (!mine.signal.aborted) setTold({ data, error: null });
       } catch (error) {
-        if (!mine.signal.aborted) setTold((last) => ({ data: last.data, error }));
+        if (!mine.signal.aborted) setTold(({ data }) => ({ data, error }));
       }
       if (stopped || mine !== asking) return;
-      if (!document.hidden) timer = setTimeout(turn, everyMs);
+      if (!document.hidden) timer = setTimeout(turn, typeof everyMs === "number" ? everyMs : everyMs(last));
     }
     const seen = () => !document.hidden && turn();
     now.current = turn;

@@ -206,6 +206,7 @@ class Conversation extends EventTarget {
     wire.id = made.id;
     wire.frames += 1;
     const cut = wire.cuts.at(-1);
+    if (cut && cut.back == null) cut.had = frame.index + 1; // it had come, and waited here
     if (cut && cut.back != null && cut.firstMissing == null) {
       cut.firstMissing = at - cut.back;
       this.#tell(`first missing token after ${Math.round(cut.firstMissing)} ms`);

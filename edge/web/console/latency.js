@@ -7,7 +7,11 @@ import { Empty, Fault, Page, Stat, count, html, span, useMemo, useRef, useState 
 const TITLES = {
   tailrace_time_to_first_token_seconds: ["Time to first token", "from admission to the first release"],
   tailrace_inter_token_latency_seconds: ["Between tokens", "from one release to the next"],
+  tailrace_ledger_append_seconds: ["Commits of the ledger", "until a step’s frames are durable"],
+  tailrace_ledger_append_bytes: ["Size of a commit", "bytes of the frames of one step"],
 };
+/** Steps of an axis that counts. */
+const WHOLE = [1, 2, 5].flatMap((n) => [0, 1, 2, 3, 4, 5, 6, 7, 8].map((zeros) => n * 10 ** zeros)).sort((a, b) => a - b);
 const SHARES = [0.5, 0.95, 0.99];
 
 /** One histogram of all origins and series together, by its name. */
@@ -56,7 +60,7 @@ function Histogram({ one }) {
   const label = `${title}: ${told.map(([share, value]) => `${share * 100} % within ${write(value)}`).join(", ")}, of ${count(total)}`;
   return html`<section class="card">
     <h2>${title} <small>${about}</small></h2>
-    <dl class="stats">
+    <dl class="stats four">
       ${told.map(([share, value]) => html`<${Stat} name=${`p${share * 100}`}>${write(value)}<//>`)}
       <${Stat} name="Counted">${count(total)}<//>
     </dl>
@@ -66,7 +70,7 @@ function Histogram({ one }) {
           scales: { x: { time: false, range: [-0.6, one.counts.length - 0.4] } },
           axes: [
             axis(theme, { splits: () => one.counts.map((_, at) => at), values: (_, at) => at.map((n) => ends[n]), grid: { show: false }, rotate: -45, size: 62, gap: 4 }),
-            axis(theme, { size: 54 }),
+            axis(theme, { size: 54, incrs: WHOLE }),
           ],
           series: [{}, { fill: theme.accent, stroke: theme.accent, width: 0, paths: window.uPlot.paths.bars({ size: [0.82] }), points: { show: false } }],
         })} />`}

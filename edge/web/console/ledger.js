@@ -59,7 +59,7 @@ function Sizes() {
 
 function Stream({ id }) {
   const [text, setText] = useState(false);
-  const { data, error } = usePolled((signal) => ask(`streams/${id}`, { signal }), [id]);
+  const { data, error } = usePolled((signal) => ask(`streams/${id}`, { signal }), [id], (told) => (told?.ended ? 30_000 : 1000));
   const frames = useFrames(id, data?.next_index, text);
   if (!data) return error ? html`<${Fault} error=${error} />` : null;
   return html`

@@ -43,7 +43,14 @@ function Brand() {
 }
 
 function Links({ names, at }) {
-  return html`<ul>${names.map(
+  const list = useRef(null);
+  // On a phone the pages are a row that is wider than the screen.
+  useEffect(() => {
+    const here = list.current.querySelector("[aria-current]");
+    const row = list.current.parentElement;
+    if (here) row.scrollLeft = here.offsetLeft - row.offsetLeft - (row.clientWidth - here.clientWidth) / 2;
+  }, [at]);
+  return html`<ul ref=${list}>${names.map(
     (name) => html`<li><a href=${`#/${name}`} aria-current=${at === name ? "page" : null}>${PAGES[name].title}</a></li>`,
   )}</ul>`;
 }

@@ -50,7 +50,8 @@ function Worker({ one }) {
         <dt>Last step</dt><dd>${span(load.step_us / 1000)}</dd>
         <dt>KV cache</dt><dd>${Math.round(used * 100)} % of ${count(load.pages)} pages<${Bar} share=${used} /></dd>
         <dt>Tokens</dt><dd>${count(load.tokens)}, and ${count(load.prompt_tokens)} of prompts; ${count(load.reused_tokens)} from the cache</dd>`}
-      <dt>Deaths</dt><dd>${count(one.deaths)}${one.fate && html`; the last: <span class="bad">${one.fate}</span>`}</dd>
+      <dt>Deaths</dt><dd>${count(one.deaths)}${one.fate && html`; the last: <span class="bad">${words(one.death)}</span>, ${one.fate}`}</dd>
+      ${one.circuit !== "closed" && html`<dt>Circuit</dt><dd class="warn">${words(one.circuit)}: ${one.reason}</dd>`}
     </dl>
   </section>`;
 }

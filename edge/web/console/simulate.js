@@ -69,13 +69,15 @@ function Result({ result }) {
     ctx.save();
     ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
     ctx.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--ink");
-    // Above the curve, which falls: to the right, unless the edge is there.
-    for (const [x, y, name] of named(result.policies, plot)) {
-      const wide = ctx.measureText(name).width;
-      const isLast = x + wide + 14 * devicePixelRatio > plot.bbox.left + plot.bbox.width;
-      const left = isLast ? x - wide - 10 * devicePixelRatio : x + 9 * devicePixelRatio;
-      ctx.fillText(name, left, y - (isLast ? -4 : 7) * devicePixelRatio);
-    }
+    // The curve falls, so above it there is room: a name for each point, on a line that leads to it.
+    const right = plot.bbox.left + plot.bbox.width;
+    named(result.policies, plot).forEach(([x, y, name], nth) => {
+      const level = plot.bbox.top + (16 + 20 * nth) * devicePixelRatio;
+      const isFar = x + ctx.measureText(name).width + 10 * devicePixelRatio > right;
+      ctx.fillRect(Math.round(x), level - 9 * devicePixelRatio, devicePixelRatio, Math.max(0, y - level));
+      ctx.textAlign = isFar ? "right" : "left";
+      ctx.fillText(name, x + (isFar ? -6 : 6) * devicePixelRatio, level);
+    });
     ctx.restore();
   };
   return html`
@@ -120,7 +122,7 @@ function named(policies, plot) {
     if (near) near[2] += `, ${one.policy}`;
     else places.push([x, y, one.policy]);
   }
-  return places;
+  return places.sort((one, other) => one[0] - other[0]);
 }
 
 /** One x for both series, as uPlot wants it. What a logarithm cannot show is left out. */
