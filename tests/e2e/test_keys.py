@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import openai
 import pytest
 from typer.testing import CliRunner
 from websockets.asyncio.client import connect
@@ -228,3 +229,32 @@ async def test_a_response_is_its_tenants(house: House, client: httpx.AsyncClient
     deleted = await client.delete(response, headers=ours)
     assert deleted.json() == {"id": made.json()["id"], "object": "response", "deleted": True}
     assert code_of(await client.get(response, headers=ours))[0] == 404
+
+
+async def test_keys_and_tokens_are_asked_for_in_the_words_of_the_api(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    url = house.edge.url
+    key = (await added(house, "sdk"))["Authorization"].removeprefix("Bearer ")
+    body: Any = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "seed": 1}
+
+    def sdk_of(key: str) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(api_key=key, base_url=f"{url}/v1", max_retries=0)
+
+    async with sdk_of(key) as sdk:
+        raw = await sdk.chat.completions.with_raw_response.create(**body, max_tokens=8)
+        id_ = raw.parse().id
+    for wrong in ("none", f"{key}x"):
+        async with sdk_of(wrong) as sdk:
+            with pytest.raises(openai.AuthenticationError) as caught:
+                await sdk.chat.completions.create(**body)
+            assert caught.value.code == "invalid_api_key"
+    read = f"{url}/v1/chat/completions/{id_}"
+    assert code_of(await client.get(read)) == (401, "invalid_api_key")
+    token = {"Tailrace-Token": raw.headers["tailrace-token"]}
+    assert (await client.get(read, headers=token)).json()["id"] == id_
+    other = await added(house, "foreign")
+    assert code_of(await client.get(read, headers=other)) == (404, "unknown_stream")
+    models = await client.get(f"{url}/v1/models")
+    assert code_of(models) == (401, "invalid_api_key")
+    assert (await client.get(f"{url}/health")).status_code == 200
