@@ -12,6 +12,8 @@ from structlog.typing import Processor
 def configure_logging(level: str) -> None:
     """Send structlog's and the standard library's records to stderr in one format."""
     shared: list[Processor] = [
+        # Which request or run the task is about that logs: said by whoever began it.
+        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]

@@ -193,3 +193,4 @@ def note_stream(stream: bytes) -> None:
     exchange = _current.get()
     if exchange is not None and not exchange.stream:
         exchange.stream = stream.hex()
+        structlog.contextvars.bind_contextvars(stream=exchange.stream)

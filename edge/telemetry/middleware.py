@@ -27,9 +27,11 @@ class Observed:
         protocol = PROTOCOLS.get(scope["http_version"], NOWHERE)
         exchange = Exchange(self._counts, protocol, scope["method"], NOWHERE, scope["headers"])
         set_current(exchange)
+        # For as long as the task lives, which is the request's own: also for what is logged when
+        # all of this has failed.
+        structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
         try:
-            with structlog.contextvars.bound_contextvars(request_id=exchange.request_id):
-                await self._app(scope, receive, _watched(exchange, scope, send))
+            await self._app(scope, receive, _watched(exchange, scope, send))
         finally:
             exchange.route = route_of(scope)
             exchange.ended()

@@ -276,6 +276,13 @@ class Runs:
         for steer in stream.steering.orders:
             slot.send(steer, stream.run)
         stream.ordered = True
+        log.debug(
+            "stream.ordered",
+            stream=stream.id.hex(),
+            slot=slot.number,
+            run=stream.run,
+            trace=stream.recipe.trace,
+        )
         stream.progress.go_on(len(history.ids), history.next_index, self._metrics.clock())
         self.table.touch(stream)
         if stream.unread:

@@ -162,6 +162,9 @@ class TextWorker:
     async def _produce(self, answer: TextRun) -> None:
         """Hand over frame after frame; a cancel stops it anywhere, even before it began."""
         this = asyncio.current_task()
+        # This task's own: a producer's log lines say which stream they are about, by what the
+        # supervisor's `stream.ordered` says of the run.
+        structlog.contextvars.bind_contextvars(run=answer.run)
         async with self._turns, aclosing(answer.production.frames()) as frames:
             self._at_work.begin((answer.run,))
             async for numbered in frames:

@@ -4,7 +4,8 @@
 
 64 connections with 20 frames a second each, as bench_edge.py has them. Both edges are on one core
 and take turns, so that what else the machine does meets both. It ends with one line of JSON:
-processor time per frame in us, medians of the rounds, and `overhead`, the part that telemetry adds.
+processor time per frame in us, medians of the rounds, and `overhead`, the part that telemetry adds:
+the median of what two neighbours in time differ by, and all of those together.
 """
 
 from __future__ import annotations
@@ -77,17 +78,19 @@ async def one_round(bench: Bench, seconds: float, first: str) -> None:
 
 def report(found: dict[str, list[float]]) -> dict[str, Any]:
     medians = {n: statistics.median(v) for n, v in found.items() if n.endswith("_us")}
-    overhead = {
-        name.removeprefix("on_").removesuffix("_us"): round(
-            spent / medians[name.replace("on_", "off_", 1)] - 1, 4
-        )
-        for name, spent in medians.items()
-        if name.startswith("on_")
+    ratios = {
+        name.removeprefix("on_").removesuffix("_us"): [
+            on / off for on, off in zip(spent, found[name.replace("on_", "off_", 1)], strict=True)
+        ]
+        for name, spent in found.items()
+        if name.startswith("on_") and name.endswith("_us")
     }
+    overhead = {name: round(statistics.median(each) - 1, 4) for name, each in ratios.items()}
+    together = statistics.geometric_mean([one for each in ratios.values() for one in each]) - 1
     return {
         **{name: round(value, 2) for name, value in sorted(medians.items())},
         "overhead": overhead,
-        "mean_overhead": round(statistics.mean(overhead.values()), 4),
+        "overhead_together": round(together, 4),
         "machine": cpu(),
         "load": os.getloadavg()[0],
     }

@@ -199,6 +199,8 @@ async def test_no_key_token_or_prompt_is_in_a_log(house: House, client: httpx.As
     await client.get(stream, headers={"Tailrace-Token": token + "x"})
     secrets = [headers["Authorization"].rpartition("_")[2], token, token.rpartition(".")[2], PROMPT]
     logs = json.dumps([*house.edge.events, *house.origin.events])
+    requests = [event for event in house.edge.events if event.get("message") == "request"]
+    assert len(requests) > 6 and all(event["request_id"] and event["route"] for event in requests)
     assert "origin link up" in logs and f'"stream": "{made.json()["id"]}"' in logs
     assert [secret for secret in secrets if secret in logs] == []
 

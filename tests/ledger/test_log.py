@@ -1,5 +1,6 @@
 """What a process writes to its terminal, or to what stands in its place."""
 
+import json
 import os
 import pty
 import subprocess
@@ -51,3 +52,30 @@ def test_a_traceback_shows_where_and_not_with_what(run: Callable[[str], str]) ->
     said = run(FAILS)
     assert said.count("RuntimeError: broken") == 2
     assert "secret" not in said
+
+
+TWO_TASKS = """
+import asyncio, logging
+import structlog
+from ledger.log import configure_logging
+from structlog.contextvars import bind_contextvars
+
+async def request(name):
+    bind_contextvars(request_id=name)
+    await asyncio.sleep(0)
+    structlog.get_logger("ours").info("ours")
+    logging.getLogger("theirs").warning("theirs")
+
+async def both():
+    await asyncio.gather(request("a"), request("b"))
+
+configure_logging("info")
+asyncio.run(both())
+"""
+
+
+def test_every_line_of_a_task_says_which_request_it_is_about() -> None:
+    told = [json.loads(line) for line in in_a_pipe(TWO_TASKS).splitlines()]
+    assert [(line["message"], line["request_id"]) for line in told] == [
+        *(("ours", "a"), ("theirs", "a"), ("ours", "b"), ("theirs", "b"))
+    ]
