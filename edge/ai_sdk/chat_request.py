@@ -38,8 +38,9 @@ class ChatBody(Settings):
 def to_open(body: ChatBody, key: str | None, caller: Caller | None) -> Open:
     """The request for a stream; `body` names a model."""
     system = () if body.system is None else (Message("system", body.system),)
-    messages = (*system, *read_messages(body.messages))
-    if not body.messages or len(messages) > MAX_MESSAGES:
+    said = read_messages(body.messages)
+    messages = (*system, *said)
+    if not said or len(messages) > MAX_MESSAGES:
         raise CallerError(f"{len(messages)} messages", field="messages", hint=_COUNT)
     return open_of(
         body,

@@ -85,8 +85,9 @@ def to_open(
     refuse_parameters(body, _NEUTRAL)
     _check_metadata(body.metadata or {})
     instructions = () if body.instructions is None else (Message("system", body.instructions),)
-    messages = (*instructions, *read_items(earlier), *read_items(given))
-    if not given or len(messages) > MAX_MESSAGES:
+    said = read_items(given)
+    messages = (*instructions, *read_items(earlier), *said)
+    if not said or len(messages) > MAX_MESSAGES:
         raise CallerError(
             f"Invalid 'input': {len(messages)} turns; from 1 to {MAX_MESSAGES} are expected.",
             code="invalid_value",

@@ -49,6 +49,8 @@ MAX_LISTED = 100
 """Items of an input in one answer."""
 MAX_REFERRED = 64
 """Responses whose items one input may refer to."""
+MAX_EARLIER_BYTES = 4 << 20
+"""Of frames of earlier responses that one request goes on from, all together."""
 
 _ID = re.compile(rf"{PREFIX}([0-9a-f]{{32}})")
 _ITEM = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})([0-9a-f]{4})")
@@ -275,28 +277,39 @@ def _streamed(
     return StreamedBody(reader, frames_of(reader, encoder, begin), headers=headers)
 
 
-async def _read(reader: Reader, take: Callable[[Any], object]) -> None:
-    """Give `take` each frame until one closes the stream; raises what a StreamError says."""
-    size, closing = 0, False
-    while not closing:
+async def _read(
+    reader: Reader, take: Callable[[Any], object], most: int = MAX_DOCUMENT_BYTES
+) -> int:
+    """Give `take` each frame until one closes the stream, of at most so many bytes; how many it
+    were. Raises what a StreamError says."""
+    size, ended = 0, False
+    while not ended:
         for raw in await reader.take():
             size += len(raw)
-            if size > MAX_DOCUMENT_BYTES:
-                raise TooLarge(f"the response has over {MAX_DOCUMENT_BYTES} bytes")
+            if size > most:
+                raise TooLarge("the response is too long for that", hint="read it as a stream")
             _, frame = decode(raw)
             if isinstance(frame, StreamError):
                 raise to_error(frame)
             take(frame)
-            closing = tag_of(raw) in CLOSING
+            ended = tag_of(raw) in CLOSING
+    return size
 
 
 async def _document(request: Request, asking: Asking) -> tuple[Opened, dict[str, Any]]:
     """A response as far as it has got."""
+    opened, response, _ = await _collected(request, asking)
+    return opened, response.document()
+
+
+async def _collected(
+    request: Request, asking: Asking, most: int = MAX_DOCUMENT_BYTES
+) -> tuple[Opened, StreamedResponse, int]:
+    """A response, and how many bytes of frames it is."""
     with closing(Reader(request.app.state.link)) as reader:
         opened = await reader.open(asking.resume(follow=False))
         response = StreamedResponse(opened)
-        await _read(reader, response.add)
-        return opened, response.document()
+        return opened, response, await _read(reader, response.add, most)
 
 
 async def _opened(request: Request, asking: Asking) -> Opened:
@@ -315,7 +328,7 @@ async def _earlier(request: Request, name: str) -> Items:
     try:
         # A resume token speaks for the stream that it is of, and the request's is of none yet.
         asking = Asking(parse_id(name), None, caller_of(request))
-        opened, document = await _document(request, asking)
+        opened, response, _ = await _collected(request, asking, MAX_EARLIER_BYTES)
     except NotFound:
         raise NotFound(
             f"Previous response with id '{name}' not found.",
@@ -326,6 +339,7 @@ async def _earlier(request: Request, name: str) -> Items:
     items = read_note(opened.note).input
     if items is None:
         raise _not_kept(name)
+    document = response.document()
     if document["status"] in ("queued", "in_progress"):
         raise CallerError(
             f"Response with id '{name}' is still in progress.", field="previous_response_id"
@@ -339,7 +353,7 @@ async def _resolved(request: Request, items: Items) -> Items:
     The id of an item says of which stream it is, and where in its output.
     """
     outputs: dict[str, Items] = {}
-    resolved: Items = []
+    resolved, room = list[dict[str, Any]](), MAX_EARLIER_BYTES
     for item in items:
         if item.get("type") != REFERENCE:
             resolved.append(item)
@@ -352,20 +366,22 @@ async def _resolved(request: Request, items: Items) -> Items:
         if stream not in outputs:
             if len(outputs) >= MAX_REFERRED:
                 raise CallerError(f"Over {MAX_REFERRED} responses are referred to.", field="input")
-            outputs[stream] = await _output(request, stream)
+            outputs[stream], size = await _output(request, stream, room)
+            room -= size
         if at >= len(outputs[stream]) or outputs[stream][at]["id"] != name:
             raise _no_item(name)
         resolved.append(outputs[stream][at])
     return resolved
 
 
-async def _output(request: Request, stream: str) -> Items:
-    """What a response has said; nothing, where there is none of this stream."""
+async def _output(request: Request, stream: str, most: int) -> tuple[Items, int]:
+    """What a response has said, and its size; nothing, where there is none of this stream."""
+    asking = Asking(bytes.fromhex(stream), None, caller_of(request))
     try:
-        asking = Asking(bytes.fromhex(stream), None, caller_of(request))
-        return list((await _document(request, asking))[1]["output"])
+        _, response, size = await _collected(request, asking, most)
     except NotFound:
-        return []
+        return [], 0
+    return list(response.document()["output"]), size
 
 
 def _no_item(name: object) -> NotFound:
