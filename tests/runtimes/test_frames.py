@@ -196,9 +196,12 @@ async def test_one_corr_too_many_is_refused_and_the_others_are_not(
     assert refused == [(MOST_CORRS + 1, "too_many_streams", 429, True)]
 
 
-async def test_a_ping_is_answered(stage: Runtime) -> None:
+@pytest.mark.parametrize("code", [1000, 3000])
+async def test_a_ping_and_a_close_are_answered(stage: Runtime, code: int) -> None:
     async with greeted(stage.url) as socket, asyncio.timeout(PATIENCE_S):
         await (await socket.ping())
+        await socket.close(code)
+    assert socket.close_code == code  # 1006, had the close not been answered
 
 
 @pytest.mark.parametrize("dies", ["runtime", "behind"])

@@ -46,6 +46,10 @@ const MAX_UNREAD_BYTES = 1 << 20;
 /** How long a stream is asked for again whose object is lost. */
 const OBJECT_PATIENCE_MS = 30_000;
 const OBJECT_RETRY_MS = 200;
+const NORMAL_CLOSURE = 1000;
+/** What stands for a close without a code, and for none: never sent (RFC 6455, 7.4.1). */
+const NO_CODE = 1005;
+const NO_CLOSE = 1006;
 const POLICY_VIOLATION = 1008;
 
 /** What outlives the sleep of a session. */
@@ -103,7 +107,9 @@ export class SessionObject extends DurableObject<Env> {
     this.#keep();
   }
 
-  override async webSocketClose(): Promise<void> {
+  /** A client that closes waits for the answer, ten seconds and more. */
+  override async webSocketClose(socket: WebSocket, code: number): Promise<void> {
+    socket.close(code === NO_CODE || code === NO_CLOSE ? NORMAL_CLOSURE : code);
     this.#detachAll();
   }
 
