@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -41,5 +42,31 @@ def draw_frontier(
         panel.legend(frameon=False)
     for panel in (pareto, ratio, lengths):
         panel.grid(alpha=0.3)
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(path, metadata=metadata)
+
+
+def draw_waterfall(path: Path, stages: Sequence[tuple[str, float, float]]) -> None:
+    """Of each stage of a cold start, one below the other: what it took, and its floor, in ms."""
+    mpl.rcParams["svg.hashsalt"] = "tailrace"
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    panel = figure.subplots()
+    at_ms = 0.0
+    for row, (name, took_ms, floor_ms) in enumerate(stages):
+        first = row == 0
+        panel.barh(row, took_ms, left=at_ms, color="steelblue", label="took" if first else None)
+        panel.barh(
+            row,
+            floor_ms,
+            left=at_ms,
+            height=0.3,
+            color="darkorange",
+            label="floor" if first else None,
+        )
+        at_ms += took_ms
+        panel.text(at_ms, row, f" {name}: {took_ms:.0f} ms, floor {floor_ms:.0f}", va="center")
+    panel.set(xlabel="ms since the worker was asked for", xlim=(0, at_ms * 1.35), yticks=[])
+    panel.invert_yaxis()
+    panel.legend(frameon=False, loc="lower left")
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=metadata)

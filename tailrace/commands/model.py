@@ -89,6 +89,61 @@ def check(
         raise typer.Exit(EXIT_NOT_SUPPORTED)
 
 
+@model_app.command("load-profile")
+def load_profile(
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Checkpoint folder; default as served.")
+    ] = None,
+    starts: Annotated[int, typer.Option(min=1, max=100, help="Cold starts.")] = 5,
+    chart: Annotated[Path | None, typer.Option(help="Draw the waterfall: a PNG or SVG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Start a worker a few times, and say what each stage of a cold start takes.
+
+    Beside each stage stands its floor, the least that it took. With the settings of `[origin]`;
+    a running origin is left alone, but for the memory and time that another worker takes.
+    """
+    import asyncio
+
+    with extra("origin"):
+        from ledger.log import configure_logging
+        from origin.config import OriginConfig
+        from origin.workers.load_profile import profile
+
+        configure_logging("error")
+        found = asyncio.run(profile(OriginConfig.load(model=directory), starts))
+    stages = [
+        (stage.name, stage.ms, found.floors_s[stage.name] * 1e3, stage.size)
+        for stage in found.cold.stages
+    ]
+    if chart is not None:
+        with extra("plots"):
+            from origin.warm.charts import draw_waterfall
+        draw_waterfall(chart, [stage[:3] for stage in stages])
+    warm_ms = sorted((start.ready_s - start.asked_s) * 1e3 for start in found.warm)
+    said = {
+        "path": found.cold.path,
+        "cold_ms": found.cold_s * 1e3,
+        "floor_ms": found.floor_s * 1e3,
+        "over_floor": found.over_floor,
+        "attributed": found.cold.attributed,
+        "replaced_ms": warm_ms[(len(warm_ms) - 1) // 2],
+    }
+    if as_json:
+        names = ("stage", "ms", "floor_ms", "bytes")
+        listed = [dict(zip(names, stage, strict=True)) for stage in stages]
+        typer.echo(json.dumps({**said, "stages": listed}))
+        return
+    for name, took_ms, floor_ms, size in stages:
+        of = f"  {_size(size)}" if size else ""
+        typer.echo(f"{name:10} {took_ms:9.1f} ms   floor {floor_ms:9.1f} ms{of}")
+    typer.echo(
+        f"{'in all':10} {said['cold_ms']:9.1f} ms   floor {said['floor_ms']:9.1f} ms,"
+        f" {found.over_floor:.2f} times as long; {found.cold.attributed:.1%} lie in a stage\n"
+        f"a worker that was killed was replaced in {said['replaced_ms']:.0f} ms"
+    )
+
+
 def _how_to_get(directory: Path) -> str:
     """A name as on the Hugging Face hub is no folder yet."""
     if len(directory.parts) == 2 and not directory.parent.exists():

@@ -1,31 +1,46 @@
-"""The table of docs/warm-pools.md, and how fast TTLs are swept; ends with one line of JSON.
+"""The table of docs/warm-pools.md, how fast TTLs are swept, a cold start, workers that are killed.
 
-python tests/bench/bench_warm.py [--days 7] [--seed 1]
+python tests/bench/bench_warm.py [--days 7] [--seed 1] [--starts 9] [--kills 200] [--hangs 50]
+
+Ends with one line of JSON. What is killed and stopped is that of `bench_kill_workers` beside this;
+0 kills leave that out.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import sys
+import tempfile
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from origin.warm.generated import GENERATED, generated
-from origin.warm.histogram import HistogramBins, HybridHistogram
-from origin.warm.optimum import keep_alive_optimum, prewarm_optimum
-from origin.warm.policies import (
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from origin.config import OriginConfig  # noqa: E402
+from origin.warm.generated import GENERATED, generated  # noqa: E402
+from origin.warm.histogram import HistogramBins, HybridHistogram  # noqa: E402
+from origin.warm.optimum import keep_alive_optimum, prewarm_optimum  # noqa: E402
+from origin.warm.policies import (  # noqa: E402
     BreakEven,
     FixedTtl,
     GreedyDual,
     KeepAlivePolicy,
     PredictivePrewarm,
 )
-from origin.warm.prices import WarmPrices
-from origin.warm.simulate import compare, hindsight_cost, sweep_ttls
-from origin.warm.trace import idle_gaps
+from origin.warm.prices import WarmPrices  # noqa: E402
+from origin.warm.simulate import compare, hindsight_cost, sweep_ttls  # noqa: E402
+from origin.warm.trace import idle_gaps  # noqa: E402
+from origin.workers.load_profile import profile  # noqa: E402
+from tests.bench.bench_kill_workers import measure  # noqa: E402
 
+STREAMS, BATCH = 32, 190
 COLD_COSTS = (60.0, 600.0)
 GAPS, TTLS = 1_000_000, 20
 
@@ -58,10 +73,24 @@ def gaps_per_s() -> float:
     return GAPS * TTLS / (time.perf_counter() - began)
 
 
+def cold_start(starts: int) -> dict[str, float]:
+    """Of a worker of the demo model."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = asyncio.run(profile(OriginConfig(data=Path(folder)), starts))
+    return {
+        "cold_start_ms": round(found.cold_s * 1e3),
+        "cold_start_over_floor": round(found.over_floor, 2),
+        "attributed": round(found.cold.attributed, 4),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--starts", type=int, default=9)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--hangs", type=int, default=50)
     given = parser.parse_args()
     columns: dict[tuple[str, float], dict[str, float]] = {}
     for cold_cost in COLD_COSTS:
@@ -78,8 +107,14 @@ def main() -> None:
         name: max(found[name] for found in columns.values())
         for name in ("break-even", "learned-ttl")
     }
-    said = {"default_cost_over_opt": worst["break-even"], "learned_over_opt": worst["learned-ttl"]}
+    said: dict[str, Any] = {
+        "default_cost_over_opt": worst["break-even"],
+        "learned_over_opt": worst["learned-ttl"],
+    }
     said |= {"gap_ttl_pairs_per_s": gaps_per_s(), "load": os.getloadavg()[0]}
+    said |= cold_start(given.starts)
+    if given.kills:
+        said |= asyncio.run(measure(given.kills, given.hangs, STREAMS, BATCH, given.seed))
     print(json.dumps(said))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -130,3 +131,26 @@ def test_a_name_of_the_hub_is_told_how_to_become_a_folder() -> None:
     status, said = check("Qwen/Qwen3-0.6B")
     assert status == 2
     assert "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B" in said
+
+
+def test_a_cold_start_is_told_by_stages_that_follow_one_another(tmp_path: Path) -> None:
+    chart = tmp_path / "start.svg"
+    command = ["model", "load-profile", "--starts", "1", "--json", "--chart", str(chart)]
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_TORCH, *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = json.loads(done.stdout)
+    stages = {stage["stage"]: stage for stage in told["stages"]}
+    begun = ["launcher", "imports", "fork"] if sys.platform == "linux" else ["spawn", "imports"]
+    loaded = ["connect", "check", "read", "hash", "unpack", "tokenizer", "warm-up"]
+    assert [*stages] == begun + loaded
+    assert stages["read"]["bytes"] > 1_000_000
+    assert all(stage["floor_ms"] <= stage["ms"] + 0.1 for stage in stages.values())
+    took = sum(stage["ms"] for stage in stages.values())
+    assert took == pytest.approx(told["cold_ms"] * told["attributed"], abs=1.0)
+    assert "imports" in chart.read_text("utf-8")
