@@ -1,0 +1,33 @@
+"""An origin as it is, whose one worker is the one beside this.
+
+    python tests/bench/path/origin.py LINK DATA SETTINGS
+
+SETTINGS are the worker's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from ledger.process import look_less_often, stop_signal
+from origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from origin.supervisor import serve
+from origin.workers.worker_process import WorkerSlot
+
+
+async def main(link: str, data: str, settings: str) -> None:
+    config = OriginConfig(link=link, data=Path(data), max_streams=1024)
+    slot = WorkerSlot(0, ("tests.bench.path.worker", settings))
+    running = [asyncio.create_task(slot.keep()), asyncio.create_task(stop_signal().wait())]
+    look_less_often()
+    await serve(config, LedgerConfig(), StreamsConfig(), [slot], running)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(*sys.argv[1:]))

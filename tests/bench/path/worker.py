@@ -1,0 +1,88 @@
+"""A worker that makes a token for each of its runs a step, and computes nothing.
+
+    python tests/bench/path/worker.py SOCKET SETTINGS
+
+SETTINGS is JSON: `runs`, how many it waits for before it begins, and `steps_per_s`, or null for as
+many as the supervisor takes. A token's text is the time at which it was made, as readers.py reads
+it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from select import select
+from typing import Any
+
+from ledger.frame import Hello, Token
+from ledger.frame import encode as encode_logged
+from origin.config import DEMO_MODEL
+from origin.workers.worker_frame import (
+    SCHEMA_HASH,
+    SUPERVISOR,
+    Emission,
+    Halt,
+    Ready,
+    Run,
+    Splitter,
+    Step,
+    decode,
+    encode,
+)
+from tests.bench.edge.source import stamp
+
+HELD_BYTES = 1 << 17
+"""Of steps that the supervisor has not read yet."""
+
+
+def step_of(emissions: Sequence[Emission]) -> Step:
+    """As this tree makes one of its emissions: it may be another's, to compare with."""
+    made: Any = getattr(Step, "of", None)
+    return Step(tuple(emissions)) if made is None else made(emissions)
+
+
+def main(argv: Sequence[str]) -> int:
+    place, settings = argv
+    told = json.loads(settings)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, HELD_BYTES)
+    connection.connect(place)
+    ready = Ready("tokens", "demo", "bench", "none", 1 << 20, 1 << 15, 0)
+    connection.sendall(encode(Hello(SCHEMA_HASH, "bench")) + encode(ready))
+    splitter = Splitter(tags=SUPERVISOR)
+    places: dict[int, int] = {}  # of each run: its next index
+    due, is_on = 0.0, False
+    while True:
+        is_on = is_on or len(places) == told["runs"]
+        wait_s = max(0.0, due - time.monotonic()) if is_on else None
+        if select([connection], [], [], wait_s)[0]:
+            data = connection.recv(1 << 16)
+            if not data:
+                return 0
+            for corr, frame in map(decode, splitter.feed(data)):
+                if isinstance(frame, Run):
+                    places[corr] = frame.next_index
+                elif isinstance(frame, Halt):
+                    places.pop(corr, None)
+        elif is_on:
+            text = stamp()
+            emissions = []
+            for run, index in places.items():
+                logged = encode_logged(Token(text, index))
+                emissions.append(Emission(run, index, (index & 0x7FFF,), 0, logged))
+                places[run] = index + 1
+            connection.sendall(encode(step_of(emissions)))
+            if told["steps_per_s"]:
+                due = max(due + 1 / told["steps_per_s"], time.monotonic() - 1)
+
+
+def ready_model() -> str:
+    """The folder whose tokenizer admits requests for it."""
+    return str(DEMO_MODEL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
