@@ -94,10 +94,11 @@ class Feed:
         """Send what may be sent now."""
         while self._stream is not None and self._reading is None and not self._outlet.congested:
             try:
-                wanted = self._window.wanted(self._released())
+                released = self._released()
             except NotFound as error:  # it was deleted
                 self._close(encode(error_frame(error), self._corr))
                 return
+            wanted = self._window.wanted(released)
             if wanted == 0:
                 self._finish_snapshot()
                 return
@@ -107,6 +108,8 @@ class Feed:
                 return
             self._was_at_tip = True
             self._send(frames)
+            if self._window.next == released and self._stop_at is None:
+                return  # nearly always: nothing is left that could be sent
 
     def _released(self) -> int:
         assert self._stream is not None

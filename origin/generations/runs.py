@@ -450,16 +450,18 @@ class Runs:
 
     async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
         """Store what one engine step made, in one group commit."""
-        batch = list(self._appends(slot, step.emissions))
+        emissions = step.emissions
+        streams = [self.table.run(slot, emission.run) for emission in emissions]
+        batch = list(self._appends(zip(streams, emissions, strict=True)))
         begun = self._metrics.clock()
         refusals = await self._ledger.append(batch)
         now = self._metrics.clock()
         self._metrics.appended(now - begun, sum(len(each.record.frame) for each in batch))
         for refusal in refusals:
             await self._stop_refused(slot, refusal)
-        for emission in step.emissions:
-            stream = self.table.run(slot, emission.run)
-            if stream is not None:
+        for stream, emission in zip(streams, emissions, strict=True):
+            # It may have been taken off meanwhile.
+            if stream is not None and stream.slot is slot and stream.run == emission.run:
                 stream.standing.prove()
                 self.allowances.charge(stream.recipe.tenant, len(emission.ids))
                 stream.steering.confirm(emission.steers)
@@ -471,9 +473,10 @@ class Runs:
                     stream.frame_released(self._metrics, now)
         await self._assign()
 
-    def _appends(self, slot: WorkerSlot, emissions: Iterable[Emission]) -> Iterable[Append]:
-        for emission in emissions:
-            stream = self.table.run(slot, emission.run)
+    def _appends(
+        self, emissions: Iterable[tuple[GeneratedStream | None, Emission]]
+    ) -> Iterable[Append]:
+        for stream, emission in emissions:
             if stream is not None:
                 ids = emission.ids
                 if tag_of(emission.frame) == StreamEnd.tag:

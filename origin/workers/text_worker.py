@@ -123,7 +123,7 @@ class TextWorker:
             while size < STEP_BYTES and not self._outbox.empty():
                 emissions.append(self._outbox.get_nowait())
                 size += len(emissions[-1].frame)
-            self._writer.write(encode(Step(tuple(emissions))))
+            self._writer.write(encode(Step.of(emissions)))
             await self._writer.drain()
 
     async def beat(self, watchdog: Watchdog) -> None:

@@ -220,12 +220,12 @@ def steps(emissions: Sequence[Emission], max_bytes: int = MAX_STEP_BYTES) -> Ite
     for some in by_run.values():
         more = sum(len(emission.frame) + EMISSION_BYTES * len(emission.ids) for emission in some)
         if together and size + more > max_bytes:
-            yield Step(tuple(together))
+            yield Step.of(together)
             together, size = [], 0
         together += some
         size += more
     if together:
-        yield Step(tuple(together))
+        yield Step.of(together)
 
 
 def _load_engine(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import dataclass_transform
 
-from ledger.errors import SchemaMismatch
+from ledger.errors import FrameError, SchemaMismatch
 from ledger.frame import Hello, Sampling
 from ledger.wire.bare import U32Int, U32Ints, Uint
 from ledger.wire.codec import Codec, F, Raw, Tagged, framed
@@ -20,7 +21,7 @@ from origin.workers.death import Death, kind_of
 from origin.workers.load_spans import LoadStage
 
 # The first 8 bytes of SHA-256 over the canonical text of origin/workers/worker.bare.
-SCHEMA_HASH = bytes.fromhex("b01f6af0a53e8ac2")
+SCHEMA_HASH = bytes.fromhex("60bd7796055f60c2")
 
 # A prompt of 2^20 tokens, 4 bytes each, fits, and so does a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 8 << 20
@@ -96,7 +97,7 @@ class Ready(WorkerFrame):
     spans: tuple[LoadSpan, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it takes three times as long to make
 class Emission:
     """One frame of one run: a whole encoded logged frame of the client schema, corr 0.
 
@@ -107,18 +108,55 @@ class Emission:
     this one; the ids of one order are all in one emission.
     """
 
-    run: U32Int
-    index: Uint
-    ids: tuple[Uint, ...]
-    steers: Uint
+    run: int
+    index: int
+    ids: tuple[int, ...]
+    steers: int
     frame: bytes
 
 
 @frame(34)
 class Step(WorkerFrame):
-    """All that one engine step produced; the last emission of a run is its StreamEnd."""
+    """All that one engine step produced; the last emission of a run is its StreamEnd.
 
-    emissions: tuple[Emission, ...] = ()
+    In columns, which take a tenth of the time of as many structs to read: an emission is a place
+    in each of the first five, `counts` ids and `sizes` bytes of frames.
+    """
+
+    runs: U32Ints = ()
+    indexes: U32Ints = ()
+    counts: U32Ints = ()
+    steers: U32Ints = ()
+    sizes: U32Ints = ()
+    ids: U32Ints = ()
+    frames: bytes = b""
+
+    @classmethod
+    def of(cls, emissions: Sequence[Emission]) -> Step:
+        return cls(
+            runs=[each.run for each in emissions],
+            indexes=[each.index for each in emissions],
+            counts=[len(each.ids) for each in emissions],
+            steers=[each.steers for each in emissions],
+            sizes=[len(each.frame) for each in emissions],
+            ids=list(chain.from_iterable(each.ids for each in emissions)),
+            frames=b"".join([each.frame for each in emissions]),
+        )
+
+    @property
+    def emissions(self) -> list[Emission]:
+        """Raises FrameError if the columns are not of one length."""
+        columns = (self.runs, self.indexes, self.counts, self.steers, self.sizes)
+        held = sum(self.counts), sum(self.sizes)
+        if len(set(map(len, columns))) != 1 or held != (len(self.ids), len(self.frames)):
+            raise FrameError("the columns of a step do not fit together", field="Step", offset=0)
+        ids, frames = tuple(self.ids), self.frames
+        emissions, at, begins = list[Emission](), 0, 0
+        for run, index, count, steers, size in zip(*columns, strict=True):
+            to, ends = at + count, begins + size
+            emissions.append(Emission(run, index, ids[at:to], steers, frames[begins:ends]))
+            at, begins = to, ends
+        return emissions
 
 
 @frame(36)

@@ -111,12 +111,12 @@ class Stage:
             emission = Emission(run, index, (), 0, frame)
         else:
             emission = Emission(run, index, (index + 100,), 0, encode(Token(text, index)))
-        await self.runs.worker_step(slot, Step((emission,)))
+        await self.runs.worker_step(slot, Step.of((emission,)))
 
     async def cancelled(self, slot: Slot, run: int, index: int) -> None:
         """What a worker makes of a Halt."""
         frame = encode(StreamEnd(index, FinishReason.CANCELLED, index, 2))
-        await self.runs.worker_step(slot, Step((Emission(run, index, (), 0, frame),)))
+        await self.runs.worker_step(slot, Step.of((Emission(run, index, (), 0, frame),)))
 
     async def frames(self, stream: bytes) -> list[object]:
         return [decode(record.frame)[1] for record in await self.ledger.read(stream, 0, 100)]

@@ -13,9 +13,9 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from select import select
-from typing import Any
+from typing import Any, cast
 
 from ledger.frame import Hello, Token
 from ledger.frame import encode as encode_logged
@@ -40,8 +40,10 @@ HELD_BYTES = 1 << 17
 
 def step_of(emissions: Sequence[Emission]) -> Step:
     """As this tree makes one of its emissions: it may be another's, to compare with."""
-    made: Any = getattr(Step, "of", None)
-    return Step(tuple(emissions)) if made is None else made(emissions)
+    make: Callable[[Sequence[Emission]], Step] = getattr(
+        Step, "of", lambda some: cast(Any, Step)(tuple(some))
+    )
+    return make(emissions)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -394,7 +394,7 @@ async def test_a_steer_is_answered_when_its_text_is_durable(house: House) -> Non
     assert isinstance(order, worker_frame.Steer)
     ids = (order.ids[0] | STEERED | STEER_BEGINS, *(id_ | STEERED for id_ in order.ids[1:]))
     emission = Emission(run, 0, ids, 1, encode(Token(" then", 0)))
-    await house.runs.worker_step(house.slot, Step((emission,)))
+    await house.runs.worker_step(house.slot, Step.of((emission,)))
     answers = dict([await client.next(), await client.next()])
     assert answers == {1: Token(" then", 0), 2: Status(answer.stream, StreamState.RUNNING, 1)}
 

@@ -327,7 +327,7 @@ async def test_a_worker_of_kind_text_is_asked(stage: Stage) -> None:
     ]
     for frame in frames:
         emission = Emission(run, frame.index, (), 0, encode(frame))
-        await stage.runs.worker_step(one, Step((emission,)))
+        await stage.runs.worker_step(one, Step.of((emission,)))
     await stage.lost(one)
     await stage.ready(two, text)
     assert two.last[1] == Ask(recipe.model_dump_json(), "cd", 4)
@@ -364,7 +364,7 @@ async def test_an_order_that_no_frame_can_hold_ends_its_stream_only(stage: Stage
 async def test_a_failure_that_may_not_come_again_is_the_one_end_of_the_log(stage: Stage) -> None:
     one, run = await stage.running(A)
     end = StreamEnd(0, FinishReason.FAILED, 0, 2, "NaN in the logits", retryable=True)
-    await stage.runs.worker_step(one, Step((Emission(run, 0, (), 0, encode(end)),)))
+    await stage.runs.worker_step(one, Step.of((Emission(run, 0, (), 0, encode(end)),)))
     await stage.step(one, run, 1, None)  # whatever else it may say of this run
     await stage.lost(one)
     await stage.ready(one)

@@ -27,7 +27,7 @@ async def takes(stage: Stage, slot: Slot, index: int, steers: int = 1) -> None:
     """The worker takes an order up: its ids, marked, in one emission."""
     frame = encode(Token(" and", index))
     emission = Emission(slot.last[0], index, LOGGED, steers, frame)
-    await stage.runs.worker_step(slot, Step((emission,)))
+    await stage.runs.worker_step(slot, Step.of((emission,)))
 
 
 async def begun(stage: Stage) -> Slot:
@@ -115,7 +115,7 @@ async def test_an_end_that_comes_first_is_said(stage: Stage, reason: FinishReaso
     asked = steering(stage)
     await asyncio.sleep(0)
     end = encode(StreamEnd(1, reason, 1, 2))
-    await stage.runs.worker_step(slot, Step((Emission(slot.last[0], 1, (), 0, end),)))
+    await stage.runs.worker_step(slot, Step.of((Emission(slot.last[0], 1, (), 0, end),)))
     with pytest.raises(Conflict, match="ended"):
         await asked
 

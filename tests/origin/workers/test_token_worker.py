@@ -260,7 +260,7 @@ class Rests(Watchdog):
 
 
 def test_a_worker_may_wait_for_its_supervisor_as_long_as_it_takes() -> None:
-    step = Step((Emission(1, 0, (), 0, bytes(MAX_STEP_BYTES)),))
+    step = Step.of((Emission(1, 0, (), 0, bytes(MAX_STEP_BYTES)),))
     watchdog = Rests()
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as pool:
@@ -276,4 +276,4 @@ def test_many_long_emissions_go_in_several_steps_but_no_run_is_torn() -> None:
     assert [[e.run for e in step.emissions] for step in split] == [[1, 1, 1, 2, 2, 2], [3, 3, 3]]
     assert [e.index for e in split[1].emissions] == [0, 1, 2]
     assert list(steps([])) == []
-    assert list(steps(emissions[:1], max_bytes=1)) == [Step((emissions[0],))]
+    assert list(steps(emissions[:1], max_bytes=1)) == [Step.of((emissions[0],))]

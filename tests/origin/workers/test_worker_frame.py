@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -42,7 +43,7 @@ def test_the_schema_hash_is_that_of_the_schema_file() -> None:
     assert SCHEMA_HASH != client.SCHEMA_HASH
 
 
-@pytest.mark.parametrize("cls", [*FRAMES.values(), Emission, Format, Sampling])
+@pytest.mark.parametrize("cls", [*FRAMES.values(), Format, Sampling])
 def test_a_class_has_the_fields_of_its_struct_in_order(cls: type) -> None:
     types = {name: of.name for name, of in field_types(cls).items()}
     assert list(types.items()) == list(SCHEMA.structs[cls.__name__].items())
@@ -85,17 +86,45 @@ def test_a_changed_byte_raises_nothing_but_a_frame_error(frame: Any, data: st.Da
 
 def test_an_emission_carries_a_client_frame_whole() -> None:
     token = client.encode(client.Token(" the", 42))
-    step = Step((Emission(run=7, index=42, ids=(262,), steers=0, frame=token),))
+    step = Step.of((Emission(run=7, index=42, ids=(262,), steers=0, frame=token),))
     _, got = decode(encode(step))
     assert isinstance(got, Step)
     assert client.decode(got.emissions[0].frame) == (0, client.Token(" the", 42))
 
 
-def test_a_bad_emission_is_refused_by_its_place_in_the_step() -> None:
+EMISSIONS = st.builds(
+    Emission,
+    st.integers(1, 9),
+    st.integers(0, 1 << 20),
+    st.lists(st.integers(0, 1 << 31), max_size=3).map(tuple),
+    st.integers(0, 3),
+    st.binary(max_size=20),
+)
+
+
+@given(st.lists(EMISSIONS, max_size=5))
+def test_a_step_in_columns_gives_the_emissions_that_it_was_made_of(some: list[Emission]) -> None:
+    _, step = decode(encode(Step.of(some)))
+    assert isinstance(step, Step)
+    assert step.emissions == some
+
+
+@given(st.lists(EMISSIONS, min_size=1, max_size=3), st.data())
+def test_columns_that_do_not_fit_together_are_refused(
+    some: list[Emission], data: st.DataObject
+) -> None:
+    step = Step.of(some)
+    name = data.draw(st.sampled_from(["runs", "indexes", "counts", "steers", "sizes", "ids"]))
+    longer = replace(step, **cast(Any, {name: (*getattr(step, name), 1)}))
+    with pytest.raises(FrameError, match="do not fit together"):
+        _ = longer.emissions
+
+
+def test_a_bad_id_is_refused_by_its_column() -> None:
     emissions = (Emission(1, 0, (5,), 0, b"x"), Emission(2, 0, (5, -1), 0, b"x"))
     with pytest.raises(FrameError) as caught:
-        encode(Step(emissions))
-    assert caught.value.field == "Step.emissions[1].ids[1]"
+        encode(Step.of(emissions))
+    assert caught.value.field == "Step.ids"
 
 
 def test_a_long_prompt_fits_a_worker_frame() -> None:
