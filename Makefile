@@ -20,7 +20,7 @@ DEV := $(VENV)/.stamp-dev
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-edge bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak bench-gpu clean
+.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-path bench-edge bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -51,6 +51,9 @@ bench-resume: $(DEV) ## time what a reader waits when something is cut or killed
 
 bench-ledger: $(DEV) ## time the ledger beside Redis, NATS, PostgreSQL and Durable Streams
 	@$(BIN)/python tests/bench/bench_ledger.py $(ARGS)
+
+bench-path: $(DEV) ## time a token from worker to reader, process by process
+	@$(BIN)/python tests/bench/bench_path.py $(ARGS)
 
 bench-edge: $(DEV) ## time a relayed frame beside nginx, idle and stalled clients, a storm of resumes
 	@$(BIN)/python tests/bench/bench_edge.py $(ARGS)

@@ -197,7 +197,7 @@ def test_another_schema_is_refused(supervisor: Supervisor) -> None:
 def test_bytes_that_are_no_frame_are_refused(supervisor: Supervisor) -> None:
     supervisor.greet()
     supervisor.connection.sendall(b"\xff" * 64)
-    assert list(supervisor.frames) == []
+    assert list(supervisor.frames) == [Fault("FrameError", "crashed")]
     status, errors = supervisor.close()
     assert status == 1
     assert "FrameError" in errors
