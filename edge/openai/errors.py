@@ -53,7 +53,7 @@ def openai_fields(error: TailraceError) -> dict[str, str | None]:
     return {
         "message": f"{error.message}{hint}",
         "type": kind,
-        "param": error.field,
+        "param": "starting_after" if error.code == "beyond_end" else error.field,
         "code": CODES.get(error.code, error.code),
     }
 

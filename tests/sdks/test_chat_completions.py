@@ -92,6 +92,8 @@ async def test_a_stream_that_is_cut_at_any_chunk_goes_on_at_the_other_edge(
         # The finish is told again to who was cut off before the usage.
         had -= had == len(whole) - 1
         assert found == whole[had:]
+    beyond = await client.get(url, params={"stream": "true", "starting_after": "9999"})
+    assert (beyond.status_code, beyond.json()["error"]["param"]) == (400, "starting_after")
     assert (await client.get(url)).json()["choices"][0]["message"]["content"] == text_of(seen)
     frames = await client.get(
         f"{house.edges[1].url}/v1/generate/{name.removeprefix('chatcmpl-')}",
