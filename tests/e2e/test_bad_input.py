@@ -1,46 +1,14 @@
-"""Clients that leave, and ask for what is not there, over real sockets; the server goes on.
-
-What is refused, and how, is in the tables that tests/runtimes runs.
-"""
+"""Clients that leave in what they ask. What is refused, and how, is in tests/runtimes."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
 
-import httpx
 import pytest
-from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
 
 from tests.e2e.conftest import House
 
 pytestmark = pytest.mark.anyio
-
-GOOD = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "seed": 1}
-
-
-@pytest.fixture(scope="module")
-async def url(standing_house: House) -> str:
-    return standing_house.edges[0].url
-
-
-@pytest.fixture(autouse=True)
-async def _the_server_goes_on(url: str, client: httpx.AsyncClient) -> AsyncIterator[None]:
-    """After every test of this file a good request still gets its whole answer."""
-    yield
-    answer = await client.post(f"{url}/v1/generate", json=GOOD)
-    assert answer.status_code == 200
-    assert answer.json()["text"]
-
-
-async def test_a_websocket_to_an_unknown_path_is_told_so(url: str) -> None:
-    with pytest.raises(InvalidStatus) as caught:
-        await connect(url.replace("http", "ws", 1) + "/v1/nowhere")
-    refused = caught.value.response
-    assert refused.status_code == 404
-    assert json.loads(refused.body)["error"]["message"] == "nothing is served at /v1/nowhere"
 
 
 @pytest.mark.parametrize("path", ["/v1/generate", "/v1/stream/left"])
