@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import openai
@@ -16,6 +17,7 @@ from tests.sdks.conftest import Node
 
 pytestmark = pytest.mark.anyio
 
+ADDER = "tests.sdks.adder:adder"
 ADD: Any = {
     "type": "function",
     "name": "add",
@@ -48,7 +50,7 @@ TEXT = "".join(WORDS)
 
 @pytest.fixture(scope="module")
 async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
-    origin = Origin(tmp_path_factory.mktemp("adder"), producer="tests.sdks.adder:adder")
+    origin = Origin(tmp_path_factory.mktemp("adder"), producer=ADDER)
     made = House(origin, [Edge(origin), Edge(origin)])
     async with running(origin, *made.edges):
         yield made
@@ -195,6 +197,29 @@ async def test_what_an_edge_that_dies_was_sending_goes_on_at_another_one(
     assert [event.sequence_number for event in events] == list(range(len(events)))
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert deltas == list(WORDS)
+
+
+async def test_the_death_of_an_origin_is_a_pause_in_the_same_response(tmp_path: Path) -> None:
+    origin = Origin(tmp_path, producer=ADDER)
+    successor = Origin(tmp_path, origin.port, producer=ADDER)
+    edge, events = Edge(origin), list[ResponseStreamEvent]()
+    async with running(origin, edge, late=[successor]), sdk(edge) as client:
+        async for event in await client.responses.create(**WAITING, stream=True):
+            events.append(event)
+            if len(events) == 6:
+                await origin.kill()
+                await successor.ready()
+                assert (await edge.saw("origin link up", 2))["streams"] == 1
+                assert events[0].type == "response.created"
+                # All that the successor knows of it is what was logged.
+                while (await client.responses.retrieve(events[0].response.id)).output_text != TEXT:
+                    pass
+                await client.responses.cancel(events[0].response.id)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert deltas == list(WORDS)
+    last = events[-1]
+    assert last.type == "response.incomplete" and last.response.output_text == TEXT
 
 
 async def test_a_chat_that_is_being_answered_is_had_whole_by_who_comes_back(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +14,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel
 
 from tests.e2e.conftest import House
-from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.processes import Edge
 from tests.sdks.conftest import Node
 
 pytestmark = pytest.mark.anyio
@@ -313,22 +312,3 @@ async def test_the_same_key_is_the_same_response(clients: list[AsyncOpenAI]) -> 
     with pytest.raises(openai.ConflictError) as refused:
         await clients[1].responses.create(**dict(ASKED, input="Other"), extra_headers=key)
     assert refused.value.code == "conflict"
-
-
-async def test_the_death_of_an_origin_is_a_pause_in_the_same_response(tmp_path: Path) -> None:
-    origin = Origin(tmp_path / "data")
-    successor = Origin(origin.data, origin.port)
-    edge = Edge(origin)
-    asked = dict(ASKED, max_output_tokens=300)
-    async with running(origin, edge, late=[successor]), sdk(edge) as client:
-        events = []
-        stream = await client.responses.create(**asked, stream=True, extra_body=FIXED)
-        async for event in stream:
-            events.append(event)
-            if len(events) == 20:
-                await origin.kill()
-                await successor.ready()
-        assert [event.sequence_number for event in events] == list(range(len(events)))
-        alone = await client.responses.create(**asked, extra_body=FIXED)
-    assert text_of(events) == final(events).output_text == alone.output_text
-    assert alone.usage and alone.usage.output_tokens == 300
