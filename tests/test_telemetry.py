@@ -82,3 +82,24 @@ def test_dashboard_and_alerts_ask_for_what_is_exported(where: str, expression: s
     said = re.findall(r"by \(([^)]*)\)", expression)
     said += re.findall(r"[{,](\w+)(?:=~|!=|!~|=)", expression)
     assert {label for group in said for label in re.split(r",\s*", group)} <= labels, where
+
+
+def test_what_alerts_look_for_is_what_is_said() -> None:
+    """Values of labels; those of `code` are the protocol's."""
+    said = {
+        (label, value)
+        for registry in (edge_registry(), origin_registry())
+        for family in registry.collect()
+        for sample in family.samples
+        for label, value in sample.labels.items()
+    }
+    protocol = (ROOT / "PROTOCOL.md").read_text(encoding="utf-8")
+    said |= {("code", code) for code in re.findall(r"^\| `(\w+)` \| \d", protocol, re.MULTILINE)}
+    asked = {
+        (label, value)
+        for expression in expressions().values()
+        for label, values in re.findall(r'[{,](\w+)(?:=~|!=|=)"([^"]*)"', expression)
+        for value in values.split("|")
+        if label != "job"
+    }
+    assert len(asked) > 5 and asked <= said
