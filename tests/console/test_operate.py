@@ -82,6 +82,10 @@ async def test_a_stream_is_seen_cancelled_and_looked_up_without_reloading(scene:
         tokens = row.get_by_role("cell").nth(6)
         before = await tokens.inner_text()
         await expect(tokens).not_to_have_text(before)
+        for width in (1920, 1280, 1241, 1100, 861, 860, 480, 360):
+            await page.set_viewport_size({"width": width, "height": 900})
+            beyond = await row.evaluate("row => row.scrollWidth - row.clientWidth")
+            assert beyond <= 0, f"a row is {beyond} px wider than its list at {width}"
         await row.get_by_role("button", name="Cancel").click()
         await expect(row).to_have_count(0)
         ended = page.get_by_role("region", name="Streams that ended lately").get_by_role("row")

@@ -111,7 +111,7 @@ function Facts({ data }) {
       <${Stat} name="Waited for a worker">${span(life.queue_ms)}<//>
       <${Stat} name="First frame">${span(life.first_ms)}<//>
       <${Stat} name="Whole">${span(life.whole_ms)}<//>
-      <${Stat} name="Between frames" unit="p50, p95, p99">${[life.gap_p50_ms, life.gap_p95_ms, life.gap_p99_ms].map(span).join(" · ")}<//>
+      <${Stat} name="Between frames: p50, p95, p99">${[life.gap_p50_ms, life.gap_p95_ms, life.gap_p99_ms].map(span).join(" · ")}<//>
     </dl>`}
     <details>
       <summary>What it was asked for</summary>

@@ -68,13 +68,15 @@ function Result({ result }) {
     const { ctx } = plot;
     ctx.save();
     ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
-    ctx.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--ink");
+    const style = getComputedStyle(document.documentElement);
     // The curve falls, so above it there is room: a name for each point, on a line that leads to it.
     const right = plot.bbox.left + plot.bbox.width;
     named(result.policies, plot).forEach(([x, y, name], nth) => {
       const level = plot.bbox.top + (16 + 20 * nth) * devicePixelRatio;
       const isFar = x + ctx.measureText(name).width + 10 * devicePixelRatio > right;
+      ctx.fillStyle = style.getPropertyValue("--line");
       ctx.fillRect(Math.round(x), level - 9 * devicePixelRatio, devicePixelRatio, Math.max(0, y - level));
+      ctx.fillStyle = style.getPropertyValue("--ink");
       ctx.textAlign = isFar ? "right" : "left";
       ctx.fillText(name, x + (isFar ? -6 : 6) * devicePixelRatio, level);
     });

@@ -192,7 +192,7 @@ function Wire({ chat }) {
   return html`<aside class="wire" aria-label="The wire">
     <section class="card">
       <h2>The wire <small><${State} kind=${kind}>${word}<//></small></h2>
-      <dl class="figures">
+      <dl class="figures three">
         <div><dt>Protocol</dt><dd>${ways.join(", then ")}</dd></div>
         <div><dt>First token</dt><dd>${wire?.first == null ? "–" : span(wire.first)}</dd></div>
         <div><dt>Tokens</dt><dd>${count(wire?.tokens ?? null)}</dd></div>
