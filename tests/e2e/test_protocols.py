@@ -181,6 +181,32 @@ async def test_a_response_is_the_same_events_over_every_protocol(
     assert text_of_response(made_again.text) == text_of_response(whole.text)
 
 
+async def test_a_chat_is_the_same_chunks_over_every_protocol(
+    secured: Secured, client: httpx.AsyncClient
+) -> None:
+    said = [{"role": "user", "content": "Tell me a story about a fox."}]
+    asked = {"model": "demo", "messages": said, "max_tokens": 30, "seed": 3, "stream": True}
+    headers = {"Idempotency-Key": "over every protocol"}  # all of them are of one stream
+    plain, path = secured.edge.url, f"{secured.edge.tls_url}/v1/chat/completions"
+    whole = await client.post(f"{plain}/v1/chat/completions", json=asked, headers=headers)
+    assert whole.text.endswith("data: [DONE]\n\n") and whole.text.count("data: ") > 20
+    rest = f"{path}/{whole.headers['Tailrace-Stream']}?stream=true&starting_after=5"
+
+    context = ssl.create_default_context(cafile=str(secured.certificate))
+    async with httpx.AsyncClient(verify=context, http2=True, timeout=TIMEOUT) as over_http2:
+        answer = await over_http2.post(path, json=asked, headers=headers)
+        assert (answer.http_version, answer.text) == ("HTTP/2", whole.text)
+        resumed = (await over_http2.get(rest)).text
+        assert whole.text.endswith(resumed) and '"sequence_number":6}' in resumed.split("\n")[0]
+
+    ask: Callable[..., Any] = lambda method, url, **more: curl_cffi.request(  # noqa: E731
+        method, url, **more, **over_http3(secured)
+    )
+    again = await asyncio.to_thread(ask, "POST", path, json=asked, headers=headers)
+    assert again.http_version == CurlHttpVersion.V3 and again.text == whole.text
+    assert (await asyncio.to_thread(ask, "GET", rest)).text == resumed
+
+
 def text_of_response(body: str) -> str:
     """What the deltas of its events add up to."""
     said = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: ")]
