@@ -31,6 +31,7 @@ pytestmark = [
 PROCESSES = 3
 CLIENTS = 12
 MOVES = 8
+REQUESTS = "tailrace_edge_requests_total{"
 
 
 @dataclass
@@ -73,7 +74,8 @@ async def several(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sev
     folder = tmp_path_factory.mktemp("several")
     files = development_certificate(folder / "certificate", datetime.now(UTC))
     settings = folder / "tailrace.toml"
-    settings.write_text(f"[edge]\nprocesses = {PROCESSES}\n")
+    # Each takes a free port; with a number each would have the next one.
+    settings.write_text(f'[edge]\nprocesses = {PROCESSES}\nmetrics = "127.0.0.1:0"\n')
     origin = Origin(folder / "data")
     edge = Edge(origin, certificate=(files.certificate, files.key), config=settings)
     async with running(origin, edge):
@@ -90,6 +92,29 @@ async def test_a_client_whose_address_changes_keeps_its_process(several: Several
         for _ in range(MOVES):
             assert b"ok" in await client.get(b"/healthz")
             way.change()
+
+
+async def test_what_each_process_counts_adds_up(several: Several) -> None:
+    await several.edge.saw("metrics", PROCESSES)
+    ports = [event["port"] for event in several.edge.events if event.get("message") == "metrics"]
+    assert len(set(ports)) == PROCESSES
+
+    async def counted(client: httpx.AsyncClient) -> float:
+        shown = [await client.get(f"http://127.0.0.1:{port}/metrics") for port in ports]
+        lines = [line for answer in shown for line in answer.text.splitlines()]
+        ours = [line for line in lines if line.startswith(REQUESTS) and "/version" in line]
+        return sum(float(line.rpartition(" ")[2]) for line in ours)
+
+    async with httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"{several.edge.url}/metrics")).status_code == 404
+        before = await counted(client)
+        for _ in range(CLIENTS):
+            async with httpx.AsyncClient(trust_env=False) as another:
+                assert (await another.get(f"{several.edge.url}/version")).status_code == 200
+        async with asyncio.timeout(60):
+            while await counted(client) < before + CLIENTS:
+                pass
+        assert await counted(client) == before + CLIENTS
 
 
 async def test_one_that_is_killed_is_replaced_and_the_others_serve_on(several: Several) -> None:

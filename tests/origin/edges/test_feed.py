@@ -73,7 +73,10 @@ class Stage:
 
     def __init__(self, ledger: SqliteLedger) -> None:
         self.ledger = ledger
-        self.readers = Readers()
+        self.replayed: list[tuple[int, bool]] = []
+        self.readers = Readers(
+            replayed=lambda frames, demoted: self.replayed.append((frames, demoted))
+        )
         self.count = 0
 
     async def produce(self, count: int, text: str = "a") -> None:
@@ -135,6 +138,19 @@ async def test_a_reader_without_credit_is_sent_nothing_and_loses_nothing(stage: 
     feed.grant(100, None)
     await asyncio.wait_for(outlet.done.wait(), 30)
     assert outlet.indexes == list(range(11))
+
+
+async def test_who_falls_behind_what_memory_holds_is_counted_once(stage: Stage) -> None:
+    feed, outlet = await stage.feed(credit=3)
+    await stage.produce(3)
+    await outlet.has(3)
+    assert stage.replayed == []
+    await stage.produce(2 * READ_FRAMES, LONG)
+    feed.grant(stage.count, None)
+    await asyncio.wait_for(outlet.has(stage.count), 30)
+    assert outlet.indexes == list(range(stage.count))
+    assert [demoted for _, demoted in stage.replayed].count(True) == 1 and stage.replayed[0][1]
+    assert READ_FRAMES <= sum(frames for frames, _ in stage.replayed) <= 2 * READ_FRAMES
 
 
 async def test_a_reader_with_credit_for_few_bytes_is_sent_few_frames(stage: Stage) -> None:
