@@ -20,7 +20,7 @@ DEV := $(VENV)/.stamp-dev
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-path bench-edge bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak bench-gpu clean
+.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -60,6 +60,9 @@ bench-edge: $(DEV) ## time a relayed frame beside nginx, idle and stalled client
 
 bench-telemetry: $(DEV) ## time what telemetry costs of a relayed frame, on and off
 	@$(BIN)/python tests/bench/bench_telemetry.py $(ARGS)
+
+bench-worker: $(DEV) ## time the Worker in workerd beside the Python edge; needs Node.js and npm
+	@$(BIN)/python tests/bench/bench_worker.py $(ARGS)
 
 bench-kill: $(DEV) ## kill a producer 2,000 times and look for all that it was acknowledged
 	@$(BIN)/python tests/bench/bench_kill.py $(ARGS)

@@ -5,9 +5,10 @@
 Frames of 256 bytes over HTTP/1.1, in the frames view. The Worker commits each to SQLite on the disk
 before anybody sees it; the Python edge keeps none. Server, source and readers share the machine's
 cores. `frames_per_s` is of 20 streams that have as many frames as are taken; `p50_ms` of one
-stream that has 1,000 a second; `stream_kib` is what one more stream with a reader costs, of a
-hundred; `flood_mib` all that workerd ever held while 400 MB were there for a reader that does not
-read. Each figure is the median of the rounds. It ends with one line of JSON.
+stream that has 1,000 a second; `stream_kib` is what each of a hundred streams with a reader costs
+beside a hundred others, at a frame a second; `flood_mib` is the most that workerd held while a
+reader that does not read could have had any number of frames; `fsync_ms` is the median on that
+disk. Each figure is the median of the rounds. It ends with one line of JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, cast
 
 import uvloop
@@ -36,7 +37,7 @@ from ledger.frame import FRAMES_TYPE  # noqa: E402
 from tests.bench.bench_edge import answering, resident_kib  # noqa: E402
 from tests.bench.edge.readers import FRAMES, stalled, stream_id  # noqa: E402
 from tests.bench.machine import cpu, disk  # noqa: E402
-from tests.bench.worker.source import FLOOD, PACED, THOUSAND  # noqa: E402
+from tests.bench.worker.source import FLOOD, SLOW, THOUSAND  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
 from tests.worker.workerd import Workerd  # noqa: E402
 
@@ -44,6 +45,7 @@ STREAMS = 20
 HELD = 100
 SETTLE_S = 1.0
 FLOOD_S = 5.0
+FSYNCS = 200
 REQUEST = "GET /v1/generate/{id} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n"
 _STAMP = re.compile(rb"~([0-9]{6})\.")
 
@@ -54,6 +56,7 @@ class Reader(asyncio.Protocol):
     def __init__(self, stream: bytes) -> None:
         self._stream = stream
         self.frames = 0
+        self.begun = asyncio.Event()
         self.latencies_s: list[float] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -65,6 +68,7 @@ class Reader(asyncio.Protocol):
         found = _STAMP.findall(data)
         if found:
             self.frames += len(found)
+            self.begun.set()
             late = (int(monotonic() * 1e5) - int(found[-1])) % 1_000_000
             self.latencies_s.append(late / 1e5)
 
@@ -109,11 +113,13 @@ class Bench:
         return statistics.median(reader.latencies_s) * 1e3
 
     async def stream_kib(self, pid: int) -> float:
-        warm = await self.readers(PACED, STREAMS)
-        await asyncio.sleep(SETTLE_S)
+        warm = await self.readers(SLOW, HELD)
+        await asyncio.gather(*(reader.begun.wait() for reader in warm))
+        await asyncio.sleep(2 * SETTLE_S)
         before = resident_kib(pid)
-        held = await self.readers(PACED, HELD)
-        await asyncio.sleep(4 * SETTLE_S)
+        held = await self.readers(SLOW, HELD)
+        await asyncio.gather(*(reader.begun.wait() for reader in held))
+        await asyncio.sleep(2 * SETTLE_S)
         grown = resident_kib(pid) - before
         for reader in (*warm, *held):
             reader.close()
@@ -125,6 +131,18 @@ def most_resident_mib(pid: int) -> float:
     found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
     assert found is not None
     return int(found[1]) / 1024
+
+
+def fsync_ms(folder: Path) -> float:
+    """What one page more costs on this disk."""
+    took: list[float] = []
+    with (folder / "fsync").open("wb", buffering=0) as file:
+        for _ in range(FSYNCS):
+            file.write(bytes(4096))
+            begun = perf_counter()
+            os.fsync(file.fileno())
+            took.append(perf_counter() - begun)
+    return statistics.median(took) * 1e3
 
 
 @asynccontextmanager
@@ -164,6 +182,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         await answering(edge_port)
         ours, theirs = Bench(worker.port), Bench(edge_port)
         for _ in range(options.rounds):
+            found.setdefault("fsync_ms", []).append(fsync_ms(folder))
             for name, bench in (("object", ours), ("python", theirs)):
                 rate = await bench.frames_per_s(options.seconds)
                 found.setdefault(f"{name}_frames_per_s", []).append(rate)
@@ -191,9 +210,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--disk", type=Path, help="where the objects' files lie; default: here")
+    parser.add_argument("--disk", type=Path, help="of the objects; default: of temporary files")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.disk or ROOT) as folder:
+    with tempfile.TemporaryDirectory(dir=options.disk) as folder:
         print(json.dumps(uvloop.run(measure(Path(folder), options))))
 
 

@@ -88,12 +88,14 @@ export class Log {
     }
   }
 
-  /** About `most` bytes from frame `from` on, which is there: one frame at least. */
-  read(from: number, most: number): FrameRun {
+  /** About `most` bytes from frame `from` on, of rows that begin before `end`: one frame at least. */
+  read(from: number, end: number, most: number): FrameRun {
     const rows = this.#storage.sql.exec<Row>(
       "SELECT first, next, bytes FROM frames" +
-        " WHERE first >= (SELECT max(first) FROM frames WHERE first <= ?) ORDER BY first LIMIT ?",
+        " WHERE first >= (SELECT max(first) FROM frames WHERE first <= ?) AND first < ?" +
+        " ORDER BY first LIMIT ?",
       from,
+      end,
       READ_ROWS,
     );
     const runs: FrameRun[] = [];

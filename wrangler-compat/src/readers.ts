@@ -68,7 +68,7 @@ export class Readers {
     const run =
       recent !== undefined && recent.first <= reader.next
         ? partOf(recent, reader.next, PART_BYTES)
-        : this.#log.read(reader.next, PART_BYTES);
+        : this.#log.read(reader.next, this.#released, PART_BYTES);
     reader.next = run.next;
     this.#trim();
     return run;

@@ -49,7 +49,7 @@ interface Wanted {
 
 export class StreamObject extends DurableObject<Env> {
   readonly #log = new Log(this.ctx.storage);
-  readonly #readers = new Readers(this.#log);
+  #readers = new Readers(this.#log);
   readonly #origin = new Origin(this.env.TAILRACE_ORIGIN_URL);
   #waiting: FrameRun[] = [];
   #waitingBytes = 0;
@@ -81,11 +81,11 @@ export class StreamObject extends DurableObject<Env> {
     };
     const opened = await this.#admit(wanted);
     if (opened instanceof Response) return opened;
-    await this.#setAlarm(retentionMs(this.env));
     opened.next_index = Math.max(Number(opened.next_index), this.#log.next);
     const headers = headersOf(opened);
     if (view === FRAMES) headers.set(OPENED, headerOf(opened));
     if (wanted.from > 0 && this.#log.ended && wanted.from >= this.#log.next) {
+      this.#schedule();
       return new Response(null, { status: 204, headers });
     }
     headers.set("Content-Type", view);
@@ -93,6 +93,7 @@ export class StreamObject extends DurableObject<Env> {
     const reader = this.#readers.enter(wanted.from, until);
     request.signal.addEventListener("abort", () => this.#left(reader));
     this.#readOn(null);
+    this.#schedule();
     return new Response(this.#body(reader, encoderOf(view)), { headers });
   }
 
@@ -104,7 +105,7 @@ export class StreamObject extends DurableObject<Env> {
     const { request, id, token, hasKey, from } = wanted;
     if (request.headers.has(OPENED)) {
       const opened = openedOf(request.headers);
-      await this.#note(opened, !opened.token && !hasKey);
+      await this.#note(opened, null, false);
       return opened;
     }
     const isThere = from <= this.#log.next;
@@ -125,8 +126,7 @@ export class StreamObject extends DurableObject<Env> {
     }
     if (answer.status !== 200) return answer;
     const opened = openedOf(answer.headers);
-    await this.#note(opened, !token && !hasKey);
-    if (token) await this.#remember(token);
+    await this.#note(opened, token, !token && !hasKey);
     if (isOurs && this.#reading === null) this.#readOn(answer);
     else await answer.body?.cancel();
     return opened;
@@ -139,7 +139,10 @@ export class StreamObject extends DurableObject<Env> {
     return { ...about.opened, token, siblings: [], next_index: this.#log.next };
   }
 
-  async #note(opened: Opened, open: boolean): Promise<void> {
+  /** Who asked with `shown` was let in, or whoever asks, and has now the token that Opened says. */
+  async #note(opened: Opened, shown: string | null, open: boolean): Promise<void> {
+    const tokens = [shown ?? "", opened.token].filter((token) => token !== "");
+    const digests = await Promise.all(tokens.map(digestOf));
     const before = this.#log.about;
     this.#log.note({
       opened: { ...opened, token: "", siblings: [], next_index: 0 },
@@ -147,11 +150,7 @@ export class StreamObject extends DurableObject<Env> {
       open: open || before?.open || false,
       reading: before?.reading ?? false,
     });
-    if (opened.token) await this.#remember(opened.token);
-  }
-
-  async #remember(token: string): Promise<void> {
-    this.#log.remember(await digestOf(token), expiryOf(token));
+    tokens.forEach((token, nth) => this.#log.remember(digests[nth] ?? "", expiryOf(token)));
   }
 
   #body(reader: Reader, encoder: ReturnType<typeof encoderOf>): ReadableStream<Uint8Array> {
@@ -229,7 +228,6 @@ export class StreamObject extends DurableObject<Env> {
   }
 
   async #follow(about: About, signal: AbortSignal, answer: Response | null): Promise<void> {
-    await this.#setAlarm(REATTACH_MS);
     let lostMs: number | null = null;
     let failures = 0;
     let rest = answer;
@@ -262,9 +260,12 @@ export class StreamObject extends DurableObject<Env> {
       await wait(LEAST_RETRY_MS + Math.random() * (most - LEAST_RETRY_MS));
     }
     this.#reading = null;
-    this.#log.note({ ...about, reading: false });
-    if (signal.aborted && this.#readers.count > 0) this.#readOn(null);
-    else await this.#setAlarm(retentionMs(this.env));
+    if (signal.aborted && this.#readers.count > 0) {
+      this.#readOn(null); // somebody has come meanwhile
+      return;
+    }
+    this.#log.note({ ...(this.#log.about ?? about), reading: false });
+    this.#schedule();
   }
 
   /** Until the answer ends. Throws what the origin says that is no frame. */
@@ -302,6 +303,16 @@ export class StreamObject extends DurableObject<Env> {
 
   /** What has come since the last commit is one commit: what waits for it is seen after it. */
   async #commitAll(): Promise<void> {
+    try {
+      await this.#commitWaiting();
+    } catch (error) {
+      console.error(error);
+      this.ctx.abort("the storage refused a write"); // the next object knows what was written
+    }
+    this.#committing = null;
+  }
+
+  async #commitWaiting(): Promise<void> {
     while (this.#waiting.length > 0) {
       await this.#gathered();
       const runs = this.#waiting;
@@ -313,7 +324,6 @@ export class StreamObject extends DurableObject<Env> {
       this.#commitMs = Date.now() - begun;
       this.#readers.release(joined(runs));
     }
-    this.#committing = null;
   }
 
   /** Frames that are here, but come one a turn, are to be in one commit: as long as the last took. */
@@ -325,21 +335,25 @@ export class StreamObject extends DurableObject<Env> {
 
   // ---- time ----
 
-  async #setAlarm(inMs: number): Promise<void> {
-    await this.ctx.storage.setAlarm(Date.now() + inMs);
+  /** The one alarm: for an object that is killed while it reads, or for what nobody uses. */
+  #schedule(): void {
+    const inMs = this.#reading === null ? retentionMs(this.env) : REATTACH_MS;
+    void this.ctx.storage.setAlarm(Date.now() + inMs);
   }
 
-  /** Where an object was killed that read, it reads on; one that nobody has used goes. */
+  /** Where an object was killed that read, it reads on; what nobody has used goes. */
   override async alarm(): Promise<void> {
     const about = this.#log.about;
     if (about === undefined) return;
     if (this.#readers.count > 0 || this.#reading !== null) {
-      await this.#setAlarm(this.#reading === null ? retentionMs(this.env) : REATTACH_MS);
+      this.#schedule();
     } else if (about.reading && !this.#log.ended) {
       this.#linger(this.#readers.enter(this.#log.next));
       this.#readOn(null);
+      this.#schedule();
     } else {
       await this.#log.forget();
+      this.#readers = new Readers(this.#log);
     }
   }
 }

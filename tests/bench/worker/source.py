@@ -4,7 +4,7 @@
 
 Over HTTP it answers as the edge does that the Worker is in front of, without one: a third process
 on the way would be what is measured. A stream's id says by its first byte what it is: `FLOOD` has
-as many frames as its reader takes, `THOUSAND` has one every millisecond, `PACED` one every 50 ms.
+as many frames as its reader takes, `THOUSAND` has one every millisecond, `SLOW` one a second.
 A frame has 256 bytes, and its text begins with the time at which it was written.
 """
 
@@ -37,8 +37,8 @@ from ledger.frame import (
 )
 from tests.bench.http3.source import HEARTBEAT_S, chunk
 
-FLOOD, THOUSAND, PACED = range(3)
-EVERY_S = {THOUSAND: 0.001, PACED: 0.05}
+FLOOD, THOUSAND, SLOW = range(3)
+EVERY_S = {THOUSAND: 0.001, SLOW: 1.0}
 FRAME_BYTES = 256
 FLOOD_FRAMES = 64  # of one write
 PADDING = "." * (FRAME_BYTES - 9 - 2 - 7 - 2)  # header, length, mark and stamp, index
