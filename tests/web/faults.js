@@ -262,7 +262,7 @@ function withTransport(transport) {
 
     async "a reload finds the stream, from its beginning"(world) {
       const storage = memory();
-      const before = stream(world.generate, of(world, { input: { ...LONG, seed: 8 }, storage }));
+      const before = stream(world.generate, of(world, { input: { ...INPUT, max_tokens: 100, seed: 8 }, storage }));
       const iterator = before[Symbol.asyncIterator]();
       for (let nth = 0; nth < 5; nth++) await iterator.next();
       // Here the page is gone: nothing of it runs any more, not even a detach.
@@ -294,7 +294,7 @@ function withTransport(transport) {
     },
 
     async "an edge is killed"(world) {
-      const input = { ...LONG, seed: 10 };
+      const input = { ...INPUT, max_tokens: 150, seed: 10 };
       const [uncut, reading] = [1, 2].map(() => stream(world.generate, of(world, { input })));
       const got = [];
       for await (const frame of reading) {

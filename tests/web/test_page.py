@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.async_api import Browser, CDPSession, Page
@@ -14,11 +17,14 @@ from tailrace.certificate import development_certificate
 from tests.e2e.browser import PATIENCE_MS, browser
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.udp_way import UdpWay
+from tests.npm import installed
 from tests.schema_text import ROOT
 from tests.web.pacing import WORDS
 
 pytestmark = pytest.mark.anyio
 
+Motion = Literal["no-preference", "reduce"]
+HERE = Path(__file__).parent
 DOCUMENTED = re.findall(r"```html\n(.*?)```", (ROOT / "docs/web.md").read_text("utf-8"), re.DOTALL)
 WHOLE = "".join(f"word{number} " for number in range(WORDS))
 
@@ -30,9 +36,11 @@ class Scene:
         self.way = way
 
     @asynccontextmanager
-    async def page(self, html: str, port: int | None = None) -> AsyncIterator[Page]:
+    async def page(
+        self, html: str, port: int | None = None, motion: Motion = "no-preference"
+    ) -> AsyncIterator[Page]:
         """One at the edge's own name, as behind a proxy of both."""
-        context = await self.browser.new_context()
+        context = await self.browser.new_context(reduced_motion=motion)
         try:
             page = await context.new_page()
             page.set_default_timeout(PATIENCE_MS)
@@ -161,3 +169,58 @@ async def test_stop_cancels(scene: Scene) -> None:
         await is_in_state(page, "ended")
         assert WHOLE.startswith(await text_of(page))
         assert await text_of(page) != WHOLE
+
+
+async def test_a_component_of_react_shows_a_stream_and_outlives_a_second_mount(
+    scene: Scene, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "component.js"
+    react = ("--alias:react=./node_modules/react", "--tsconfig-raw={}")
+    command = ("component.js", "--bundle", "--format=esm", f"--outfile={bundle}", *react)
+    built = await asyncio.create_subprocess_exec(
+        str(installed(HERE) / "esbuild"), *command, "--log-level=error", cwd=HERE
+    )
+    assert await built.wait() == 0
+    html = f'<div id="root"></div><script type="module">{bundle.read_text("utf-8")}</script>'
+    async with scene.page(html) as page:
+        await page.click("text=Ask")
+        await has_words(page, 10)
+        assert await page.evaluate("window.posts") == 1
+        await page.click("text=Hide")
+        await is_detached(page)
+        await page.click("text=Show")
+        await has_words(page, WORDS)  # at an even pace, a moment after its end has come
+        assert await text_of(page) == WHOLE
+        assert await page.evaluate("window.posts") == 1
+        await page.click("text=Ask")
+        await has_words(page, 10)
+        await page.click("text=Stop")
+        await is_in_state(page, "ended")
+        assert await page.evaluate("window.reason") == "cancelled"
+
+
+async def is_detached(page: Page) -> None:
+    await page.wait_for_function("window.reading.state === 'detached'")
+
+
+PACED = """<script type="module">
+  import { stream } from "/web/tailrace/index.min.js";
+  import { smooth } from "/web/tailrace/smooth.js";
+  const input = { model: "demo", prompt: "5" };
+  let timers = 0;
+  const setTimer = (ring, ms) => { timers += 1; setTimeout(ring, ms); };
+  const reading = stream("/v1/generate", { input });
+  for await (const text of smooth(reading, { setTimer })) window.text = text;
+  window.timers = timers;
+</script>"""
+
+
+async def test_reduced_motion_turns_smooth_off(scene: Scene) -> None:
+    timers = {}
+    motions: tuple[Motion, ...] = ("reduce", "no-preference")
+    for motion in motions:
+        async with scene.page(PACED, motion=motion) as page:
+            await page.wait_for_function("window.timers !== undefined")
+            timers[motion] = await page.evaluate("window.timers")
+            assert await page.evaluate("window.text") == "word0 word1 word2 word3 word4 "
+    assert timers["reduce"] == 0 < timers["no-preference"]

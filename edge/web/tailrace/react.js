@@ -16,7 +16,6 @@ import { useEffect, useReducer, useRef } from "react";
 
 /** What one component follows. `text` outlives what failed, and `leaving` a second mount. */
 class Followed {
-  text = "";
   /** @type {unknown} */
   fault = null;
   /** @type {any} */
@@ -25,6 +24,7 @@ class Followed {
   /** @param {Stream} reading @param {() => void} changed */
   constructor(reading, changed) {
     this.reading = reading;
+    this.text = reading.content;
     this.changed = changed;
   }
 
@@ -67,6 +67,7 @@ export function useStream(reading, texts) {
     let own = followed.current;
     if (own?.reading !== reading) {
       own = followed.current = new Followed(reading, render);
+      if (reading.state === "detached") reading.reconnect(); // another component has gone
       own.follow(texts);
     }
     clearTimeout(own.leaving);

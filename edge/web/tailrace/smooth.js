@@ -53,7 +53,7 @@ export async function* smooth(reading, { off = prefersLess(), lagMs = LAG_MS, no
   const later = setTimer ?? setTimeout;
   const iterator = reading[Symbol.asyncIterator]();
   let isOver = false;
-  let atOnce = 0; // so much is shown without a pause
+  let atOnce = reading.content.length; // so much is shown without a pause
   /** @type {unknown} */
   let fault = null;
   let wake = () => {};
@@ -96,6 +96,6 @@ export async function* smooth(reading, { off = prefersLess(), lagMs = LAG_MS, no
     }
     if (fault) throw fault;
   } finally {
-    await iterator.return?.();
+    if (!isOver) await iterator.return?.();
   }
 }
