@@ -47,6 +47,9 @@ WranglerOption = Annotated[
         dir_okay=False,
     ),
 ]
+MetricsOption = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there.")
+]
 EnvOption = Annotated[
     str | None, typer.Option("--env", metavar="NAME", help="Which environment of that file.")
 ]
@@ -136,6 +139,7 @@ def edge(
             "--allow-public-without-keys", help="Serve everybody who reaches a public address."
         ),
     ] = None,
+    metrics: MetricsOption = None,
     wrangler: WranglerOption = None,
     env: EnvOption = None,
     until_eof: UntilEofOption = False,
@@ -155,6 +159,7 @@ def edge(
         "key": key,
         "api_keys": api_keys,
         "allow_public_without_keys": allow_public_without_keys,
+        "metrics": metrics,
     }
     if wrangler is not None:
         from tailrace.wrangler import load, settings_of
@@ -183,9 +188,7 @@ def origin(
     kv_cache: KvCacheOption = None,
     head: HeadOption = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes.")] = None,
-    metrics: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there.")
-    ] = None,
+    metrics: MetricsOption = None,
     producer: Annotated[
         str | None,
         typer.Option(metavar="MODULE:FACTORY", help="Serve a Python producer, not a model."),
