@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -34,7 +35,8 @@ def top(
         raise CallerError("is no http:// or https:// URL", field="URL")
     if as_json and not once:
         raise CallerError("goes with --once", field="--json")
-    asyncio.run(_top(url.rstrip("/"), interval, rows, once, as_json))
+    with suppress(KeyboardInterrupt):  # how one leaves it
+        asyncio.run(_top(url.rstrip("/"), interval, rows, once, as_json))
 
 
 async def _top(url: str, interval: float, rows: int, once: bool, as_json: bool) -> None:
