@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
+import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import apsw
 import httpx
 import pytest
 
+from edge.access.cors import access_headers, preflight_headers
+from edge.access.pages import OriginRule
 from ledger.version import tailrace_version
-from tests.e2e.processes import Edge, Origin, running
+from tests.bench.edge.readers import stream_id
+from tests.bench.worker.source import THOUSAND
+from tests.e2e.processes import ROOT, Edge, Origin, free_port, running
 from tests.npm import installed
 from tests.worker.workerd import FOLDER, Workerd
 
 TYPES_TIMEOUT_S = 120.0
 TIMEOUT_S = 60.0
+POLL_S = 0.05
 SSE = {"Accept": "text/event-stream"}
 FRAMES = {"Accept": "application/vnd.tailrace.frames"}
 REQUEST = {"model": "demo", "prompt": "Once upon", "max_tokens": 12, "seed": 3}
@@ -91,6 +100,83 @@ async def test_a_token_is_good_here_that_was_given_here_and_no_other(
         here = await client.get(place.worker.url + path, headers=asked)
         there = await client.get(place.edge.url + path, headers=asked)
         assert (here.status_code, here.text) == (there.status_code, there.text)
+
+
+async def test_pages_are_told_the_same_as_by_an_edge(
+    tmp_path: Path, place: Place, client: httpx.AsyncClient
+) -> None:
+    rule = OriginRule(["https://app.example"])
+    access = access_headers(rule, "https://app.example")
+    worker = Workerd(place.edge.url, tmp_path, TAILRACE_EDGE_ALLOWED_ORIGINS="https://app.example")
+    async with worker:
+        page = {"Origin": "https://app.example"}
+        asked = await client.options(f"{worker.url}/v1/generate", headers=page)
+        begun = await client.post(f"{worker.url}/v1/generate", json=REQUEST, headers=SSE | page)
+        other = await client.get(f"{worker.url}/healthz", headers={"Origin": "https://x.example"})
+    assert asked.status_code == 204
+    assert asked.headers.items() >= httpx.Headers(preflight_headers(access)).items()
+    assert begun.headers.items() >= httpx.Headers(access).items()
+    assert other.json()["error"]["code"] == "foreign_origin"
+
+
+async def test_an_answer_has_the_request_id_that_was_given_or_one_of_its_own(
+    place: Place, client: httpx.AsyncClient
+) -> None:
+    for path in ("/healthz", "/v1/generate/none"):
+        given = await client.get(place.worker.url + path, headers={"X-Request-Id": "mine-7"})
+        assert given.headers["X-Request-Id"] == "mine-7"
+        made = await client.get(place.worker.url + path, headers={"X-Request-Id": "not one"})
+        assert len(made.headers["X-Request-Id"]) == 32
+
+
+async def test_an_object_that_was_killed_while_it_read_reads_on_before_anybody_asks(
+    tmp_path: Path,
+) -> None:
+    async with endless_origin() as url, Workerd(url, tmp_path) as worker:
+        async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+            path = f"{worker.url}/v1/generate/{stream_id(THOUSAND, 1).hex()}"
+            async with client.stream("GET", path, headers=FRAMES) as answer:
+                async for _ in answer.aiter_raw():
+                    break
+                await worker.kill()
+        before = frames_kept(tmp_path)
+        await worker.start()
+        async with asyncio.timeout(TIMEOUT_S):
+            while frames_kept(tmp_path) <= before:  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(POLL_S)
+
+
+@asynccontextmanager
+async def endless_origin() -> AsyncIterator[str]:
+    """The bench's source, which has a frame a millisecond for whoever reads."""
+    link, port = free_port(), free_port()
+    source = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.bench.worker.source", str(link), str(port)),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert source.stdin is not None
+    assert source.stdout is not None
+    try:
+        await source.stdout.readline()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        source.kill()
+        await source.wait()
+
+
+def frames_kept(disk: Path) -> int:
+    """Of the one stream that an object has on this disk."""
+    for file in (disk / "objects").rglob("*.sqlite"):
+        database = apsw.Connection(str(file), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            named = "SELECT 1 FROM sqlite_master WHERE name = 'frames'"
+            if database.execute(named).fetchone():
+                return int(database.execute("SELECT max(next) FROM frames").get or 0)
+        finally:
+            database.close()
+    return 0
 
 
 async def test_what_was_read_here_outlives_a_kill_and_the_edge_behind(

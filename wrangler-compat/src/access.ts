@@ -7,17 +7,19 @@ const PREFLIGHT_AGE_S = 600;
 const METHODS = "GET, HEAD, PUT, POST, DELETE, OPTIONS";
 const ALLOWED_HEADERS = [
   ...["Authorization", "Content-Type", "If-None-Match", "Last-Event-ID"],
-  ...["Idempotency-Key", "Tailrace-Token"],
+  ...["Idempotency-Key", "Tailrace-Token", "Traceparent", "X-Request-Id"],
   ...["Stream-Seq", "Stream-TTL", "Stream-Expires-At", "Stream-Closed"],
   ...["Stream-Forked-From", "Stream-Fork-Offset", "Stream-Fork-Sub-Offset"],
   ...["Producer-Id", "Producer-Epoch", "Producer-Seq"],
+  "*", // for pages that may ask; it says nothing of Authorization
 ].join(", ");
 const EXPOSED_HEADERS = [
-  ...["Tailrace-Stream", "Tailrace-Token", "Tailrace-Siblings"],
+  ...["Tailrace-Stream", "Tailrace-Token", "Tailrace-Siblings", "Tailrace-Ignored"],
   ...["Stream-Next-Offset", "Stream-Cursor", "Stream-Up-To-Date", "Stream-Closed"],
   ...["Stream-TTL", "Stream-Expires-At", "Stream-SSE-Data-Encoding"],
   ...["Producer-Epoch", "Producer-Seq", "Producer-Expected-Seq", "Producer-Received-Seq"],
   ...["ETag", "Location", "Retry-After", "Content-Encoding", "Vary"],
+  ...["X-Request-Id", "Retry-After-Ms", "X-Should-Retry"],
 ].join(", ");
 
 /** Throws where a page asks that may not; programs send no Origin and are not meant. */

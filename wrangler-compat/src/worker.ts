@@ -30,15 +30,24 @@ export { StreamObject } from "./stream_object";
 const SESSION = "/v1/ws";
 const READ = /^\/v1\/generate\/([^/]+)$/;
 const CANCEL = /^\/v1\/generate\/[^/]+\/cancel$/;
+const REQUEST_ID = "X-Request-Id";
+const ID = /^[!-~]{1,128}$/;
 const UPGRADE_REQUIRED = 426;
 const HANDSHAKE = [
   ...["Upgrade", "Connection", "Sec-WebSocket-Key", "Sec-WebSocket-Version"],
   ...["Sec-WebSocket-Protocol", "Sec-WebSocket-Extensions"],
 ];
-const PREFLIGHTS = ["/v1/generate", "/v1/stream/"];
+/** Routes that answer a preflight. */
+const PREFLIGHTS = [
+  ...["/v1/generate", "/api/chat", "/v1/stream/", "/v1/chat/completions", "/v1/completions"],
+  ...["/v1/responses", "/v1/embeddings", "/v1/models"],
+];
 
 export default {
-  async fetch(request: Request, env: Env): Promise<Response> {
+  async fetch(asked: Request, env: Env): Promise<Response> {
+    const request = new Request(asked);
+    const id = requestId(asked);
+    request.headers.set(REQUEST_ID, id); // the edge behind says the same in its log
     const allowed = allowedOrigins(env);
     const access = accessHeaders(request, allowed);
     let answer: Response;
@@ -56,6 +65,7 @@ export default {
     }
     if (answer.webSocket) return answer;
     const headers = new Headers(answer.headers);
+    headers.set(REQUEST_ID, id);
     for (const [name, value] of Object.entries(access)) {
       if (name === "Vary") headers.append(name, value);
       else headers.set(name, value);
@@ -92,6 +102,12 @@ function decoded(pathname: string): string {
   } catch {
     return pathname;
   }
+}
+
+/** The one that the request has, if it is one, or one of our own. */
+function requestId(request: Request): string {
+  const given = request.headers.get(REQUEST_ID) ?? "";
+  return ID.test(given) ? given : randomKey();
 }
 
 function document(fields: object): Response {
