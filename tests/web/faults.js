@@ -272,6 +272,9 @@ function withTransport(transport) {
       equal(frames.map(({ index }) => index), frames.map((_, nth) => nth), "indexes");
       equal(resume(world.generate, of(world, { storage })).seen, frames.length, "seen");
       equal(await all(before).then((rest) => rest.length), frames.length - 5, "the rest");
+      const named = stream(`${world.generate}/${world.id}`, of(world, { storage, key: "named" }));
+      await named.text();
+      equal(resume(`${world.generate}/${world.id}`, of(world, { storage, key: "named" })).id, world.id, "named");
       after.forget();
       equal(resume(world.generate, of(world, { storage })), null, "forgotten");
     },

@@ -119,7 +119,7 @@ async def test_it_goes_offline_and_comes_back_from_another_address(scene: Scene)
         before = scene.way.lost
         await page.context.set_offline(True)
         scene.way.cut = True
-        while scene.way.lost < before + 5:
+        while scene.way.lost < before + 2:
             await page.wait_for_timeout(50)
         scene.way.change()
         scene.way.cut = False

@@ -1,7 +1,7 @@
 // Durable token streams for browsers, Node.js and Workers. docs/web.md shows how to use it.
 
 import { system } from "./connection.js";
-import { Stream, keyOf } from "./stream.js";
+import { Stream, keyOf, partsOf } from "./stream.js";
 
 export { TailraceError } from "./errors.js";
 export { Stream } from "./stream.js";
@@ -20,7 +20,6 @@ export const stream = (url, options = {}) => new Stream(url, options, options.sy
  * @returns {Stream | null}
  */
 export function resume(url, options) {
-  const whole = new URL(url, globalThis.location?.href);
-  const saved = JSON.parse(options.storage.getItem(keyOf(options, whole.origin + whole.pathname)) ?? "null");
+  const saved = JSON.parse(options.storage.getItem(keyOf(options, partsOf(url)[0])) ?? "null");
   return saved && new Stream(url, options, options.system ?? system, saved);
 }

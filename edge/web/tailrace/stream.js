@@ -77,9 +77,8 @@ export class Stream {
 
   /** @param {string} url @param {Options} options @param {System} system @param {Saved | null} saved */
   constructor(url, options, system, saved) {
-    const whole = new URL(url, globalThis.location?.href);
-    const [, base, id] = whole.pathname.match(OPENED) ?? [];
-    this.#url = whole.origin + (base ?? whole.pathname);
+    const [base, id] = partsOf(url);
+    this.#url = base;
     this.#options = options;
     this.#system = system;
     this.#input = saved?.input ?? options.input ?? null;
@@ -409,6 +408,15 @@ export class Stream {
       // It is full or forbidden: then a reload finds nothing, and all else goes on.
     }
   }
+}
+
+/** The URL of /v1/generate, and the stream's id where one is named. @param {string} url
+ * @returns {[string, string | undefined]}
+ */
+export function partsOf(url) {
+  const { origin, pathname } = new URL(url, globalThis.location?.href);
+  const [, base, id] = pathname.match(OPENED) ?? [];
+  return [origin + (base ?? pathname), id];
 }
 
 /** @param {Options} options @param {string} url */
