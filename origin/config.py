@@ -244,6 +244,13 @@ class OriginConfig(Settings):
         description="operators who ask see prompts and texts of streams; each time is logged",
     )
     max_streams: int = Field(256, ge=1, description="running and waiting streams; 503 beyond")
+    overload_wait_s: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="when a stream that is not of class batch has waited so long to be begun, the"
+        " origin does less, step by step; see docs/origins.md",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )

@@ -84,6 +84,7 @@ class Metrics:
         }
         self.streams = self._gauge("num_streams", "Streams that run or wait at this origin", ())
         self._ended = self._counter("streams_ended", "Streams that ended here", ("finish_reason",))
+        self.overload = self._gauge("overload_rung", "0 normal, up to 6: nothing new", ())
         self.circuit = self._gauge("circuit_state", "0 closed, 1 half open, 2 open", ())
         self._deaths = self._counter("worker_deaths", "Workers that ended by themselves", ("kind",))
         self._takeovers = self._counter("takeovers", "Streams that another worker went on with", ())

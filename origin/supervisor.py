@@ -27,6 +27,7 @@ from origin.edges.peers import Way
 from origin.generations.resume_token import TokenKeys
 from origin.generations.runs import Runs
 from origin.generations.service import Service
+from origin.memory import free_memory
 from origin.metrics import Metrics
 from origin.objects import OriginObjects
 from origin.open_ledger import open_ledger
@@ -92,6 +93,7 @@ class Supervisor:
             self._say_heartbeat,
             self._metrics,
             paused_s=retention.retention_s,
+            most_wait_s=config.overload_wait_s,
         )
         self._service = Service(
             ledger=ledger,
@@ -189,6 +191,7 @@ class Supervisor:
             with _unless_away():
                 await self._runs.restore(await self._ledger.unfinished())
                 await self._runs.attend()
+                await self._runs.relieve(free_memory())
             await asyncio.sleep(ADOPT_S)
 
     async def _sweep(self) -> None:

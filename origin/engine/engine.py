@@ -46,6 +46,7 @@ class Engine:
         self._scheduler = Scheduler(PagePool(model.pages), limits)
         self._generations: dict[int, Generation] = {}
         self._outbox: list[Emission] = []
+        self._guesses = around.drafter is not None
 
     @classmethod
     def of(cls, model: Model, tokenizer: Tokenizer, limits: Limits | None = None) -> Engine:
@@ -98,11 +99,16 @@ class Engine:
         """Whether nobody reads the run's stream; nothing happens if it has ended."""
         self._scheduler.attend(run_id, unread=unread)
 
+    def ease(self, *, small_steps: bool, guess: bool) -> None:
+        """Whether steps stay as small as they may be, and whether tokens are guessed at all."""
+        self._guesses = guess and self._around.drafter is not None
+        self._scheduler.ease(small_steps=small_steps)
+
     def step(self) -> list[Emission]:
         """Do one plan; returns what it and the calls since the last step produced."""
         emissions, self._outbox = self._outbox, []
         began = self._clock_s()
-        plan = self._scheduler.plan(self._propose if self._around.drafter else None)
+        plan = self._scheduler.plan(self._propose if self._guesses else None)
         for run_id in plan.preempted:
             self._generations[run_id].release()
         if plan.work:

@@ -37,6 +37,7 @@ from origin.generations.allowance import Allowances
 from origin.generations.attendance import Attendance, is_left
 from origin.generations.callers import tenant_of
 from origin.generations.history import History
+from origin.generations.overload import Overload
 from origin.generations.readers import Readers
 from origin.generations.recipe import Recipe
 from origin.generations.spans import record_span
@@ -59,6 +60,7 @@ from origin.workers.worker_frame import (
 )
 from origin.workers.worker_process import WorkerSlot
 
+MOST_WAIT_S = 60.0
 MAX_DEATHS = 5
 """A stream that so many workers in a row died on, when no other could be the cause, is ended
 as failed."""
@@ -84,8 +86,10 @@ class Runs:
         *,
         paused_s: float = 86_400,
         random: Random | None = None,
+        most_wait_s: float = MOST_WAIT_S,
     ) -> None:
-        """`paused_s` is how long a paused stream is kept."""
+        """`paused_s` is how long a paused stream is kept; to wait for so long as
+        `most_wait_s` to be begun is too long, and makes the origin do less."""
         self.readers = Readers(self._touch, metrics.replayed)
         self.starts = ColdStarts()
         self.allowances = Allowances(metrics.clock, random)
@@ -94,6 +98,7 @@ class Runs:
         self._metrics = metrics
         self._changed = changed
         self.table = StreamTable(max_streams, metrics, self._random)
+        self.overload = Overload(self.table, metrics, self._random, most_wait_s)
         self._attendance = Attendance(paused_s)
         self._left: set[bytes] = set()  # unfinished, and not ours to go on with
         self._slots: list[WorkerSlot] = []
@@ -146,6 +151,7 @@ class Runs:
         if self.model is None:
             after_ms = spread_ms(LOADING_RETRY_MS, self._random)
             raise Unavailable("the model is loading", code="loading", retry_after_ms=after_ms)
+        self.overload.admit(priority)
         tenant = tenant_of(caller)
         with self.table.reserved(streams, priority, tenant):
             self.allowances.admit(caller, streams, self.table.unfinished(tenant) - streams)
@@ -366,6 +372,23 @@ class Runs:
         if (known := self.table.by_id.get(stream)) is not None:
             self.table.touch(known)
 
+    # ---- too much to do ----
+
+    async def relieve(self, free_memory: float) -> None:
+        """Do less, or more again, as things are; called now and then. `free_memory` is a share."""
+        if not self._slots:
+            return  # who waits, waits for a worker
+        before = self.overload.ladder.rung
+        longest = self.overload.look(self._metrics.clock(), free_memory)
+        if self.overload.ladder.rung is not before:
+            for slot in self._slots:
+                self.overload.ease(slot)
+        if longest is not None and longest.slot is not None:
+            longest.slot.send(Halt(), longest.run)
+            self.table.take_off(longest)
+            why = "it ran longest when the memory was nearly used up"
+            await self._end(longest, FinishReason.FAILED, why, retryable=True)
+
     # ---- who reads ----
 
     async def attend(self) -> None:
@@ -429,6 +452,8 @@ class Runs:
         self.starts.ready(slot.number, ready.load_ms, self._metrics.clock(), slot.start)
         self._deaths = 0
         self._slots.append(slot)
+        if self.overload.ladder.rung:
+            self.overload.ease(slot)
         self._changed()
         await self._assign()
 

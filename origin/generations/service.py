@@ -133,7 +133,7 @@ class Service:
             if earlier is not None:
                 return self._opened(earlier, given)
         with self.runs.room(request.n, request.priority, request.caller) as ready:
-            recipe = await self._admit(request, ready)
+            recipe = self.runs.overload.shortened(await self._admit(request, ready))
             ids = [self.random(STREAM_ID_BYTES) for _ in range(request.n)]
             others = [(id_, _choice(recipe, nth)) for nth, id_ in enumerate(ids) if nth]
             first = recipe.model_copy(update={"siblings": tuple(id_.hex() for id_ in ids[1:])})

@@ -104,6 +104,10 @@ class Scheduler:
         self._queue.charge(known.priority, accepted)
         self._tokens += len(ids)
 
+    def ease(self, *, small_steps: bool) -> None:
+        """Whether steps take no more tokens than the least that they may."""
+        self._step.small = small_steps
+
     def attend(self, run: int, *, unread: bool) -> None:
         """Whether nobody reads the run's stream; it may have ended."""
         known = self._runs.get(run)

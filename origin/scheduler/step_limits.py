@@ -29,6 +29,8 @@ class StepLimits:
     """
 
     def __init__(self, limits: Limits) -> None:
+        self.small = False
+        """Whether a step takes no more than the least, whatever there is time for."""
         self._running = limits.running
         self._target = target = limits.step_seconds * AIM
         self._tokens = BatchLimit(limits.step_tokens_least, limits.step_tokens_most, target)
@@ -42,7 +44,7 @@ class StepLimits:
     @property
     def tokens(self) -> int:
         """What the next step may take in all."""
-        return self._tokens.tokens
+        return self._tokens.least if self.small else self._tokens.tokens
 
     @property
     def rows(self) -> int:
@@ -83,7 +85,7 @@ class BatchLimit:
     """
 
     def __init__(self, least: int, most: int, seconds: float) -> None:
-        self._least = least
+        self.least = least
         self._most = most
         self._seconds = seconds
         self.tokens = least
@@ -91,13 +93,13 @@ class BatchLimit:
 
     @property
     def is_least(self) -> bool:
-        return self.tokens == self._least
+        return self.tokens == self.least
 
     def observe(self, tokens: int, seconds: float, *, full: bool) -> None:
         """A step of `tokens` took so long; `full`: the limit left something out."""
         if seconds > self._seconds:
             lower = max(int(min(tokens, self.tokens) * DECREASE), self.tokens // 2)
-            self.tokens = max(self._least, lower)
+            self.tokens = max(self.least, lower)
         elif full:
             quick = seconds * 2 < self._seconds
             more = self.tokens * 2 if quick else self.tokens + INCREASE_TOKENS

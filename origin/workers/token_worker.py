@@ -51,6 +51,7 @@ from origin.workers.worker_frame import (
     SCHEMA_HASH,
     SUPERVISOR,
     Attend,
+    Ease,
     Emission,
     Fault,
     Frame,
@@ -297,6 +298,8 @@ def _take(frames: Iterator[tuple[int, Frame]], engine: Engine, at_work: AtWork) 
                 engine.halt(corr)
             case Attend():
                 engine.attend(corr, unread=frame.unread)
+            case Ease():
+                engine.ease(small_steps=frame.small_steps, guess=frame.guess)
             case _:
                 raise CallerError(f"{type(frame).__name__} is out of place here", field="tag")
 

@@ -21,7 +21,7 @@ from origin.workers.death import Death, kind_of
 from origin.workers.load_spans import LoadStage
 
 # The first 8 bytes of SHA-256 over the canonical text of origin/workers/worker.bare.
-SCHEMA_HASH = bytes.fromhex("60bd7796055f60c2")
+SCHEMA_HASH = bytes.fromhex("699b67ebfed8ddcc")
 
 # A prompt of 2^20 tokens, 4 bytes each, fits, and so does a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 8 << 20
@@ -274,6 +274,15 @@ class Attend(WorkerFrame):
     somebody does. Not for a worker of kind `text`, which serves in order of arrival."""
 
     unread: bool
+
+
+@frame(45)
+class Ease(WorkerFrame):
+    """What a worker of kind `tokens` does from now on, about no run: whether its steps are as small
+    as they may be, and whether it guesses tokens. At first it guesses, in steps of any size."""
+
+    small_steps: bool
+    guess: bool
 
 
 @frame(41)

@@ -65,6 +65,7 @@ class Engines:
         )
         limits = Limits(step_tokens_least=65, step_tokens_most=self._random.choice((65, 256)))
         engine = Engine(model, around, limits, self._clock_s)
+        engine.ease(small_steps=len(self.made) % 4 == 1, guess=True)
         self.made.append(engine)
         return engine
 

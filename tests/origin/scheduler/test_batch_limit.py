@@ -9,6 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledger.wire.schema import Priority
+from origin.scheduler.limits import Limits
+from origin.scheduler.pages import PagePool
+from origin.scheduler.scheduler import Scheduler
 from origin.scheduler.step_limits import DECREASE, INCREASE_TOKENS, BatchLimit
 
 LEAST, MOST, SECONDS = 128, 4096, 0.05
@@ -84,3 +88,15 @@ def test_whatever_it_sees_it_stays_within_its_bounds_and_falls_by_half_at_most(
         seen.append(batch.tokens)
     assert all(LEAST <= tokens <= MOST for tokens in seen)
     assert all(after >= before // 2 for before, after in pairwise(seen))
+
+
+def test_steps_are_as_small_as_they_may_be_while_that_is_wanted() -> None:
+    target, least = Scheduler(PagePool(400)), Limits().step_tokens_least
+    for run in range(1, 7):
+        target.add(run, Priority.STANDARD, [run * 1000 + n for n in range(1000)], [], 200)
+    while (plan := target.plan()).tokens <= 4 * least:
+        target.done(plan, 0.001)  # quick steps that are full raise the limit
+    target.ease(small_steps=True)
+    assert 0 < target.plan().tokens <= least
+    target.ease(small_steps=False)
+    assert target.plan().tokens > 4 * least
