@@ -251,6 +251,8 @@ class Service:
             raise _cannot_steer("the worker of this stream answers in text")
         if recipe.format is not None:
             raise _cannot_steer("the stream has an output format, which the text could break")
+        if recipe.tools is not None and recipe.tools.forced:
+            raise _cannot_steer("the stream must call a tool, which the text could break")
         if len(text) > MAX_STEER_CHARS:
             raise TooLarge(
                 f"{len(text)} characters",

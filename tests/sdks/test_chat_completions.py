@@ -177,6 +177,12 @@ async def test_a_required_tool_is_called_whole_streamed_and_resumed(
     url = f"{house.edges[1].url}/v1/chat/completions/{chunks[0].id}"
     rest = await client.get(url, params={"stream": "true", "starting_after": number})
     assert '"arguments"' in rest.text and '"name"' not in rest.text
+    id_ = whole.id.removeprefix("chatcmpl-")
+    native = await client.get(f"{house.edges[1].url}/v1/generate/{id_}")
+    assert native.json()["tool_calls"] == [
+        {"id": call.id, "name": "add", "arguments": call.function.arguments}
+    ]
+    assert native.json()["finish_reason"] == "tool-calls"
     named: Any = {"type": "function", "function": {"name": "add"}}
     answer = await sdk.chat.completions.create(**asked | {"tool_choice": named})
     assert answer.choices[0].message.tool_calls

@@ -13,7 +13,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from ledger.errors import LedgerFailed, LedgerFull, NotFound, TooLarge
+from ledger.errors import Conflict, LedgerFailed, LedgerFull, NotFound, TooLarge
 from ledger.frame import (
     LINK_CODEC,
     MAX_MESSAGES,
@@ -42,6 +42,8 @@ from ledger.frame import (
     StreamError,
     StreamState,
     Token,
+    ToolChoice,
+    Tools,
     decode,
     encode,
 )
@@ -417,12 +419,25 @@ async def test_a_text_that_cannot_be_taken_is_refused(
     assert error.hint
 
 
-async def test_a_stream_with_an_output_format_is_not_steered(house: House) -> None:
+async def test_a_stream_with_an_output_format_is_not_steered(
+    house: House,
+) -> None:
     client = await house.greeted()
     shape = OutputFormat(FormatKind.REGEX, "[a-z]+")
     answer = await opened(client, request=replace(REQUEST, format=shape))
     error = await refused(client, Steer(answer.stream, None, "text"))
     assert (error.status, error.code) == (409, "unsupported")
+
+
+async def test_a_stream_that_must_call_a_tool_is_not_steered(house: House, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    service = replace(house.service, reader=PromptReader(model))
+    tools = Tools('[{"name":"now"}]', ToolChoice.REQUIRED)
+    chat = replace(REQUEST, prompt=None, messages=(Message("user", "Hi"),), tools=tools)
+    answer = await service.open(chat)
+    with pytest.raises(Conflict, match="must call a tool"):
+        await service.steer(Steer(answer.stream, None, "text"))
 
 
 async def test_a_stream_that_is_over_or_unknown_is_not_steered(house: House) -> None:
