@@ -10,7 +10,7 @@ import { Splitter, decode } from "../../edge/web/tailrace/wire.js";
 export const CUT = Symbol("cut");
 
 export function breaking(alter, changes = {}) {
-  const seen = { connections: 0, frames: 0, wake: null };
+  const seen = { connections: 0, frames: 0, wake: null, isSilent: false };
   const pass = (splitter, data, connection) => {
     const out = [];
     for (const raw of splitter.feed(data)) {
@@ -34,6 +34,7 @@ export function breaking(alter, changes = {}) {
       async pull(controller) {
         if (isOver) return controller.error(new TypeError("network error"));
         const { value, done } = await reader.read();
+        if (done && seen.isSilent) return new Promise(() => {}); // not even the end comes
         if (done) return controller.close();
         const [frames, isCut] = pass(splitter, value, connection);
         for (const raw of frames) controller.enqueue(raw);

@@ -123,18 +123,41 @@ function withTransport(transport) {
       equal(seen.connections, 2, "connections");
     },
 
-    async "what is silent is left, but not by a page that was frozen"(world) {
-      let skew = 0;
-      const late = [];
-      const { system: broken, seen } = breaking((raw, frame) => {
-        if (frame.index === 5) skew += 3_600_000;
-        return [raw];
+    async "a connection that says nothing any more is left"(world) {
+      const faults = [];
+      const { system, seen } = breaking((raw, frame, connection) => {
+        seen.isSilent ||= connection === 0 && frame.index === 5;
+        if (connection > 0) seen.isSilent = false;
+        return seen.isSilent ? [] : [raw];
       }, {
-        now: () => performance.now() + skew,
-        setTimer: (ring, ms) => setTimeout(() => { late.push(ms); ring(); }, Math.min(ms, 30)),
+        // Twenty times as quick as the world: silence is told by seconds.
+        now: () => 20 * performance.now(),
+        setTimer: (ring, ms) => setTimeout(ring, ms / 20),
       });
-      equal(await all(again(world, { system: broken })), world.frames, "frames");
-      equal(seen.connections, 1, "connections");
+      const onState = (state, { error }) => state === "waiting" && faults.push(error.code);
+      equal(await all(again(world, { system, onState })), world.frames, "frames");
+      equal([faults, seen.connections], [["silent"], 2], "faults");
+    },
+
+    async "a page that was frozen leaves no connection"(world) {
+      let skew = 0;
+      let rang = () => {};
+      const ring = () => new Promise((resolve) => { rang = resolve; });
+      const { system, seen } = breaking(same, {
+        now: () => performance.now() + skew,
+        setTimer: (act, ms) => setTimeout(() => { act(); rang(); }, Math.min(ms, 30)),
+      });
+      // Longer than a window: while nothing is taken it is not over.
+      const reading = stream(`${world.generate}/${world.longId}`, of(world, { system }));
+      let frames = 0;
+      for await (const { index } of reading) {
+        equal(index, frames++, "index");
+        if (index !== 5) continue;
+        for (let came = -1; came !== seen.frames; await ring()) came = seen.frames;
+        skew = 3_600_000; // nothing comes, and an hour has gone by when the timer rings
+        await ring();
+      }
+      equal([frames, seen.connections], [world.longFrames, 1], "frames and connections");
     },
 
     async "retries run out, and reconnect goes on"(world) {
