@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import psycopg
 import pytest
@@ -11,6 +11,8 @@ from ledger.errors import ConfigError, LedgerFailed, StaleEpoch
 from ledger.interface import ObjectKey, ObjectWrite, Refusal
 from ledger.postgres.connection import with_last
 from ledger.postgres.ledger import PostgresLedger
+from ledger.postgres.schema import Identity
+from ledger.postgres.server import Server
 from tests.ledger.backends import A, Clock, everything, new, token, tokens
 from tests.ledger.postgres_server import PostgresServer
 
@@ -253,3 +255,32 @@ def test_the_host_that_was_left_is_tried_last(
 ) -> None:
     host, port = (part.encode() for part in left)
     assert with_last(given, host, port) == then
+
+
+KNOWN = Identity(system=7, timeline=3)
+FOUND: list[tuple[Identity, bool, type[Exception] | None]] = [
+    (KNOWN, False, None),
+    (KNOWN._replace(timeline=4), True, None),  # a standby that every commit had waited for
+    (KNOWN._replace(timeline=4), False, LedgerFailed),
+    (KNOWN._replace(timeline=2), True, psycopg.OperationalError),
+    (KNOWN._replace(system=8), True, LedgerFailed),
+]
+
+
+async def test_a_new_timeline_alone_fails_a_ledger_whose_commits_waited_for_no_standby(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[Identity, bool]] = []
+
+    async def check(_connection: object) -> tuple[Identity, bool]:
+        return said.pop(0)
+
+    monkeypatch.setattr("ledger.postgres.server.check_server", check)
+    for found, synchronous, error in FOUND:
+        said += [(KNOWN, synchronous), (found, synchronous)]
+        ours = Server(server.dsn(), "test")
+        connections = [await ours.connect()]
+        with pytest.raises(error) if error else nullcontext():
+            connections.append(await ours.connect())
+        for connection in connections:
+            await connection.close()

@@ -6,18 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from ledger.errors import OriginUnreachable
-from ledger.frame import SCHEMA_HASH, Hello, encode
+from ledger.errors import OriginUnreachable, Unavailable
+from ledger.frame import SCHEMA_HASH, Heartbeat, Hello, encode
 from ledger.interface import ObjectKey
 from ledger.objects.object import ObjectRequest
 from ledger.postgres.ledger import PostgresLedger
 from ledger.sqlite.ledger import SqliteLedger
 from origin.config import StreamsConfig
+from origin.edges import peers
 from origin.edges.peers import SOFTWARE
 from origin.objects import OriginObjects
 from origin.steady_clock import now_ms
@@ -190,3 +192,32 @@ async def test_an_address_that_leads_to_another_origin_costs_time_and_nothing_el
         await ledger.objects.claim(ObjectKey("stream", "s"))
         assert await other.ask("PUT", "s") == 201  # which it has asked itself for in between
         await ledger.close()
+
+
+class Mute(asyncio.Protocol):
+    """An origin that greets, tells its patience, and then says nothing."""
+
+    def __init__(self, patience_ms: int) -> None:
+        self._alive = Heartbeat(0, ready=True, patience_ms=patience_ms)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).write(
+            encode(Hello(SCHEMA_HASH, "mute")) + encode(self._alive)
+        )
+
+
+@pytest.mark.parametrize(("told_ms", "else_s"), [(50, 3600.0), (0, 0.05)])
+async def test_an_origin_that_is_asked_is_waited_for_as_long_as_it_has_told(
+    monkeypatch: pytest.MonkeyPatch, told_ms: int, else_s: float
+) -> None:
+    monkeypatch.setattr(peers, "PEER_SILENCE_S", else_s)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(partial(Mute, told_ms), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, asyncio.timeout(PATIENCE_S):
+        _, link = await loop.create_connection(peers.PeerLink, "127.0.0.1", port)
+        await link.greeted.wait()
+        with pytest.raises(Unavailable) as caught:
+            await link.call(ObjectKey("stream", "a"), ObjectRequest("GET", URL + "a"))
+        link.close()
+    assert caught.value.code == "outcome_unknown"
