@@ -178,14 +178,14 @@ class Launcher:
                     self._waiting = ForkedProcess(said.pid)
                     self._settled.set()
                 self.refusal = said.refusal if said is not None else ""
-                return was_ready
             finally:
                 # The worker that waits sees that its launcher is gone, and ends.
                 self._socket = self._process = self._waiting = None
                 self._settled.clear()
                 _kill(process)
                 await process.wait()
-                log.warning("launcher.lost", pid=process.pid, exit=process.returncode)
+            log.warning("launcher.lost", pid=process.pid, exit=process.returncode)
+            return was_ready
 
     def _ready(self, pid: int, said: Forked, asked_s: float) -> None:
         own = [LoadStage(*stage) for stage in said.stages]

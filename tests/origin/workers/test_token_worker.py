@@ -1,6 +1,7 @@
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -252,10 +253,12 @@ class Rests(Watchdog):
     def __init__(self) -> None:
         super().__init__(60, 60)
         self.rests = 0
+        self.began = threading.Event()
 
     @contextmanager
     def resting(self) -> Iterator[None]:
         self.rests += 1
+        self.began.set()
         yield
 
 
@@ -263,8 +266,13 @@ def test_a_worker_may_wait_for_its_supervisor_as_long_as_it_takes() -> None:
     step = Step.of((Emission(1, 0, (), 0, bytes(MAX_STEP_BYTES)),))
     watchdog = Rests()
     ours, theirs = socket.socketpair()
+
+    def receive() -> bytes:
+        assert watchdog.began.wait(SOCKET_TIMEOUT_S)
+        return theirs.recv(len(encode(step)), socket.MSG_WAITALL)
+
     with ours, theirs, ThreadPoolExecutor(1) as pool:
-        received = pool.submit(theirs.recv, len(encode(step)), socket.MSG_WAITALL)
+        received = pool.submit(receive)
         FrameSocket(ours, watchdog).send(step)
         assert received.result(SOCKET_TIMEOUT_S) == encode(step)
     assert watchdog.rests == 1
