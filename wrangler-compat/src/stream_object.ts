@@ -304,26 +304,24 @@ export class StreamObject extends DurableObject<Env> {
   /** What has come since the last commit is one commit: what waits for it is seen after it. */
   async #commitAll(): Promise<void> {
     try {
-      await this.#commitWaiting();
+      while (this.#waiting.length > 0) await this.#commitWaiting();
     } catch (error) {
       console.error(error);
       this.ctx.abort("the storage refused a write"); // the next object knows what was written
     }
-    this.#committing = null;
+    this.#committing = null; // in the turn that found nothing waiting: what comes next begins anew
   }
 
   async #commitWaiting(): Promise<void> {
-    while (this.#waiting.length > 0) {
-      await this.#gathered();
-      const runs = this.#waiting;
-      this.#waiting = [];
-      this.#waitingBytes = 0;
-      const begun = Date.now();
-      this.ctx.storage.transactionSync(() => this.#log.append(runs));
-      await this.ctx.storage.sync();
-      this.#commitMs = Date.now() - begun;
-      this.#readers.release(joined(runs));
-    }
+    await this.#gathered();
+    const runs = this.#waiting;
+    this.#waiting = [];
+    this.#waitingBytes = 0;
+    const begun = Date.now();
+    this.ctx.storage.transactionSync(() => this.#log.append(runs));
+    await this.ctx.storage.sync();
+    this.#commitMs = Date.now() - begun;
+    this.#readers.release(joined(runs));
   }
 
   /** Frames that are here, but come one a turn, are to be in one commit: as long as the last took. */
