@@ -67,6 +67,7 @@ class Writer:
         self._room = asyncio.Event()
         self._room.set()
         self._closing = False
+        self._under_way = self._new_group()
         self.forming = self._new_group()
         self._task = asyncio.create_task(self._run(), name="ledger-writer")
 
@@ -93,9 +94,15 @@ class Writer:
         await asyncio.shield(group.done)
 
     def fail(self, error: TailraceError) -> None:
-        """Take no more writes: whoever waits, or comes, gets this error."""
+        """Store and release nothing more: whoever waits, or comes, gets this error.
+
+        Of what is under way nobody learns whether it is stored: its writers may send it again.
+        """
         self._failure = self._failure or error
-        self._refuse(self.forming)
+        for group in (self._under_way, self.forming):
+            if not group.done.done():
+                group.done.set_exception(self._failure)
+                group.done.exception()  # seen here; those who wait on it see it too
         self._room.set()
         self._work.set()
 
@@ -104,10 +111,10 @@ class Writer:
         self._closing = True
         self._work.set()
         _, late = await asyncio.wait({self._task}, timeout=CLOSE_PATIENCE_S)
-        if late:
-            self.fail(LedgerFailed("the ledger was closed while its server was away"))
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        why = "was closed while its server was away" if late else "is closed"
+        self.fail(LedgerFailed(f"the ledger {why}"))
+        self._task.cancel()
+        await asyncio.wait({self._task})
 
     # ---- the writer ----
 
@@ -115,47 +122,39 @@ class Writer:
         return Group(asyncio.get_running_loop().create_future())
 
     async def _run(self) -> None:
-        while self._failure is None and not (self._closing and not self.forming.items):
+        while not (self._closing and not self.forming.items):
             await self._work.wait()
+            if self._failure is not None:
+                return  # it may have come with the group that was to be stored now
             self._work.clear()
             # One swap with no await in it: an item is in the old group or in the new one.
-            group, self.forming = self.forming, self._new_group()
+            self._under_way, self.forming = self.forming, self._new_group()
             self._room.set()
-            if group.items:
-                await self._store(group)
+            if self._under_way.items:
+                await self._store(self._under_way)
 
     async def _store(self, group: Group) -> None:
         try:
             plan = await self._commit(group.items)
+            if self._failure is None:
+                for item, refusal in plan.refused:
+                    item.error = refusal
+                self._release(plan)
+                group.done.set_result(None)
         except (LedgerAway, LedgerFailed, ConfigError) as error:
             # Away for longer than the writer waits is for good: its lease has lapsed.
-            final = LedgerFailed(error.message) if isinstance(error, LedgerAway) else error
-            self.fail(final)
-            self._refuse(group)
-        except asyncio.CancelledError:
-            self._refuse(group)
-            raise
-        except Exception as error:
+            self.fail(LedgerFailed(error.message) if isinstance(error, LedgerAway) else error)
+        except BaseException as error:
             # Whatever it is, nobody may wait for ever.
             self.fail(LedgerFailed(f"the commit could not be made: {error!r}"))
-            self._refuse(group)
             raise
-        else:
-            for item, refusal in plan.refused:
-                item.error = refusal
-            self._release(plan)
-            group.done.set_result(None)
-
-    def _refuse(self, group: Group) -> None:
-        if not group.done.done():
-            group.done.set_exception(self._failure or LedgerFailed("the ledger is closed"))
-            group.done.exception()  # seen here; those who wait on it see it too
 
     async def _commit(self, items: list[Item]) -> GroupPlan:
         self._number += 1
         stamp, tried = Stamp(self._lease, self._number, self._now_ms()), list[GroupPlan]()
 
         async def work(connection: AsyncConnection) -> GroupPlan:
+            self.check()
             try:
                 return await self._try(connection, items, tried, stamp)
             except errors.CheckViolation:

@@ -87,6 +87,60 @@ async def test_a_server_whose_fsync_is_turned_off_is_written_to_no_more(
         assert "fsync is off" in error.message
 
 
+# ---- failed ----
+
+
+async def append_when_it_fails(ledger: PostgresLedger, appending: asyncio.Task[object]) -> None:
+    """The append has an error, nothing of it is released, and the writer has stopped."""
+    with pytest.raises(LedgerFailed, match="another has it"):
+        await appending
+    await asyncio.wait({ledger._writer._task})
+    assert ledger._writer._task.exception() is None
+    assert ledger.released(A) == 0
+    with pytest.raises(LedgerFailed, match="another has it"):
+        await ledger.append(tokens(A, [0]))
+
+
+async def test_what_a_failed_ledger_was_about_to_store_is_not_stored(
+    database: str, postgres: PostgresServer
+) -> None:
+    async with opened(database) as ledger:
+        await ledger.create(new())
+        appending = asyncio.create_task(ledger.append(tokens(A, [0])))
+        # The append has woken the writer, which has not run yet.
+        asyncio.get_running_loop().call_soon(ledger._writer.fail, LedgerFailed("another has it"))
+        await append_when_it_fails(ledger, appending)
+        stored = postgres.execute("SELECT next_index FROM tailrace.head", database)
+        assert stored == [(0,)]
+
+
+@pytest.mark.parametrize(("ends", "stored"), [("by itself", 1), ("undone", 0)])
+async def test_a_ledger_that_fails_while_it_stores_acknowledges_nothing_and_tries_no_more(
+    database: str, postgres: PostgresServer, ends: str, stored: int
+) -> None:
+    which = "FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%moved AS%'"
+    async with opened(database) as ledger:
+        await ledger.create(new())
+        with psycopg.connect(database) as other:
+            other.execute("SELECT FROM tailrace.head FOR UPDATE")
+            appending = asyncio.create_task(ledger.append(tokens(A, [0])))
+            await asyncio.to_thread(postgres.until, f"SELECT count(*) {which}")
+            ledger._writer.fail(LedgerFailed("another has it"))
+            if ends == "undone":
+                postgres.execute(f"SELECT pg_cancel_backend(pid) {which}")
+        await append_when_it_fails(ledger, appending)
+        head = postgres.execute("SELECT next_index FROM tailrace.head", database)
+        assert head == [(stored,)]
+
+
+async def test_a_closed_ledger_takes_no_append(database: str) -> None:
+    async with opened(database) as ledger:
+        await ledger.create(new())
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(LedgerFailed, match="the ledger is closed"):
+            await ledger.append(tokens(A, [0]))
+
+
 # ---- gone back ----
 
 
