@@ -124,8 +124,9 @@ class Peers:
             attempt = self._attempts[address] = asyncio.create_task(connect(address, self._way))
             attempt.add_done_callback(lambda _: self._attempts.pop(address))
         link = await asyncio.shield(attempt)
-        if link is not None:
-            self._links[address] = link
+        if link is None or link.closed:
+            return None
+        self._links[address] = link
         return link
 
     async def _wait_for(self, address: str, key: ObjectKey) -> None:
@@ -156,7 +157,6 @@ class PeerLink(asyncio.Protocol):
     """One connection to another origin, with many Calls on it."""
 
     def __init__(self, secret: bytes | None = None) -> None:
-        self.closed = False
         self._handshake = Handshake(Side.EDGE, secret)
         self._is_hello_heard = False
         self.greeted = asyncio.Event()
@@ -167,6 +167,11 @@ class PeerLink(asyncio.Protocol):
         self._corrs = itertools.count(1)
         self._calls: dict[int, PeerCall] = {}
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent: what comes now is to be asked on another one."""
+        return self._transport is None or self._transport.is_closing()
+
     async def call(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
         """Send a request and wait for the whole answer; raises what a StreamError says."""
         corr = next(self._corrs)
@@ -174,7 +179,7 @@ class PeerLink(asyncio.Protocol):
         headers = tuple(Header(name, value) for name, value in request.headers)
         sent = Call(*key, request.method, request.url, headers, request.body, MAX_CREDIT_BODIES)
         try:
-            if self._transport is None:
+            if self._transport is None or self.closed:
                 raise outcome_unknown()
             self._transport.write(LINK_CODEC.encode(sent, corr))
             return await self._answer(call)
@@ -205,7 +210,7 @@ class PeerLink(asyncio.Protocol):
             self._transport.write(encode(challenge))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.closed, self._transport = True, None
+        self._transport = None
         self.greeted.set()
         for call in self._calls.values():
             call.fail(outcome_unknown())
@@ -243,7 +248,7 @@ class PeerLink(asyncio.Protocol):
             self.greeted.set()
 
     def _write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self.closed:
             self._transport.write(data)
 
 

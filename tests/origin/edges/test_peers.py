@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from ledger.errors import OriginUnreachable, Unavailable
+from ledger.errors import HeldElsewhere, OriginUnreachable, Unavailable
 from ledger.frame import SCHEMA_HASH, Heartbeat, Hello, encode
 from ledger.interface import ObjectKey
 from ledger.objects.object import ObjectRequest
@@ -113,6 +113,23 @@ async def test_a_fork_is_made_of_a_stream_that_another_origin_holds(
         assert await other.ask("PUT", "f", b"d", ("stream-forked-from", "/v1/stream/s")) == 201
         assert await one.text("f") == b"abcd"
         assert (one.resident, other.resident) == (1, 1)
+
+
+async def test_what_comes_while_a_link_is_closing_goes_by_a_new_one(
+    database: str, checkpoint: Path
+) -> None:
+    async with origin(database, checkpoint) as one, origin(database, checkpoint) as other:
+        assert await one.ask("PUT", "s", b"a") == 201
+        assert await other.ask("POST", "s", b"b") == 204
+        ours, key = other.objects._peers, ObjectKey("stream", "s")
+        [(address, link)] = ours._links.items()
+        link.close()  # as one does whose answer was not waited for any longer
+        held = HeldElsewhere("another origin has it")
+        held.address = address
+        response = await ours.ask(held, key, ObjectRequest("POST", URL + "s", (TEXT,), b"c"))
+        assert response is not None
+        assert response.status == 204
+        assert await one.text("s") == b"abc"
 
 
 async def test_an_origin_that_ends_leaves_its_objects_to_the_next_that_is_asked(
