@@ -37,7 +37,8 @@ KILL_GRACE_S = 5.0
 LAST_WORDS_S = 1.0
 """What a worker said before it exited is read for so long; a child that it forked may hold its
 socket open, and will never close it."""
-READ_BYTES = 256 * 1024
+READ_BYTES = 64 * 1024
+"""Steps that come in one read are stored in one group commit."""
 
 log = structlog.get_logger("worker")
 
@@ -249,8 +250,8 @@ class WorkerSlot:
             if self.is_silent:
                 self.is_silent = False
                 await owner.worker_heard(self)
-            for raw in splitter.feed(data):
-                _, frame = worker_frame.decode(raw)
+            said = (worker_frame.decode(raw)[1] for raw in splitter.feed(data))
+            for frame in worker_frame.together(said):
                 if not greeted:
                     _check_hello(frame)
                     greeted = True

@@ -71,10 +71,10 @@ def main(argv: Sequence[str]) -> int:
                     places.pop(corr, None)
         elif is_on:
             text = stamp()
+            logged = {at: encode_logged(Token(text, at)) for at in set(places.values())}
             emissions = []
             for run, index in places.items():
-                logged = encode_logged(Token(text, index))
-                emissions.append(Emission(run, index, (index & 0x7FFF,), 0, logged))
+                emissions.append(Emission(run, index, (index & 0x7FFF,), 0, logged[index]))
                 places[run] = index + 1
             connection.sendall(encode(step_of(emissions)))
             if told["steps_per_s"]:

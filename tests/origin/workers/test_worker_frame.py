@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any, cast
 
 import pytest
@@ -109,6 +110,11 @@ def test_a_step_in_columns_gives_the_emissions_that_it_was_made_of(some: list[Em
     assert step.emissions == some
 
 
+@given(st.lists(st.lists(EMISSIONS, max_size=3), min_size=1, max_size=3))
+def test_steps_in_a_row_are_one_step(some: list[list[Emission]]) -> None:
+    assert Step.joined([*map(Step.of, some)]).emissions == list(chain.from_iterable(some))
+
+
 @given(st.lists(EMISSIONS, min_size=1, max_size=3), st.data())
 def test_columns_that_do_not_fit_together_are_refused(
     some: list[Emission], data: st.DataObject
@@ -118,6 +124,8 @@ def test_columns_that_do_not_fit_together_are_refused(
     longer = replace(step, **cast(Any, {name: (*getattr(step, name), 1)}))
     with pytest.raises(FrameError, match="do not fit together"):
         _ = longer.emissions
+    with pytest.raises(FrameError, match="do not fit together"):
+        Step.joined([step, longer, step])
 
 
 def test_a_bad_id_is_refused_by_its_column() -> None:
