@@ -45,6 +45,7 @@ SANS_IO = (
     *("origin/engine/*.py", "origin/scheduler/*.py", "origin/streams/append.py"),
     *("origin/generations/ladder.py", "origin/workers/circuit.py", "origin/workers/liveness.py"),
     *("origin/streams/offset.py", "origin/streams/producer.py", "origin/warm/*.py"),
+    "origin/pool/*.py",
     *("origin/subscriptions/interest.py", "origin/subscriptions/subscription.py"),
 )
 OUTSIDE = {"aiosqlite", "apsw", "asyncio", "httpx", "psycopg", "socket", "sqlite3"}

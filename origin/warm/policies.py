@@ -193,11 +193,15 @@ class GreedyDual:
     def victims(self, idle: Collection[str], sizes: dict[str, float], needed: float) -> list[str]:
         """The fewest of the lowest priorities that free `needed`, or all if that is not enough."""
         chosen: list[str] = []
-        for model in sorted(idle, key=lambda one: (self._priority[one], one)):
+        for model in sorted(idle, key=lambda one: (self._worth(one), one)):
             if needed <= 0:
                 break
             needed -= sizes[model]
-            self.clock = max(self.clock, self._priority[model])
+            self.clock = max(self.clock, self._worth(model))
             self._frequency[model] = 0  # a model that was evicted starts anew, as in FaasCache
             chosen.append(model)
         return chosen
+
+    def _worth(self, model: str) -> float:
+        """Of one that was loaded ahead and never asked for: as little as can be."""
+        return self._priority.get(model, 0.0)

@@ -1,0 +1,72 @@
+"""What the pool tells whoever keeps its history. Times are seconds of the pool's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from origin.pool.tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalRecord:
+    """A request that has ended. `tier` is what it found, `waited_s` how long until it was taken.
+
+    `was_idle`: no other request of its model was under way, so that it ended an idle gap.
+    """
+
+    model: str
+    arrived_s: float
+    waited_s: float
+    ended_s: float
+    tier: Tier
+    was_idle: bool
+
+    @property
+    def is_cold(self) -> bool:
+        """It began a busy time of its model, and had to wait for a load."""
+        return self.was_idle and self.tier < Tier.COMPILED
+
+
+@dataclass(frozen=True, slots=True)
+class TierChange:
+    """A model has come to `tier`. `took_s`, of one that became ready: since the load began."""
+
+    model: str
+    at_s: float
+    before: Tier
+    tier: Tier
+    reason: str
+    took_s: float | None = None
+
+
+class PoolChoice(StrEnum):
+    """What a decision of the pool was about."""
+
+    KEEP = "keep"
+    """It fell idle: for how long it stays, and when it is loaded again."""
+    LOAD = "load"
+    PREWARM = "prewarm"
+    EVICT = "evict"
+    DECLINE = "decline"
+    """A hint or a prewarm that was not followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDecision:
+    """What was decided about a model, by what, and from what it knew."""
+
+    model: str
+    at_s: float
+    policy: str
+    choice: PoolChoice
+    reason: str
+    features: dict[str, float] = field(default_factory=dict)
+    keep_until_s: float | None = None
+    prewarm_at_s: float | None = None
+    prewarm_until_s: float | None = None
+
+
+PoolRecord = ArrivalRecord | TierChange | PoolDecision
+KeepRecord = Callable[[PoolRecord], None]

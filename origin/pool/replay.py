@@ -1,0 +1,185 @@
+"""The pool in time that is played: for simulations, and for a shadow of the pool that serves."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+
+from origin.pool.warm_pool import PoolOrder, WarmPool
+from origin.warm.trace import ArrivalTrace
+
+PROGRESS_EVERY = 10_000
+LEAVE_S = 0.1
+"""What it takes until the memory of a model that leaves is free, unless it was measured."""
+MOST_HELD = 100_000
+"""Requests that a shadow keeps in mind; beyond it the oldest one counts as ended."""
+
+_END, _GONE, _LOADED = range(3)
+"""Of the same instant an end comes first, and arrivals after all of these."""
+
+
+class PoolReplay:
+    """Feeds a pool with requests, in the order of their arrival, and with what follows of them."""
+
+    def __init__(
+        self, pool: WarmPool, load_s: Callable[[str], float], leave_s: float = LEAVE_S
+    ) -> None:
+        self.pool = pool
+        self.now = 0.0
+        self._load_s, self._leave_s = load_s, leave_s
+        self._events: list[tuple[float, int, int, Hashable]] = []
+        self._waiting: dict[str, list[tuple[Hashable, float]]] = {}
+        self._count = 0
+
+    def start(self, now: float) -> None:
+        self.now = now
+        self._carry_out(self.pool.start(now))
+
+    def request(self, model: str, at: float, service_s: float) -> None:
+        """One that takes so long once it was taken."""
+        self.advance(at)
+        self._count += 1
+        orders = self.pool.arrive(model, self._count, self.now)
+        if self.pool.is_ready(model):
+            self._at(self.now + service_s, _END, self._count)
+        else:
+            self._waiting.setdefault(model, []).append((self._count, service_s))
+        self._carry_out(orders)
+
+    def advance(self, to: float) -> None:
+        """All that happens until then."""
+        while True:
+            first = self._events[0][0] if self._events else inf
+            due = max(min(first, self.pool.wake_at(self.now)), self.now)
+            if due > to or due == inf:
+                break
+            self.now = due
+            if first <= due:
+                _, kind, _, what = heappop(self._events)
+                self._happen(kind, what)
+            else:
+                self._carry_out(self.pool.tick(due))
+        if to != inf:
+            self.now = to
+
+    def _happen(self, kind: int, what: Hashable) -> None:
+        if kind == _END:
+            orders = self.pool.end(what, self.now)
+        elif kind == _GONE:
+            orders = self.pool.gone(str(what), self.now)
+        else:
+            orders = self.pool.loaded(str(what), self.now)
+            for request, service_s in self._waiting.pop(str(what), ()):
+                self._at(self.now + service_s, _END, request)
+        self._carry_out(orders)
+
+    def _carry_out(self, orders: list[PoolOrder]) -> None:
+        for order in orders:
+            if order.load:
+                self._at(self.now + self._load_s(order.model), _LOADED, order.model)
+            else:
+                self._at(self.now + self._leave_s, _GONE, order.model)
+
+    def _at(self, time_s: float, kind: int, what: Hashable) -> None:
+        self._count += 1
+        heappush(self._events, (time_s, kind, self._count, what))
+
+
+@dataclass(frozen=True)
+class PoolCounts:
+    """What a pool has come to; `cold_starts` counts the first one of each model, too."""
+
+    requests: int
+    cold_starts: int
+    loads: int
+    wasted_gpu_s: float
+
+    @classmethod
+    def of(cls, pool: WarmPool) -> PoolCounts:
+        states = pool.states()
+        return cls(
+            sum(one.requests for one in states),
+            sum(one.cold_starts for one in states),
+            sum(one.loads for one in states),
+            sum(one.wasted_gpu_s for one in states),
+        )
+
+    @property
+    def cold_rate(self) -> float:
+        return self.cold_starts / self.requests if self.requests else 0.0
+
+
+def replay_pool(
+    trace: ArrivalTrace,
+    pool: WarmPool,
+    load_s: Callable[[str], float],
+    leave_s: float = LEAVE_S,
+    progress: Callable[[int], None] = lambda done: None,
+) -> PoolCounts:
+    """A trace through the very pool that serves: with a cap, prewarms, queues and loads."""
+    replay = PoolReplay(pool, load_s, leave_s)
+    columns = (trace.model.tolist(), trace.arrival_s.tolist(), trace.duration_s.tolist())
+    for done, (model, at, service_s) in enumerate(zip(*columns, strict=True)):
+        if done == 0:
+            replay.start(at)
+        if done % PROGRESS_EVERY == 0:
+            progress(done)
+        replay.request(trace.names[model], at, service_s)
+    if len(trace):
+        # What follows the last request is the same guess for every policy: none.
+        ends = max(at + service_s for _, at, service_s in zip(*columns, strict=True))
+        replay.advance(ends)
+    return PoolCounts.of(pool)
+
+
+class ShadowPool:
+    """Another policy beside the one that serves: it decides, and nothing is done about it.
+
+    In the shadow a request takes as long as it did in truth, once it was taken; that is known when
+    it has ended. So the shadow is behind by the longest request that is under way.
+    """
+
+    def __init__(self, replay: PoolReplay, now: float) -> None:
+        self.replay = replay
+        replay.start(now)
+        self._open: deque[_Shadowed] = deque()
+        self._by_request: dict[Hashable, _Shadowed] = {}
+
+    @property
+    def pool(self) -> WarmPool:
+        return self.replay.pool
+
+    @property
+    def counts(self) -> PoolCounts:
+        return PoolCounts.of(self.replay.pool)
+
+    def arrived(self, model: str, request: Hashable, now: float) -> None:
+        one = _Shadowed(model, request, now)
+        self._open.append(one)
+        self._by_request[request] = one
+        if len(self._open) > MOST_HELD:
+            first = self._open[0]
+            self.ended(first.request, now, now - first.arrived_s)
+
+    def ended(self, request: Hashable, now: float, service_s: float) -> None:
+        """It has ended, `service_s` after it was taken."""
+        known = self._by_request.pop(request, None)
+        if known is None:
+            return
+        known.service_s = service_s
+        while self._open and (service := self._open[0].service_s) is not None:
+            one = self._open.popleft()
+            self.replay.request(one.model, one.arrived_s, service)
+        if not self._open:
+            self.replay.advance(now)
+
+
+@dataclass(slots=True)
+class _Shadowed:
+    model: str
+    request: Hashable
+    arrived_s: float
+    service_s: float | None = None

@@ -1,0 +1,509 @@
+"""The pool: models, what happens to them, and the orders that follow.
+
+A caller says what happens (`arrive`, `end`, `loaded`, `lost`, `gone`, `hint`) and when, carries
+out the orders that come back, and calls `tick` at the time that `wake_at` names. Several callers
+cannot race: each call ends in a state of the table in `tiers` beside this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from ledger.errors import CallerError
+from origin.pool.hints import HINT_WINDOW_S, Hint, HintRecord
+from origin.pool.members import LEAST_SIZE, PooledState, PoolMember, check_members, check_pins
+from origin.pool.records import (
+    ArrivalRecord,
+    KeepRecord,
+    PoolChoice,
+    PoolDecision,
+    TierChange,
+)
+from origin.pool.schedule import Schedule
+from origin.pool.tiers import ABOUT_TO_GO, HOLDING_ROOM, PoolEvent, Residence, Tier, follow
+from origin.warm.policies import GreedyDual, KeepAlivePolicy
+from origin.warm.prices import COLD_COST_GPU_S
+
+PRICE_WEIGHT = 0.3
+"""Of the newest load in what a load is expected to take."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOrder:
+    """To be carried out at once: load the model, or (`load` false) end its workers."""
+
+    model: str
+    load: bool
+    reason: str
+
+
+@dataclass(slots=True)
+class _Visit:
+    model: str
+    arrived_s: float
+    tier: Tier
+    was_idle: bool
+    taken_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is known of a model."""
+
+    member: PoolMember
+    load_s: float
+    is_pinned: bool
+    schedules: tuple[Schedule, ...]
+    residence: Residence = Residence.AWAY
+    tier: Tier = Tier.COLD
+    visits: int = 0
+    waiting: list[Hashable] = field(default_factory=list)
+    ended_s: float | None = None
+    """When it last fell idle; None while it is busy, or was never asked."""
+    keep_until_s: float = 0.0
+    prewarm_at_s: float = inf
+    prewarm_until_s: float = inf
+    loading_s: float = 0.0
+    loading_from: Tier = Tier.COLD
+    reason: str = ""
+    prices: dict[Tier, float] = field(default_factory=dict)
+    hints: dict[Hint, HintRecord] = field(default_factory=dict)
+    cold_starts: int = 0
+    requests: int = 0
+    loads: int = 0
+    idle_from_s: float | None = None
+    """Since when it is ready and nobody asks, if so."""
+    wasted_s: float = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.residence is Residence.READY
+
+    def idles(self, now: float, *, idle: bool) -> None:
+        """From now on it is ready and nobody asks, or that is over."""
+        if self.idle_from_s is not None:
+            self.wasted_s += now - self.idle_from_s
+        self.idle_from_s = now if idle else None
+
+
+class WarmPool:
+    """`caps` bounds what the models of a device take; a device without one is not bounded."""
+
+    def __init__(
+        self,
+        members: Sequence[PoolMember],
+        policy: KeepAlivePolicy,
+        caps: Mapping[str, float] | None = None,
+        *,
+        cold_cost_gpu_s: float = COLD_COST_GPU_S,
+        policies: Mapping[str, KeepAlivePolicy] | None = None,
+        keep: KeepRecord = lambda record: None,
+    ) -> None:
+        """`policies` are those of models that have one of their own; `keep` gets every record."""
+        self._caps = dict(caps or {})
+        self._cold_cost = cold_cost_gpu_s
+        self._policy = policy
+        self._policies = dict(policies or {})
+        self._keep = keep
+        check_members(members, self._caps, self._policies)
+        self._ranking = policy if isinstance(policy, GreedyDual) else GreedyDual(cold_cost_gpu_s)
+        self._models = {
+            one.name: _Kept(one, one.load_s, one.is_pinned, one.schedules) for one in members
+        }
+        self._visits: dict[Hashable, _Visit] = {}
+        self._queue: list[str] = []
+        """Models that wait for room, longest first."""
+
+    # ---- what happens ----
+
+    def start(self, now: float, tier: Tier = Tier.COLD) -> list[PoolOrder]:
+        """Nothing is loaded; models begin at `tier`. What is pinned or scheduled is loaded."""
+        for kept in self._models.values():
+            kept.tier = tier
+        return self.tick(now)
+
+    def arrive(self, model: str, request: Hashable, now: float) -> list[PoolOrder]:
+        """A request wants the model; it is taken at once if that `is_ready`, or else `loaded`."""
+        kept = self._of(model)
+        idle = not kept.visits
+        self._visits[request] = visit = _Visit(model, now, kept.tier, idle)
+        kept.visits += 1
+        kept.requests += 1
+        kept.idles(now, idle=False)
+        for hint in kept.hints.values():
+            hint.asked(now)
+        if idle:
+            if kept.ended_s is not None:
+                self._policy_of(model).observe(model, now - kept.ended_s)
+            kept.ended_s, kept.prewarm_at_s = None, inf
+            self._ranking.arrived(model, max(kept.member.size, LEAST_SIZE))
+            if not kept.is_ready:
+                kept.cold_starts += 1
+                visit.tier = min(kept.tier, Tier.DEVICE)  # what is leaving cannot be asked
+        if kept.is_ready:
+            visit.taken_s = now
+            self._reach(kept, Tier.HOT, now, "asked")
+            return []
+        kept.waiting.append(request)
+        return self._want(kept, now, PoolChoice.LOAD, "a request waits for it", {})
+
+    def end(self, request: Hashable, now: float) -> list[PoolOrder]:
+        """A request is over, whether it was taken or not; unknown ones are over already."""
+        visit = self._visits.pop(request, None)
+        if visit is None:
+            return []
+        kept = self._models[visit.model]
+        taken_s = now if visit.taken_s is None else visit.taken_s
+        waited_s = taken_s - visit.arrived_s
+        record = ArrivalRecord(
+            visit.model, visit.arrived_s, waited_s, now, visit.tier, visit.was_idle
+        )
+        self._keep(record)
+        if request in kept.waiting:
+            kept.waiting.remove(request)
+        kept.visits -= 1
+        if kept.visits:
+            return []
+        kept.ended_s = now
+        kept.idles(now, idle=kept.is_ready)
+        if kept.residence is Residence.QUEUED:  # who wanted it does not wait any more
+            self._queue.remove(visit.model)
+            kept.residence = follow(kept.residence, PoolEvent.GIVEN_UP)
+        self._decide(kept, now)
+        return self.tick(now)
+
+    def stage(self, model: str, stage_tier: Tier, now: float) -> None:
+        """A model that is loading has come so far."""
+        kept = self._of(model)
+        if kept.residence is Residence.LOADING and stage_tier > kept.tier:
+            self._reach(kept, stage_tier, now, "loading")
+
+    def loaded(self, model: str, now: float) -> list[PoolOrder]:
+        """It may be asked; whoever waited is taken now."""
+        kept = self._of(model)
+        was_loading = kept.residence is Residence.LOADING
+        kept.residence = follow(kept.residence, PoolEvent.LOADED)
+        if not was_loading:
+            return []
+        took_s = now - kept.loading_s
+        known = kept.prices.get(kept.loading_from)
+        price = took_s if known is None else known + PRICE_WEIGHT * (took_s - known)
+        kept.prices[kept.loading_from] = kept.load_s = price
+        self._reach(kept, Tier.COMPILED, now, kept.reason, took_s)
+        for request in kept.waiting:
+            self._visits[request].taken_s = now
+        if kept.waiting:
+            self._reach(kept, Tier.HOT, now, "asked")
+        kept.waiting.clear()
+        if not kept.visits:
+            kept.wasted_s += took_s
+            kept.idles(now, idle=True)
+        return self.tick(now)
+
+    def lost(self, model: str, now: float) -> None:
+        """Its last worker died, and another one is being started: it is loading again."""
+        kept = self._of(model)
+        before = kept.residence
+        kept.residence = follow(before, PoolEvent.LOST)
+        if before is Residence.READY:
+            kept.idles(now, idle=False)
+            kept.loading_s, kept.loading_from, kept.reason = now, Tier.HOST, "its worker died"
+            self._reach(kept, Tier.HOST, now, kept.reason)
+
+    def given_up(self, model: str, now: float, reason: str) -> list[PoolOrder]:
+        """None of its workers can be started; who waits for it is told by the caller."""
+        kept = self._of(model)
+        was_queued = kept.residence is Residence.QUEUED
+        kept.residence = follow(kept.residence, PoolEvent.GIVEN_UP)
+        kept.keep_until_s, kept.prewarm_at_s = now, inf
+        if was_queued:
+            self._queue.remove(model)
+            return []
+        self._log(kept, now, PoolChoice.EVICT, reason, {})
+        return [PoolOrder(model, False, reason)]
+
+    def gone(self, model: str, now: float, tier: Tier = Tier.HOST) -> list[PoolOrder]:
+        """Its workers have ended; it is at `tier` now, and its room is free."""
+        kept = self._of(model)
+        kept.residence = follow(kept.residence, PoolEvent.GONE)
+        self._reach(kept, tier, now, kept.reason)
+        if kept.residence is Residence.QUEUED:
+            self._queue.append(model)
+        return self.tick(now)
+
+    def hint(self, model: str, hint: Hint, now: float) -> list[PoolOrder]:
+        """It may soon be asked for: load it ahead, where that pays and nobody else has to go."""
+        kept = self._of(model)
+        if kept.visits:
+            return []
+        record = kept.hints.setdefault(hint, HintRecord())
+        share = 1.0 if hint is Hint.OPERATOR else record.share
+        record.came(now)
+        spent_s = kept.load_s + (1 - share) * HINT_WINDOW_S
+        features = {
+            "share": share,
+            "saved_gpu_s": share * self._cold_cost,
+            "spent_gpu_s": spent_s,
+        }
+        if hint is not Hint.OPERATOR and share * self._cold_cost <= spent_s:
+            why = f"a {hint} hint is right too seldom"
+            self._log(kept, now, PoolChoice.DECLINE, why, features)
+            return []
+        until_s = now + kept.load_s + HINT_WINDOW_S
+        kept.keep_until_s = max(kept.keep_until_s, until_s)
+        if kept.residence in (Residence.LOADING, Residence.READY, Residence.QUEUED):
+            return []
+        if hint is not Hint.OPERATOR and not self._fits(kept):
+            self._log(kept, now, PoolChoice.DECLINE, "there is no free room", features)
+            return []
+        return self._want(kept, now, PoolChoice.PREWARM, f"hint: {hint}", features)
+
+    def pin(self, model: str, now: float, *, pinned: bool) -> list[PoolOrder]:
+        """Keep it whatever the policy says, or no longer."""
+        kept = self._of(model)
+        others = [one.member for one in self._models.values() if one is not kept]
+        pins = {one.name for one in others if self._models[one.name].is_pinned}
+        check_pins([*others, kept.member], self._caps, pins | ({model} if pinned else set()))
+        kept.is_pinned = pinned
+        if not pinned and not kept.visits:
+            self._decide(kept, now)
+        return self.tick(now)
+
+    def use(self, policy: KeepAlivePolicy, now: float) -> list[PoolOrder]:
+        """Another policy from now on; what is idle is decided anew."""
+        self._policy = policy
+        if isinstance(policy, GreedyDual):
+            self._ranking = policy
+        for kept in self._models.values():
+            if kept.residence is Residence.READY and not kept.visits:
+                self._decide(kept, now)
+        return self.tick(now)
+
+    def tick(self, now: float) -> list[PoolOrder]:
+        """What is due: models whose time is over leave, others are loaded ahead."""
+        orders: list[PoolOrder] = []
+        for kept in self._models.values():
+            if self._is_idle(kept) and self._until(kept, now) <= now:
+                policy = self._policy_of(kept.member.name).name
+                orders += self._evict(kept, now, f"{policy}: its time is over")
+        for kept in self._models.values():
+            if kept.residence is not Residence.AWAY or kept.visits:
+                continue
+            wanted = self._override(kept, now)
+            if wanted:
+                orders += self._want(kept, now, PoolChoice.PREWARM, wanted, {})
+            elif kept.prewarm_at_s <= now:
+                orders += self._prewarm(kept, now)
+        return orders + self._admit(now)
+
+    def wake_at(self, now: float) -> float:
+        """When `tick` is next to be called; infinite where nothing is due by itself."""
+        return min((self._due(kept, now) for kept in self._models.values()), default=inf)
+
+    # ---- what is known ----
+
+    def is_ready(self, model: str) -> bool:
+        return self._of(model).is_ready
+
+    def expected_s(self, model: str, now: float) -> float:
+        """Until it may be asked, if what was measured of its loads holds."""
+        kept = self._of(model)
+        if kept.is_ready:
+            return 0.0
+        begun_s = now - kept.loading_s if kept.residence is Residence.LOADING else 0.0
+        return max(kept.load_s - begun_s, 0.0)
+
+    def states(self) -> list[PooledState]:
+        return [
+            PooledState(
+                name,
+                kept.residence,
+                kept.tier,
+                kept.visits,
+                kept.is_pinned,
+                self._policy_of(name).name,
+                None if not self._is_idle(kept) else kept.keep_until_s,
+                None if kept.prewarm_at_s == inf else kept.prewarm_at_s,
+                dict(kept.prices),
+                kept.requests,
+                kept.cold_starts,
+                kept.loads,
+                kept.wasted_s,
+            )
+            for name, kept in self._models.items()
+        ]
+
+    def used(self, device: str) -> float:
+        """What its models hold of a device, those included that are about to come or go."""
+        return sum(
+            kept.member.size
+            for kept in self._models.values()
+            if kept.member.device == device and kept.residence in HOLDING_ROOM
+        )
+
+    # ---- the rules ----
+
+    def _decide(self, kept: _Kept, now: float) -> None:
+        """It is idle: ask its policy."""
+        policy = self._policy_of(kept.member.name)
+        decision = policy.decide(kept.member.name, now)
+        kept.keep_until_s = decision.keep_until_s
+        kept.prewarm_at_s, kept.prewarm_until_s = decision.prewarm_at_s, decision.prewarm_until_s
+        self._log(kept, now, PoolChoice.KEEP, decision.reason, decision.features)
+
+    def _until(self, kept: _Kept, now: float) -> float:
+        """How long an idle model stays."""
+        if kept.is_pinned:
+            return inf
+        until_s = kept.keep_until_s
+        if kept.prewarm_at_s <= until_s:
+            until_s = max(until_s, kept.prewarm_until_s)
+        for one in kept.schedules:
+            hours = one.next_hours(now)
+            if hours.begin_s - kept.load_s <= now:
+                until_s = max(until_s, hours.end_s)
+        return until_s
+
+    def _override(self, kept: _Kept, now: float) -> str:
+        """Why the operator wants it now, if so."""
+        if kept.is_pinned:
+            return "pinned"
+        if any(one.next_hours(now).begin_s - kept.load_s <= now for one in kept.schedules):
+            return "scheduled"
+        return ""
+
+    def _due(self, kept: _Kept, now: float) -> float:
+        if self._is_idle(kept):
+            return self._until(kept, now)
+        if kept.residence is not Residence.AWAY or kept.visits:
+            return inf
+        begins = [one.next_hours(now).begin_s - kept.load_s for one in kept.schedules]
+        return min([kept.prewarm_at_s, *begins])
+
+    def _prewarm(self, kept: _Kept, now: float) -> list[PoolOrder]:
+        """Its policy wants it again, though nobody asked yet."""
+        until_s, kept.prewarm_at_s = kept.prewarm_until_s, inf
+        if until_s <= now:
+            return []
+        if not self._fits(kept):
+            self._log(kept, now, PoolChoice.DECLINE, "there is no free room", {})
+            return []
+        kept.keep_until_s = until_s
+        return self._want(kept, now, PoolChoice.PREWARM, "its next request is foreseen", {})
+
+    def _want(
+        self, kept: _Kept, now: float, choice: PoolChoice, reason: str, features: dict[str, float]
+    ) -> list[PoolOrder]:
+        """See to it that it is loaded, now or when there is room."""
+        before = kept.residence
+        kept.residence = follow(before, PoolEvent.WANTED)
+        if kept.residence is not before:
+            kept.reason = reason
+            self._log(kept, now, choice, reason, features)
+        if before is Residence.AWAY:
+            self._queue.append(kept.member.name)
+        return self._admit(now)
+
+    def _admit(self, now: float) -> list[PoolOrder]:
+        """Give room to those that wait for it: who is asked for first, then who came first.
+
+        One that there is no room for lets others past only where they need nobody to go.
+        """
+        orders: list[PoolOrder] = []
+        blocked: set[str] = set()
+        for name in sorted(self._queue, key=lambda one: not self._models[one].visits):
+            kept = self._models[name]
+            device, size = kept.member.device, kept.member.size
+            missing = self.used(device) + size - self._caps.get(device, inf)
+            if missing <= 0:
+                orders.append(self._load(kept, now))
+            elif device not in blocked:
+                blocked.add(device)
+                orders += self._make_room(kept, missing, now)
+        return orders
+
+    def _make_room(self, kept: _Kept, missing: float, now: float) -> list[PoolOrder]:
+        """Have idle models leave, if that is enough together with those that leave already."""
+        near = [one for one in self._models.values() if one.member.device == kept.member.device]
+        missing -= sum(one.member.size for one in near if one.residence in ABOUT_TO_GO)
+        idle = {
+            one.member.name: one.member.size
+            for one in near
+            if self._is_idle(one) and not self._override(one, now)
+        }
+        if missing <= 0 or sum(idle.values()) < missing:
+            return []
+        orders: list[PoolOrder] = []
+        for name in self._ranking.victims(idle, idle, missing):
+            reason = f"{kept.member.name} needs its room, and it was worth least"
+            orders += self._evict(self._models[name], now, reason)
+        return orders
+
+    def _load(self, kept: _Kept, now: float) -> PoolOrder:
+        self._queue.remove(kept.member.name)
+        kept.residence = follow(kept.residence, PoolEvent.ADMITTED)
+        kept.loading_s, kept.loading_from = now, kept.tier
+        kept.loads += 1
+        return PoolOrder(kept.member.name, True, kept.reason)
+
+    def _evict(self, kept: _Kept, now: float, reason: str) -> list[PoolOrder]:
+        kept.residence = follow(kept.residence, PoolEvent.EVICTED)
+        kept.reason = reason
+        kept.idles(now, idle=False)
+        idle_s = 0.0 if kept.ended_s is None else now - kept.ended_s
+        self._log(kept, now, PoolChoice.EVICT, reason, {"idle_s": idle_s})
+        return [PoolOrder(kept.member.name, False, reason)]
+
+    def _fits(self, kept: _Kept) -> bool:
+        device = kept.member.device
+        waiting = sum(
+            one.member.size
+            for one in map(self._models.__getitem__, self._queue)
+            if one.member.device == device
+        )
+        return self.used(device) + waiting + kept.member.size <= self._caps.get(device, inf)
+
+    def _is_idle(self, kept: _Kept) -> bool:
+        return kept.is_ready and not kept.visits
+
+    # ---- what is told ----
+
+    def _reach(
+        self, kept: _Kept, tier: Tier, now: float, reason: str, took_s: float | None = None
+    ) -> None:
+        if tier is kept.tier and took_s is None:
+            return
+        before, kept.tier = kept.tier, tier
+        self._keep(TierChange(kept.member.name, now, before, tier, reason, took_s))
+
+    def _log(
+        self, kept: _Kept, now: float, choice: PoolChoice, reason: str, features: dict[str, float]
+    ) -> None:
+        name = kept.member.name
+        kept_until = kept.keep_until_s if choice is PoolChoice.KEEP else None
+        ahead = choice is PoolChoice.KEEP and kept.prewarm_at_s != inf
+        self._keep(
+            PoolDecision(
+                name,
+                now,
+                self._policy_of(name).name,
+                choice,
+                reason,
+                features,
+                kept_until,
+                kept.prewarm_at_s if ahead else None,
+                kept.prewarm_until_s if ahead else None,
+            )
+        )
+
+    def _policy_of(self, model: str) -> KeepAlivePolicy:
+        return self._policies.get(model, self._policy)
+
+    def _of(self, model: str) -> _Kept:
+        kept = self._models.get(model)
+        if kept is None:
+            hint = f"this pool has {', '.join(self._models)}"
+            raise CallerError(f"no model is called {model!r}", field="model", hint=hint)
+        return kept

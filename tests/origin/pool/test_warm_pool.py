@@ -1,0 +1,333 @@
+"""The pool keeps its cap, never evicts what is busy or loading, and says why it does what."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ledger.errors import CallerError, ConfigError, Conflict
+from origin.pool.hints import Hint
+from origin.pool.members import PoolMember
+from origin.pool.records import ArrivalRecord, PoolChoice, PoolDecision, PoolRecord, TierChange
+from origin.pool.replay import PoolReplay, ShadowPool, replay_pool
+from origin.pool.schedule import Schedule
+from origin.pool.tiers import HOLDING_ROOM, TRANSITIONS, PoolEvent, Residence, Tier, follow
+from origin.pool.warm_pool import PoolOrder, WarmPool
+from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy
+from origin.warm.prices import WarmPrices
+from origin.warm.simulate import replay
+from origin.warm.trace import ArrivalTrace, idle_gaps
+
+PRICES = WarmPrices(60.0, 10.0)
+NAMES = ("a", "b", "c")
+
+
+def pool_of(
+    policy: KeepAlivePolicy | None = None, cap: float = inf, **changes: bool | tuple[Schedule, ...]
+) -> tuple[WarmPool, list[PoolRecord]]:
+    """Three models of size one; `changes` are of `a`."""
+    kept: list[PoolRecord] = []
+    members = [PoolMember("a", **changes), PoolMember("b"), PoolMember("c")]  # type: ignore[arg-type]
+    pool = WarmPool(members, policy or FixedTtl(60), {"cpu": cap}, keep=kept.append)
+    return pool, kept
+
+
+def residence(pool: WarmPool, model: str) -> Residence:
+    return next(one.residence for one in pool.states() if one.model == model)
+
+
+class PoolOfThree(RuleBasedStateMachine):
+    """Requests come and end, loads and leavings finish and fail, in any order, under a cap of 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.pool, self.kept = pool_of(GreedyDual(60.0), 2.0)
+        self.open: dict[int, str] = {}
+        self.coming: set[str] = set()
+        self.going: set[str] = set()
+        self.count = 0
+
+    def carry_out(self, orders: list[PoolOrder]) -> None:
+        for order in orders:
+            assert order.reason
+            if order.load:
+                assert order.model not in self.coming | self.going
+                self.coming.add(order.model)
+            else:
+                assert order.model not in self.coming | self.going
+                assert order.model not in self.open.values()
+                self.going.add(order.model)
+
+    @rule(model=st.sampled_from(NAMES), after=st.floats(0, 100))
+    def ask(self, model: str, after: float) -> None:
+        self.now += after
+        self.count += 1
+        self.open[self.count] = model
+        self.carry_out(self.pool.arrive(model, self.count, self.now))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), after=st.floats(0, 100))
+    def end(self, data: st.DataObject, after: float) -> None:
+        self.now += after
+        request = data.draw(st.sampled_from(sorted(self.open)))
+        del self.open[request]
+        self.carry_out(self.pool.end(request, self.now))
+
+    @precondition(lambda self: self.coming)
+    @rule(data=st.data())
+    def load(self, data: st.DataObject) -> None:
+        model = data.draw(st.sampled_from(sorted(self.coming)))
+        self.coming.remove(model)
+        self.carry_out(self.pool.loaded(model, self.now))
+
+    @precondition(lambda self: self.coming)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        model = data.draw(st.sampled_from(sorted(self.coming)))
+        self.coming.remove(model)
+        for request in [one for one, name in self.open.items() if name == model]:
+            del self.open[request]  # its waiters are told
+            self.carry_out(self.pool.end(request, self.now))
+        self.carry_out(self.pool.given_up(model, self.now, "no worker of it starts"))
+
+    @precondition(lambda self: self.going)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        model = data.draw(st.sampled_from(sorted(self.going)))
+        self.going.remove(model)
+        self.carry_out(self.pool.gone(model, self.now))
+
+    @rule(model=st.sampled_from(NAMES))
+    def die(self, model: str) -> None:
+        if residence(self.pool, model) is Residence.READY:
+            self.pool.lost(model, self.now)
+            self.coming.add(model)
+
+    @rule(model=st.sampled_from(NAMES), hint=st.sampled_from(Hint))
+    def foresee(self, model: str, hint: Hint) -> None:
+        self.carry_out(self.pool.hint(model, hint, self.now))
+
+    @rule(after=st.floats(0, 100))
+    def wait(self, after: float) -> None:
+        self.now += after
+        self.carry_out(self.pool.tick(self.now))
+
+    @invariant()
+    def the_cap_holds(self) -> None:
+        assert self.pool.used("cpu") <= 2.0
+        held = {one.model for one in self.pool.states() if one.residence in HOLDING_ROOM}
+        ready = {one.model for one in self.pool.states() if one.residence is Residence.READY}
+        assert held == self.coming | self.going | ready
+
+    def teardown(self) -> None:
+        """When all that is under way is over, whoever still waits is served, one after another."""
+        for _ in range(8 * (len(self.open) + 3)):
+            for model in sorted(self.going):
+                self.going.remove(model)
+                self.carry_out(self.pool.gone(model, self.now))
+            for model in sorted(self.coming):
+                self.coming.remove(model)
+                self.carry_out(self.pool.loaded(model, self.now))
+            for request, model in list(self.open.items()):
+                if self.pool.is_ready(model):
+                    del self.open[request]
+                    self.carry_out(self.pool.end(request, self.now))
+        assert not self.open
+
+
+TestPoolOfThree = PoolOfThree.TestCase
+TestPoolOfThree.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_model_that_loads_cannot_be_evicted_whatever_is_tried() -> None:
+    assert (Residence.LOADING, PoolEvent.EVICTED) not in TRANSITIONS
+    with pytest.raises(Conflict, match="a model that is loading cannot be evicted"):
+        follow(Residence.LOADING, PoolEvent.EVICTED)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 3000), st.integers(1, 60)),
+        min_size=2,
+        max_size=40,
+    )
+)
+def test_with_room_for_all_and_loads_in_no_time_the_pool_is_what_the_simulator_says(
+    rows: list[tuple[int, int, int]],
+) -> None:
+    model, arrival, duration = (np.array(column) for column in zip(*rows, strict=True))
+    # Gaps of whole quarters and TTLs between them: no two things happen at one instant.
+    trace = ArrivalTrace.of(NAMES, model, arrival / 4.0, duration / 4.0 + 0.05)
+    for ttl_s in (0.1, 30.1, 200.1):
+        said = replay(idle_gaps(trace), NAMES, FixedTtl(ttl_s), PRICES)
+        pool, _ = pool_of(FixedTtl(ttl_s))
+        seen = replay_pool(trace, pool, lambda name: 0.0, leave_s=0.0)
+        assert (seen.cold_starts, seen.requests) == (said.cold_starts, said.requests)
+
+
+def test_every_step_of_a_model_is_told_with_its_reason_and_what_it_took() -> None:
+    pool, kept = pool_of(FixedTtl(60))
+    assert pool.start(0.0, Tier.LAUNCHED) == []
+    assert pool.arrive("a", 1, 10.0) == [PoolOrder("a", True, "a request waits for it")]
+    assert pool.expected_s("a", 12.0) == 8.0
+    pool.stage("a", Tier.HOST, 11.0)
+    assert not pool.is_ready("a")
+    assert pool.loaded("a", 14.0) == [] and pool.is_ready("a")
+    assert pool.end(1, 20.0) == [] and pool.wake_at(20.0) == 80.0
+    (order,) = pool.tick(80.0)
+    assert not order.load and "its time is over" in order.reason
+    assert pool.gone("a", 80.5) == []
+    assert pool.expected_s("a", 81.0) == 4.0  # as measured
+    changes = [(one.before, one.tier) for one in kept if isinstance(one, TierChange)]
+    assert changes == [
+        (Tier.LAUNCHED, Tier.HOST),
+        (Tier.HOST, Tier.COMPILED),
+        (Tier.COMPILED, Tier.HOT),
+        (Tier.HOT, Tier.HOST),
+    ]
+    assert [one for one in kept if isinstance(one, ArrivalRecord)] == [
+        ArrivalRecord("a", 10.0, 4.0, 20.0, Tier.LAUNCHED, was_idle=True)
+    ]
+    decisions = [one for one in kept if isinstance(one, PoolDecision)]
+    assert [one.choice for one in decisions] == [PoolChoice.LOAD, PoolChoice.KEEP, PoolChoice.EVICT]
+    assert decisions[1].keep_until_s == 80.0 and decisions[2].features == {"idle_s": 60.0}
+    (state, *_) = pool.states()
+    assert (state.wasted_gpu_s, state.prices_s) == (60.0, {Tier.LAUNCHED: 4.0})
+
+
+def test_who_is_asked_for_while_it_leaves_comes_back_and_one_that_no_longer_waits_does_not() -> (
+    None
+):
+    pool, _ = pool_of(FixedTtl(0), cap=1.0)
+    pool.arrive("a", 1, 0.0)
+    pool.loaded("a", 1.0)
+    assert [one.load for one in pool.end(1, 2.0)] == [False]
+    assert pool.arrive("a", 2, 2.0) == [] and residence(pool, "a") is Residence.RETURNING
+    assert pool.arrive("b", 3, 2.1) == []
+    pool.end(3, 2.2)  # b had no room, and its reader is gone
+    assert residence(pool, "b") is Residence.AWAY
+    assert [(one.model, one.load) for one in pool.gone("a", 3.0)] == [("a", True)]
+    assert residence(pool, "a") is Residence.LOADING
+
+
+def test_a_pin_and_a_schedule_come_before_the_policy() -> None:
+    pool, _ = pool_of(FixedTtl(0), is_pinned=True)
+    assert [one.reason for one in pool.start(0.0)] == ["pinned"]
+    pool.loaded("a", 1.0)
+    assert pool.wake_at(1.0) == inf
+    assert [one.load for one in pool.pin("a", 2.0, pinned=False)] == [False]
+    hours = Schedule.parse("thu 08:00-18:00")  # the epoch was a Thursday
+    pool, _ = pool_of(FixedTtl(0), schedules=(hours,))
+    assert pool.start(0.0) == [] and pool.wake_at(0.0) == 8 * 3600 - 10  # a load takes 10 s
+    assert [one.reason for one in pool.tick(8 * 3600 - 10.0)] == ["scheduled"]
+    pool.loaded("a", 8 * 3600.0)
+    assert pool.wake_at(8 * 3600.0) == 18 * 3600
+    assert [one.load for one in pool.tick(18 * 3600.0)] == [False]
+
+
+def test_a_hint_is_followed_until_it_was_wrong_too_often() -> None:
+    """A load of 10 s, and 30 s of keeping where it was wrong, against a cold start of 60."""
+    pool, kept = pool_of(FixedTtl(0))
+    followed = []
+    for at in (0.0, 1000.0):
+        orders = pool.hint("a", Hint.PAGE, at)
+        followed.append([one.reason for one in orders])
+        if not orders:
+            break
+        pool.loaded("a", at + 10)
+        assert pool.wake_at(at + 10) == at + 40
+        assert [one.load for one in pool.tick(at + 40)] == [False]
+        pool.gone("a", at + 41)
+    assert followed == [["hint: page"], []]
+    declined = kept[-1]
+    assert isinstance(declined, PoolDecision) and declined.choice is PoolChoice.DECLINE
+    assert declined.features == pytest.approx(
+        {"share": 1 / 3, "saved_gpu_s": 20.0, "spent_gpu_s": 30.0}
+    )
+    # What is asked for behind a hint makes up for it; an operator's word needs no proof.
+    pool.arrive("a", 1, 1020.0)
+    pool.loaded("a", 1030.0)
+    for order in pool.end(1, 1031.0):
+        pool.gone(order.model, 1031.0)
+    assert pool.hint("a", Hint.PAGE, 2000.0)
+    assert pool.hint("b", Hint.OPERATOR, 2000.0)[0].load
+
+
+def test_a_shadow_of_the_same_policy_does_what_the_pool_did() -> None:
+    rng = np.random.default_rng(3)
+    arrivals = np.sort(rng.uniform(0, 20_000, 400))
+    live, _ = pool_of(BreakEven(PRICES), 2.0)
+    other, _ = pool_of(BreakEven(PRICES), 2.0)
+    shadow = ShadowPool(PoolReplay(other, lambda name: 7.0), 0.0)
+    player = PoolReplay(live, lambda name: 7.0)
+    player.start(0.0)
+    over: list[tuple[float, int, float]] = []
+    for at, arrival in enumerate(arrivals.tolist()):
+        for end_s, request, service_s in [one for one in over if one[0] <= arrival]:
+            shadow.ended(request, end_s, service_s)
+            over.remove((end_s, request, service_s))
+        name, service_s = NAMES[at % 3], float(rng.exponential(5.0))
+        player.request(name, arrival, service_s)
+        shadow.arrived(name, at, arrival)
+        over.append((arrival + service_s + 7.0, at, service_s))
+    for end_s, request, service_s in sorted(over):
+        shadow.ended(request, end_s, service_s)
+    assert shadow.counts.requests == 400
+    assert shadow.counts.cold_starts == sum(one.cold_starts for one in live.states()) > 100
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "schedule: '' is not days and hours (such as 'mon-fri 08:00-18:00'"),
+        ("mon-fri", "'mon-fri' is not days and hours"),
+        ("monday 08:00-18:00", "'monday' is no day (daily, or of mon, tue"),
+        ("mon 8-18", "'8-18' is not HH:MM-HH:MM"),
+        ("mon 08:00-25:00", "25:00 in '08:00-25:00' is no time of day (00:00 to 24:00)"),
+        ("mon 08:00-08:00", "ends as it begins ('00:00-24:00' is the whole day)"),
+        ("mon 24:00-08:00", "begins at 24:00 (write 00:00)"),
+        ("mon 08:00-18:00 Mars/Base", "no time zone is called 'Mars/Base'"),
+    ],
+)
+def test_a_malformed_schedule_is_refused_with_what_would_be_right(text: str, says: str) -> None:
+    with pytest.raises(CallerError) as caught:
+        Schedule.parse(text)
+    assert says in str(caught.value)
+
+
+def test_schedules_go_past_midnight_round_the_week_and_by_their_zones_clock() -> None:
+    thursday = 0.0
+    night = Schedule.parse("fri-mon 22:00-02:00").next_hours(thursday)
+    assert (night.begin_s, night.end_s) == (46 * 3600, 50 * 3600)
+    # In the middle of Saturday's first hour that of Friday is still open.
+    assert Schedule.parse("fri 22:00-02:00").next_hours(48.5 * 3600).begin_s == 46 * 3600
+    summer = 1_751_846_400.0  # Monday, 2025-07-07 00:00 UTC
+    hours = Schedule.parse("mon 08:00-24:00 Europe/Berlin").next_hours(summer)
+    assert (hours.begin_s - summer, hours.end_s - summer) == (6 * 3600, 22 * 3600)
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ([PoolMember("a"), PoolMember("a")], "two models are called 'a'"),
+        ([PoolMember("a", 3.0)], "'a' takes 3 of cpu, whose cap is 2"),
+        ([PoolMember("a", 2.0, is_pinned=True), PoolMember("b")], "and 'b' takes 1 (pin fewer"),
+    ],
+)
+def test_what_no_pool_can_hold_is_refused(members: list[PoolMember], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        WarmPool(members, FixedTtl(60), {"cpu": 2.0})
+    assert says in str(caught.value)
+
+
+def test_a_model_that_is_not_there_is_named_with_those_that_are() -> None:
+    pool, _ = pool_of()
+    with pytest.raises(CallerError, match=r"no model is called 'x' \(this pool has a, b, c\)"):
+        pool.arrive("x", 1, 0.0)
