@@ -1,61 +1,76 @@
-"""A house for the SDKs, and the scripts of Node.js that run those of npm."""
+"""The house of the end-to-end tests for the SDKs, and scripts that run those of npm and of other
+environments."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.e2e.conftest import House
-from tests.e2e.processes import running
-from tests.e2e.sse import TIMEOUT
-from tests.npm import installed
+from tests import npm, python_packages
+from tests.e2e.conftest import client, standing_house
+
+__all__ = ["client", "house", "standing_house"]
 
 HERE = Path(__file__).parent
+PINS = HERE / "python_clients.txt"
 SCRIPT_TIMEOUT_S = 120.0
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "LANGSMITH_TRACING": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is fetched
+}
 
-Node = Callable[..., Awaitable[Any]]
+Script = Callable[..., Awaitable[Any]]
+"""Runs a script of this folder with arguments; gives the JSON that it prints last."""
 
-
-@pytest.fixture(scope="module")
-async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
-    """An origin with two edges, for tests that leave them as they were."""
-    made = House(tmp_path_factory.mktemp("house"))
-    async with running(made.origin, *made.edges):
-        yield made
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    """Reads what a client that was cut off would read."""
-    async with httpx.AsyncClient(timeout=TIMEOUT) as made:
-        yield made
+house = standing_house  # no test here hurts it
 
 
 @pytest.fixture(scope="session")
-def node() -> Node:
-    """Runs a script of this folder with the packages of npm; gives the JSON that it prints last."""
-    installed(HERE)
+def node() -> Script:
+    """With the packages of npm."""
+    npm.installed(HERE)
+    return lambda script, *arguments: said_by("node", HERE / script, *arguments)
 
-    async def run(script: str, *arguments: object) -> Any:
-        process = await asyncio.create_subprocess_exec(
-            *("node", str(HERE / script), *map(str, arguments)),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            async with asyncio.timeout(SCRIPT_TIMEOUT_S):
-                out, err = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        assert process.returncode == 0, err.decode()
-        return json.loads(out.decode().splitlines()[-1])
 
-    return run
+@pytest.fixture(scope="session")
+def other_packages() -> Path:
+    """The commands of Python's other clients."""
+    return python_packages.installed(PINS)
+
+
+@pytest.fixture(scope="session")
+def python(other_packages: Path) -> Script:
+    """With Python's other clients."""
+    interpreter = other_packages / "python"
+    return lambda script, *arguments: said_by(interpreter, HERE / script, *arguments)
+
+
+async def said_by(*command: object) -> Any:
+    """What a command prints last, as JSON."""
+    return json.loads((await done(*command)).splitlines()[-1])
+
+
+async def done(*command: object) -> str:
+    """What a command prints; fails with what it complains of."""
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": "", **OFFLINE},
+    )
+    try:
+        async with asyncio.timeout(SCRIPT_TIMEOUT_S):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, err.decode()
+    return out.decode()

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import House
-from tests.sdks.conftest import Node
+from tests.sdks.conftest import Script
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
-async def told(house: House, node: Node) -> dict[str, Any]:
+async def told(house: House, node: Script) -> dict[str, Any]:
     """What the script has seen."""
     seen: dict[str, Any] = await node("ai_sdk.mjs", *(edge.url for edge in house.edges))
     return seen

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.conftest import House
 from tests.e2e.sse import TIMEOUT
-from tests.sdks.conftest import Node
+from tests.sdks.conftest import Script
 
 pytestmark = pytest.mark.anyio
 
@@ -324,7 +324,7 @@ async def test_leaving_does_not_cancel(
     assert "chat.completion.chunk" in read.text
 
 
-async def test_the_sdk_of_node_streams_and_calls(house: House, node: Node) -> None:
+async def test_the_sdk_of_node_streams_and_calls(house: House, node: Script) -> None:
     said = await node("chat_completions.mjs", house.edges[0].url, json.dumps(CHAT), json.dumps(ADD))
     async with of(house.edges[1].url) as sdk:
         whole = await sdk.chat.completions.create(**CHAT)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from tests.e2e.conftest import House
 from tests.e2e.processes import Edge
-from tests.sdks.conftest import Node
+from tests.sdks.conftest import Script
 
 pytestmark = pytest.mark.anyio
 
@@ -105,7 +105,7 @@ async def test_a_response_that_is_cut_off_anywhere_goes_on_at_another_edge(
 
 
 async def test_both_sdks_of_npm_and_python_have_the_same_text_after_each_cut(
-    house: House, node: Node, whole: list[ResponseStreamEvent]
+    house: House, node: Script, whole: list[ResponseStreamEvent]
 ) -> None:
     points = cut_points(len(whole))
     told = await node(
