@@ -106,6 +106,22 @@ class LedgerConfig(Settings):
         description="an ended stream that nobody has read for so long is compressed in the file",
     )
 
+    history: Path | None = Field(
+        None,
+        description="SQLite file of what the warm pool has lived through; default history.db beside"
+        " the ledger; a shared ledger's database has one of its own",
+    )
+    history_days: float = Field(
+        30,
+        ge=0,
+        le=3650,
+        description="a request, a load and a decision are kept there so long, and then requests as"
+        " counts by the hour; 0: nothing is recorded",
+    )
+    history_requests: int = Field(
+        5_000_000, ge=1000, description="most requests that are kept there one by one"
+    )
+
     @property
     def patience_s(self) -> float:
         """The silence after which an edge takes its origin for dead: so does the ledger then."""

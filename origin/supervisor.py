@@ -27,6 +27,7 @@ from origin.edges.peers import Way
 from origin.generations.resume_token import TokenKeys
 from origin.generations.runs import Runs
 from origin.generations.service import Service
+from origin.history.opening import recorder_of
 from origin.memory import free_memory
 from origin.metrics import Metrics
 from origin.objects import OriginObjects
@@ -87,6 +88,7 @@ class Supervisor:
         self._metrics = Metrics(
             traces=Traces.open(config.traces, "tailrace-origin", "origin.traces")
         )
+        self._recorder = recorder_of(retention, config.data, self._metrics.registry)
         self._runs = Runs(
             ledger,
             config.max_streams,
@@ -94,6 +96,7 @@ class Supervisor:
             self._metrics,
             paused_s=retention.retention_s,
             most_wait_s=config.overload_wait_s,
+            recorder=self._recorder,
         )
         self._service = Service(
             ledger=ledger,
@@ -154,6 +157,7 @@ class Supervisor:
                     self._adopt(),
                     self._sweep(),
                     self._objects.run(),
+                    self._recorder.run(),
                     self._failed,
                 )
         finally:

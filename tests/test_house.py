@@ -277,6 +277,8 @@ def test_no_file_of_ours_opens_a_third_copy_of_sqlite() -> None:
         if {name.partition(".")[0] for name in imports_of(path)} & {"aiosqlite", "sqlite3"}
     }
     readers = {"ledger/tools/sqlite_reader.py", "tests/ledger/tools/test_sqlite_reader.py"}
+    # Of a file that is no ledger, and that apsw never opens.
+    readers |= {"origin/history/sqlite_file.py", "tests/origin/history/test_recorder.py"}
     assert users == readers
 
 

@@ -58,14 +58,18 @@ class StreamProgress:
             return None
         return self.began_s + self.frame_ms[place] / 1000
 
+    @property
+    def first_ms(self) -> int | None:
+        """Until its first frame, if that was made here."""
+        return self.frame_ms[0] if self.frame_ms and self.first_timed == 0 else None
+
     def life(self, takeovers: int, now_s: float) -> StreamLife:
         """What is kept of it when it ends now."""
         times = self.frame_ms
         gaps = sorted(map(sub, times[1:], times))
-        saw_first = bool(times) and self.first_timed == 0
         return StreamLife(
             queue_ms=self.queue_ms,
-            first_ms=times[0] if saw_first else None,
+            first_ms=self.first_ms,
             whole_ms=self._ms(now_s),
             gap_p50_ms=_percentile(gaps, 50),
             gap_p95_ms=_percentile(gaps, 95),

@@ -44,6 +44,7 @@ from origin.generations.spans import record_span
 from origin.generations.stream import TEXT, GeneratedStream, find, log_refusal
 from origin.generations.suspects import judge
 from origin.generations.table import StreamTable
+from origin.history.recorder import COLD, HOT, HistoryRecorder, no_history
 from origin.metrics import Metrics
 from origin.workers.circuit import Circuit, CircuitState
 from origin.workers.cold_starts import ColdStarts
@@ -87,10 +88,12 @@ class Runs:
         paused_s: float = 86_400,
         random: Random | None = None,
         most_wait_s: float = MOST_WAIT_S,
+        recorder: HistoryRecorder | None = None,
     ) -> None:
         """`paused_s` is how long a paused stream is kept; to wait for so long as
         `most_wait_s` to be begun is too long, and makes the origin do less."""
         self.readers = Readers(self._touch, metrics.replayed)
+        self.recorder = recorder or no_history()
         self.starts = ColdStarts()
         self.allowances = Allowances(metrics.clock, random)
         self._ledger = ledger
@@ -165,6 +168,7 @@ class Runs:
         for stream, recipe in streams:
             if stream not in self.table.by_id:
                 self.allowances.charge(recipe.tenant, len(recipe.prompt_ids))
+                self.recorder.arrived(stream, recipe.model, HOT if self._slots else COLD)
                 self.table.enqueue(
                     GeneratedStream(stream, recipe, started=False, asked_s=now, unread=not read)
                 )
@@ -343,6 +347,8 @@ class Runs:
     def _over(self, stream: GeneratedStream, reason: FinishReason) -> None:
         """It has ended here."""
         self.table.remember(stream, reason)
+        first_ms = stream.progress.first_ms
+        self.recorder.served(stream.id, first_ms, stream.made, reason.word)
         if self._metrics.traces is not None:
             record_span(self._metrics.traces, stream, reason, self.clock())
         self._forget(stream)
@@ -450,6 +456,9 @@ class Runs:
         self.model = ready
         self._loading = None
         self.starts.ready(slot.number, ready.load_ms, self._metrics.clock(), slot.start)
+        if slot.start is not None:
+            self.recorder.loaded(slot.number, ready.model, slot.start)
+        self.recorder.changed_tier(slot.number, ready.model, HOT, "it is ready")
         self._deaths = 0
         self._slots.append(slot)
         if self.overload.ladder.rung:
@@ -533,6 +542,8 @@ class Runs:
     async def worker_lost(self, slot: WorkerSlot) -> None:
         if slot in self._slots:
             self._slots.remove(slot)
+            lost = self.model.model if self.model is not None else ""
+            self.recorder.changed_tier(slot.number, lost, COLD, slot.fate)
         self._deaths += 1
         self._fate = slot.fate
         self.starts.lost(slot.number, slot.fate, self._metrics.clock())

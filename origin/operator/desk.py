@@ -162,6 +162,7 @@ class OperatorDesk:
             "version": tailrace_version(),
             "reasons": list(self.runs.reasons),
             "ledger_silent_s": self.ledger.silent_s(),
+            "history": self.runs.recorder.described(),
             "edges": self.links(),
         }
 

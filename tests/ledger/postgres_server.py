@@ -162,7 +162,7 @@ class PostgresServer:
         name = self._free.pop()
         yield self.dsn(name)
         # Emptying it takes a tenth of the time and the disk of making another.
-        self.execute("DROP SCHEMA IF EXISTS tailrace CASCADE", self.dsn(name))
+        self.execute("DROP SCHEMA IF EXISTS tailrace, tailrace_history CASCADE", self.dsn(name))
         self._free.append(name)
 
     def execute(self, sql: str, dsn: str | None = None) -> list[tuple[object, ...]]:

@@ -1,0 +1,95 @@
+"""A history in the PostgreSQL that origins share: one for all of them, in a schema of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from psycopg import AsyncConnection
+
+from ledger.errors import ConfigError
+from ledger.postgres.server import LastingConnection, Server
+from origin.history import schema
+from origin.history.schema import HistoryEntry, Keeping
+
+LOCK = 0x54_52_48_31  # "TRH1": of who makes tables, or rolls up
+PATIENCE_S = 10.0
+"""How long a write waits for a server that is away; then it is tried again."""
+# The ledger's connections are told never to read a whole table; here that may be best. And no
+# commit of statistics waits for a standby.
+_SETTINGS = b"""SELECT set_config('search_path', 'tailrace_history', true),
+    set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true),
+    set_config('synchronous_commit', 'local', true)"""
+
+
+class PostgresHistory:
+    """Connected when it is first used. Make it with `open`."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = LastingConnection(Server(url, "tailrace history"))
+        self.name = "tailrace_history in the shared PostgreSQL"
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        """`ConfigError` where a newer Tailrace made the tables."""
+        history = cls(url)
+        try:
+            await history._connection.run(_prepare, PATIENCE_S)
+        except BaseException:
+            await history.close()
+            raise
+        return history
+
+    async def write(self, entries: Sequence[HistoryEntry]) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            async with connection.transaction(), connection.cursor() as cursor:
+                await connection.execute(_SETTINGS)
+                for statement, rows in schema.in_groups(entries):
+                    await cursor.executemany(statement.encode(), rows)
+
+        await self._connection.run(work, PATIENCE_S)
+
+    async def keep(self, keeping: Keeping, now_ms: int) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            async with connection.transaction():
+                await connection.execute(_SETTINGS)
+                # Two at once would count the same requests twice.
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))
+                query = schema.NEWEST_TOO_MANY.encode()
+                found = await (await connection.execute(query, (keeping.arrivals,))).fetchone()
+                too_many_ms = None if found is None else int(found[0])
+                for statement, before_ms in keeping.statements(now_ms, too_many_ms):
+                    await connection.execute(statement.encode(), (before_ms,))
+
+        await self._connection.run(work, PATIENCE_S)
+
+    async def rows(self, query: str, *values: str | int) -> Sequence[tuple[Any, ...]]:
+        async def work(connection: AsyncConnection) -> Sequence[tuple[Any, ...]]:
+            async with connection.transaction():
+                await connection.execute(_SETTINGS)
+                return await (await connection.execute(query.encode(), values)).fetchall()
+
+        return await self._connection.run(work, PATIENCE_S)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+async def _prepare(connection: AsyncConnection) -> None:
+    """Make the tables where there are none."""
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))
+        await connection.execute("CREATE SCHEMA IF NOT EXISTS tailrace_history")
+        await connection.execute(_SETTINGS)
+        await connection.execute("CREATE TABLE IF NOT EXISTS version (version int NOT NULL)")
+        row = await (await connection.execute("SELECT version FROM version")).fetchone()
+        if row is None:
+            for statement in schema.TABLES.split(";"):
+                if statement.strip():
+                    await connection.execute(statement.encode())
+            await connection.execute("INSERT INTO version VALUES ($1)", (schema.VERSION,))
+        elif row[0] != schema.VERSION:
+            raise ConfigError(
+                f"the history in this database is of version {row[0]}, not {schema.VERSION}",
+                hint="a newer Tailrace made it: use that one",
+            )

@@ -1,0 +1,163 @@
+"""What is asked of a history."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ledger.errors import CallerError
+from origin.history.store import HistoryStore
+from origin.warm.trace import ArrivalTrace
+
+Document = dict[str, Any]
+MAX_MODELS = 1_000
+"""Of which a summary tells."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """While a worker held a model in one tier; `until_ms` is None if it still did."""
+
+    origin: str
+    worker: int
+    model: str
+    tier: str
+    from_ms: int
+    until_ms: int | None
+
+
+async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
+    """Every request since then that is kept one by one, its time counted from the first one."""
+    rows = await store.rows(
+        "SELECT at_ms, model, coalesce(took_ms, 0) FROM arrival WHERE at_ms >= $1 ORDER BY at_ms",
+        since_ms,
+    )
+    if not rows:
+        raise CallerError("no request is recorded", field=store.name, hint="or all are too old")
+    names: dict[str, int] = {}
+    models = np.array([names.setdefault(model, len(names)) for _, model, _ in rows], np.int64)
+    at_s = np.array([at for at, _, _ in rows], np.float64) / 1e3
+    took_s = np.array([took for _, _, took in rows], np.float64) / 1e3
+    return ArrivalTrace.of(tuple(names), models, at_s - at_s[0], np.maximum(took_s, 0.0))
+
+
+async def models(store: HistoryStore, since_ms: int) -> list[Document]:
+    """Of each model what was asked of it since then, the most wanted first."""
+    rows = await store.rows(
+        """SELECT model, count(*), sum(CASE WHEN found = 'hot' THEN 0 ELSE 1 END), max(at_ms),
+            coalesce(avg(first_ms), 0), coalesce(sum(took_ms), 0)
+        FROM arrival WHERE at_ms >= $1 GROUP BY model ORDER BY 2 DESC, 1 LIMIT $2""",
+        since_ms,
+        MAX_MODELS,
+    )
+    keys = ("model", "arrivals", "cold", "last_ms", "first_ms", "took_ms")
+    return [
+        dict(zip(keys, (model, *(round(one) for one in figures)), strict=True))
+        for model, *figures in rows
+    ]
+
+
+async def hours(store: HistoryStore, since_ms: int) -> list[Document]:
+    """What has been rolled up."""
+    rows = await store.rows(
+        """SELECT hour_ms, model, sum(arrivals), sum(cold), sum(took_ms), sum(tokens)
+        FROM arrival_hour WHERE hour_ms >= $1 GROUP BY 1, 2 ORDER BY 1, 2""",
+        since_ms,
+    )
+    keys = ("hour_ms", "model", "arrivals", "cold", "took_ms", "tokens")
+    return [
+        dict(zip(keys, (hour, model, *map(int, figures)), strict=True))
+        for hour, model, *figures in rows
+    ]
+
+
+async def decisions(store: HistoryStore, model: str, limit: int) -> list[Document]:
+    """The last ones about a model, the latest first."""
+    rows = await store.rows(
+        """SELECT at_ms, origin, policy, shadow, action, reason, features, until_ms, prewarm_ms
+        FROM decision WHERE model = $1 ORDER BY at_ms DESC LIMIT $2""",
+        model,
+        limit,
+    )
+    keys = ("at_ms", "origin", "policy", "shadow", "action", "reason")
+    more = ("features", "until_ms", "prewarm_ms")
+    return [
+        dict(zip((*keys, *more), row, strict=True))
+        | {"shadow": bool(row[3]), "features": json.loads(row[6])}
+        for row in rows
+    ]
+
+
+async def loads(store: HistoryStore, model: str, limit: int) -> list[Document]:
+    """The last starts of a model's workers, stage by stage, the latest first."""
+    rows = await store.rows(
+        """SELECT s.origin, s.worker, s.asked_ms, s.path, s.stage, s.begin_ms, s.ms, s.bytes,
+            s.whole_ms
+        FROM load_span s JOIN (
+            SELECT origin, worker, asked_ms FROM load_span WHERE model = $1 AND place = 0
+            ORDER BY asked_ms DESC LIMIT $2
+        ) l ON s.origin = l.origin AND s.worker = l.worker AND s.asked_ms = l.asked_ms
+        ORDER BY s.asked_ms DESC, s.origin, s.worker, s.place""",
+        model,
+        limit,
+    )
+    found: dict[tuple[str, int, int], Document] = {}
+    for origin, worker, asked_ms, path, stage, begin_ms, ms, size, whole_ms in rows:
+        load = found.setdefault(
+            (origin, worker, asked_ms),
+            {
+                "origin": origin,
+                "worker": worker,
+                "asked_ms": asked_ms,
+                "path": path,
+                "ms": whole_ms,
+                "stages": [],
+            },
+        )
+        load["stages"].append({"stage": stage, "begin_ms": begin_ms, "ms": ms, "bytes": size})
+    for load in found.values():
+        spent = sum(one["ms"] for one in load["stages"])
+        load["attributed"] = min(1.0, spent / load["ms"]) if load["ms"] else 1.0
+    return list(found.values())
+
+
+async def typical_load_s(store: HistoryStore, model: str | None = None) -> float | None:
+    """The median of the last starts, of one model or of all; None where none is recorded."""
+    given = "" if model is None else "AND model = $1"
+    rows = await store.rows(
+        f"SELECT whole_ms FROM load_span WHERE place = 0 {given} ORDER BY asked_ms DESC LIMIT 100",
+        *(() if model is None else (model,)),
+    )
+    return float(np.median([ms for (ms,) in rows])) / 1e3 if rows else None
+
+
+async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:
+    """Which worker held which model in which tier, and from when until when."""
+    rows = await store.rows(
+        "SELECT origin, worker, at_ms, model, tier FROM tier WHERE at_ms >= $1"
+        " ORDER BY origin, worker, model, at_ms",
+        since_ms,
+    )
+    lanes = []
+    for nth, (origin, worker, at_ms, model, tier) in enumerate(rows):
+        following = rows[nth + 1] if nth + 1 < len(rows) else None
+        is_same = following is not None and (following[:2], following[3]) == (
+            (origin, worker),
+            model,
+        )
+        until_ms = following[2] if following is not None and is_same else None
+        lanes.append(Lane(origin, worker, model, tier, at_ms, until_ms))
+    return lanes
+
+
+async def shapes(store: HistoryStore, model: str, fingerprint: str) -> list[str]:
+    """Those that an engine has met, by name."""
+    rows = await store.rows(
+        "SELECT shape FROM shape_seen WHERE model = $1 AND fingerprint = $2 ORDER BY shape",
+        model,
+        fingerprint,
+    )
+    return [shape for (shape,) in rows]

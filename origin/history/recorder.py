@@ -1,0 +1,220 @@
+"""Records what happens to a warm pool: nobody waits for it, and what it cannot keep is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter
+
+from ledger.errors import Damaged, TailraceError
+from origin.history import schema
+from origin.history.schema import HistoryEntry, Keeping
+from origin.history.store import HistoryStore
+from origin.workers.load_spans import WorkerStart
+
+MAX_QUEUED = 16_384
+"""Entries that wait to be written; more are dropped, and counted."""
+MAX_BATCH = 4_096
+"""Entries of one write."""
+FLUSH_S = 1.0
+"""Between two writes."""
+KEEP_S = 600.0
+"""Between two times that what is too old is rolled up and forgotten."""
+LAST_WORDS_S = 3.0
+"""How long what waits is written for when the origin ends."""
+MAX_NAME_CHARS = 512
+"""Of a name or a reason."""
+HOT, COLD = "hot", "cold"
+"""How a request finds its model, where there are no tiers between."""
+
+log = structlog.get_logger("history")
+
+
+class HistoryRecorder:
+    """`opening` opens what keeps the history; without one nothing is recorded.
+
+    `now_ms` is Unix time, `clock_s` the clock of workers' starts.
+    """
+
+    def __init__(
+        self,
+        opening: Callable[[], Awaitable[HistoryStore]] | None,
+        origin: str,
+        keeping: Keeping,
+        now_ms: Callable[[], int],
+        registry: CollectorRegistry | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store: HistoryStore | None = None
+        self.problem: str | None = None if opening else "ledger.history_days is 0"
+        self.dropped = 0
+        self.written = 0
+        self._opening = opening
+        self._origin = _clean(origin)
+        self._keeping = keeping
+        self._now_ms = now_ms
+        self._clock_s = clock_s
+        self._queue: deque[HistoryEntry] = deque()
+        self._shapes: set[tuple[str, str, str]] = set()
+        names = ("tailrace_history_written", "tailrace_history_dropped")
+        helps = ("Entries of the history that are stored", "Entries that found the queue full")
+        self._counters = [
+            Counter(name, text, registry=registry) for name, text in zip(names, helps, strict=True)
+        ]
+
+    # ---- what happens ----
+
+    def arrived(self, stream: bytes, model: str, found: str) -> None:
+        """A request for a model, which it found in this tier."""
+        values = (stream.hex(), self._origin, self._now_ms(), _clean(model), found)
+        self._put(schema.ARRIVED, *values)
+
+    def served(self, stream: bytes, first_ms: int | None, tokens: int, outcome: str) -> None:
+        """It has ended; `first_ms` is what it waited for its first frame, if it got one here."""
+        self._put(schema.SERVED, stream.hex(), self._now_ms(), first_ms, tokens, outcome)
+
+    def loaded(self, worker: int, model: str, start: WorkerStart) -> None:
+        """A worker is ready."""
+        zero_ms = self._now_ms() - self._clock_s() * 1e3
+
+        def unix_ms(at_s: float) -> int:
+            return round(zero_ms + at_s * 1e3)
+
+        whole_ms = round((start.ready_s - start.asked_s) * 1e3, 3)
+        for place, stage in enumerate(start.stages):
+            self._put(
+                schema.LOADED,
+                *(self._origin, worker, unix_ms(start.asked_s), place, _clean(model), start.path),
+                *(_clean(stage.name), unix_ms(stage.begin_s)),
+                *(round((stage.end_s - stage.begin_s) * 1e3, 3), stage.size, whole_ms),
+            )
+
+    def changed_tier(self, worker: int, model: str, tier: str, reason: str) -> None:
+        now_ms = self._now_ms()
+        values = (self._origin, worker, now_ms, _clean(model), tier, _clean(reason))
+        self._put(schema.CHANGED_TIER, *values)
+
+    def decided(
+        self,
+        model: str,
+        policy: str,
+        action: str,
+        reason: str,
+        features: Mapping[str, float | str],
+        *,
+        shadow: bool = False,
+        until_ms: int | None = None,
+        prewarm_ms: int | None = None,
+    ) -> None:
+        self._put(
+            schema.DECIDED,
+            *(self._origin, self._now_ms(), _clean(model), policy, int(shadow), action),
+            *(_clean(reason), json.dumps(dict(features)), until_ms, prewarm_ms),
+        )
+
+    def saw_shape(self, model: str, fingerprint: str, shape: str) -> None:
+        """Told of every one; recorded once in a life of this process."""
+        seen = (model, fingerprint, shape)
+        if seen not in self._shapes:
+            self._shapes.add(seen)
+            self._put(schema.SAW_SHAPE, _clean(model), fingerprint, shape, self._now_ms())
+
+    def _put(self, statement: str, *values: str | int | float | None) -> None:
+        if self._opening is None:
+            return
+        if len(self._queue) >= MAX_QUEUED:
+            self._drop(1)
+        else:
+            self._queue.append(HistoryEntry(statement, values))
+
+    def _drop(self, count: int) -> None:
+        self.dropped += count
+        self._counters[1].inc(count)
+
+    # ---- what is kept ----
+
+    async def run(self) -> None:
+        """Write, and forget, until cancelled; nothing that goes wrong with it ends the origin."""
+        kept_s = None
+        loop = asyncio.get_running_loop()
+        try:
+            while self._opening is not None:
+                await self.attempt(self.flush)
+                if self.store is not None and (kept_s is None or loop.time() - kept_s > KEEP_S):
+                    kept_s = loop.time()
+                    await self.attempt(self.keep)
+                await asyncio.sleep(FLUSH_S)
+            await asyncio.Event().wait()
+        finally:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await self.attempt(self.flush)
+            if self.store is not None:
+                await self.store.close()
+
+    async def flush(self) -> None:
+        """Write what waits."""
+        if self._opening is None:
+            return
+        if self.store is None:
+            self.store = await self._opening()
+            log.info("history.open", history=self.store.name)
+        while batch := list(islice(self._queue, MAX_BATCH)):
+            await self.store.write(batch)
+            for _ in batch:
+                self._queue.popleft()
+            self.written += len(batch)
+            self._counters[0].inc(len(batch))
+
+    async def keep(self) -> None:
+        """Roll up and forget what is too old."""
+        if self.store is not None:
+            await self.store.keep(self._keeping, self._now_ms())
+
+    async def attempt(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """A damaged store is closed, so that the next attempt sets it aside and makes another."""
+        working = asyncio.ensure_future(work())
+        try:
+            await asyncio.shield(working)
+        except asyncio.CancelledError:
+            # What is half written would be written twice.
+            with suppress(TailraceError, OSError, TimeoutError):
+                await asyncio.wait_for(working, LAST_WORDS_S)
+            raise
+        except (TailraceError, OSError) as error:
+            if self.problem != str(error):
+                log.error("history.failed", error=str(error), waiting=len(self._queue))
+            self.problem = str(error)
+            if isinstance(error, Damaged) and self.store is not None:
+                store, self.store = self.store, None
+                await store.close()
+        else:
+            self.problem = None
+
+    def described(self) -> dict[str, Any]:
+        """For operators."""
+        return {
+            "history": None if self.store is None else self.store.name,
+            "problem": self.problem,
+            "written": self.written,
+            "waiting": len(self._queue),
+            "dropped": self.dropped,
+        }
+
+
+def no_history() -> HistoryRecorder:
+    """Where nothing is to be recorded."""
+    return HistoryRecorder(None, "", Keeping(0, 0), lambda: 0)
+
+
+def _clean(text: str) -> str:
+    """As any database takes it."""
+    return text.replace("\0", "�").encode("utf-8", "replace").decode()[:MAX_NAME_CHARS]

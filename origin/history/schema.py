@@ -1,0 +1,164 @@
+"""The tables of a history, one description for SQLite and PostgreSQL, and what is done to them.
+
+Times are Unix time in ms; docs/warm-pools.md says what each column means, and `VERSION` changes
+with any of it. Parameters are written as PostgreSQL does, `$1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+VERSION = 1
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+HOURS_KEPT_MS = 400 * DAY_MS
+"""For so long a history says what each hour was like, when it has forgotten the requests."""
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS arrival (
+    stream   text PRIMARY KEY,
+    origin   text   NOT NULL,
+    at_ms    bigint NOT NULL,
+    model    text   NOT NULL,
+    found    text   NOT NULL,
+    first_ms bigint,
+    took_ms  bigint,
+    tokens   bigint,
+    outcome  text
+);
+CREATE INDEX IF NOT EXISTS arrival_by_time ON arrival (at_ms);
+CREATE INDEX IF NOT EXISTS arrival_by_model ON arrival (model, at_ms);
+CREATE TABLE IF NOT EXISTS arrival_hour (
+    hour_ms  bigint NOT NULL,
+    origin   text   NOT NULL,
+    model    text   NOT NULL,
+    arrivals bigint NOT NULL,
+    cold     bigint NOT NULL,
+    took_ms  bigint NOT NULL,
+    tokens   bigint NOT NULL,
+    PRIMARY KEY (hour_ms, origin, model)
+);
+CREATE TABLE IF NOT EXISTS load_span (
+    origin   text   NOT NULL,
+    worker   bigint NOT NULL,
+    asked_ms bigint NOT NULL,
+    place    bigint NOT NULL,
+    model    text   NOT NULL,
+    path     text   NOT NULL,
+    stage    text   NOT NULL,
+    begin_ms bigint NOT NULL,
+    ms       double precision NOT NULL,
+    bytes    bigint NOT NULL,
+    whole_ms double precision NOT NULL,
+    PRIMARY KEY (origin, worker, asked_ms, place)
+);
+CREATE INDEX IF NOT EXISTS load_span_by_model ON load_span (model, asked_ms);
+CREATE TABLE IF NOT EXISTS tier (
+    origin text   NOT NULL,
+    worker bigint NOT NULL,
+    at_ms  bigint NOT NULL,
+    model  text   NOT NULL,
+    tier   text   NOT NULL,
+    reason text   NOT NULL
+);
+CREATE INDEX IF NOT EXISTS tier_by_time ON tier (at_ms);
+CREATE TABLE IF NOT EXISTS decision (
+    origin     text     NOT NULL,
+    at_ms      bigint   NOT NULL,
+    model      text     NOT NULL,
+    policy     text     NOT NULL,
+    shadow     smallint NOT NULL,
+    action     text     NOT NULL,
+    reason     text     NOT NULL,
+    features   text     NOT NULL,
+    until_ms   bigint,
+    prewarm_ms bigint
+);
+CREATE INDEX IF NOT EXISTS decision_by_model ON decision (model, at_ms);
+CREATE INDEX IF NOT EXISTS decision_by_time ON decision (at_ms);
+CREATE TABLE IF NOT EXISTS shape_seen (
+    model       text   NOT NULL,
+    fingerprint text   NOT NULL,
+    shape       text   NOT NULL,
+    first_ms    bigint NOT NULL,
+    last_ms     bigint NOT NULL,
+    PRIMARY KEY (model, fingerprint, shape)
+);
+"""
+NAMES = ("arrival", "arrival_hour", "load_span", "tier", "decision", "shape_seen")
+
+ARRIVED = """INSERT INTO arrival (stream, origin, at_ms, model, found)
+    VALUES ($1, $2, $3, $4, $5) ON CONFLICT (stream) DO NOTHING"""
+SERVED = """UPDATE arrival SET took_ms = $2 - at_ms, first_ms = $3, tokens = $4, outcome = $5
+    WHERE stream = $1"""
+LOADED = """INSERT INTO load_span (origin, worker, asked_ms, place, model, path, stage, begin_ms,
+    ms, bytes, whole_ms)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) ON CONFLICT DO NOTHING"""
+CHANGED_TIER = """INSERT INTO tier (origin, worker, at_ms, model, tier, reason)
+    VALUES ($1, $2, $3, $4, $5, $6)"""
+DECIDED = """INSERT INTO decision (origin, at_ms, model, policy, shadow, action, reason, features,
+    until_ms, prewarm_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"""
+SAW_SHAPE = """INSERT INTO shape_seen (model, fingerprint, shape, first_ms, last_ms)
+    VALUES ($1, $2, $3, $4, $4) ON CONFLICT (model, fingerprint, shape)
+    DO UPDATE SET last_ms = excluded.last_ms"""
+
+# What is too old goes: $1 is a time, or of how many requests the newest is asked for that is one
+# too many.
+NEWEST_TOO_MANY = "SELECT at_ms FROM arrival ORDER BY at_ms DESC LIMIT 1 OFFSET $1"
+ROLL_UP = (
+    """INSERT INTO arrival_hour (hour_ms, origin, model, arrivals, cold, took_ms, tokens)
+    SELECT at_ms - at_ms % 3600000, origin, model, count(*),
+        sum(CASE WHEN found = 'hot' THEN 0 ELSE 1 END), sum(coalesce(took_ms, 0)),
+        sum(coalesce(tokens, 0))
+    FROM arrival WHERE at_ms < $1 GROUP BY 1, 2, 3
+    ON CONFLICT (hour_ms, origin, model) DO UPDATE SET
+        arrivals = arrival_hour.arrivals + excluded.arrivals,
+        cold = arrival_hour.cold + excluded.cold,
+        took_ms = arrival_hour.took_ms + excluded.took_ms,
+        tokens = arrival_hour.tokens + excluded.tokens""",
+    "DELETE FROM arrival WHERE at_ms < $1",
+)
+FORGET_DETAILS = (
+    "DELETE FROM load_span WHERE asked_ms < $1",
+    "DELETE FROM tier WHERE at_ms < $1",
+    "DELETE FROM decision WHERE at_ms < $1",
+    "DELETE FROM shape_seen WHERE last_ms < $1",
+)
+FORGET_HOURS = "DELETE FROM arrival_hour WHERE hour_ms < $1"
+
+
+class HistoryEntry(NamedTuple):
+    """One thing to record: the statement, and its values."""
+
+    statement: str
+    values: tuple[str | int | float | None, ...]
+
+
+class Keeping(NamedTuple):
+    """How much a history holds: requests and all else for so long, and so many requests."""
+
+    details_ms: int
+    arrivals: int
+
+    def statements(self, now_ms: int, too_many_ms: int | None) -> Iterator[tuple[str, int]]:
+        """What is to be done, and the time that it is done up to.
+
+        `too_many_ms` is when the newest came of the requests that are too many, if any are.
+        """
+        before = now_ms - self.details_ms
+        cut = before if too_many_ms is None else max(before, too_many_ms + 1)
+        yield from ((statement, cut) for statement in ROLL_UP)
+        yield from ((statement, before) for statement in FORGET_DETAILS)
+        yield FORGET_HOURS, now_ms - HOURS_KEPT_MS
+
+
+ORDER = (ARRIVED, SERVED, LOADED, CHANGED_TIER, DECIDED, SAW_SHAPE)
+
+
+def in_groups(entries: Sequence[HistoryEntry]) -> Iterator[tuple[str, list[tuple[object, ...]]]]:
+    """By statement, and who has arrived before it was served."""
+    found: dict[str, list[tuple[object, ...]]] = {statement: [] for statement in ORDER}
+    for entry in entries:
+        found[entry.statement].append(entry.values)
+    return ((statement, rows) for statement, rows in found.items() if rows)

@@ -1,0 +1,157 @@
+"""A history that cannot be kept, in part or at all: it is said, and what it is about goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledger.errors import CallerError, ConfigError, Unavailable
+from ledger.sqlite.ledger import SqliteLedger
+from origin.history import queries, recorder
+from origin.history.recorder import COLD, HOT, HistoryRecorder
+from origin.history.schema import DAY_MS, HistoryEntry, Keeping
+from origin.history.sqlite_file import SqliteHistory
+from tests.origin.stage import A, B, Stage
+
+pytestmark = pytest.mark.anyio
+
+
+def recorder_of(path: Path) -> HistoryRecorder:
+    return HistoryRecorder(
+        lambda: SqliteHistory.open(path, 7), "here", Keeping(DAY_MS, 1000), lambda: DAY_MS
+    )
+
+
+def statement(path: Path, text: str) -> list[Any]:
+    """By anything that reads SQLite."""
+    with sqlite3.connect(path) as connection:
+        return connection.execute(text).fetchall()
+
+
+async def test_an_origins_requests_and_workers_are_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: 1000)
+    stage = Stage(ledger)
+    history = stage.runs.recorder = recorder_of(path)
+    running = asyncio.create_task(history.run())
+    await stage.start(B)
+    slot, run = await stage.running(A)
+    stage.clock_s += 0.25
+    await stage.step(slot, run, 0, "a")
+    await stage.step(slot, run, 1, None)
+    await stage.lost(slot)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await ledger.close()
+    assert statement(path, "SELECT stream, model, found, first_ms, tokens, outcome FROM arrival"
+                     " ORDER BY found") == [
+        (B.hex(), "demo", COLD, None, None, None),
+        (A.hex(), "demo", HOT, 250, 1, "length"),
+    ]  # fmt: skip
+    assert statement(path, "SELECT worker, model, tier, reason FROM tier") == [
+        (0, "demo", HOT, "it is ready"),
+        (0, "demo", COLD, "ended by SIGKILL"),
+    ]
+
+
+@pytest.mark.parametrize("at", [20, 5000])
+async def test_a_damaged_file_is_set_aside_and_a_new_one_begun(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "history.db"
+    before = recorder_of(path)
+    for number in range(400):
+        before.arrived(number.to_bytes(16), f"model-{number}", HOT)
+    await before.flush()
+    assert before.store is not None
+    await before.store.close()
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff" * 9000)
+    after = recorder_of(path)
+    after.arrived(A, "demo", HOT)
+    await after.flush()
+    assert after.store is not None
+    assert (await queries.arrivals(after.store)).names == ("demo",)
+    await after.store.close()
+    assert b"model-399" in (tmp_path / "history.db.damaged-7").read_bytes()
+
+
+async def test_damage_that_is_met_while_it_is_written_is_set_aside_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    history = recorder_of(path)
+    await history.flush()
+    with path.open("r+b") as file:
+        file.write(b"\xff" * 30_000)
+    history.arrived(A, "demo", HOT)
+    await history.attempt(history.flush)
+    assert "malformed" in str(history.problem) or "not a database" in str(history.problem)
+    await history.attempt(history.flush)
+    assert (history.described()["problem"], history.written) == (None, 1)
+    assert history.store is not None
+    await history.store.close()
+    assert (tmp_path / "history.db.damaged-7").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("PRAGMA user_version = 9", "is a history of version 9, not 1"),
+        ("PRAGMA application_id = 9", "is no history of ours"),
+    ],
+)
+async def test_what_another_program_wrote_is_left_alone(
+    tmp_path: Path, change: str, says: str
+) -> None:
+    path = tmp_path / "history.db"
+    await (await SqliteHistory.open(path, 0)).close()
+    statement(path, change)
+    kept = path.read_bytes()
+    history = recorder_of(path)
+    history.arrived(A, "demo", HOT)
+    await history.attempt(history.flush)
+    assert says in str(history.described()["problem"])
+    with pytest.raises(ConfigError, match="history"):
+        await SqliteHistory.read(path)
+    assert path.read_bytes() == kept
+
+
+async def test_what_finds_the_queue_full_is_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Away:
+        name = "away"
+
+        async def write(self, entries: Sequence[HistoryEntry]) -> None:
+            raise Unavailable("it is away")
+
+        async def close(self) -> None: ...
+
+    async def opening() -> Any:
+        return Away()
+
+    monkeypatch.setattr(recorder, "MAX_QUEUED", 2)
+    history = HistoryRecorder(opening, "here", Keeping(1, 1), lambda: 0)
+    for stream in (A, B):
+        history.arrived(stream, "demo", HOT)
+    await history.attempt(history.flush)
+    history.arrived(A, "demo", HOT)
+    assert history.described() == {
+        "history": "away",
+        "problem": "it is away",
+        "written": 0,
+        "waiting": 2,
+        "dropped": 1,
+    }
+
+
+async def test_no_history_is_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no history at"):
+        await SqliteHistory.read(tmp_path / "history.db")
+    store = await SqliteHistory.open(tmp_path / "history.db", 0)
+    with pytest.raises(CallerError, match="no request is recorded"):
+        await queries.arrivals(store)
+    await store.close()
