@@ -65,6 +65,11 @@ class FileDigests:
 Identity = list[int]
 
 
+def identities(directory: Path) -> dict[str, Identity]:
+    """Of the files in a folder, by name; they are the same ones as long as these are. OSError."""
+    return {path.name: _identity(path.stat()) for path in directory.iterdir()}
+
+
 def _identity(stat: os.stat_result) -> Identity:
     return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 

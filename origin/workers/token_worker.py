@@ -17,14 +17,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import version
 
 from kernels.sampler.sampler import Sampling
 from ledger.errors import CallerError, ModelError, TailraceError
 from ledger.frame import Hello
-from origin.checkpoint.file_digests import FileDigests
+from origin.checkpoint.file_digests import FileDigests, Identity, identities
 from origin.checkpoint.tokenizer_file import load_tokenizer
 from origin.config import OriginConfig
 from origin.engine.drafts import Drafter, DraftModel, PromptLookup
@@ -40,6 +42,7 @@ from origin.models.model import (
     Piece,
     Progress,
 )
+from origin.models.tensors import checkpoint_bytes
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PagePool
 from origin.workers.at_work import AtWork
@@ -81,9 +84,26 @@ BYTE_STAGES = ("read", "hash")
 """Of a load, those whose progress is in bytes."""
 DIGESTS_FILE = "digests.json"
 """In the origin's data folder: of the checkpoint's files, so that they are hashed once."""
+LOAD_AHEAD_BYTES = 256 * MIB
+"""A checkpoint of at most so many is loaded by the launcher, and shared by what is forked from it:
+replacing a worker costs no load then. A larger one would be twice in memory while it is loaded."""
 # One: at these sizes a second thread costs more than it brings, and a fixed number is part
 # of being deterministic.
 TORCH_THREADS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model and what is around it, loaded with `config` from files that were `files` then."""
+
+    config: OriginConfig
+    files: dict[str, Identity]
+    model: Model
+    around: Surroundings
+
+
+_ahead: list[Loaded] = []
+"""By the process that this one was forked from, if it did."""
 
 
 class FrameSocket:
@@ -148,14 +168,29 @@ def main(argv: Sequence[str]) -> int:
 
 
 def prepare(settings: str) -> None:
-    """Import what a worker with these settings will import later, and begin nothing."""
-    device = Device(OriginConfig.model_validate_json(settings).device)
+    """Import what a worker with these settings will import later, load what may be loaded for all
+    of them, and begin nothing."""
+    config = OriginConfig.model_validate_json(settings)
+    device = Device(config.device)
     torch.set_num_threads(TORCH_THREADS)
     if device != Device.CUDA:
         importlib.import_module("origin.models.cpu_model")
-    if device != Device.CPU and torch.version.cuda is not None:
+    if device != Device.CPU and version.cuda is not None:
         with suppress(ImportError):  # triton is not there without a GPU
             importlib.import_module("origin.models.gpu_model")
+    # To ask for a GPU may begin it, and no process can be forked then that uses it.
+    if device == Device.CPU or (device == Device.AUTO and not (version.cuda or version.hip)):
+        with suppress(TailraceError, OSError):  # the worker will meet it too, and say it
+            _load_ahead(config)
+
+
+def _load_ahead(config: OriginConfig) -> None:
+    """Nothing where it is large, or where code of the user's would run, with threads perhaps."""
+    large = checkpoint_bytes(config.model) > LOAD_AHEAD_BYTES
+    if large or config.filter or config.draft_model is not None:
+        return
+    files = identities(config.model)
+    _ahead.append(Loaded(config, files, *_load(config, _enter)))
 
 
 def serve(supervisor: FrameSocket, config: OriginConfig, watchdog: Watchdog) -> None:
@@ -168,7 +203,7 @@ def serve(supervisor: FrameSocket, config: OriginConfig, watchdog: Watchdog) -> 
     check_hello(*first)
 
     def progress(stage: str, done: int, total: int) -> None:
-        OF_THIS_PROCESS.enter(stage, total if stage in BYTE_STAGES else 0)
+        _enter(stage, done, total)
         supervisor.send(LoadProgress(stage, done, total))
         watchdog.extend()
 
@@ -234,18 +269,35 @@ def _load_engine(
 ) -> Engine:
     """Everything that is loaded, and announced as ready."""
     started = time.monotonic()
-    model = _load(config.model, config, progress)
-    progress("tokenizer", 0, 1)
-    around = _surroundings(model, config, progress)
+    model, around = _loaded_ahead(config) or _load(config, progress)
     engine = Engine(model, around, _limits(config), begin=at_work.begin)
-    progress("warm-up", 0, 1)
-    _warm_up(model, around)
     load_ms = round((time.monotonic() - started) * 1000)
     supervisor.send(_ready(model, config.served_name, load_ms))
     return engine
 
 
-def _load(directory: Path, config: OriginConfig, progress: Progress) -> Model:
+def _loaded_ahead(config: OriginConfig) -> tuple[Model, Surroundings] | None:
+    """What this process was forked with, where it would load the same."""
+    for loaded in _ahead:
+        if loaded.config == config and loaded.files == identities(config.model):
+            return loaded.model, loaded.around
+    return None
+
+
+def _load(config: OriginConfig, progress: Progress) -> tuple[Model, Surroundings]:
+    model = _load_model(config.model, config, progress)
+    progress("tokenizer", 0, 1)
+    around = _surroundings(model, config, progress)
+    progress("warm-up", 0, 1)
+    _warm_up(model, around)
+    return model, around
+
+
+def _enter(stage: str, _done: int, total: int) -> None:
+    OF_THIS_PROCESS.enter(stage, total if stage in BYTE_STAGES else 0)
+
+
+def _load_model(directory: Path, config: OriginConfig, progress: Progress) -> Model:
     device = Device(config.device)
     kv_bytes = None if config.kv_mib is None else config.kv_mib * MIB
     # What a draft model guesses is no one's output: its formats are its checkpoint's.
@@ -271,7 +323,7 @@ def _surroundings(model: Model, config: OriginConfig, progress: Progress) -> Sur
 def _drafter(model: Model, config: OriginConfig, progress: Progress) -> Drafter | None:
     """What guesses tokens: another model, the text itself, or nothing."""
     if config.draft_model is not None:
-        small = _load(config.draft_model, config, progress)
+        small = _load_model(config.draft_model, config, progress)
         if small.config.vocab != model.config.vocab:
             raise ModelError(
                 f"a draft model with {small.config.vocab} tokens for one with {model.config.vocab}",

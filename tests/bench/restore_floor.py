@@ -37,11 +37,8 @@ Frames = list[tuple[list[int], int]]
 
 def loaded() -> Engine:
     config = OriginConfig()
-    model = token_worker._load(config.model, config, lambda *_: None)
-    around = token_worker._surroundings(model, config, lambda *_: None)
-    engine = Engine(model, around, token_worker._limits(config))
-    token_worker._warm_up(model, around)
-    return engine
+    model, around = token_worker._load(config, lambda *_: None)
+    return Engine(model, around, token_worker._limits(config))
 
 
 def ordered(prompt: Sequence[int], seed: int, frames: Frames) -> Run:

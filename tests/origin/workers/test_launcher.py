@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -15,7 +16,13 @@ from typing import Any
 
 import pytest
 
+from ledger.frame import Hello
+from origin.config import OriginConfig
+from origin.workers import token_worker
 from origin.workers.forked import PR_SET_CHILD_SUBREAPER, ForkedProcess, Launcher
+from origin.workers.program import program
+from origin.workers.worker_frame import SCHEMA_HASH, Ready, Splitter, decode, encode
+from origin.workers.worker_frame import WORKER as WORKER_SAYS
 from origin.workers.worker_process import worker_environment
 
 pytestmark = [
@@ -121,6 +128,67 @@ async def test_a_forked_worker_ends_as_one_that_was_started(
         assert await (await it.fork("exit")).wait() == 3
         assert await (await it.fork("raise")).wait() == 1
     assert "ValueError: of the worker" in capfd.readouterr().err
+
+
+async def stages_of_a_worker(launcher: Launcher, folder: Path) -> list[str]:
+    """What the start of one more worker of a model consists of."""
+    ready: asyncio.Queue[Ready] = asyncio.Queue()
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode(Hello(SCHEMA_HASH, "test")))
+        splitter = Splitter(tags=WORKER_SAYS)
+        while data := await reader.read(1 << 16):
+            for _, frame in map(decode, splitter.feed(data)):
+                if isinstance(frame, Ready):
+                    ready.put_nowait(frame)
+                    writer.close()  # which ends it
+
+    path = folder / "worker.sock"
+    async with await asyncio.start_unix_server(hear, path):
+        worker = await launcher.fork(str(path), launcher._command[1])
+        assert worker is not None
+        said = await ready.get()
+        assert await worker.wait() == 0
+    path.unlink()
+    return [span.stage for span in said.spans]
+
+
+async def test_workers_are_forked_with_a_small_model_loaded_unless_its_files_have_changed(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint, model)
+    config = OriginConfig(model=model, data=tmp_path / "data", device="cpu")
+    launcher = Launcher(*program(config), worker_environment())
+    keeping = asyncio.create_task(launcher.keep())
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await stages_of_a_worker(launcher, tmp_path) == ["connect"]
+            assert "unpack" in [stage.name for stage in launcher.stages]
+            (model / "config.json").touch()
+            assert "unpack" in await stages_of_a_worker(launcher, tmp_path)
+    finally:
+        keeping.cancel()
+        await asyncio.wait((keeping,))
+
+
+def test_a_large_model_and_code_of_the_users_are_not_loaded_for_all_workers(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: list[token_worker.Loaded] = []
+    monkeypatch.setattr(token_worker, "_ahead", ahead)
+    config = OriginConfig(model=checkpoint, data=tmp_path, device="cpu")
+    for other in (
+        config.model_copy(update={"filter": "blocked_phrase:Filter"}),
+        config.model_copy(update={"draft_model": checkpoint}),
+    ):
+        token_worker.prepare(program(other)[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(token_worker, "LOAD_AHEAD_BYTES", 1)
+        token_worker.prepare(program(config)[1])
+    assert ahead == []
+    token_worker.prepare(program(config)[1])
+    assert [loaded.config.model for loaded in ahead] == [checkpoint]
 
 
 async def test_a_process_with_another_thread_is_not_forked(tmp_path: Path) -> None:
