@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from anyio import create_task_group
 from starlette.applications import Starlette
@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edge import generate, stream
+from edge import generate, objects, stream
 from edge.access.middleware import Access
 from edge.access.rules import Rules
 from edge.admin.routes import admin_routes
@@ -26,12 +26,14 @@ from edge.errors import (
     not_a_websocket,
     tailrace_error,
 )
+from edge.objects import Deploying
 from edge.openai import responses
 from edge.openai.routes import openai_routes
 from edge.origins.link import Link
 from edge.quic.listen import QuicListener
 from edge.telemetry.endpoint import metrics
 from edge.web_files import web_routes
+from ledger.deployment import Deployment
 from ledger.errors import TailraceError
 from ledger.frame import SCHEMA_HASH, STREAM_PATH
 from ledger.version import tailrace_version
@@ -41,7 +43,12 @@ DRAINING = "this edge is shutting down"
 HTTP3_IS_SILENT = "nothing answers HTTP/3 at this edge's own address"
 
 
-def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> Starlette:
+def create_app(
+    link: Link,
+    config: EdgeConfig,
+    rules: Rules | None = None,
+    deployment: Deployment | None = None,
+) -> Starlette:
     """An ASGI application over `link`, which it keeps up from startup to shutdown."""
 
     @asynccontextmanager
@@ -50,7 +57,8 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
         # first reader that comes from another edge should not wait for.
         async with create_task_group():
             pass
-        async with link.running():
+        deploying: Deploying | None = app.state.deploying
+        async with link.running(), nullcontext() if deploying is None else deploying.running():
             yield
 
     app = Starlette(
@@ -61,6 +69,7 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
             *openai_routes(),
             Route(f"{STREAM_PATH}{{name:path}}", stream.call, methods=stream.METHODS),
+            objects.ROUTE,
             *responses.ROUTES,
             *chat.ROUTES,
             *admin_routes(),
@@ -87,6 +96,7 @@ def create_app(link: Link, config: EdgeConfig, rules: Rules | None = None) -> St
     app.state.draining = False
     app.state.quic = None  # unless HTTP/3 is served
     app.state.metrics = None  # unless they are counted
+    app.state.deploying = None if deployment is None else Deploying(link, deployment)
     return app
 
 
@@ -100,6 +110,9 @@ async def readyz(request: Request) -> Response:
     link: Link = request.app.state.link
     quic: QuicListener | None = request.app.state.quic
     faults = [] if quic is None or quic.answers else [HTTP3_IS_SILENT]
+    deploying: Deploying | None = request.app.state.deploying
+    if deploying is not None:
+        faults += deploying.faults
     if request.app.state.draining:
         faults.append(DRAINING)
     status, fields = readiness(link, faults)

@@ -31,6 +31,7 @@ from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
 from edge.telemetry.counts import Counts
 from edge.telemetry.metrics import EdgeMetrics
 from edge.telemetry.middleware import Observed
+from ledger.deployment import Deployment
 from ledger.log import configure_logging
 from ledger.process import Stop, look_less_often
 from ledger.telemetry.exposition import exposed
@@ -39,7 +40,7 @@ from ledger.telemetry.traces import Traces
 log = structlog.get_logger("tailrace.edge")
 
 
-def run(config: EdgeConfig) -> None:
+def run(config: EdgeConfig, deployment: Deployment | None = None) -> None:
     """Serve until told to stop. Raises ConfigError where an address cannot be had."""
     configure_logging(config.log_level)
     open_files = _take_files(config)
@@ -48,7 +49,7 @@ def run(config: EdgeConfig) -> None:
 
     def work(process: int) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(config, open_files, sockets.of(process), process))
+            runner.run(serve(config, open_files, sockets.of(process), process, deployment))
 
     if config.processes == 1:
         work(0)
@@ -56,7 +57,13 @@ def run(config: EdgeConfig) -> None:
         run_processes(sockets, config.processes, work)
 
 
-async def serve(config: EdgeConfig, open_files: int, sockets: Sockets, process: int) -> None:
+async def serve(
+    config: EdgeConfig,
+    open_files: int,
+    sockets: Sockets,
+    process: int,
+    deployment: Deployment | None = None,
+) -> None:
     traces = Traces.open(config.traces, "tailrace-edge", "edge.traces")
     counts = Counts(traces) if config.telemetry else None
     turn = Turn() if counts is None else Turn(clock_s=perf_counter, wrote=counts.wrote)
@@ -68,7 +75,7 @@ async def serve(config: EdgeConfig, open_files: int, sockets: Sockets, process: 
     certificate = Certificate(config, server)
     server.alt_svc_headers = alt_svc(sockets.quic)
     rules = access_rules(config, gate)
-    app = create_app(link, config, rules)
+    app = create_app(link, config, rules, deployment)
     rest = Rest(Observed(app, counts), server)
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, turn, deadlines, rules, counts)

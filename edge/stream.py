@@ -46,19 +46,24 @@ _NOT_A_VALUE = re.compile(rb"[\x00\r\n]")
 
 async def call(request: Request) -> Response:
     """Any method of /v1/stream/{name}"""
+    return await pass_on(request, *parse_target(request.scope["raw_path"]))
+
+
+async def pass_on(request: Request, object_class: str, name: str) -> Response:
+    """What the object answers."""
     config: EdgeConfig = request.app.state.config
-    return await _answer(request, await _call(request, config.max_body_bytes))
+    wanted = await _call(request, object_class, name, config.max_body_bytes)
+    return await _answer(request, wanted)
 
 
-async def _call(request: Request, limit_bytes: int) -> Call:
+async def _call(request: Request, object_class: str, name: str, limit_bytes: int) -> Call:
     """The request as a Call; raises CallerError for one that cannot be."""
     body = await read_body(request, limit_bytes)
     if any(_NOT_A_VALUE.search(value) for _, value in request.headers.raw):
         raise CallerError("a header holds a character that none can", field="headers")
-    target = parse_target(request.scope["raw_path"])
     return Call(
-        object=target.object,
-        name=target.name,
+        object=object_class,
+        name=name,
         method=request.method,
         url=request_url(request.scope),
         headers=end_to_end(

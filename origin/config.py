@@ -255,6 +255,11 @@ class OriginConfig(Settings):
         pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$",
         description="module:factory of a filter that sees each stream's text first and may end it",
     )
+    objects: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_at_commas)] = Field(
+        (),
+        description="module:class of objects of your own, which edges bind by their wrangler"
+        " files; they run in the origin's process",
+    )
     operator_text: bool = Field(
         True,
         description="operators who ask see prompts and texts of streams; each time is logged",

@@ -1,11 +1,13 @@
-"""The objects of an origin: its streams, the subscriptions to them, and chats."""
+"""The objects of an origin: streams, the subscriptions to them, chats, the operator's own."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections.abc import Callable
+from functools import partial
 
+from ledger.deployment import DEPLOYMENT
 from ledger.errors import NotFound
 from ledger.frame import Durability
 from ledger.interface import Ledger, ObjectKey
@@ -13,6 +15,7 @@ from ledger.objects.object import DurableObject, ObjectFactory, ObjectRequest, O
 from ledger.objects.runtime import ObjectLimits, ObjectRuntime
 from origin.chats import CHAT, CHATS
 from origin.config import StreamsConfig
+from origin.deployments import Classes, Deployed, DeploymentObject, Namespaces
 from origin.edges.peers import PLAIN, Peers, Way
 from origin.streams.config import StreamSettings
 from origin.streams.object import stream_class
@@ -37,8 +40,9 @@ class OriginObjects:
         random: Callable[[int], bytes] = secrets.token_bytes,
         *,
         way: Way = PLAIN,
+        own: Classes | None = None,
     ) -> None:
-        """`way` is how other origins of the ledger are reached."""
+        """`way` is how other origins of the ledger are reached, `own` the operator's classes."""
         self._on = config.subscriptions
         self._updates = Updates(ledger.objects)
         self._webhooks = Webhooks(config.webhook_hosts, now_ms=now_ms)
@@ -51,6 +55,7 @@ class OriginObjects:
         classes: dict[str, ObjectFactory] = {
             "stream": stream_class(settings),
             CHAT: CHATS,
+            DEPLOYMENT: partial(DeploymentObject, own=own or {}),
             # Switched off they do nothing, also when an alarm rings that they had set before.
             SUBSCRIPTION: DurableObject,
             INDEX_KEY.kind: DurableObject,
@@ -58,6 +63,7 @@ class OriginObjects:
         if self._on:
             classes[SUBSCRIPTION] = subscription_class(self._updates, self._webhooks)
             classes[INDEX_KEY.kind] = index_class(self._updates)
+        self._namespaces = Namespaces(own or {}, classes)
         # A wake waits for a webhook as long as that takes.
         limits = ObjectLimits(alarms_at_once={SUBSCRIPTION: MAX_SUBSCRIPTIONS} if self._on else {})
         self._peers = Peers(ledger.objects.seize, HERE, way)
@@ -75,10 +81,32 @@ class OriginObjects:
         return await self.runtime.fetch(key, request)
 
     async def fetch_here(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
+        if not self._namespaces.has(key.kind):
+            await self.load()  # another origin has been told of it
         return await self.runtime.fetch_here(key, request)
+
+    async def deploy(self, script: str, request: ObjectRequest) -> ObjectResponse:
+        """Have a wrangler file's classes and crons. Raises Conflict where that cannot be."""
+        response = await self.runtime.fetch(ObjectKey(DEPLOYMENT, script), request)
+        assert isinstance(response.body, bytes)
+        self._reset(self._namespaces.adopt(script, Deployed.model_validate_json(response.body)))
+        return ObjectResponse(204)
+
+    def kind_of(self, called: str) -> str:
+        """The class in the ledger of what a deployment calls SCRIPT/CLASS."""
+        return self._namespaces.kind_of(called)
+
+    async def load(self) -> None:
+        """What the ledger says is deployed."""
+        self._reset(await self._namespaces.load(self.runtime.ledger.objects))
+
+    def _reset(self, kinds: list[str]) -> None:
+        for kind in kinds:
+            self.runtime.reset(kind)
 
     async def run(self) -> None:
         """Alarms, eviction and updates, until cancelled."""
+        await self.load()
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self.runtime.run())
             if self._on:

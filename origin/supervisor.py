@@ -22,6 +22,7 @@ from ledger.telemetry.exposition import exposed
 from ledger.telemetry.traces import Traces
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from origin.deployments import load_classes
 from origin.edges.link import EdgeLink
 from origin.edges.peers import Way
 from origin.generations.resume_token import TokenKeys
@@ -52,12 +53,13 @@ async def serve(
     running: Sequence[asyncio.Task[Any]],
 ) -> None:
     """Serve until one of the parts ends that are `running` already, or one of our own."""
+    own = load_classes(config.objects)
     reader = PromptReader(config.model) if makes_tokens(config) else None
     clock = KeptClock(config.data)
     ledger = await open_ledger(retention, config.data, clock, config.reached_at)
     clock.keep()
     way = Way(config.link_address.scheme, config.link_credentials)
-    objects = OriginObjects(ledger, streams, clock, way=way)
+    objects = OriginObjects(ledger, streams, clock, way=way, own=own)
     try:
         supervisor = Supervisor(config, retention, ledger, objects, reader, clock)
         await supervisor.serve(slots, running)

@@ -161,14 +161,16 @@ def edge(
         "allow_public_without_keys": allow_public_without_keys,
         "metrics": metrics,
     }
+    deployment = None
     if wrangler is not None:
         from tailrace.wrangler import load, settings_of
 
-        settings = settings_of(load(wrangler, env), **flags)
+        reading = load(wrangler, env)
+        settings, deployment = settings_of(reading, **flags), reading.deployment
     else:
         settings = EdgeConfig.load(config, **flags)
     _watch_parent(until_eof)
-    run(settings)
+    run(settings, deployment)
 
 
 @app.command()

@@ -26,11 +26,13 @@ from edge.wrangler.checks import (
     host_and_path,
     unknown,
 )
-from edge.wrangler.keys import KEYS, Effect
+from edge.wrangler.keys import BUILT_IN, KEYS, Effect
+from ledger.deployment import Deployment
 from ledger.errors import ConfigError
 
 PREFIX = "TAILRACE_EDGE_"
 """Of variables and secrets that are settings, as in the environment of the process."""
+NEW = "new_sqlite_classes"
 REQUIRED = ("name", "main", "compatibility_date")
 DEV_PORT = 8787
 """Where wrangler's own development server listens."""
@@ -71,6 +73,8 @@ class Reading:
     file: str
     findings: list[Finding]
     settings: Mapping[str, Source]
+    deployment: Deployment | None = None
+    """What origins are told of it: classes of their own, and crons."""
 
     @property
     def refused(self) -> list[Finding]:
@@ -125,7 +129,8 @@ def read(
         settings = _settings(scope, secret)
     except _Wrong as wrong:
         return Reading(file, [_finding(wrong.problem, None)], {})
-    return Reading(file, list(_explained(scope, settings, secret, outside)), settings)
+    findings = list(_explained(scope, settings, secret, outside))
+    return Reading(file, findings, settings, _deployment(scope))
 
 
 class _Wrong(Exception):
@@ -141,6 +146,13 @@ class _Scope:
     top: Table
     name: str | None
     environments: Mapping[str, Table]
+
+    @property
+    def script(self) -> str:
+        """Its name, as wrangler has it: an environment without one adds its own to it."""
+        if self.name is None or "name" in self.own:
+            return str(self.own["name"])
+        return f"{self.top['name']}-{self.name}"
 
     @property
     def own(self) -> Table:
@@ -216,6 +228,42 @@ def _whole(scope: _Scope, *, is_chosen: bool) -> Iterator[Problem]:
             yield Problem(f"{here}.class_name", message, hint)
         if isinstance(names, dict) and binding["name"] in names:
             yield Problem(f"{here}.name", "is the name of a variable", "name one otherwise")
+    bound = {binding["class_name"] for binding in bindings_of(objects)}
+    if is_chosen and _crons(scope) and bound <= BUILT_IN.keys():
+        hint = "bind a class of the origin's that has scheduled(), or take the crons out"
+        yield Problem("triggers.crons", "there is nothing to run at these times", hint)
+
+
+def _deployment(scope: _Scope) -> Deployment | None:
+    """None where the file has no class but those that every edge has built in."""
+    exported = scope.value("exports")
+    steps = scope.value("migrations")
+    made = [{"tag": f"exports {name}", NEW: [name]} for name in classes_of(None, exported)]
+    migrations = [_of_the_origin(one) for one in (steps if isinstance(steps, list) else made)]
+    bindings = {
+        str(one["name"]): str(one["class_name"])
+        for one in bindings_of(scope.own.get("durable_objects"))
+        if one["class_name"] not in BUILT_IN
+    }
+    crons = _crons(scope)
+    if not bindings and not crons and not list(classes_of(migrations, None)):
+        return None
+    return Deployment.model_validate(
+        {"script": scope.script, "bindings": bindings, "migrations": migrations, "crons": crons}
+    )
+
+
+def _of_the_origin(step: Table) -> Table:
+    """A migration without the classes that are built in."""
+    new = step.get(NEW, [])
+    assert isinstance(new, list), "it was checked"
+    return {**step, NEW: [name for name in new if name not in BUILT_IN]}
+
+
+def _crons(scope: _Scope) -> list[str]:
+    triggers = scope.value("triggers")
+    crons = triggers.get("crons", []) if isinstance(triggers, dict) else []
+    return list(dict.fromkeys(crons))
 
 
 def _secrets(

@@ -26,7 +26,11 @@ class Key(NamedTuple):
 
 _NO_SCRIPT = "an edge of ours runs no script"
 _CLOUDFLARE = "it is about Cloudflare's network or account"
-_AT_ORIGIN = "objects live at the origin of this edge, which has classes of its own"
+BUILT_IN = {
+    "StreamObject": "its streams are in the origin's ledger: /v1/generate",
+    "SessionObject": "its sessions are this edge's own: /v1/ws",
+}
+"""Classes of wrangler-compat/, which an edge of ours has in its own way."""
 _NO_BINDING = "an edge of ours has nothing to bind it to; take it out, or deploy this to Workers"
 
 _SHORT = {
@@ -37,16 +41,20 @@ _SHORT = {
         "vars": ("those of the name TAILRACE_EDGE_… are settings of this edge", False, False),
         "secrets": ("the edge does not start without those that are required", False, False),
         "dev": ("ip, port and local_protocol say where this edge listens", True, True),
+        "durable_objects": ("/v1/objects/BINDING/NAME is an object of the origin's", False, False),
+        "migrations": (
+            "origins are told, and carry out what is new",
+            True,
+            False,
+        ),
+        "exports": ("origins are told which classes there are", True, False),
+        "triggers": ("origins call scheduled() of bound classes at these times", True, False),
     },
     Effect.IGNORED: {
         "name": ("nothing on this edge goes by a name", True, False),
         "main": (_NO_SCRIPT, True, False),
         "compatibility_date": (_NO_SCRIPT, True, False),
         "compatibility_flags": (_NO_SCRIPT, True, False),
-        "durable_objects": (_AT_ORIGIN, False, False),
-        "migrations": (_AT_ORIGIN, True, False),
-        "exports": (_AT_ORIGIN, True, False),
-        "triggers": ("nothing on this edge runs at a time; no cron is ever called", True, False),
         "limits": (f"{_NO_SCRIPT}; the limits of this edge are its settings", True, False),
         "observability": (
             "logs go to stderr, all of them; TAILRACE_EDGE_LOG_LEVEL in vars says from which level",

@@ -15,7 +15,15 @@ from ledger.objects.changes import Changes
 from ledger.objects.event import Event, Stage, current
 from ledger.objects.gate import InputGate, OutputGate, lost
 from ledger.objects.limits import ObjectLimits
-from ledger.objects.object import DurableObject, ObjectFactory, ObjectRequest, ObjectResponse
+from ledger.objects.object import (
+    AT_MS,
+    ERASE,
+    SCHEDULED,
+    DurableObject,
+    ObjectFactory,
+    ObjectRequest,
+    ObjectResponse,
+)
 from ledger.objects.storage import ObjectStorage
 
 T = TypeVar("T")
@@ -247,7 +255,7 @@ class Instance:
 
         async def answer(target: DurableObject) -> ObjectResponse:
             nonlocal body
-            response = await target.fetch(request)
+            response = await self._asked(target, request)
             if isinstance(response.body, bytes):
                 return response
             self._bodies += 1
@@ -262,6 +270,18 @@ class Instance:
         finally:
             if body is not None and not heard:
                 await body.aclose()
+
+    async def _asked(self, target: DurableObject, request: ObjectRequest) -> ObjectResponse:
+        if request.method == SCHEDULED:
+            at_ms = request.header(AT_MS) or "0"
+            await target.scheduled(self.key.name, int(at_ms))
+            return ObjectResponse(204)
+        if request.method == ERASE:
+            async with self.storage.transaction():
+                self.storage.delete_alarm()
+                self.storage.delete_all()
+            return ObjectResponse(204)
+        return await target.fetch(request)
 
     def _body_ended(self) -> None:
         self._bodies -= 1

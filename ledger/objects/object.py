@@ -17,6 +17,11 @@ from ledger.objects.storage import ObjectStorage
 
 MAX_KEY_CHARS = 512
 """Longest class and longest name of an object, in characters; the shortest is 1."""
+SCHEDULED = "SCHEDULED"
+ERASE = "ERASE"
+"""Methods of requests that no client can send: a cron's time has come; forget everything."""
+AT_MS = "at-ms"
+"""The header that says which time of a cron it is."""
 
 T = TypeVar("T")
 
@@ -119,6 +124,10 @@ class DurableObject:
 
         Called at least once. An exception has it called again later, up to a limit.
         """
+
+    async def scheduled(self, cron: str, at_ms: int) -> None:
+        """Do what a cron is for, whose time was `at_ms`; called in the object of that name."""
+        raise NotFound(f"objects of class {self.context.key.kind!r} take no crons")
 
 
 ObjectFactory = Callable[[ObjectContext], DurableObject]

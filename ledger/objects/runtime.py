@@ -91,7 +91,8 @@ log = structlog.get_logger("objects")
 class ObjectRuntime:
     """The objects of a ledger. `run` it for alarms and eviction; `close` it before the ledger.
 
-    `classes` makes an instance of each class; `now_ms` is Unix time, `random` gives bytes.
+    `classes` makes an instance of each class, and may change (`reset`); `now_ms` is Unix time,
+    `random` gives bytes.
     """
 
     def __init__(
@@ -278,6 +279,11 @@ class ObjectRuntime:
             raise NotFound(f"no class of objects {key.kind!r}", field="kind")
 
     # ---- instances ----
+
+    def reset(self, kind: str) -> None:
+        """Have objects of that class made anew: `classes` says otherwise now how."""
+        for key in [key for key in self._instances if key.kind == kind]:
+            self._instances[key].output.shut(lost("its class has changed"))
 
     def _resident(self, key: ObjectKey) -> Instance:
         instance = self._instances.get(key)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import structlog
 
+from ledger.deployment import DEPLOYMENT
 from ledger.errors import (
     BeyondEnd,
     CallerError,
@@ -89,6 +90,10 @@ class Objects(Protocol):
     async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse: ...
 
     async def fetch_here(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse: ...
+
+    async def deploy(self, script: str, request: ObjectRequest) -> ObjectResponse: ...
+
+    def kind_of(self, called: str) -> str: ...
 
 
 Desk = Callable[[str, ObjectRequest], Awaitable[ObjectResponse]]
@@ -315,6 +320,12 @@ class Service:
         elif call.object == OPERATOR:
             check_right(call.caller, Right.ADMIN)
             return await self.desk(call.name, request)
+        elif call.object == DEPLOYMENT and call.caller is None:
+            return await self.objects.deploy(call.name, request)
+        elif "/" in call.object:
+            check_right(call.caller, _right_to(call.method))
+            kind, name = self.objects.kind_of(call.object), name_of(call.caller, call.name)
+            return await self.objects.fetch(ObjectKey(kind, name), request)
         elif call.caller is not None:
             raise no_subscriptions()
         key = object_key(call)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from edge.wrangler import cron, jsonc
+from edge.wrangler import jsonc
 from edge.wrangler.checks import CHECKS
 from edge.wrangler.file import DevVars, Reading, read
 from edge.wrangler.keys import KEYS, Effect
+from ledger.deployment import Deployment
 from ledger.errors import ConfigError
 
 HEAD = 'name = "relay"\nmain = "src/index.ts"\ncompatibility_date = "2026-01-31"\n'
@@ -80,47 +81,6 @@ def test_what_is_no_json_is_named_by_its_place_in_the_file(text: str, said: str)
         jsonc.parse(text)
 
 
-# ---- crons ----
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "* * * * *",
-        "*/30 0-6/2 1,15 jan-MAR,12 mon-fri",
-        "0 0 L * 6L",
-        "59 23 LW * friL",
-        "0 15 15W * 2#1",
-        "0 0 * * sun",
-    ],
-)
-def test_a_cron_is_what_cloudflare_takes(expression: str) -> None:
-    cron.check(expression)
-
-
-@pytest.mark.parametrize(
-    ("expression", "said"),
-    [
-        ("* * * *", "has 4 fields, not five"),
-        ("60 * * * *", "field 1, minute: '60' is not in 0-59"),
-        ("* 24 * * *", "field 2, hour: "),
-        ("* * 0 * *", "field 3, day of the month: "),
-        ("* * * 13 *", "field 4, month: '13' is not in 1-12 or jan-dec"),
-        ("* * * * 0", "field 5, day of the week: '0' is not in 1-7 or sun-sat"),
-        ("*/0 * * * *", "a step is 1-59"),
-        ("5-1 * * * *", "ends before it begins"),
-        ("1, * * * *", "'' is not in"),
-        ("* * 32W * *", "'32' is not in 1-31"),
-        ("* * * * 2#6", "'2#6' is not in"),
-        ("\u0661 * * * *", "is not in 0-59"),
-    ],
-)
-def test_a_bad_cron_is_named_by_its_field(expression: str, said: str) -> None:
-    with pytest.raises(ValueError) as raised:
-        cron.check(expression)
-    assert said in str(raised.value)
-
-
 # ---- what is honoured ----
 
 
@@ -171,14 +131,65 @@ def test_what_the_process_has_in_its_environment_wins_and_is_said() -> None:
     assert why["dev.port"] == "TAILRACE_EDGE_HTTP of the environment wins"
 
 
-def test_objects_crons_and_limits_are_said_to_have_no_effect() -> None:
-    text = (
-        'triggers = {crons = ["0 * * * *"]}\nlimits = {cpu_ms = 5}\nobservability = {logs = {}}\n'
-    )
-    found = reading(text + OBJECTS)
+def test_limits_and_observability_are_said_to_have_no_effect() -> None:
+    found = reading("limits = {cpu_ms = 5}\nobservability = {logs = {}}\n")
     assert values(found) == {}
     assert set(effects(found).values()) == {"ignored"}
-    assert {"triggers", "limits", "observability", "durable_objects"} <= effects(found).keys()
+    assert {"limits", "observability"} <= effects(found).keys()
+
+
+# ---- what origins are told ----
+
+
+def test_origins_are_told_of_bindings_migrations_and_crons() -> None:
+    found = reading('triggers = {crons = ["0 * * * *", "0 * * * *"]}\n' + OBJECTS)
+    for key in ("durable_objects", "migrations", "triggers"):
+        assert effects(found)[key] == "honoured"
+    assert found.deployment is not None
+    assert json.loads(found.deployment.encoded()) == {
+        "script": "relay",
+        "bindings": {"STREAMS": "Stream"},
+        "migrations": [
+            {
+                "tag": "v1",
+                "new_sqlite_classes": ["Old"],
+                "renamed_classes": [],
+                "deleted_classes": [],
+            },
+            {
+                "tag": "v2",
+                "new_sqlite_classes": [],
+                "renamed_classes": [{"from": "Old", "to": "Stream"}],
+                "deleted_classes": [],
+            },
+        ],
+        "crons": ["0 * * * *"],
+    }
+    assert Deployment.parse(found.deployment.encoded()) == found.deployment
+
+
+def test_an_environment_is_a_script_of_its_own() -> None:
+    own = '[durable_objects]\nbindings = [{name = "B", class_name = "Stream"}]\n'
+    text = OBJECTS + "[env.a]\n" + own.replace("[d", "[env.a.d")
+    text += '[env.b]\nname = "other"\n' + own.replace("[d", "[env.b.d")
+    for name, binding, called in (
+        (None, "STREAMS", "relay/Stream"),
+        ("a", "B", "relay-a/Stream"),
+        ("b", "B", "other/Stream"),
+    ):
+        deployment = reading(text, name).deployment
+        assert deployment is not None
+        assert deployment.called(binding) == called
+
+
+def test_exported_classes_are_told_as_new_ones_and_built_in_ones_are_not() -> None:
+    exported = (
+        "exports = {%s = {type = 'durable-object'}, StreamObject = {type = 'durable-object'}}"
+    )
+    assert reading(exported % "SessionObject").deployment is None
+    found = reading(exported % "Counter").deployment
+    assert found is not None
+    assert [step.new_sqlite_classes for step in found.migrations] == [("Counter",), ()]
 
 
 # ---- environments ----
@@ -239,6 +250,8 @@ MAKING_A = '\nmigrations = [{tag = "1", new_sqlite_classes = ["A"]}]'
         ('routes = "a.example/*"', "routes", "must be an array"),
         ('triggers = {crons = ["0 25 * * *"]}', "triggers.crons.0", "field 2, hour: '25'"),
         ('triggers = {crons = "0 * * * *"}', "triggers.crons", "must be an array"),
+        ('triggers = {crons = ["0 0 30 2 *"]}', "triggers.crons.0", "never comes"),
+        ('triggers = {crons = ["0 * * * *"]}', "triggers.crons", "nothing to run at these times"),
         ('vars = ["A"]', "vars", "must be a table"),
         ("vars = {A = 2026-01-31}", "vars.A", "is a date"),
         ("vars = {TAILRACE_EDGE_HTPT = 1}", "vars.TAILRACE_EDGE_HTPT", "mean TAILRACE_EDGE_HTTP?"),

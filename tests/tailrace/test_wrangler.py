@@ -19,7 +19,7 @@ FILE = """\
   "name": "relay", "main": "src/index.ts", "compatibility_date": "2026-01-31",
   "dev": {"port": 0},
   "env": {"staging": {"vars": {"TAILRACE_EDGE_ORIGIN": "127.0.0.1:1", "MODE": "x"},
-    "triggers": {"crons": ["0 * * * *"]},},},
+    "limits": {"cpu_ms": 5},},},
 }
 """
 SECRET = "hunter-two-hunter-two"
@@ -53,7 +53,7 @@ def test_config_check_says_what_each_key_does(folder: Path) -> None:
     effects = {row["key"]: row["effect"] for row in json.loads(result.stdout)}
     assert effects["env.staging.vars.TAILRACE_EDGE_ORIGIN"] == "honoured"
     assert effects[".dev.vars.staging: TAILRACE_EDGE_ORIGIN_SECRET"] == "honoured"
-    assert effects["env.staging.triggers"] == effects["env.staging.vars.MODE"] == "ignored"
+    assert effects["env.staging.limits"] == effects["env.staging.vars.MODE"] == "ignored"
     told = tailrace(folder, *line)
     assert SECRET not in told.stdout + told.stderr + result.stdout
     assert told.stdout.splitlines()[0].split() == ["key", "effect", "why"]

@@ -84,7 +84,8 @@ def test_an_edge_runs_from_the_file_that_is_shipped() -> None:
     done = config_check(FOLDER / "wrangler.jsonc")
     assert (done.returncode, done.stderr) == (0, "")
     effects = {row["key"]: row["effect"] for row in json.loads(done.stdout)}
-    assert effects["durable_objects"] == effects["vars.TAILRACE_ORIGIN_URL"] == "ignored"
+    assert effects["vars.TAILRACE_ORIGIN_URL"] == "ignored"
+    assert effects["durable_objects"] == effects["migrations"] == "honoured"
 
 
 @pytest.mark.parametrize(

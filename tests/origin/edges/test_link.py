@@ -116,8 +116,6 @@ class Client:
 
 
 class ScriptedObjects:
-    """Objects that do what the test says; `requests` are those that have come."""
-
     def __init__(self) -> None:
         self.requests: list[tuple[ObjectKey, ObjectRequest]] = []
         self.answer: Callable[[ObjectRequest], Awaitable[ObjectResponse]] = self.no_objects
@@ -126,8 +124,12 @@ class ScriptedObjects:
         self.requests.append((key, request))
         return await self.answer(request)
 
-    async def fetch_here(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
-        return await self.fetch(key, request)
+    fetch_here = fetch
+
+    async def deploy(self, script: str, request: ObjectRequest) -> ObjectResponse:
+        return await self.answer(request)
+
+    kind_of = staticmethod(str)
 
     async def no_objects(self, request: ObjectRequest) -> ObjectResponse:
         raise NotFound("no objects here")

@@ -1,0 +1,265 @@
+"""Objects of the operator's own classes, as the wrangler files of edges deploy them.
+
+`origin.objects` names the classes (MODULE:CLASS) that this origin has the code of. A deployment
+says by its migrations which of them there are, each in a namespace of its script; what a class is
+called may change, its objects stay. An object of class `deployment` keeps that in the ledger, so
+that of all edges and origins that are told, one carries a step out. It rings when a cron is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+from pydantic import BaseModel
+
+from ledger.cron import next_after
+from ledger.deployment import DEPLOYMENT, Deployment, Migration
+from ledger.errors import CallerError, ConfigError, Conflict, NotFound, TailraceError, Unavailable
+from ledger.interface import ObjectKey, ObjectStore
+from ledger.objects.object import (
+    AT_MS,
+    ERASE,
+    SCHEDULED,
+    DurableObject,
+    ObjectContext,
+    ObjectFactory,
+    ObjectRequest,
+    ObjectResponse,
+)
+from origin.plugin import import_plugin
+
+SHAPE = "write MODULE:CLASS, where CLASS is a ledger.objects.object.DurableObject"
+KEPT = "deployment"
+"""The name of the value."""
+CRON_LIMIT_S = 900.0
+"""What a cron does takes no longer."""
+ERASE_RETRY_MS = 60_000
+NAMES_AT_ONCE = 1000
+
+Classes = Mapping[str, type[DurableObject]]
+
+log = structlog.get_logger("objects")
+
+
+def load_classes(specs: tuple[str, ...]) -> dict[str, type[DurableObject]]:
+    """By their names. Raises ConfigError that says what is missing."""
+    found: dict[str, type[DurableObject]] = {}
+    for spec in specs:
+        module_name, colon, name = spec.partition(":")
+        if not (module_name and colon and name):
+            raise ConfigError(f"not {spec!r}", field="origin.objects", hint=SHAPE)
+        try:
+            module = import_plugin(module_name)
+        except Exception as error:  # a module may raise anything while it is imported
+            said = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"cannot import {module_name}: {said}", field="origin.objects", hint=SHAPE
+            ) from error
+        made = getattr(module, name, None)
+        if not (isinstance(made, type) and issubclass(made, DurableObject)):
+            raise ConfigError(
+                f"{module_name} has no class {name} of objects", field="origin.objects", hint=SHAPE
+            )
+        if name in found:
+            raise ConfigError(f"two classes {name}", field="origin.objects")
+        found[name] = made
+    return found
+
+
+class Deployed(BaseModel):
+    """What a deployment object keeps. `kinds` is what each class is called in the ledger."""
+
+    tags: list[str] = []
+    kinds: dict[str, str] = {}
+    erasing: list[str] = []
+    """Namespaces of classes that were deleted, and are not yet empty."""
+    bound: list[str] = []
+    due_ms: dict[str, int] = {}
+    """When each cron comes next."""
+
+    def migrated(self, wanted: Deployment, own: Classes, now_ms: int) -> Deployed:
+        """As it is with every step of `wanted`. Raises Conflict, which names the step."""
+        after = self.model_copy(deep=True)
+        told = {step.tag for step in wanted.migrations}
+        if gone := [tag for tag in self.tags if tag not in told]:
+            raise Conflict(
+                f"{gone[0]} of {wanted.script} was carried out, and is not in the file any more",
+                field="migrations",
+                hint="leave it there; to take a class away, delete it in a further one",
+            )
+        for step in wanted.migrations:
+            if step.tag not in self.tags:
+                after._step(wanted.script, step)
+        _require(after.kinds, own, "migrations")
+        after.bound = sorted(set(wanted.bindings.values()))
+        for name in after.bound:
+            if name not in after.kinds:
+                raise Conflict(f"no migration makes the class {name}", field="durable_objects")
+        if wanted.crons and not _scheduled(after.bound, own):
+            raise Conflict(
+                "no class that is bound has scheduled(), so crons have nothing to run",
+                field="triggers.crons",
+                hint="write it, or take the crons out",
+            )
+        after.due_ms = {}
+        for cron in wanted.crons:
+            try:
+                next_ms = next_after(cron, now_ms)
+            except ValueError as error:
+                raise CallerError(f"{cron!r} {error}", field="triggers.crons") from None
+            if next_ms is not None:
+                after.due_ms[cron] = min(next_ms, self.due_ms.get(cron, next_ms))
+        return after
+
+    def _step(self, script: str, step: Migration) -> None:
+        for name in step.new_sqlite_classes:
+            self.kinds.setdefault(name, f"{script}/{step.tag}/{name}")
+        for each in step.renamed_classes:
+            if each.before not in self.kinds or each.after in self.kinds:
+                raise Conflict(
+                    f"{each.before} cannot become {each.after}",
+                    field=f"migrations: {step.tag}",
+                    hint="there are: " + (", ".join(sorted(self.kinds)) or "none"),
+                )
+            self.kinds[each.after] = self.kinds.pop(each.before)
+        for name in step.deleted_classes:
+            if name not in self.kinds:
+                raise Conflict(f"there is no {name} to delete", field=f"migrations: {step.tag}")
+            self.erasing.append(self.kinds.pop(name))
+        self.tags.append(step.tag)
+
+    def rings_at_ms(self, now_ms: int) -> int | None:
+        """When there is something to do; None: never."""
+        return min((*self.due_ms.values(), *([now_ms] if self.erasing else [])), default=None)
+
+
+def _require(names: Iterable[str], own: Classes, where: str) -> None:
+    missing = sorted(set(names) - own.keys())
+    if missing:
+        raise Conflict(
+            f"this origin has no class {missing[0]}",
+            field=where,
+            hint="its setting origin.objects names classes; there are: "
+            + (", ".join(sorted(own)) or "none"),
+        )
+
+
+def _scheduled(names: list[str], own: Classes) -> list[str]:
+    """Those that take crons."""
+    return [name for name in names if own[name].scheduled is not DurableObject.scheduled]
+
+
+class DeploymentObject(DurableObject):
+    def __init__(self, context: ObjectContext, own: Classes) -> None:
+        super().__init__(context)
+        self._own = own
+
+    async def fetch(self, request: ObjectRequest) -> ObjectResponse:
+        """PUT: this is deployed from now on. Answers with what is kept."""
+        wanted = Deployment.parse(request.body)
+        before = await self._kept()
+        now_ms = self.context.now_ms()
+        after = before.migrated(wanted, self._own, now_ms)
+        is_asleep = self.context.storage.get_alarm() is None
+        if after != before or (is_asleep and after.rings_at_ms(now_ms) is not None):
+            log.info("deployed", script=wanted.script, classes=sorted(after.kinds))
+            self._keep(after)
+        return ObjectResponse(200, body=after.model_dump_json().encode())
+
+    async def alarm(self, retries: int) -> None:
+        now_ms = self.context.now_ms()
+        kept = await self._kept()
+        for cron, at_ms in list(kept.due_ms.items()):
+            if at_ms <= now_ms:
+                await self._run(cron, at_ms, kept)
+        left = [kind for kind in kept.erasing if not await self._erased(kind)]
+        kept = await self._kept()  # it may have been deployed anew meanwhile
+        for cron, at_ms in list(kept.due_ms.items()):
+            if at_ms <= now_ms:
+                next_ms = next_after(cron, self.context.now_ms())
+                assert next_ms is not None, "it has come before"
+                kept.due_ms[cron] = next_ms
+        kept.erasing = [kind for kind in kept.erasing if kind in left]
+        self._keep(kept, ERASE_RETRY_MS)
+
+    async def _run(self, cron: str, at_ms: int, kept: Deployed) -> None:
+        """In every class that takes crons, in the object that has its name. Tells of failures."""
+        request = ObjectRequest(SCHEDULED, "https://cron/", ((AT_MS, str(at_ms)),))
+        script = self.context.key.name
+        for name in _scheduled([one for one in kept.bound if one in self._own], self._own):
+            try:
+                async with asyncio.timeout(CRON_LIMIT_S):
+                    await self.context.call(ObjectKey(kept.kinds[name], cron), request)
+            except Exception as error:  # it is the operator's code; other crons go on
+                log.exception("cron failed", script=script, cron=cron, object=name, exc_info=error)
+            else:
+                log.info("cron", script=script, cron=cron, object=name, at_ms=at_ms)
+
+    async def _erased(self, kind: str) -> bool:
+        """Whether nothing of these objects is left."""
+        request = ObjectRequest(ERASE, "https://erase/")
+        try:
+            while names := await self.context.ledger.objects.names(kind, limit=NAMES_AT_ONCE):
+                for name in names:
+                    await self.context.call(ObjectKey(kind, name), request)
+        except TailraceError as error:
+            log.warning("objects not erased", kind=kind, error=str(error))
+            return False
+        return True
+
+    async def _kept(self) -> Deployed:
+        raw = await self.context.storage.get(KEPT)
+        return Deployed() if raw is None else Deployed.model_validate_json(raw)
+
+    def _keep(self, deployed: Deployed, erase_in_ms: int = 0) -> None:
+        self.context.storage.put(KEPT, deployed.model_dump_json().encode())
+        at_ms = deployed.rings_at_ms(self.context.now_ms() + erase_in_ms)
+        if at_ms is None:
+            self.context.storage.delete_alarm()
+        else:
+            self.context.storage.set_alarm(at_ms)
+
+
+@dataclass(slots=True)
+class Namespaces:
+    """Which class each namespace is of, here: `classes` are those of the runtime, kept in step."""
+
+    own: Classes
+    classes: dict[str, ObjectFactory]
+    scripts: dict[str, Deployed] = field(default_factory=dict)
+
+    def adopt(self, script: str, deployed: Deployed) -> list[str]:
+        """The namespaces whose class is another one from now on."""
+        self.scripts[script] = deployed
+        wanted: dict[str, ObjectFactory] = {
+            kind: self.own[name] for name, kind in deployed.kinds.items() if name in self.own
+        }
+        wanted |= dict.fromkeys(deployed.erasing, DurableObject)
+        changed = [kind for kind, made in wanted.items() if self.classes.get(kind) is not made]
+        self.classes.update(wanted)
+        return changed
+
+    def has(self, kind: str) -> bool:
+        return kind in self.classes
+
+    async def load(self, store: ObjectStore) -> list[str]:
+        """What is deployed, as the ledger has it."""
+        changed: list[str] = []
+        for script in await store.names(DEPLOYMENT):
+            found = await store.get(ObjectKey(DEPLOYMENT, script), (KEPT,))
+            if KEPT in found:
+                changed += self.adopt(script, Deployed.model_validate_json(found[KEPT]))
+        return changed
+
+    def kind_of(self, called: str) -> str:
+        """The namespace of SCRIPT/CLASS. Raises Unavailable where nothing is deployed."""
+        script, _, name = called.rpartition("/")
+        deployed = self.scripts.get(script)
+        if deployed is None:
+            raise Unavailable(f"{script} is not deployed here", code="not_deployed")
+        if name not in deployed.kinds:
+            raise NotFound(f"no class {name} is deployed", field="kind")
+        return deployed.kinds[name]
