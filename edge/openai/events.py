@@ -8,9 +8,7 @@ to go on.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from json.encoder import encode_basestring
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -18,10 +16,10 @@ from starlette.responses import Response
 from edge.openai.errors import openai_error, openai_fields
 from edge.openai.request import compact
 from edge.parameters import View
+from edge.sse import short_token
 from ledger.errors import CallerError, OriginUnreachable, TailraceError, Unavailable
 from ledger.frame import (
     LOGGED,
-    SMALL_INDEXES,
     FinishReason,
     Heartbeat,
     Logged,
@@ -48,11 +46,6 @@ FINISH = {
     FinishReason.TOOL_CALLS: "tool_calls",
 }
 """In the API's words; every other end is an error there."""
-
-# Where a Token's parts begin in its frame, as in edge.sse.
-_TAG_AT, _SIZE_AT, _TEXT_AT = 4, 9, 10
-_LONG_TEXT_BYTES = 1 << 7
-_to_escape = re.compile(rb'["\\\x00-\x1f]').search
 
 
 def data_event(fields: object) -> bytes:
@@ -141,7 +134,7 @@ class ChunkEncoder:
         return openai_error(error)
 
     def frames(self, frames: list[bytes]) -> bytes:
-        said = b"".join([self._token(raw) or self._any(raw) for raw in frames])
+        said = b"".join([self._said(raw) for raw in frames])
         if self._begun:
             return said
         self._begun = True
@@ -154,20 +147,11 @@ class ChunkEncoder:
 
     # ---- frames ----
 
-    def _token(self, raw: bytes) -> bytes | None:
-        """The chunk of a Token of a short text, from its bytes; it steps aside for any other."""
-        if raw[_TAG_AT] != Token.tag or len(raw) <= _TEXT_AT or self._continuous:
-            return None
-        size = raw[_SIZE_AT]
-        if size >= _LONG_TEXT_BYTES:
-            return None
-        end = _TEXT_AT + size
-        index = SMALL_INDEXES.get(raw[end:])
-        if index is None:
-            return None
-        text = raw[_TEXT_AT:end]
-        if _to_escape(text):
-            text = encode_basestring(text.decode())[1:-1].encode()
+    def _said(self, raw: bytes) -> bytes:
+        token = None if self._continuous else short_token(raw)
+        if token is None:
+            return self._any(raw)
+        text, index = token
         return b"%b%b%b%d}\n\n" % (self._before, text, self._behind, index)
 
     def _any(self, raw: bytes) -> bytes:
