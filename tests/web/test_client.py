@@ -42,47 +42,6 @@ def test_the_clients_types_hold() -> None:
     run(installed(HERE) / "tsc", "-p", HERE)
 
 
-USER = """
-import { resume, stream, type Options, TailraceError } from "tailrace";
-import { useStream } from "tailrace/react";
-import { smooth } from "tailrace/smooth";
-import { decode } from "tailrace/wire";
-
-const input = { model: "demo", prompt: "" };
-const options: Options = { input, onState: (state) => state === "open" };
-export async function read(storage: Storage): Promise<string> {
-  const reading = resume("/v1/generate", { storage }) ?? stream("/v1/generate", options);
-  for await (const frame of reading) {
-    if (frame.type === "Token") frame.text.toUpperCase();
-    // @ts-expect-error: not every frame has a text
-    frame.text;
-  }
-  for await (const text of smooth(reading, { off: true })) text.length;
-  const { frame } = decode(new Uint8Array());
-  if (frame.type === "StreamEnd") throw new TailraceError(frame.finish_reason);
-  // @ts-expect-error: a text
-  options.apiKey = 7;
-  return useStream(reading, smooth).text;
-}
-"""
-
-
-def test_who_writes_typescript_is_helped(tmp_path: Path) -> None:
-    commands = installed(HERE)
-    package = tmp_path / "node_modules/tailrace"
-    run("cp", "-r", PACKAGE, package.parent.parent / "tailrace")
-    package.parent.mkdir()
-    (tmp_path / "tailrace").rename(package)
-    made = ("--noEmit", "false", "--declaration", "--emitDeclarationOnly")
-    run(commands / "tsc", "-p", HERE, *made, "--outDir", package / "types")
-    run("cp", PACKAGE / "schema.d.ts", package / "types")
-    (tmp_path / "node_modules/@types").symlink_to(HERE / "node_modules/@types")
-    (tmp_path / "user.ts").write_text(USER)
-    strict = ("--strict", "--noEmit", "--target", "es2022", "--lib", "es2022,dom,dom.asynciterable")
-    how = ("--module", "esnext", "--moduleResolution", "bundler", "--types", "")
-    run(commands / "tsc", "--ignoreConfig", *strict, *how, tmp_path / "user.ts")
-
-
 MOST_BYTES = 8 << 10
 LOADED = ("index.min.js", "chunk.min.js", "schema.js")
 """What a page loads that imports the first. The rest comes when a WebSocket is wanted."""

@@ -33,6 +33,7 @@ import { CONNECT, choose, countFetches, worked } from "./transport.js";
  */
 
 const SAVE_EVERY_MS = 1_000;
+const JSON_TYPE = { "Content-Type": "application/json" };
 const OPENED = /^(.*)\/([0-9a-f]{32})$/;
 
 /** @implements {AsyncIterable<Logged>} */
@@ -171,8 +172,7 @@ export class Stream {
 
   /** End it for everybody who reads it. What it is then: `{id, state, next_index}`. */
   async cancel() {
-    while (!this.id && !this.#isOver()) await this.#change();
-    if (!this.id) throw this.#core.fault ?? new TailraceError("it never began", { code: "not_found" });
+    await this.#begun();
     const patience = new Core(0, this.#system.random, this.#options.backoff);
     for (;;) {
       patience.start(this.#system.now());
@@ -185,6 +185,14 @@ export class Stream {
         await new Promise((ring) => this.#system.setTimer(() => ring(null), wait));
       }
     }
+  }
+
+  /** Let it go on from a text of yours: the same answer. It is sent once, as twice would be two texts.
+   * @param {string} text
+   */
+  async steer(text) {
+    await this.#begun();
+    return this.#post("steer", JSON.stringify({ text }));
   }
 
   /** Stop reading. It runs on, and `reconnect` reads on where the reader was. */
@@ -222,6 +230,11 @@ export class Stream {
       if (this.#isOver()) return undefined;
       await this.#change();
     }
+  }
+
+  async #begun() {
+    while (!this.id && !this.#isOver()) await this.#change();
+    if (!this.id) throw this.#core.fault ?? new TailraceError("it never began", { code: "not_found" });
   }
 
   #isOver() {
@@ -371,12 +384,13 @@ export class Stream {
     return apiKey ? { ...headers, Authorization: `Bearer ${apiKey}` } : headers;
   }
 
-  /** @param {string} what */
-  async #post(what) {
+  /** @param {string} what @param {string} [body] */
+  async #post(what, body) {
     const response = await this.#system.fetch(`${this.#url}/${this.id}/${what}`, {
       method: "POST",
       keepalive: true, // it is carried out even if the page is left now
-      headers: { ...this.#headers, ...tokenHeader(this.token) },
+      headers: { ...this.#headers, ...tokenHeader(this.token), ...(body && JSON_TYPE) },
+      body,
     });
     if (!response.ok) throw await httpError(response);
     return /** @type {Promise<{id: string, state: string, next_index: number}>} */ (response.json());

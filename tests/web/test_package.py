@@ -1,0 +1,161 @@
+"""The browser's client as npm packs it, in a project that has nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Route, async_playwright
+
+from tests.e2e.browser import program
+from tests.e2e.processes import Edge, Origin, running
+from tests.npm import installed
+from tests.sdks.conftest import done
+from tests.web.test_client import HERE, PACKAGE, run
+
+pytestmark = pytest.mark.anyio
+
+STEER = " And then a whale came"
+USER = """
+import { resume, stream, type Options, TailraceError } from "tailrace";
+import { useStream } from "tailrace/react";
+import { smooth } from "tailrace/smooth";
+import { decode } from "tailrace/wire";
+
+const input = { model: "demo", prompt: "" };
+const options: Options = { input, onState: (state) => state === "open" };
+export async function read(storage: Storage): Promise<string> {
+  const reading = resume("/v1/generate", { storage }) ?? stream("/v1/generate", options);
+  for await (const frame of reading) {
+    if (frame.type === "Token") frame.text.toUpperCase();
+    // @ts-expect-error: not every frame has a text
+    frame.text;
+  }
+  for await (const text of smooth(reading, { off: true })) text.length;
+  const { state, next_index } = await reading.steer(" And then");
+  next_index.toFixed(state.length);
+  // @ts-expect-error: a text
+  await reading.steer();
+  const { frame } = decode(new Uint8Array());
+  if (frame.type === "StreamEnd") throw new TailraceError(frame.finish_reason);
+  // @ts-expect-error: a text
+  options.apiKey = 7;
+  return useStream(reading, smooth).text;
+}
+"""
+
+
+READER = """
+import { stream } from "tailrace";
+import { decode, encode } from "tailrace/wire";
+
+const input = { model: "demo", prompt: "Once upon a time", max_tokens: 900, ignore_eos: true };
+async function steered() {
+  const reading = stream(URL_OF_IT, { input });
+  for await (const _ of reading) {
+    try {
+      return [reading, await reading.steer(STEER)];
+    } catch (error) {
+      if (error.status !== 409) throw error;
+      return steered(); // it had ended: this machine has other things to do
+    }
+  }
+}
+const [reading, status] = await steered();
+reading.reconnect(); // to leave the loop was to detach
+for await (const _ of reading) if (reading.content.includes(STEER)) break;
+const { frame } = decode(encode({ type: "Token", text: "fox", index: 7 }));
+const said = { status, id: reading.id, state: reading.state, text: reading.content, frame };
+said.cancelled = await reading.cancel();
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package as its only dependency."""
+    commands, folder = installed(HERE), tmp_path_factory.mktemp("npm")
+    source, made = folder / "tailrace", folder / "project"
+    run("cp", "-r", PACKAGE, source)
+    only = ("--noEmit", "false", "--declaration", "--emitDeclarationOnly")
+    run(commands / "tsc", "-p", HERE, *only, "--outDir", source / "types")
+    run("cp", PACKAGE / "schema.d.ts", source / "types")
+    [packed] = json.loads(run("npm", "pack", "--json", "--pack-destination", folder, source))
+    named = {file["path"] for file in packed["files"]}
+    assert {"package.json", "index.js", "types/index.d.ts", "types/schema.d.ts"} <= named
+    assert all(path.endswith((".js", ".d.ts", "package.json")) for path in named), named
+    made.mkdir()
+    (made / "package.json").write_text(json.dumps({"name": "fresh", "type": "module"}))
+    quiet = ("--offline", "--no-package-lock", "--no-audit", "--no-fund")
+    run("npm", "install", "--prefix", made, *quiet, folder / packed["filename"])
+    return made
+
+
+@pytest.fixture(scope="module")
+async def edge(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Edge]:
+    origin = Origin(tmp_path_factory.mktemp("origin"))
+    made = Edge(origin)
+    async with running(origin, made):
+        yield made
+
+
+@pytest.mark.parametrize(
+    "how", [("esnext", "bundler"), ("nodenext", "nodenext")], ids=["bundler", "nodenext"]
+)
+def test_who_writes_typescript_is_helped(project: Path, how: tuple[str, str]) -> None:
+    (project / "user.ts").write_text(USER)
+    types = project / "node_modules/@types"
+    if not types.exists():
+        types.symlink_to(HERE / "node_modules/@types")  # of react, which the hook's user has
+    strict = ("--strict", "--noEmit", "--target", "es2022", "--lib", "es2022,dom,dom.asynciterable")
+    module = ("--module", how[0], "--moduleResolution", how[1], "--types", "")
+    run(installed(HERE) / "tsc", "--ignoreConfig", *strict, *module, project / "user.ts")
+
+
+def check(said: dict[str, Any]) -> None:
+    assert said["text"].count(STEER) == 1
+    assert said["status"]["id"] == said["cancelled"]["id"] == said["id"]
+    assert said["status"]["state"] in ("waiting", "running")
+    assert said["state"] in ("detached", "ended") and said["cancelled"]["state"] == "ended"
+    assert said["frame"] == {"type": "Token", "text": "fox", "index": 7}
+
+
+def reader(url: str) -> str:
+    return READER.replace("URL_OF_IT", json.dumps(url)).replace("STEER", json.dumps(STEER))
+
+
+async def test_node_imports_it_reads_steers_and_cancels(project: Path, edge: Edge) -> None:
+    told = "console.log(JSON.stringify(said));"
+    (project / "reader.js").write_text(reader(f"{edge.url}/v1/generate") + told)
+    check(json.loads(await done("node", project / "reader.js")))
+
+
+async def test_a_page_needs_no_bundler(project: Path, edge: Edge) -> None:
+    entries = {"tailrace": "index.js", "tailrace/wire": "wire.js"}
+    names = {name: f"/node_modules/tailrace/{file}" for name, file in entries.items()}
+    script = reader("/v1/generate") + "window.said = said;"
+    page_of_it = (
+        f'<script type="importmap">{json.dumps({"imports": names})}</script>'
+        f'<script type="module">{script}</script>'
+    )
+
+    async def file(route: Route) -> None:
+        wanted = route.request.url.removeprefix(edge.url).lstrip("/")
+        await route.fulfill(path=project / wanted, content_type="text/javascript")
+
+    async def page_itself(route: Route) -> None:
+        await route.fulfill(body=page_of_it, content_type="text/html")
+
+    async with async_playwright() as playwright:
+        launched = await playwright.chromium.launch(
+            executable_path=program(), args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        page = await launched.new_page()
+        await page.route("**/node_modules/**", file)
+        await page.route(f"{edge.url}/page", page_itself)
+        await page.goto(f"{edge.url}/page")
+        await page.wait_for_function("window.said", timeout=60_000)
+        check(await page.evaluate("window.said"))
+        await launched.close()
