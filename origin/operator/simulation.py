@@ -43,7 +43,7 @@ class SimulationRequest(BaseModel):
     cold_cost_gpu_s: float = Field(60.0, gt=0, le=1e6)
     load_s: float = Field(10.0, gt=0, le=1e6)
     policies: tuple[PolicyName, ...] = Field(
-        ("ttl-60", "ttl-300", "ttl-3600", "break-even", "hybrid-histogram", "learned-ttl"),
+        ("ttl-60", "ttl-300", "ttl-3600", "break-even", "hybrid-histogram", "adaptive-ttl"),
         max_length=MAX_POLICIES,
     )
 

@@ -1,4 +1,5 @@
-"""Traces that are drawn: models asked in bursts, by the hour of the day, rarely, or all of it."""
+"""Traces that are drawn: models asked in bursts, by the hour of the day, rarely, all of it, or by a
+clock."""
 
 from __future__ import annotations
 
@@ -44,12 +45,22 @@ def rare(rng: np.random.Generator, days: float) -> Seconds:
     return drawn
 
 
+def clockwork(rng: np.random.Generator, days: float) -> Seconds:
+    """A job at regular times, of five minutes to an hour, that begins up to 20 s late."""
+    period = rng.uniform(300.0, 3600.0)
+    at = np.arange(0.0, days * DAY_S, period)
+    late: Seconds = at + rng.uniform(0.0, 20.0, len(at))
+    return late
+
+
 KINDS: dict[str, Callable[[np.random.Generator, float], Seconds]] = {
     "bursty": bursty,
     "diurnal": diurnal,
     "rare": rare,
 }
-GENERATED = (*KINDS, "mixed")
+REGULAR = {"clockwork": clockwork}
+"""Not in the mix, which is of people's requests."""
+GENERATED = (*KINDS, "mixed", *REGULAR)
 
 
 def generated(kind: str, seed: int, days: float = 7.0) -> ArrivalTrace:
@@ -58,7 +69,8 @@ def generated(kind: str, seed: int, days: float = 7.0) -> ArrivalTrace:
         raise CallerError(f"no generated trace is called {kind!r}", hint=", ".join(GENERATED))
     rng = np.random.default_rng(seed)
     kinds = tuple(KINDS) if kind == "mixed" else (kind,)
-    drawn = [(f"{one}-{n}", KINDS[one](rng, days)) for one in kinds for n in range(MODELS)]
+    known = KINDS | REGULAR
+    drawn = [(f"{one}-{n}", known[one](rng, days)) for one in kinds for n in range(MODELS)]
     counts = [len(arrivals) for _, arrivals in drawn]
     return ArrivalTrace.of(
         tuple(name for name, _ in drawn),

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ledger.errors import CallerError
+from origin.warm.adaptive import AdaptiveTtl
 from origin.warm.histogram import HistogramBins, HybridHistogram
-from origin.warm.policies import (
-    BreakEven,
-    FixedTtl,
-    GreedyDual,
-    KeepAlivePolicy,
-    PredictivePrewarm,
-)
+from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy
+from origin.warm.prewarm import PredictivePrewarm
 from origin.warm.prices import WarmPrices
+
+DEFAULT_POLICY = AdaptiveTtl.name
+_KNOWN: dict[str, Callable[[WarmPrices], KeepAlivePolicy]] = {
+    "adaptive-ttl": AdaptiveTtl,
+    "predictive-prewarm": PredictivePrewarm,
+    "break-even": BreakEven,
+    "hybrid-histogram": lambda prices: HybridHistogram(),
+    "hybrid-histogram-1s": lambda prices: HybridHistogram(HistogramBins.fine()),
+    "greedy-dual": lambda prices: GreedyDual(prices.cold_cost_gpu_s),
+}
+POLICY_NAMES = ("ttl-SECONDS", *_KNOWN)
 
 
 def named_policy(name: str, prices: WarmPrices, field: str = "policy") -> KeepAlivePolicy:
@@ -23,16 +30,9 @@ def named_policy(name: str, prices: WarmPrices, field: str = "policy") -> KeepAl
         try:
             return FixedTtl(float(seconds))
         except ValueError:
-            raise CallerError(f"{name!r} names no time", field=field) from None
-    known: dict[str, Callable[[], KeepAlivePolicy]] = {
-        "break-even": lambda: BreakEven(prices),
-        "hybrid-histogram": HybridHistogram,
-        "hybrid-histogram-1s": lambda: HybridHistogram(HistogramBins.fine()),
-        "greedy-dual": lambda: GreedyDual(prices.cold_cost_gpu_s),
-        "learned-ttl": lambda: PredictivePrewarm(prices, prewarm=False),
-        "predictive-prewarm": lambda: PredictivePrewarm(prices),
-    }
-    if name not in known:
-        hint = f"ttl-SECONDS, {', '.join(known)}"
+            hint = "ttl-300 keeps for 300 s"
+            raise CallerError(f"{name!r} names no time", field=field, hint=hint) from None
+    if name not in _KNOWN:
+        hint = ", ".join(POLICY_NAMES)
         raise CallerError(f"no policy is called {name!r}", field=field, hint=hint)
-    return known[name]()
+    return _KNOWN[name](prices)

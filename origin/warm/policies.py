@@ -6,17 +6,13 @@ it knew and why, so that each answer can be logged. Times are seconds on the cal
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-import numpy as np
-
 from ledger.errors import CallerError
-from origin.warm.prices import WarmPrices, cost_of_gaps
-from origin.warm.trace import Seconds
+from origin.warm.prices import WarmPrices
 
 
 @dataclass(frozen=True)
@@ -79,88 +75,6 @@ class BreakEven(FixedTtl):
         reason = f"idling for {self.ttl_s:g} s costs as much as a cold start"
         features = {"cold_cost_gpu_s": self.ttl_s}
         return KeepDecision(model, idle_since_s, idle_since_s + self.ttl_s, reason, features)
-
-
-RECENT_GAPS = 128
-"""Gaps of a model that predictive prewarm remembers."""
-LEARNED_FROM = 4
-"""Gaps before it trusts them; it fits again at each doubling, and then each `FIT_EVERY`."""
-FIT_EVERY = 16
-MARGIN = 1.05
-"""A gap may be a little longer than those that were seen."""
-SPREAD_MARGIN = 0.25
-"""Of the distance between their quartiles: so much earlier a prewarm begins, and later it ends."""
-
-
-class PredictivePrewarm:
-    """The cheapest of some plans for the model's recent gaps; break-even until there are enough.
-
-    A plan keeps the model for about one of those gaps, or loads it again before a low quantile of
-    them and keeps it to a high one. With `prewarm` off only the keeping is learned.
-    """
-
-    def __init__(self, prices: WarmPrices, *, prewarm: bool = True) -> None:
-        self.prices, self.prewarm = prices, prewarm
-        self._recent: dict[str, deque[float]] = {}
-        self._seen: dict[str, int] = {}
-        self._plans: dict[str, tuple[float, float, float, float]] = {}
-
-    @property
-    def name(self) -> str:
-        return "predictive-prewarm" if self.prewarm else "learned-ttl"
-
-    def decide(self, model: str, idle_since_s: float) -> KeepDecision:
-        plan = self._plans.get(model)
-        if plan is None:
-            until = idle_since_s + self.prices.cold_cost_gpu_s
-            features = {"gaps": float(self._seen.get(model, 0))}
-            return KeepDecision(
-                model, idle_since_s, until, "too few gaps yet: break-even", features
-            )
-        keep, prewarm, until, cost = plan
-        return KeepDecision(
-            model,
-            idle_since_s,
-            idle_since_s + keep,
-            "the cheapest plan for the recent gaps",
-            {"gaps": float(self._seen[model]), "mean_cost_gpu_s": cost},
-            idle_since_s + prewarm,
-            idle_since_s + until,
-        )
-
-    def observe(self, model: str, gap_s: float) -> None:
-        recent = self._recent.setdefault(model, deque(maxlen=RECENT_GAPS))
-        recent.append(gap_s)
-        self._seen[model] = self._seen.get(model, 0) + 1
-        seen = self._seen[model]
-        if seen % FIT_EVERY == 0 or (seen >= LEARNED_FROM and not seen & (seen - 1)):
-            self._plans[model] = self._cheapest(np.array(recent))
-
-    def _cheapest(self, gaps: Seconds) -> tuple[float, float, float, float]:
-        cold = self.prices.cold_cost_gpu_s
-        keeps = np.concatenate([[0.0, cold], gaps * MARGIN])
-        keep, mean = self._best(gaps, keeps, np.array([inf]), np.array([inf]))
-        plan = (keep[0], inf, inf, mean)
-        if self.prewarm:
-            slack = SPREAD_MARGIN * float(np.subtract(*np.quantile(gaps, [0.75, 0.25])))
-            lows = np.repeat(np.quantile(gaps, [0.0, 0.05, 0.25, 0.5]), 4) - slack
-            highs = np.tile(np.quantile(gaps, [0.75, 0.9, 0.99, 1.0]), 4) + slack
-            begins = np.maximum(lows - self.prices.load_s, 0.0)
-            ahead, ahead_mean = self._best(gaps, np.zeros(1), begins, highs)
-            if ahead_mean < mean:
-                plan = (*ahead, ahead_mean)
-        return plan
-
-    def _best(
-        self, gaps: Seconds, keep: Seconds, begin: Seconds, until: Seconds
-    ) -> tuple[tuple[float, float, float], float]:
-        """The plan of the lowest mean cost, and that cost."""
-        keep, begin, until = np.broadcast_arrays(keep, begin, until)
-        columns = (keep[:, None], begin[:, None], until[:, None])
-        costs = cost_of_gaps(gaps[None, :], *columns, self.prices.load_s)
-        means = costs.cost(self.prices).mean(axis=1)
-        best = int(means.argmin())
-        return (float(keep[best]), float(begin[best]), float(until[best])), float(means[best])
 
 
 class GreedyDual:

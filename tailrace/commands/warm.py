@@ -29,7 +29,7 @@ trace_app = typer.Typer(help="Traces of arrivals.", no_args_is_help=True, rich_m
 warm_app.add_typer(trace_app, name="trace")
 
 TraceArgument = Annotated[
-    str, typer.Argument(metavar="TRACE", help="A file, or bursty, diurnal, rare, mixed.")
+    str, typer.Argument(metavar="TRACE", help="A file, or bursty, diurnal, rare, mixed, clockwork.")
 ]
 ColdCostOption = Annotated[float, typer.Option(help="What a cold start is worth, in GPU-seconds.")]
 LoadOption = Annotated[float, typer.Option(help="Seconds that a cold start takes.")]
@@ -37,7 +37,7 @@ SeedOption = Annotated[int, typer.Option(help="Of what is drawn.")]
 DaysOption = Annotated[float, typer.Option(min=0.01, max=365, help="Of a generated trace.")]
 POLICIES = (
     *("ttl-60", "ttl-300", "ttl-3600", "break-even", "hybrid-histogram", "hybrid-histogram-1s"),
-    *("greedy-dual", "learned-ttl", "predictive-prewarm"),
+    *("greedy-dual", "adaptive-ttl", "predictive-prewarm"),
 )
 SWEEP_TTLS = 20
 SHORTEST_TTL_S = 1.0
@@ -242,6 +242,7 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
     from rich.table import Table
 
     table = Table(*columns, title=title, title_justify="left")
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:

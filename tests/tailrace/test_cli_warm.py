@@ -34,7 +34,7 @@ def test_an_imported_trace_is_simulated_under_a_cap(tmp_path: Path) -> None:
 
 def test_tables_name_every_policy_and_mark_where_one_is(tmp_path: Path) -> None:
     shown = warm("simulate", "rare", "--days", "0.5")
-    assert "break-even" in shown and "learned-ttl" in shown and "greedy-dual" not in shown
+    assert "break-even" in shown and "adaptive-ttl" in shown and "greedy-dual" not in shown
     chart = tmp_path / "frontier.svg"
     shown = warm("frontier", "rare", "--days", "1", "--here", "300", "--chart", str(chart))
     assert "300 ← here" in shown

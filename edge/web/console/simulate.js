@@ -5,7 +5,7 @@ import { Plot, axis } from "./charts.js";
 import { Empty, Fault, count, html, useMemo, useRef, useState } from "./ui.js";
 
 const GENERATED = ["mixed", "bursty", "diurnal", "rare"];
-const POLICIES = ["ttl-60", "ttl-300", "ttl-3600", "break-even", "hybrid-histogram", "hybrid-histogram-1s", "learned-ttl", "predictive-prewarm"];
+const POLICIES = ["ttl-60", "ttl-300", "ttl-3600", "break-even", "hybrid-histogram", "hybrid-histogram-1s", "adaptive-ttl", "predictive-prewarm"];
 const UPLOAD = "upload";
 
 export function Simulator() {

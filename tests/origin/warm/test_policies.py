@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger.errors import CallerError
+from origin.warm.adaptive import AdaptiveTtl
 from origin.warm.generated import GENERATED, generated
 from origin.warm.histogram import HistogramBins, HybridHistogram
+from origin.warm.named import DEFAULT_POLICY, named_policy
 from origin.warm.optimum import (
     _instants,
     _lagrangian,
@@ -17,7 +19,8 @@ from origin.warm.optimum import (
     keep_alive_optimum,
     prewarm_optimum,
 )
-from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy, PredictivePrewarm
+from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy
+from origin.warm.prewarm import PredictivePrewarm
 from origin.warm.prices import WarmPrices
 from origin.warm.room import CappedPool, busy_periods, replay_capped
 from origin.warm.simulate import compare, hindsight_cost, replay, sweep_ttls
@@ -41,8 +44,8 @@ def traces(draw: st.DrawFn, requests: int = 40) -> ArrivalTrace:
 
 
 def keepers() -> list[KeepAlivePolicy]:
-    learned = PredictivePrewarm(PRICES, prewarm=False)
-    return [FixedTtl(0), FixedTtl(30), FixedTtl(float("inf")), BreakEven(PRICES), learned]
+    fixed = [FixedTtl(0), FixedTtl(30), FixedTtl(float("inf"))]
+    return [*fixed, BreakEven(PRICES), AdaptiveTtl(PRICES)]
 
 
 @given(traces())
@@ -167,11 +170,44 @@ def test_predictive_prewarm_learns_a_clockwork_and_keep_alive_cannot() -> None:
     ahead = replay(gaps, trace.names, PredictivePrewarm(PRICES), PRICES)
     assert 1.0 > ahead.over_optimum >= prewarm_optimum(gaps, PRICES).cost_gpu_s / (60.0 * 399)
     last = PredictivePrewarm(PRICES)
-    for one in gaps.length_s[:64].tolist():
+    for start, one in zip(gaps.start_s[:64].tolist(), gaps.length_s[:64].tolist(), strict=True):
+        last.decide("a", start)
         last.observe("a", one)
     decision = last.decide("a", 1000.0)
     assert decision.keep_until_s < decision.prewarm_at_s < 2200.0 < decision.prewarm_until_s
     assert decision.features["gaps"] == 64 and decision.reason
+
+
+@pytest.mark.parametrize("cold_cost", [60.0, 600.0])
+@pytest.mark.parametrize("kind", ["bursty", "diurnal", "rare", "mixed"])
+def test_the_default_policy_stays_near_the_optimum(kind: str, cold_cost: float) -> None:
+    """Within 1.25 of it, but where even the best TTL for each model in hindsight is not."""
+    prices = WarmPrices(cold_cost)
+    trace = generated(kind, 2, 3.0)
+    gaps = idle_gaps(trace)
+    seen = replay(gaps, trace.names, named_policy(DEFAULT_POLICY, prices), prices).over_optimum
+    best = hindsight_cost(gaps, prices) / keep_alive_optimum(gaps, prices).cost_gpu_s
+    assert seen <= max(1.25, 1.05 * best)
+    assert seen <= 1.25 or (kind, cold_cost) in (("bursty", 60.0), ("bursty", 600.0))
+
+
+def test_the_default_policy_learns_of_a_model_from_the_others() -> None:
+    """What is rarer than the cold cost is not kept, and a model that was never seen neither."""
+    policy = AdaptiveTtl(PRICES)
+    first = policy.decide("a", 0.0)
+    assert (first.keep_until_s, first.features["gaps"]) == (60.0, 0.0)
+    for at in range(50):
+        policy.decide("a", at * 4000.0)
+        policy.observe("a", 3000.0)
+    known, new = policy.decide("a", 0.0), policy.decide("b", 0.0)
+    assert known.keep_until_s == new.keep_until_s == 0.0 and known.reason
+    assert known.features["usual_gap_s"] == pytest.approx(3000.0)
+    # A model of its own kind, asked every twenty seconds, is soon kept.
+    for at in range(10):
+        policy.decide("b", at * 25.0)
+        policy.observe("b", 20.0)
+    assert policy.decide("b", 250.0).keep_until_s > 270.0
+    assert policy.decide("a", 250.0).keep_until_s == 250.0
 
 
 def test_the_hybrid_histogram_takes_the_papers_ways() -> None:
