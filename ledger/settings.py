@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from ledger.errors import ConfigError
 
 DEFAULT_FILE = Path("tailrace.toml")
-TABLES = ("edge", "origin", "ledger", "streams")
+TABLES = ("edge", "origin", "models", "ledger", "streams")
 MAX_PORT = 65_535
 
 
@@ -69,8 +69,8 @@ class Settings(BaseSettings):
         Without `path`, `tailrace.toml` in the working directory is read if it is there.
         Raises `ConfigError` naming the key, where it came from and what would be right.
         """
-        file = path or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
-        table = _read_table(file, cls.table) if file else {}
+        file = file_of(path)
+        table = read_table(file, cls.table) if file else {}
         given = {key: value for key, value in flags.items() if value is not None}
         try:
             return cls(**(table | cls.environment() | given))
@@ -100,7 +100,13 @@ class Settings(BaseSettings):
         return ConfigError(f"{message}, not {first['input']!r}", field=field, hint=where)
 
 
-def _read_table(file: Path, table: str) -> dict[str, Any]:
+def file_of(path: Path | None) -> Path | None:
+    """The file that is read: `path`, or else the default one if it is there."""
+    return path or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+
+
+def read_table(file: Path, table: str) -> dict[str, Any]:
+    """What one table of a file says; raises `ConfigError` for what is no file of settings."""
     try:
         document = tomllib.loads(file.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -264,6 +264,24 @@ class OriginConfig(Settings):
         True,
         description="operators who ask see prompts and texts of streams; each time is logged",
     )
+    cpu_memory_mib: int | None = Field(
+        None,
+        ge=1,
+        description="of several models, most that those that are loaded may take of this machine's"
+        " memory together; default no cap",
+    )
+    gpu_memory_mib: int | None = Field(
+        None,
+        ge=1,
+        description="the same of the GPU's; needed where several models are to run on one",
+    )
+    cold_wait_s: float = Field(
+        120.0,
+        gt=0,
+        le=3600,
+        description="a request for a model that is not loaded waits for it so long at most, then"
+        " it gets 503",
+    )
     max_streams: int = Field(256, ge=1, description="running and waiting streams; 503 beyond")
     overload_wait_s: float = Field(
         60.0,

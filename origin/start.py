@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import uvloop
@@ -15,6 +16,7 @@ import uvloop
 from ledger.log import configure_logging
 from ledger.process import look_less_often, stop_signal
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from origin.model_table import Tables
 from origin.workers.circuit import Circuit
 from origin.workers.forked import Launcher
 from origin.workers.liveness import Patience
@@ -22,23 +24,32 @@ from origin.workers.program import makes_tokens, program
 from origin.workers.worker_process import WorkerSlot, worker_environment
 
 
-def run(config: OriginConfig, ledger: LedgerConfig, streams: StreamsConfig) -> None:
-    """Serve until SIGTERM or SIGINT; raises `TailraceError` if it cannot start or go on."""
+def run(
+    config: OriginConfig,
+    ledger: LedgerConfig,
+    streams: StreamsConfig,
+    tables: Tables | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; raises `TailraceError` if it cannot start or go on.
+
+    `tables` name several models, where it is not the one that `config` says.
+    """
     configure_logging(config.log_level)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line per webhook, with its URL
-    uvloop.run(_start(config, ledger, streams))
+    several = {name: table.alone(name, config) for name, table in (tables or {}).items()}
+    uvloop.run(_start(config, ledger, streams, several))
 
 
-async def _start(config: OriginConfig, ledger: LedgerConfig, streams: StreamsConfig) -> None:
-    command = program(config)
-    patience = Patience(config.worker_silence_s, config.worker_start_s)
-    launcher = None
-    if config.fork_workers and makes_tokens(config):
-        launcher = Launcher(*command, worker_environment())
-    circuit = Circuit()
-    slots = [
-        WorkerSlot(number, command, patience, launcher, circuit) for number in range(config.workers)
-    ]
+async def _start(
+    config: OriginConfig,
+    ledger: LedgerConfig,
+    streams: StreamsConfig,
+    several: Mapping[str, OriginConfig],
+) -> None:
+    launcher = _launcher(config, [*several.values()] or [config])
+    slots: list[WorkerSlot] = []
+    for name, each in several.items() or [("", config)]:
+        slots += _slots(name, each, launcher, len(slots))
     parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
     running: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in parts]
     running.append(asyncio.create_task(stop_signal().wait()))
@@ -47,11 +58,34 @@ async def _start(config: OriginConfig, ledger: LedgerConfig, streams: StreamsCon
         from origin.supervisor import serve
 
         look_less_often()
-        await serve(config, ledger, streams, slots, running)
+        await serve(config, ledger, streams, slots, running, several)
     finally:
         for part in running:
             part.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+def _launcher(config: OriginConfig, models: Sequence[OriginConfig]) -> Launcher | None:
+    """One for the workers of all models that make tokens; it imports what any of them needs."""
+    ours = [model for model in models if makes_tokens(model)]
+    if not config.fork_workers or not ours:
+        return None
+    is_alike = len({model.device for model in ours}) == 1
+    first = ours[0] if is_alike else ours[0].model_copy(update={"device": "auto"})
+    return Launcher(*program(first), worker_environment())
+
+
+def _slots(
+    name: str, config: OriginConfig, launcher: Launcher | None, first: int
+) -> list[WorkerSlot]:
+    """Of one model, numbered from `first` on."""
+    command, circuit = program(config), Circuit()
+    patience = Patience(config.worker_silence_s, config.worker_start_s)
+    forks = launcher if makes_tokens(config) else None
+    return [
+        WorkerSlot(first + nth, command, patience, forks, circuit, name)
+        for nth in range(config.workers)
+    ]
 
 
 def _import_supervisor() -> None:

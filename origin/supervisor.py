@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,7 @@ from origin.objects import OriginObjects
 from origin.open_ledger import open_ledger
 from origin.operator.desk import OperatorDesk
 from origin.operator.live import LivePages, unix_clock
+from origin.serving.served_model import ServedModel, ServedModels
 from origin.steady_clock import KeptClock, now_ms
 from origin.workers.program import makes_tokens
 from origin.workers.worker_process import WorkerSlot
@@ -51,21 +52,34 @@ async def serve(
     streams: StreamsConfig,
     slots: Sequence[WorkerSlot],
     running: Sequence[asyncio.Task[Any]],
+    several: Mapping[str, OriginConfig] | None = None,
 ) -> None:
-    """Serve until one of the parts ends that are `running` already, or one of our own."""
+    """Serve until one of the parts ends that are `running` already, or one of our own.
+
+    `several` has the settings of each model, where it is not the one of `config`.
+    """
     own = load_classes(config.objects)
-    reader = PromptReader(config.model) if makes_tokens(config) else None
+    models = [_served(name, each, slots) for name, each in (several or {}).items()]
+    reader = PromptReader(config.model) if not models and makes_tokens(config) else None
     clock = KeptClock(config.data)
     ledger = await open_ledger(retention, config.data, clock, config.reached_at)
     clock.keep()
     way = Way(config.link_address.scheme, config.link_credentials)
     objects = OriginObjects(ledger, streams, clock, way=way, own=own)
     try:
-        supervisor = Supervisor(config, retention, ledger, objects, reader, clock)
+        supervisor = Supervisor(
+            config, retention, ledger, objects, reader, clock, ServedModels(*models)
+        )
         await supervisor.serve(slots, running)
     finally:
         await objects.close()
         await ledger.close()
+
+
+def _served(name: str, config: OriginConfig, slots: Sequence[WorkerSlot]) -> ServedModel:
+    model = ServedModel(name, PromptReader(config.model) if makes_tokens(config) else None)
+    model.slots = [slot for slot in slots if slot.model == name]
+    return model
 
 
 class Supervisor:
@@ -79,6 +93,7 @@ class Supervisor:
         objects: OriginObjects,
         reader: PromptReader | None,
         clock: KeptClock,
+        models: ServedModels | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -99,6 +114,7 @@ class Supervisor:
             paused_s=retention.retention_s,
             most_wait_s=config.overload_wait_s,
             recorder=self._recorder,
+            models=models,
         )
         self._service = Service(
             ledger=ledger,

@@ -182,7 +182,10 @@ def origin(
     data: Annotated[
         Path | None, typer.Option(help="Folder of ledger and keys.", file_okay=False)
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="Checkpoint folder.", file_okay=False)] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FOLDER|NAME", help="Checkpoint folder, or models.NAME; several."),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="auto|cpu|cuda", help="Where the model runs.")
     ] = None,
@@ -213,13 +216,17 @@ def origin(
     """Run an origin: admission, ledger and the workers that generate."""
     with extra("origin"):
         from origin.config import LedgerConfig, OriginConfig, StreamsConfig
+        from origin.model_table import chosen, load_tables
         from origin.start import run
 
+    tables = {} if producer or upstream else load_tables(config)
+    folder = model[0] if model is not None and len(model) == 1 else None
+    is_alone = folder is not None and folder not in tables
     settings = OriginConfig.load(
         config,
         link=link,
         data=data,
-        model=model,
+        model=folder if is_alone else None,
         device=device,
         weights=weights,
         kv_cache=kv_cache,
@@ -232,10 +239,11 @@ def origin(
         upstream_key_env=upstream_key_env,
         upstream_lost=upstream_lost,
     )
+    models = {} if is_alone else chosen(tables, model or (), settings)
     retention, streams = LedgerConfig.load(config), StreamsConfig.load(config)
     _watch_parent(until_eof)
     with extra("origin"):  # most of it is imported only now
-        run(settings, retention, streams)
+        run(settings, retention, streams, models)
 
 
 def _check_wrangler(wrangler: Path | None, env: str | None, config: Path | None) -> None:

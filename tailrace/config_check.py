@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ledger.errors import ConfigError
 from ledger.settings import DEFAULT_FILE, Settings
+from origin.model_table import load_tables
 
 
 class Setting(NamedTuple):
@@ -33,7 +34,8 @@ def report(parts: Sequence[type[Settings]], file: Path | None, *, as_json: bool)
 
 
 def load_all(parts: Sequence[type[Settings]], file: Path | None) -> Iterator[Setting]:
-    """The settings of every part, in the order in which the parts declare them."""
+    """The settings of every part, in the order in which the parts declare them; then what is said
+    of each of several models."""
     for part in parts:
         loaded, environment = part.load(file), part.environment()
         for key, value in loaded.model_dump(mode="json").items():
@@ -43,6 +45,9 @@ def load_all(parts: Sequence[type[Settings]], file: Path | None) -> Iterator[Set
             elif key in loaded.model_fields_set:
                 source = str(file or DEFAULT_FILE)
             yield Setting(f"{part.table}.{key}", value, source)
+    for name, model in load_tables(file).items():
+        for key, value in model.model_dump(mode="json", exclude_unset=True).items():
+            yield Setting(f"models.{name}.{key}", value, str(file or DEFAULT_FILE))
 
 
 def _as_table(settings: list[Setting]) -> str:

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ledger.errors import ConfigError
 from ledger.settings import Settings
+from origin.model_table import ModelTable
 
 WIDTH = 96
 HEAD = """\
@@ -23,8 +25,10 @@ BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "belo
 
 
 def commented(parts: Sequence[type[Settings]]) -> str:
-    """The text of the file: all settings of `parts`, each commented out."""
-    return HEAD + "".join(f"\n{line}" for part in parts for line in _table(part)) + "\n"
+    """The text of the file: all settings of `parts`, and of one model of several, commented out."""
+    lines = [line for part in parts for line in _table(part, f"[{part.table}]")]
+    lines += _table(ModelTable, "# [models.NAME]")
+    return HEAD + "".join(f"\n{line}" for line in lines) + "\n"
 
 
 def write(file: Path, parts: Sequence[type[Settings]]) -> None:
@@ -38,8 +42,8 @@ def write(file: Path, parts: Sequence[type[Settings]]) -> None:
         ) from error
 
 
-def _table(part: type[Settings]) -> Iterator[str]:
-    yield f"\n[{part.table}]"
+def _table(part: type[BaseModel], head: str) -> Iterator[str]:
+    yield f"\n{head}"
     shown = part.model_construct().model_dump(mode="json")
     for name, info in part.model_fields.items():
         told = "; ".join([info.description or name, *_ranges(info)])

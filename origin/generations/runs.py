@@ -46,9 +46,9 @@ from origin.generations.suspects import judge
 from origin.generations.table import StreamTable
 from origin.history.recorder import COLD, HOT, HistoryRecorder, no_history
 from origin.metrics import Metrics
-from origin.workers.circuit import Circuit, CircuitState
+from origin.serving.served_model import ServedModel, ServedModels
+from origin.workers.circuit import CircuitState
 from origin.workers.cold_starts import ColdStarts
-from origin.workers.liveness import SILENT_S
 from origin.workers.worker_frame import (
     Attend,
     Begun,
@@ -89,9 +89,11 @@ class Runs:
         random: Random | None = None,
         most_wait_s: float = MOST_WAIT_S,
         recorder: HistoryRecorder | None = None,
+        models: ServedModels | None = None,
     ) -> None:
         """`paused_s` is how long a paused stream is kept; to wait for so long as
         `most_wait_s` to be begun is too long, and makes the origin do less."""
+        self.models = models or ServedModels()
         self.readers = Readers(self._touch, metrics.replayed)
         self.recorder = recorder or no_history()
         self.starts = ColdStarts()
@@ -107,12 +109,10 @@ class Runs:
         self._slots: list[WorkerSlot] = []
         self._groups = itertools.count(1)  # of suspects
         self._reading = asyncio.Lock()  # one log at a time
-        self._loading: LoadProgress | None = None
-        self._deaths = 0  # of workers since one became ready
-        self._fate = ""  # of the last of them
-        self._circuit = Circuit()  # of the slots, once one has told us
-        metrics.circuit.set_function(lambda: [*CircuitState].index(self._circuit.state))
-        self.model: Ready | None = None
+        states = [*CircuitState]
+        metrics.circuit.set_function(
+            lambda: max(states.index(model.circuit.state) for model in self.models)
+        )
 
     @property
     def count(self) -> int:
@@ -122,17 +122,7 @@ class Runs:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why no token can be made now; empty when ready."""
-        if self._slots:
-            is_silent = all(slot.is_silent for slot in self._slots)
-            return (f"all workers are silent for over {SILENT_S:.0f} s",) if is_silent else ()
-        again = f"; {self._deaths} died before, the last: {self._fate}" if self._deaths else ""
-        if self._circuit.reason:
-            return (f"{self._circuit.reason}{again}",)
-        if self._loading is None:
-            return (f"starting a worker{again}",)
-        progress = self._loading
-        how_far = f" {progress.done}/{progress.total}" if progress.total else ""
-        return (f"loading: {progress.stage}{how_far}{again}",)
+        return self.models.reasons
 
     @contextmanager
     def room(
@@ -140,25 +130,32 @@ class Runs:
         streams: int = 1,
         priority: Priority = Priority.STANDARD,
         caller: Caller | None = None,
+        model: str = "",
     ) -> Iterator[Ready]:
-        """Keep room for so many new streams, to be started within; gives the model to admit for.
+        """Keep room for so many new streams of a model, to be started within; gives what to
+        admit them for.
 
-        Raises `Unavailable` while none was loaded, or `Overloaded`, or CallerError (429) where
-        the caller's tenant has, or has had, as much as it may.
+        Raises `Unavailable` while it was never loaded, or `Overloaded`, or CallerError (429) where
+        the caller's tenant has, or has had, as much as it may; NotFound for another model.
         """
-        if not self._slots and self._deaths >= (1 if self.model is None else FAILED_STARTS):
-            least_s = self._circuit.retry_s(self._metrics.clock())
-            least_ms = max(CANNOT_START_RETRY_MS, round(least_s * 1000))
-            after_ms = spread_ms(least_ms, self._random)
-            raise Unavailable(f"the worker cannot start: {self._fate}", retry_after_ms=after_ms)
-        if self.model is None:
+        wanted = self.models.find(model)
+        self._check_starts(wanted)
+        if wanted.ready is None:
             after_ms = spread_ms(LOADING_RETRY_MS, self._random)
             raise Unavailable("the model is loading", code="loading", retry_after_ms=after_ms)
         self.overload.admit(priority)
         tenant = tenant_of(caller)
         with self.table.reserved(streams, priority, tenant):
             self.allowances.admit(caller, streams, self.table.unfinished(tenant) - streams)
-            yield self.model
+            yield wanted.ready
+
+    def _check_starts(self, model: ServedModel) -> None:
+        """Raises `Unavailable` where its workers die before they are ready."""
+        if not model.up and model.deaths >= (1 if model.ready is None else FAILED_STARTS):
+            least_s = model.circuit.retry_s(self._metrics.clock())
+            least_ms = max(CANNOT_START_RETRY_MS, round(least_s * 1000))
+            after_ms = spread_ms(least_ms, self._random)
+            raise Unavailable(f"the worker cannot start: {model.fate}", retry_after_ms=after_ms)
 
     # ---- streams ----
 
@@ -241,7 +238,10 @@ class Runs:
 
     async def _assign(self) -> None:
         """Hand over what a worker may take; again, because one that is dropped makes way."""
-        while placed := self.table.place([slot for slot in self._slots if not slot.is_silent]):
+        may_take = self.models.may_take if self.models.are_named else None
+        while placed := self.table.place(
+            [slot for slot in self._slots if not slot.is_silent], may_take
+        ):
             await asyncio.gather(*(self._hand_over(*each) for each in placed))
 
     async def _hand_over(self, stream: GeneratedStream, slot: WorkerSlot, run: int) -> None:
@@ -448,19 +448,19 @@ class Runs:
     # ---- what the workers say ----
 
     def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None:
-        self._loading = progress
+        self.models.of(slot).loading = progress
         self.starts.loading(slot.number, progress.stage, self._metrics.clock())
         self._changed()
 
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
-        self.model = ready
-        self._loading = None
+        model = self.models.of(slot)
+        model.ready, model.loading, model.deaths = ready, None, 0
         self.starts.ready(slot.number, ready.load_ms, self._metrics.clock(), slot.start)
         if slot.start is not None:
             self.recorder.loaded(slot.number, ready.model, slot.start)
         self.recorder.changed_tier(slot.number, ready.model, HOT, "it is ready")
-        self._deaths = 0
         self._slots.append(slot)
+        model.up.append(slot)
         if self.overload.ladder.rung:
             self.overload.ease(slot)
         self._changed()
@@ -540,16 +540,16 @@ class Runs:
             self._forget(stream)
 
     async def worker_lost(self, slot: WorkerSlot) -> None:
+        model = self.models.of(slot)
         if slot in self._slots:
             self._slots.remove(slot)
-            lost = self.model.model if self.model is not None else ""
+            model.up.remove(slot)
+            lost = model.ready.model if model.ready is not None else ""
             self.recorder.changed_tier(slot.number, lost, COLD, slot.fate)
-        self._deaths += 1
-        self._fate = slot.fate
+        model.deaths += 1
+        model.fate, model.circuit, model.loading = slot.fate, slot.circuit, None
         self.starts.lost(slot.number, slot.fate, self._metrics.clock())
         self._metrics.worker_lost(slot.number, slot.death)
-        self._circuit = slot.circuit
-        self._loading = None
         orphans = self.table.on(slot)
         blamed = judge([stream.standing for stream in orphans], self._groups)
         for stream in orphans:

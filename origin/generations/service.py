@@ -108,7 +108,8 @@ async def no_desk(asked: str, request: ObjectRequest) -> ObjectResponse:
 class Service:
     """One origin's streams. `now_ms` is Unix time; `random` draws ids and seeds.
 
-    There is no `reader` where the workers are of kind `text`.
+    `reader` is the one model's, unless its workers are of kind `text`; several models have their
+    own.
     """
 
     ledger: Ledger
@@ -137,7 +138,9 @@ class Service:
             earlier = await self.ledger.made_by(key, request_hash(request))
             if earlier is not None:
                 return self._opened(earlier, given)
-        with self.runs.room(request.n, request.priority, request.caller) as ready:
+        with self.runs.room(
+            request.n, request.priority, request.caller, model=request.model
+        ) as ready:
             recipe = self.runs.overload.shortened(await self._admit(request, ready))
             ids = [self.random(STREAM_ID_BYTES) for _ in range(request.n)]
             others = [(id_, _choice(recipe, nth)) for nth, id_ in enumerate(ids) if nth]
@@ -164,13 +167,17 @@ class Service:
             request,
             model=ready.model,
             fingerprint=ready.fingerprint,
-            reader=None if ready.kind == TEXT else self.reader,
+            reader=None if ready.kind == TEXT else self._reader_of(request.model),
             offers=ready.offers,
             draw_seed=lambda: int.from_bytes(self.random(8), "little"),
         )
         # Tokenising a megabyte takes a second, compiling a schema 50 ms, and a chat template runs
         # in another process, perhaps until that is ended: not on the event loop.
         return await asyncio.to_thread(checked) if _is_long(request) else checked()
+
+    def _reader_of(self, model: str) -> PromptReader | None:
+        """None where workers answer in text, or nobody serves this model any more."""
+        return self.runs.models.reader_of(model, self.reader)
 
     def _new(
         self, stream: bytes, recipe: Recipe, request: Open, key: str | None = None
@@ -252,7 +259,8 @@ class Service:
         recipe = Recipe.model_validate_json(info.recipe)
         if info.ended:
             raise Conflict("the stream has ended", hint="open a new stream with the text")
-        if self.reader is None or not recipe.prompt_ids:
+        reader = self._reader_of(recipe.model)
+        if reader is None or not recipe.prompt_ids:
             raise _cannot_steer("the worker of this stream answers in text")
         if recipe.format is not None:
             raise _cannot_steer("the stream has an output format, which the text could break")
@@ -265,7 +273,7 @@ class Service:
                 field="text",
                 hint=f"at most {MAX_STEER_CHARS}",
             )
-        steer_ids = self.reader.steer_ids
+        steer_ids = reader.steer_ids
         is_long = len(text) > LONG_CHARS
         ids = await asyncio.to_thread(steer_ids, text) if is_long else steer_ids(text)
         if not ids:
@@ -359,15 +367,13 @@ class Service:
         return True
 
     def heartbeat(self) -> Heartbeat:
-        reasons, model = (*self.runs.reasons, *self._silence()), self.runs.model
-        models = (model.model,) if model is not None else ()
-        devices = (model.device,) if model is not None else ()
+        reasons, models = (*self.runs.reasons, *self._silence()), self.runs.models
         return Heartbeat(
             clock_ms=self.now_ms(),
             ready=not reasons,
             reasons=reasons,
-            models=models,
-            devices=devices,
+            models=models.names,
+            devices=tuple({model.ready.device: 0 for model in models if model.ready}),
             patience_ms=round(self.retention.patience_s * 1000),
             streams=self.runs.count,
             room=self.config.max_streams,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
 from random import Random
@@ -180,12 +180,23 @@ class StreamTable:
         """The stream of a run that is still one."""
         return self._runs.get((slot, run))
 
-    def place(self, slots: Sequence[WorkerSlot]) -> list[Placed]:
-        """Give waiting streams, the most urgent class first, to workers that may take them."""
+    def place(
+        self,
+        slots: Sequence[WorkerSlot],
+        may_take: Callable[[WorkerSlot, str], bool] | None = None,
+    ) -> list[Placed]:
+        """Give waiting streams, the most urgent class first, to workers that may take them.
+
+        `may_take` says which slots a model's streams go to, where not to any.
+        """
         placed = []
         company = {slot: [s.standing for s in self.on(slot)] for slot in slots}
         for stream in sorted(self._waiting, key=_turn) if company else ():
-            slot = slot_for(stream.standing, company)
+            those = company
+            if may_take is not None:
+                model = stream.recipe.model
+                those = {slot: runs for slot, runs in company.items() if may_take(slot, model)}
+            slot = slot_for(stream.standing, those)
             if slot is None:
                 continue  # a suspect: it waits, and holds nobody up
             self._waiting.remove(stream)

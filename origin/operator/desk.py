@@ -103,7 +103,8 @@ class OperatorDesk:
         document |= {"live": self.pages.live(stream), "lately": self.pages.ended(stream)}
         if text:
             self._check_text(stream)
-            document |= prompt_document(info, self.reader)
+            reader = self.runs.models.reader_of(document["recipe"]["model"], self.reader)
+            document |= prompt_document(info, reader)
         return document
 
     async def _frames(self, info: StreamInfo, query: Query) -> Document:

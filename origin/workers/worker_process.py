@@ -64,7 +64,8 @@ class Owner(Protocol):
 
 
 class WorkerSlot:
-    """`number` is the slot's place in the pool; `pid` that of its process now, if any.
+    """`number` is the slot's place in the pool; `pid` that of its process now, if any; `model`
+    the name of what it serves, where there are several.
 
     `program` is the module to run and its settings. `is_silent` while nothing
     is heard of a worker that should say something; `fate` is what became of the last one, and
@@ -78,8 +79,10 @@ class WorkerSlot:
         patience: Patience | None = None,
         launcher: Launcher | None = None,
         circuit: Circuit | None = None,
+        model: str = "",
     ) -> None:
         self.number = number
+        self.model = model
         self.circuit = circuit or Circuit()
         self.pid: int | None = None
         self.ready: Ready | None = None

@@ -1,0 +1,114 @@
+"""The models that an origin serves, loaded or not: what their workers have said of each.
+
+An origin of one model may not know its name before a worker says it; one of several has the names
+from its settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ledger.errors import NotFound
+from origin.checkpoint.prompt import PromptReader
+from origin.workers.circuit import Circuit
+from origin.workers.liveness import SILENT_S
+from origin.workers.worker_frame import LoadProgress, Ready
+from origin.workers.worker_process import WorkerSlot
+
+
+class ServedModel:
+    """One of them. `name` is empty where only a worker knows it, and `reader` None where its
+    workers answer in text.
+
+    `ready` is what a worker said last, though none may be there now; `up` are the slots whose
+    workers are. `deaths` counts workers since one became ready, `fate` is the last one's.
+    """
+
+    def __init__(self, name: str = "", reader: PromptReader | None = None) -> None:
+        self.name = name
+        self.reader = reader
+        self.slots: Sequence[WorkerSlot] = ()
+        self.ready: Ready | None = None
+        self.up: list[WorkerSlot] = []
+        self.loading: LoadProgress | None = None
+        self.deaths = 0
+        self.fate = ""
+        self.circuit = Circuit()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it makes no token now; empty when it does."""
+        if self.up:
+            is_silent = all(slot.is_silent for slot in self.up)
+            return (f"all workers are silent for over {SILENT_S:.0f} s",) if is_silent else ()
+        again = f"; {self.deaths} died before, the last: {self.fate}" if self.deaths else ""
+        if self.circuit.reason:
+            return (f"{self.circuit.reason}{again}",)
+        if self.loading is None:
+            return (f"starting a worker{again}",)
+        how_far = f" {self.loading.done}/{self.loading.total}" if self.loading.total else ""
+        return (f"loading: {self.loading.stage}{how_far}{again}",)
+
+
+class ServedModels:
+    """All of an origin; without any it is one that a worker will name."""
+
+    def __init__(self, *models: ServedModel) -> None:
+        self._all = models or (ServedModel(),)
+        self._named = {model.name: model for model in self._all if model.name}
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._all)
+
+    @property
+    def are_named(self) -> bool:
+        """By the settings, so that there may be several."""
+        return bool(self._named)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As requests call them, as far as that is known."""
+        told = (model.name or (model.ready.model if model.ready else "") for model in self._all)
+        return tuple(filter(None, told))
+
+    def find(self, name: str) -> ServedModel:
+        """The one that a request means; admission still compares an unnamed one's."""
+        model = self._named.get(name) if self._named else self._all[0]
+        if model is None:
+            names = list(self._named)
+            some = ", ".join(map(repr, names[:MOST_TOLD])) + (", …" if names[MOST_TOLD:] else "")
+            raise NotFound(
+                f"no model {name!r}",
+                code="unknown_model",
+                field="model",
+                hint=f"this origin serves {some}",
+            )
+        return model
+
+    def of(self, slot: WorkerSlot) -> ServedModel:
+        return self._named[slot.model] if self._named else self._all[0]
+
+    def may_take(self, slot: WorkerSlot, model: str) -> bool:
+        """Whether streams of that model go to this slot; those that nobody serves go to any,
+        which ends them."""
+        return slot.model == model or model not in self._named
+
+    def reader_of(self, name: str, only: PromptReader | None) -> PromptReader | None:
+        """What a model's prompts are read by: of several models its own, or else the `only` one."""
+        if not self._named:
+            return only
+        return self._named[name].reader if name in self._named else None
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why no token can be made now, of no model; empty when ready."""
+        by_model = [(model, model.reasons) for model in self._all]
+        if not all(reasons for _, reasons in by_model):
+            return ()
+        if not self._named:
+            return by_model[0][1]
+        return tuple(f"{model.name}: {reason}" for model, reasons in by_model for reason in reasons)
+
+
+MOST_TOLD = 8
+"""Names in an error."""
