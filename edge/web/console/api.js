@@ -8,6 +8,7 @@ export const EVERY_MS = 1000;
 const PATIENCE_MS = 10_000;
 
 export class ApiError extends Error {
+  /** @param {number} status @param {{code?: string, message?: string, hint?: string, field?: string}} [error] */
   constructor(status, { code, message, hint, field } = {}) {
     super(field && message ? `${field}: ${message}` : message || `The edge answered ${status}.`);
     Object.assign(this, { status, code: code || "unknown", hint });
@@ -23,8 +24,12 @@ export const key = {
 };
 
 /** What the page's own requests say of who asks. */
-export const credentials = () => (key.get() ? { Authorization: `Bearer ${key.get()}` } : {});
+export const credentials = /** @returns {Record<string, string>} */ () => (key.get() ? { Authorization: `Bearer ${key.get()}` } : {});
 
+/**
+ * @param {string} path
+ * @param {{query?: Record<string, any>, method?: string, body?: BodyInit, signal?: AbortSignal}} [how]
+ */
 export async function ask(path, { query = {}, method = "GET", body, signal } = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== "" && value != null);
   const search = new URLSearchParams(given).toString();
@@ -51,6 +56,10 @@ export const needsKey = (error) =>
   error && ["no_key", "bad_key", "missing_right"].includes(error.code);
 
 /**
+ * @param {(signal: AbortSignal) => Promise<any>} load
+ * @param {unknown[]} [deps]
+ * @param {number | ((told: any) => number)} [everyMs]
+ *
  * `{ data, error, again }` of what `load(signal)` gives, each second while the tab is seen;
  * at once when `deps` change. The last data stays when an answer fails. `everyMs` may be a function
  * of it.

@@ -6,7 +6,7 @@
 import { resume, stream } from "../tailrace/index.js";
 import { Transcript } from "../tailrace/transcript.js";
 import { encode } from "../tailrace/wire.js";
-import { key } from "./api.js";
+import { credentials, key } from "./api.js";
 import { CuttableNetwork } from "./tapped.js";
 
 const URL_OF_STREAMS = "/v1/generate";
@@ -190,14 +190,14 @@ class Conversation extends EventTarget {
   }
 
   #again(made) {
-    return new Promise((resolve) => {
+    return /** @type {Promise<void>} */ (new Promise((resolve) => {
       const look = () => {
         if (made.state === "failed") return;
         this.removeEventListener("change", look);
         resolve();
       };
       this.addEventListener("change", look);
-    });
+    }));
   }
 
   #take(frame, made, wire, model, transcript, turn) {
@@ -243,8 +243,8 @@ class Conversation extends EventTarget {
   async #mend(cut) {
     const { id, token } = this.#stream ?? {};
     // How far the origin has come meanwhile. Not over the client’s own way, which is still cut.
-    const headers = { Accept: "application/json", ...(token ? { "Tailrace-Token": token } : {}) };
-    if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
+    const allowed = token ? { "Tailrace-Token": token } : {};
+    const headers = { Accept: "application/json", ...allowed, ...credentials() };
     const told = id ? await fetch(`${URL_OF_STREAMS}/${id}`, { headers }).then((answer) => answer.json(), () => null) : null;
     cut.madeUntil = told?.next_index ?? null;
     cut.back = performance.now() - this.wire.beganAt;

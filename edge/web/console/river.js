@@ -10,7 +10,7 @@ export function River({ wire }) {
   const [lastAt, lastIndex] = points.at(-1) ?? [0, 0];
   const until = Math.max(wire?.took ?? 0, lastAt, ...(wire?.cuts.map((cut) => cut.back ?? cut.at) ?? []), 1000);
   const most = Math.max(lastIndex, ...(wire?.cuts.map((cut) => cut.madeUntil ?? 0) ?? []), 20);
-  const x = (at) => ((at / until) * WIDTH).toFixed(1);
+  const x = (at) => Number(((at / until) * WIDTH).toFixed(1));
   const y = (index) => (HEIGHT - 6 - (index / most) * (HEIGHT - 14)).toFixed(1);
   const line = (list) => list.map(([at, index]) => `${x(at)},${y(index)}`).join(" ");
   const runs = [];

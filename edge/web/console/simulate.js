@@ -23,7 +23,7 @@ export function Simulator() {
         load_s: Number(fields.get("load")),
         policies: chosen,
       };
-      if (source === UPLOAD) request.csv = await fields.get("file").text();
+      if (source === UPLOAD) request.csv = await /** @type {File} */ (fields.get("file")).text();
       else Object.assign(request, { trace: source, days: Number(fields.get("days")), seed: 1 });
       const result = await ask("simulate", { method: "POST", body: JSON.stringify(request) });
       setTold({ result, error: null, busy: false });

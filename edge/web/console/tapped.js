@@ -15,9 +15,10 @@ export class CuttableNetwork {
       ...system,
       fetch: (url, init) => network.#fetch(url, init),
       WebSocket: class extends WebSocket {
-        constructor(...given) {
+        /** @param {string | URL} url @param {string[]} [protocols] */
+        constructor(url, protocols) {
           if (network.isCut) throw new TypeError("the network is cut");
-          super(...given);
+          super(url, protocols);
           const break_ = () => {
             this.close();
             this.dispatchEvent(new CloseEvent("close", { code: 1006 }));

@@ -101,7 +101,7 @@ function Trouble({ chat }) {
   if (needsKey(error)) {
     const keep = (event) => {
       event.preventDefault();
-      key.set(new FormData(event.target).get("key").trim());
+      key.set(String(new FormData(event.target).get("key")).trim());
       chat.clear();
     };
     return html`<form class="card keyform" onSubmit=${keep}>
@@ -232,7 +232,7 @@ function verdict(wire, cut) {
 }
 
 function Costs({ wire }) {
-  const each = COSTS.map((name, nth) => [name, wire?.tokens ? wire.bytes[nth] / wire.tokens : null]);
+  const each = COSTS.map((name, nth) => /** @type {[string, number | null]} */ ([name, wire?.tokens ? wire.bytes[nth] / wire.tokens : null]));
   const most = Math.max(...each.map(([, bytes]) => bytes ?? 0), 1);
   return html`<ul class="costs">${each.map(([name, bytes], nth) => {
     const width = (at) => at && (at.style.width = `${((bytes ?? 0) / most) * 100}%`);

@@ -6,6 +6,7 @@ import { h } from "./vendor/preact.js";
 export { Fragment, render } from "./vendor/preact.js";
 export { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 
+/** @type {(strings: TemplateStringsArray, ...values: unknown[]) => any} */
 export const html = htm.bind(h);
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });

@@ -1,0 +1,4 @@
+/** Vendored, and loaded by a script element of its own. */
+interface Window {
+  uPlot: any;
+}
