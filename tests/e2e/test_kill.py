@@ -41,6 +41,7 @@ async def test_the_worker_is_killed_and_the_reader_stays_connected(
     assert reading.text == whole.text
     assert reading.indexes == whole.indexes
     assert reading.end == whole.end
+    await house.origin.saw("stream.taken_over")
     [taken_over] = messages(house.origin, "stream.taken_over")
     assert taken_over["epoch"] == 2
     assert after <= int(str(taken_over["frames"])) < TOKENS  # it died in the middle
@@ -59,6 +60,7 @@ async def test_a_worker_killed_again_and_again_still_gives_the_same_text(
                 await house.origin.kill_worker()
                 await house.origin.saw("worker.ready", 2 + kills.index(len(reading.events)))
     assert (reading.text, reading.indexes) == (whole.text, whole.indexes)
+    await house.origin.saw("stream.taken_over", len(kills))
     epochs = [event["epoch"] for event in messages(house.origin, "stream.taken_over")]
     assert epochs == [2, 3, 4]
 

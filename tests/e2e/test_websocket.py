@@ -103,6 +103,7 @@ async def test_the_worker_is_killed_under_twenty_streams(house: House) -> None:
         await house.origin.kill_worker()
         await client.drain()
     assert same(streams, whole)
+    await house.origin.saw("stream.taken_over", STREAMS)
     taken_over = [e for e in house.origin.events if e.get("message") == "stream.taken_over"]
     assert len(taken_over) == STREAMS
     assert all(0 < event["frames"] < LONG for event in taken_over)
