@@ -290,6 +290,13 @@ class OriginConfig(Settings):
         description="when a stream that is not of class batch has waited so long to be begun, the"
         " origin does less, step by step; see docs/origins.md",
     )
+    idle_stream_s: float = Field(
+        21_600.0,
+        ge=60,
+        le=2_592_000,
+        description="a stream that nobody reads and that makes nothing for so long is ended, as"
+        " failed and retryable: whatever it waits for, others need its room",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )

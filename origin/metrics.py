@@ -87,6 +87,9 @@ class Metrics:
         self.overload = self._gauge("overload_rung", "0 normal, up to 6: nothing new", ())
         self.circuit = self._gauge("circuit_state", "0 closed, 1 half open, 2 open", ())
         self._deaths = self._counter("worker_deaths", "Workers that ended by themselves", ("kind",))
+        self._idle = self._counter(
+            "idle_streams_ended", "Streams that nobody read and that made nothing", ("state",)
+        )
         self._takeovers = self._counter("takeovers", "Streams that another worker went on with", ())
         self._ttft = self._latency(
             "time_to_first_token_seconds", "From admission to the first release", TTFT_BUCKETS_S
@@ -108,6 +111,8 @@ class Metrics:
         )
         for death in Death:
             self._deaths.labels(death.value)
+        for state in ("running", "waiting"):
+            self._idle.labels(state)
         for reason in FinishReason:
             self._ended.labels(reason.word)
 
@@ -138,6 +143,9 @@ class Metrics:
                 gauge.labels(worker, priority).set(0)
         for gauge in (self._step, *self._gauges.values()):
             gauge.labels(worker).set(0)
+
+    def idle_ended(self, state: str) -> None:
+        self._idle.labels(state).inc()
 
     def load_of(self, slot: int) -> Load | None:
         """The last word of its worker, if it has one."""

@@ -113,6 +113,7 @@ class Supervisor:
             self._metrics,
             paused_s=retention.retention_s,
             most_wait_s=config.overload_wait_s,
+            idle_s=config.idle_stream_s,
             recorder=self._recorder,
             models=models,
         )

@@ -60,6 +60,11 @@ class Attendance:
         self._looked_for.add(stream)
 
 
+def is_idle(stream: GeneratedStream, now: float, idle_s: float) -> bool:
+    """Whether for so long nobody has read it, and nothing has come of it."""
+    return now - max(stream.read_s, stream.released_s or 0.0) >= idle_s
+
+
 def is_left(stream: GeneratedStream, now: float) -> bool:
     """Whether what its request says of unread streams is due."""
     if stream.recipe.unread == Unread.RUN.word or stream.cancelled or stream.steering.orders:

@@ -34,7 +34,7 @@ from ledger.errors import (
 from ledger.frame import Caller, FinishReason, Priority, StreamEnd, Unread, tag_of
 from ledger.interface import Append, Ledger, Record, Refusal
 from origin.generations.allowance import Allowances
-from origin.generations.attendance import Attendance, is_left
+from origin.generations.attendance import Attendance, is_idle, is_left
 from origin.generations.callers import tenant_of
 from origin.generations.history import History
 from origin.generations.overload import Overload
@@ -62,6 +62,7 @@ from origin.workers.worker_frame import (
 from origin.workers.worker_process import WorkerSlot
 
 MOST_WAIT_S = 60.0
+IDLE_STREAM_S = 21_600.0
 MAX_DEATHS = 5
 """A stream that so many workers in a row died on, when no other could be the cause, is ended
 as failed."""
@@ -88,11 +89,13 @@ class Runs:
         paused_s: float = 86_400,
         random: Random | None = None,
         most_wait_s: float = MOST_WAIT_S,
+        idle_s: float = IDLE_STREAM_S,
         recorder: HistoryRecorder | None = None,
         models: ServedModels | None = None,
     ) -> None:
         """`paused_s` is how long a paused stream is kept; to wait for so long as
-        `most_wait_s` to be begun is too long, and makes the origin do less."""
+        `most_wait_s` to be begun is too long, and makes the origin do less. A stream that nobody
+        has read, and that has made nothing, for `idle_s` is ended."""
         self.models = models or ServedModels()
         self.readers = Readers(self._touch, metrics.replayed)
         self.recorder = recorder or no_history()
@@ -105,6 +108,7 @@ class Runs:
         self.table = StreamTable(max_streams, metrics, self._random)
         self.overload = Overload(self.table, metrics, self._random, most_wait_s)
         self._attendance = Attendance(paused_s)
+        self._idle_s = idle_s
         self._left: set[bytes] = set()  # unfinished, and not ours to go on with
         self._slots: list[WorkerSlot] = []
         self._groups = itertools.count(1)  # of suspects
@@ -409,6 +413,9 @@ class Runs:
                 self._pause(stream, now)
             else:
                 await self.cancel(stream.id)
+        for stream in [s for s in self.table.by_id.values() if is_idle(s, now, self._idle_s)]:
+            if stream.ordered or self.table.is_waiting(stream):
+                await self._end_idle(stream)
         for id_ in self._attendance.too_old(now):
             await self.cancel(id_)
         for id_ in self._attendance.wanted(lately, self.table.by_id):
@@ -424,6 +431,19 @@ class Runs:
         self._forget(stream)
         self._attendance.paused[stream.id] = now
         log.info("stream.paused", stream=stream.id.hex())
+
+    async def _end_idle(self, stream: GeneratedStream) -> None:
+        """It holds room, and perhaps a worker, that others could use."""
+        state = "running" if stream.ordered else "waiting"
+        log.warning("stream.idle", stream=stream.id.hex(), state=state, idle_s=self._idle_s)
+        self._metrics.idle_ended(state)
+        if stream.slot is not None:
+            stream.slot.send(Halt(), stream.run)
+            self.table.take_off(stream)
+        else:
+            self.table.withdraw(stream)
+        why = f"nobody read it and nothing came of it for {self._idle_s:g} s"
+        await self._end(stream, FinishReason.FAILED, why, retryable=True)
 
     async def _wake(self, stream: bytes) -> None:
         """Go on with a stream that is read here, if it is one that its readers keep going.

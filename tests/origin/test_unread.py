@@ -14,7 +14,7 @@ from ledger.frame import Durability, FinishReason, Priority, StreamEnd, Token
 from ledger.interface import NewStream
 from ledger.sqlite.ledger import SqliteLedger
 from origin.generations.attendance import UNREAD_GRACE_S
-from origin.generations.runs import Runs
+from origin.generations.runs import IDLE_STREAM_S, Runs
 from origin.metrics import Metrics
 from origin.workers.worker_frame import Attend, Halt, Run, Steer
 from tests.origin.stage import READY, RECIPE, A, B, Slot, Stage
@@ -109,8 +109,34 @@ async def test_a_stream_that_is_to_be_cancelled_ends_and_one_that_runs_on_does_n
     assert (run, Halt()) in stage.slots[0].sent
     await stage.cancelled(stage.slots[0], run, 0)
     await stage.end_of(A)
-    await stage.later(100_000)
+    await stage.later(10_000)
     assert stage.runs.count == 1
+
+
+@pytest.mark.parametrize("state", ["running", "waiting"])
+async def test_a_stream_that_nobody_reads_and_that_makes_nothing_is_ended_in_time(
+    stage: Audience, state: str
+) -> None:
+    if state == "waiting":
+        await stage.runs.worker_lost(stage.slots[0])
+    await stage.start(A)
+    await stage.start(B)
+    stage.runs.readers.begin(B)
+    if state == "running":
+        [run, _] = next(sent for sent in stage.slots[0].sent if isinstance(sent[1], Run))
+        await stage.later(IDLE_STREAM_S - 1)
+        await stage.step(stage.slots[0], run, 0, "a")  # which begins its time anew
+    await stage.later(IDLE_STREAM_S - 1)
+    assert stage.runs.count == 2
+    await stage.later(1)
+    end = await stage.end_of(A, after=int(state == "running"))
+    assert (end.finish_reason, end.retryable) == (FinishReason.FAILED, True)
+    assert end.message == f"nobody read it and nothing came of it for {IDLE_STREAM_S:g} s"
+    assert stage.runs.count == 1, "one that is read may wait"
+    assert (Halt() in stage.orders) is (state == "running")
+    labels = {"state": state}
+    ended = stage.metrics.registry.get_sample_value("tailrace_idle_streams_ended_total", labels)
+    assert ended == 1
 
 
 async def test_text_for_a_paused_stream_wakes_it(stage: Audience) -> None:
