@@ -174,8 +174,9 @@ class Generation:
 
     def _start_grammar(self) -> OutputGrammar | None:
         wanted, tools = self._run.format, self._tools
-        if tools is not None and tools.forced:
-            return self._around.prepare_grammars().start_calls(tools, self.generated)
+        if tools is not None and (tools.forced or wanted is not None):
+            answer = None if wanted is None else wanted.source
+            return self._around.prepare_grammars().start_calls(tools, self.generated, answer)
         if wanted is None:
             return None
         kind = FormatKind(wanted.kind)

@@ -59,11 +59,11 @@ def check_format(kind: FormatKind, source: str) -> None:
 
 
 def check_tools(tools: ToolUse) -> None:
-    """Refuse tools that no run can be forced to call; raises CallerError, which names one."""
+    """Refuse tools whose calls no grammar can hold; raises CallerError, which names one."""
     for at, function in enumerate(read_functions(tools.functions)):
         field = f"tools[{at}].parameters"
         try:
-            source = _forced_calls([function], tools)
+            source = _calls([function], tools, None)
         except CallerError as error:
             error.field = field
             raise
@@ -105,11 +105,13 @@ class GrammarCompiler:
         """The grammar of a run after its `generated` ids; CallerError where they do not match."""
         return self._started(_grammar(kind, source), generated)
 
-    def start_calls(self, tools: ToolUse, generated: Sequence[int] = ()) -> OutputGrammar:
-        """The same of a run that must call tools."""
+    def start_calls(
+        self, tools: ToolUse, generated: Sequence[int] = (), answer: str | None = None
+    ) -> OutputGrammar:
+        """The same of a run that must call tools, or else may `answer` by JSON of that schema."""
         functions = read_functions(tools.functions)
         wanted = [each for each in functions if tools.only in (None, each["name"])]
-        return self._started(_forced_calls(wanted, tools), generated)
+        return self._started(_calls(wanted, tools, answer), generated)
 
     def _started(self, grammar_text: str, generated: Sequence[int]) -> OutputGrammar:
         matcher = LLMatcher(self._tokenizer, grammar_text, log_level=0, limits=_LIMITS)
@@ -245,15 +247,16 @@ def _bounded(schema: Any) -> Any:
     return schema
 
 
-def _forced_calls(functions: Sequence[dict[str, Any]], tools: ToolUse) -> str:
-    """llguidance's text of calls of these functions, in the markup of the model."""
+def _calls(functions: Sequence[dict[str, Any]], tools: ToolUse, answer: str | None) -> str:
+    """llguidance's text of calls of these functions, in the markup of the model, or of JSON."""
     assert tools.markup is not None  # an engine's
     if size_of(tools.functions) > MAX_SCHEMA_BYTES:
         raise _refusal(f"are longer than {MAX_SCHEMA_BYTES} bytes", "format_too_costly")
     markup = MARKUPS[tools.markup]
     begins, ends = (f"{markup.begins}\n", f"\n{markup.ends}") if markup.begins else ("", "")
     rules = [
-        f"start: call{' (SEPARATOR call)*' if tools.parallel else ''}",
+        "start: calls" + ("" if answer is None else " | answer"),
+        f"calls: call{' (SEPARATOR call)*' if tools.parallel else ''}",
         f"SEPARATOR: {json.dumps(chr(10) if markup.begins else '; ')}",
         "call: " + " | ".join(f"call{nth}" for nth in range(len(functions))),
     ]
@@ -264,6 +267,8 @@ def _forced_calls(functions: Sequence[dict[str, Any]], tools: ToolUse) -> str:
             f"call{nth}: {json.dumps(head)} arguments{nth} {json.dumps('}' + ends)}",
             f"arguments{nth}: %json {schema}",
         ]
+    if answer is not None:
+        rules.append(f"answer: %json {json.dumps(_bounded(json.loads(answer)))}")
     return LLMatcher.grammar_from_lark("\n".join(rules))
 
 

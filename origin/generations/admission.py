@@ -88,14 +88,17 @@ def _token_recipe(
     read = reader.read(request.prompt, request.messages, room if is_dropping else None, functions)
     prompt_ids = packed_ids(read.ids)
     form = request.format
-    if form is not None or (tools is not None and tools.forced):
+    held = tools is not None and (tools.forced or form is not None)
+    if form is not None or held:
         # Imported late: numpy and llguidance are a fifth of a second, in every start of an origin.
         from origin.engine.grammar import check_format, check_tools
 
         if form is not None:
             check_format(form.kind, form.source)
-        if tools is not None and tools.forced:
+        if tools is not None and held:
             check_tools(tools)
+            if tools.forced:
+                form = None  # all that there will be is calls
     return Recipe(
         **_any_kind(request),
         fingerprint=fingerprint,
@@ -126,12 +129,8 @@ def _tool_use(request: Open, reader: PromptReader | None) -> ToolUse | None:
         raise CallerError(f"requires {tools.only!r}, which is none of them", field="tools")
     if request.prompt is not None:
         raise CallerError("go with messages, not with a prompt", field="tools")
-    if request.format is not None:
-        raise CallerError(
-            "cannot go with an output format: the text is either",
-            field="tools",
-            hint="leave one out",
-        )
+    if request.format is not None and request.format.kind is not FormatKind.JSON_SCHEMA:
+        raise CallerError("goes with no tools", field="format", hint="a JSON schema does")
     return ToolUse(
         functions=tools.functions,
         choice=tools.choice.word,

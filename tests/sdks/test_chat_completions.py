@@ -183,6 +183,9 @@ async def test_a_required_tool_is_called_whole_streamed_and_resumed(
         {"id": call.id, "name": "add", "arguments": call.function.arguments}
     ]
     assert native.json()["finish_reason"] == "tool-calls"
+    kind: Any = {"type": "json_object"}  # of an answer, and there will be none
+    both = await sdk.chat.completions.create(**asked, response_format=kind)
+    assert both.choices[0].message == choice.message
     named: Any = {"type": "function", "function": {"name": "add"}}
     answer = await sdk.chat.completions.create(**asked | {"tool_choice": named})
     assert answer.choices[0].message.tool_calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,20 @@ def test_tools_that_may_not_be_called_are_not_shown(reader: PromptReader) -> Non
     assert plain.tools is None
 
 
+def test_a_schema_for_the_answer_goes_with_tools_and_says_nothing_where_one_must_be_called(
+    reader: PromptReader,
+) -> None:
+    schema = OutputFormat(FormatKind.JSON_SCHEMA, '{"type":"object"}')
+    either = admitted(reader, replace(asking(Tools(json.dumps([ADD]))), format=schema))
+    assert either.format == (schema.kind.word, schema.source) and either.tools is not None
+    forced = asking(Tools(json.dumps([ADD]), ToolChoice.REQUIRED))
+    assert admitted(reader, replace(forced, format=schema)) == admitted(reader, forced)
+    bad = json.dumps([{"name": "bad", "parameters": {"type": "wizard"}}])
+    with pytest.raises(CallerError) as caught:
+        admitted(reader, replace(asking(Tools(bad)), format=schema))
+    assert caught.value.field == "tools[0].parameters"
+
+
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
@@ -109,9 +124,9 @@ def test_tools_that_may_not_be_called_are_not_shown(reader: PromptReader) -> Non
                 model="demo",
                 messages=TURNS,
                 tools=Tools(json.dumps([ADD])),
-                format=OutputFormat(FormatKind.JSON_SCHEMA, "{}"),
+                format=OutputFormat(FormatKind.REGEX, "[a-z]+"),
             ),
-            "tools",
+            "format",
         ),
     ],
 )

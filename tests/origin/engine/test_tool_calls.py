@@ -19,7 +19,7 @@ from ledger.frame import (
     decode,
 )
 from ledger.interface import Record
-from origin.engine.grammar import GrammarCompiler, check_tools
+from origin.engine.grammar import GrammarCompiler, OutputGrammar, check_tools
 from origin.engine.transcript import Transcript
 from origin.engine.vocabulary import Vocabulary
 from origin.generations.history import History
@@ -123,6 +123,37 @@ def test_another_seed_has_other_ids_of_calls() -> None:
     assert len(named) == 2
 
 
+def drawn(seed: int, grammar: OutputGrammar) -> tuple[str, bool]:
+    """A text that a grammar allows, and whether it has come to its end."""
+    draw, ids = random.Random(seed), list[int]()
+    while not grammar.finished and len(ids) < 300:
+        mask = grammar.mask()
+        bits = [n for n in range(TOKENIZER.get_vocab_size()) if mask[n // 32] >> (n % 32) & 1]
+        token = END_ID if grammar.may_end and draw.random() < 0.5 else draw.choice(bits)
+        grammar.accept(token)
+        ids.append(token)
+    return TOKENIZER.decode([token for token in ids if token != END_ID]), grammar.finished
+
+
+@pytest.mark.parametrize("markup", ["hermes", "llama"])
+def test_beside_an_output_format_the_text_is_calls_or_json_of_it(markup: Any) -> None:
+    legs = {"type": "object", "properties": {"legs": {"enum": [2, 4]}}, "required": ["legs"]}
+    answer = json.dumps(legs | {"additionalProperties": False})
+    kinds = set()
+    for seed in range(40):
+        text, finished = drawn(seed, COMPILER.start_calls(using(markup=markup), (), answer))
+        reader = CallReader(markup)
+        said = [*reader.feed(text), *reader.feed("", last=True)]
+        if not finished:
+            continue
+        kinds.add(reader.calls > 0)
+        if reader.calls:
+            assert all(isinstance(piece, CallPiece) for piece in said), text
+        else:
+            assert json.loads("".join(map(str, said)))["legs"] in (2, 4)
+    assert kinds == {True, False}
+
+
 @pytest.mark.parametrize("markup", ["hermes", "llama"])
 @pytest.mark.parametrize(("only", "parallel"), [(None, True), (None, False), ("now", False)])
 def test_whatever_is_drawn_under_a_forced_choice_is_calls_of_those_tools(
@@ -131,18 +162,11 @@ def test_whatever_is_drawn_under_a_forced_choice_is_calls_of_those_tools(
     tools = using(choice="required", only=only, parallel=parallel, markup=markup)
     check_tools(tools)
     for seed in range(12):
-        draw, grammar, ids = random.Random(seed), COMPILER.start_calls(tools), list[int]()
-        while not grammar.finished and len(ids) < 300:
-            mask = grammar.mask()
-            bits = [n for n in range(TOKENIZER.get_vocab_size()) if mask[n // 32] >> (n % 32) & 1]
-            token = END_ID if grammar.may_end and draw.random() < 0.5 else draw.choice(bits)
-            grammar.accept(token)
-            ids.append(token)
-        text = TOKENIZER.decode([token for token in ids if token != END_ID])
+        text, finished = drawn(seed, COMPILER.start_calls(tools))
         reader = CallReader(markup)
         pieces = [*reader.feed(text), *reader.feed("", last=True)]
         assert all(isinstance(piece, CallPiece) for piece in pieces), text
-        if grammar.finished:
+        if finished:
             assert reader.whole == reader.calls >= 1
             assert parallel or reader.calls == 1
         names = {piece.name for piece in pieces if isinstance(piece, CallPiece) and piece.name}
