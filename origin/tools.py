@@ -136,6 +136,7 @@ class CallReader:
         self._markup = MARKUPS[markup]
         self._state = self._in_text
         self._rest = ""
+        self._lead = ""  # what stands before that which may be a call, and is text if it is none
         self._plain = False  # no call can follow any more
         self._value, self._held = JsonValue(), ""
         self._out: list[str | CallPiece] = []
@@ -158,7 +159,7 @@ class CallReader:
             self._plain = True
             self._say(len(self._rest))
         elif rest:
-            self._rest = rest
+            self._lead, self._rest = self._rest[: -len(rest)], rest
             self._state = self._in_head
             return True
         elif last and not self.calls:
@@ -171,7 +172,7 @@ class CallReader:
         at = self._rest.find(mark)
         if at >= 0:
             self._say(len(self._rest[:at].rstrip()))
-            self._rest = self._rest.lstrip()[len(mark) :]
+            self._lead, _, self._rest = self._rest.partition(mark)
             self._state = self._in_head
             return True
         held = next(
@@ -231,7 +232,7 @@ class CallReader:
         self._state = self._in_text
 
     def _take_text(self, text: str) -> None:
-        self._out.append(self._markup.begins + text)
+        self._out.append(self._lead + self._markup.begins + text)
         self._plain = not self._markup.begins
         self._state = self._in_text
 

@@ -14,6 +14,8 @@ from edge.access.connections import ConnectionLimits
 from edge.origins.link import Link
 from edge.telemetry.counts import Answered, Counts
 from edge.telemetry.metrics import EdgeMetrics
+from origin.config import LedgerConfig
+from origin.history.opening import recorder_of
 from origin.metrics import Metrics
 from tests.origin.test_metrics import LOAD
 
@@ -34,6 +36,7 @@ def edge_registry() -> CollectorRegistry:
 def origin_registry() -> CollectorRegistry:
     metrics = Metrics()
     metrics.worker_load(0, LOAD)
+    recorder_of(LedgerConfig(), Path(), metrics.registry)
     return metrics.registry
 
 

@@ -80,6 +80,10 @@ def _pieces(markup: MarkupName, *pieces: str) -> tuple[str, list[tuple[str, str]
         ("llama", f"I call {LLAMA_CALL}", f"I call {LLAMA_CALL}", []),
         ("llama", '{"city": "Ulm"}', '{"city": "Ulm"}', []),
         ("llama", "  ", "  ", []),
+        ("llama", ' {"city": "Ulm"}', ' {"city": "Ulm"}', []),
+        ("llama", "\n{", "\n{", []),
+        ("llama", f'{LLAMA_CALL}; {{"city": "Ulm"}}', '; {"city": "Ulm"}', [ADD]),
+        ("hermes", "a \n<tool_call>{}</tool_call>", "a \n<tool_call>{}</tool_call>", []),
     ],
 )
 def test_calls_are_taken_out_of_the_text_however_it_is_cut(
@@ -102,7 +106,14 @@ def test_a_call_that_is_cut_off_keeps_what_came_of_it() -> None:
     assert _pieces("hermes", HERMES_CALL[:50]) == ("", [("add", HERMES_CALL[41:50])])
 
 
-@given(st.text(alphabet='<>/tool_ca{}[]"name:,\\ \n', max_size=60), st.integers(0, 60))
+LIKE_CALLS = st.lists(
+    st.sampled_from(["<tool_call>", "</tool_call>", "<tool", *'{}[],:;" \\n\n', '"name"', '"x"'])
+    | st.sampled_from(['"arguments"', '"parameters"', HERMES_CALL, LLAMA_CALL]),
+    max_size=12,
+).map("".join)
+
+
+@given(LIKE_CALLS | st.text(max_size=60), st.integers(0, 60))
 def test_no_text_is_lost_or_depends_on_cuts(output: str, at: int) -> None:
     markups: tuple[MarkupName, ...] = ("hermes", "llama")
     for markup in markups:
