@@ -20,6 +20,7 @@ from tailrace.commands.model import HeadOption, KvCacheOption, WeightsOption, mo
 from tailrace.commands.options import ConfigOption
 from tailrace.commands.top import top
 from tailrace.commands.warm import warm_app
+from tailrace.commands.warm_live import LIVE_COMMANDS
 from tailrace.extra import extra
 
 if TYPE_CHECKING:
@@ -362,6 +363,8 @@ app.add_typer(config_app, name="config")
 app.add_typer(key_app, name="key")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(model_app, name="model")
+for live in LIVE_COMMANDS:
+    warm_app.command()(live)
 app.add_typer(warm_app, name="warm")
 app.add_typer(bench_app, name="bench")
 app.command()(top)

@@ -30,7 +30,13 @@ class Asking:
         self._caller = caller
 
     async def all(
-        self, asked: str, query: dict[str, str], origins: Iterable[str] | None = None
+        self,
+        asked: str,
+        query: dict[str, str],
+        origins: Iterable[str] | None = None,
+        *,
+        method: str = "GET",
+        body: bytes = b"",
     ) -> dict[str, Document | TailraceError]:
         """What each origin says, or those of these addresses.
 
@@ -38,17 +44,18 @@ class Asking:
         """
         addresses = [origin.address for origin in self._link.origins]
         asked_of = [one for one in addresses if origins is None or one in set(origins)]
-        answers = await asyncio.gather(*(self._safely(one, asked, query) for one in asked_of))
+        told = (self._safely(one, asked, query, method, body) for one in asked_of)
+        answers = await asyncio.gather(*told)
         refusals = [one for one in answers if isinstance(one, TailraceError) and one.status < 500]
         if refusals and len(refusals) == len(answers):
             raise refusals[0]
         return dict(zip(asked_of, answers, strict=True))
 
     async def _safely(
-        self, address: str, asked: str, query: dict[str, str]
+        self, address: str, asked: str, query: dict[str, str], method: str, body: bytes
     ) -> Document | TailraceError:
         try:
-            return await self.one(address, asked, query)
+            return await self.one(address, asked, query, method=method, body=body)
         except TailraceError as error:
             return error
 

@@ -26,6 +26,9 @@ MAX_MERGED = 1000
 """How far down the streams of several origins are shown as one list; beyond, choose an origin."""
 DEFAULT_PAGE = "100"
 NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+BESIDE = ("pool", "histograms", "ledger", "warm", "warm/explain", "warm/residence")
+"""What each origin answers for itself."""
+WARM_ACTS = ("apply", "prewarm", "pin")
 STARTED_S = time.monotonic()
 
 Handler = Callable[[Request, Asking, dict[str, str]], Awaitable[dict[str, object]]]
@@ -39,7 +42,8 @@ def admin_routes() -> list[Route]:
         _route("streams/{id}/cancel", cancel, "POST"),
         _route("health", health),
         _route("simulate", simulate, "POST"),
-        *(_route(asked, partial(_beside, asked)) for asked in ("pool", "histograms", "ledger")),
+        *(_route(f"warm/{act}", partial(_change, act), "POST") for act in WARM_ACTS),
+        *(_route(asked, partial(_beside, asked)) for asked in BESIDE),
     ]
 
 
@@ -61,6 +65,16 @@ async def _beside(
     asked: str, request: Request, asking: Asking, query: dict[str, str]
 ) -> dict[str, object]:
     return side_by_side(await asking.all(asked, query, _chosen(request, query)))
+
+
+async def _change(
+    act: str, request: Request, asking: Asking, query: dict[str, str]
+) -> dict[str, object]:
+    """At every origin, or the one that is chosen."""
+    config: EdgeConfig = request.app.state.config
+    body = await read_body(request, config.max_body_bytes)
+    chosen = _chosen(request, query)
+    return side_by_side(await asking.all(f"warm/{act}", query, chosen, method="POST", body=body))
 
 
 async def streams(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:

@@ -44,7 +44,8 @@ from origin.generations.spans import record_span
 from origin.generations.stream import TEXT, GeneratedStream, find, log_refusal
 from origin.generations.suspects import judge
 from origin.generations.table import StreamTable
-from origin.history.recorder import COLD, HOT, HistoryRecorder, no_history
+from origin.history.recorder import HistoryRecorder, no_history
+from origin.history.schema import COLD, HOT
 from origin.metrics import Metrics
 from origin.serving.served_model import ServedModel, ServedModels
 from origin.workers.circuit import CircuitState

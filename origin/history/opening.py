@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from origin.config import LedgerConfig
+from origin.config import URL_SCHEMES, LedgerConfig
 from origin.history.recorder import HistoryRecorder
 from origin.history.schema import DAY_MS, Keeping
 from origin.history.sqlite_file import SqliteHistory
@@ -17,19 +17,25 @@ from origin.steady_clock import now_ms
 FILE_NAME = "history.db"
 
 
-def history_path(config: LedgerConfig, data: Path) -> Path:
-    """The file, where there is no shared ledger."""
+def history_place(config: LedgerConfig, data: Path) -> str:
+    """A path, or the URL of a shared ledger, with its password."""
+    if config.url is not None:
+        return config.url.get_secret_value()
     beside = (config.path or data / "ledger.db").parent
-    return config.history or beside / FILE_NAME
+    return str(config.history or beside / FILE_NAME)
 
 
 def recorder_of(config: LedgerConfig, data: Path, registry: CollectorRegistry) -> HistoryRecorder:
     """What records for an origin whose folder is `data`; nothing is opened before it runs."""
 
+    place = history_place(config, data)
+
     async def opening() -> HistoryStore:
         if config.url is not None:
-            return await _shared(config)
-        return await SqliteHistory.open(history_path(config, data), now_ms())
+            from origin.history.postgres_tables import PostgresHistory  # needs the extra postgres
+
+            return await PostgresHistory.open(place)
+        return await SqliteHistory.open(Path(place), now_ms())
 
     keeping = Keeping(round(config.history_days * DAY_MS), config.history_requests)
     return HistoryRecorder(
@@ -38,18 +44,14 @@ def recorder_of(config: LedgerConfig, data: Path, registry: CollectorRegistry) -
         keeping,
         now_ms,
         registry,
+        place=place,
     )
 
 
-async def reading(config: LedgerConfig, data: Path) -> HistoryStore:
-    """The history of these settings, to be read beside whoever writes it."""
-    if config.url is not None:
-        return await _shared(config)
-    return await SqliteHistory.read(history_path(config, data))
+async def reading(place: str) -> HistoryStore:
+    """The history at a place, in whichever process, beside whoever writes it."""
+    if place.startswith(URL_SCHEMES):
+        from origin.history.postgres_tables import PostgresHistory  # needs the extra postgres
 
-
-async def _shared(config: LedgerConfig) -> HistoryStore:
-    from origin.history.postgres_tables import PostgresHistory  # needs the extra postgres
-
-    assert config.url is not None
-    return await PostgresHistory.open(config.url.get_secret_value())
+        return await PostgresHistory.open(place, make=False)
+    return await SqliteHistory.read(Path(place))

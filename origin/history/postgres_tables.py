@@ -30,11 +30,11 @@ class PostgresHistory:
         self.name = "tailrace_history in the shared PostgreSQL"
 
     @classmethod
-    async def open(cls, url: str) -> Self:
-        """`ConfigError` where a newer Tailrace made the tables."""
+    async def open(cls, url: str, *, make: bool = True) -> Self:
+        """`ConfigError` where a newer Tailrace made the tables, or there are none to be read."""
         history = cls(url)
         try:
-            await history._connection.run(_prepare, PATIENCE_S)
+            await history._connection.run(_prepare if make else _check, PATIENCE_S)
         except BaseException:
             await history.close()
             raise
@@ -88,8 +88,24 @@ async def _prepare(connection: AsyncConnection) -> None:
                 if statement.strip():
                     await connection.execute(statement.encode())
             await connection.execute("INSERT INTO version VALUES ($1)", (schema.VERSION,))
-        elif row[0] != schema.VERSION:
-            raise ConfigError(
-                f"the history in this database is of version {row[0]}, not {schema.VERSION}",
-                hint="a newer Tailrace made it: use that one",
-            )
+        else:
+            _require_version(row[0])
+
+
+async def _check(connection: AsyncConnection) -> None:
+    cursor = await connection.execute("SELECT to_regclass('tailrace_history.version')::text")
+    row = await cursor.fetchone()
+    if row is None or row[0] is None:
+        raise ConfigError("there is no history in this database", hint="an origin makes it")
+    row = await (
+        await connection.execute("SELECT version FROM tailrace_history.version")
+    ).fetchone()
+    _require_version(None if row is None else row[0])
+
+
+def _require_version(found: int | None) -> None:
+    if found != schema.VERSION:
+        raise ConfigError(
+            f"the history in this database is of version {found}, not {schema.VERSION}",
+            hint="a newer Tailrace made it: use that one",
+        )

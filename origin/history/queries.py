@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ledger.errors import CallerError
+from origin.history.schema import COLD, WARM
 from origin.history.store import HistoryStore
 from origin.warm.trace import ArrivalTrace
 
@@ -47,7 +48,7 @@ async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
 async def models(store: HistoryStore, since_ms: int) -> list[Document]:
     """Of each model what was asked of it since then, the most wanted first."""
     rows = await store.rows(
-        """SELECT model, count(*), sum(CASE WHEN found = 'hot' THEN 0 ELSE 1 END), max(at_ms),
+        f"""SELECT model, count(*), sum(CASE WHEN found IN {WARM} THEN 0 ELSE 1 END), max(at_ms),
             coalesce(avg(first_ms), 0), coalesce(sum(took_ms), 0)
         FROM arrival WHERE at_ms >= $1 GROUP BY model ORDER BY 2 DESC, 1 LIMIT $2""",
         since_ms,
@@ -135,22 +136,24 @@ async def typical_load_s(store: HistoryStore, model: str | None = None) -> float
 
 
 async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:
-    """Which worker held which model in which tier, and from when until when."""
+    """Which worker held which model in which tier, from when until when, that is not cold.
+
+    What an origin had when it began, or ended, it has no longer.
+    """
     rows = await store.rows(
         "SELECT origin, worker, at_ms, model, tier FROM tier WHERE at_ms >= $1"
-        " ORDER BY origin, worker, model, at_ms",
+        " ORDER BY origin, at_ms",
         since_ms,
     )
-    lanes = []
-    for nth, (origin, worker, at_ms, model, tier) in enumerate(rows):
-        following = rows[nth + 1] if nth + 1 < len(rows) else None
-        is_same = following is not None and (following[:2], following[3]) == (
-            (origin, worker),
-            model,
-        )
-        until_ms = following[2] if following is not None and is_same else None
-        lanes.append(Lane(origin, worker, model, tier, at_ms, until_ms))
-    return lanes
+    lanes: list[Lane] = []
+    now: dict[tuple[str, int, str], Lane] = {}
+    for origin, worker, at_ms, model, tier in rows:
+        key = (origin, worker, model)
+        over = [one for one in now if one == key or (not model and one[0] == origin)]
+        lanes += (replace(now.pop(one), until_ms=at_ms) for one in over)
+        if model and tier != COLD:
+            now[key] = Lane(origin, worker, model, tier, at_ms, None)
+    return sorted([*lanes, *now.values()], key=lambda lane: lane.from_ms)
 
 
 async def shapes(store: HistoryStore, model: str, fingerprint: str) -> list[str]:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from itertools import islice
+from math import isfinite
 from typing import Any
 
 import structlog
@@ -16,8 +17,9 @@ from prometheus_client import CollectorRegistry, Counter
 
 from ledger.errors import Damaged, TailraceError
 from origin.history import schema
-from origin.history.schema import HistoryEntry, Keeping
+from origin.history.schema import COLD, HistoryEntry, Keeping
 from origin.history.store import HistoryStore
+from origin.pool.records import ArrivalRecord, PoolDecision, PoolRecord, TierChange
 from origin.workers.load_spans import WorkerStart
 
 MAX_QUEUED = 16_384
@@ -32,16 +34,16 @@ LAST_WORDS_S = 3.0
 """How long what waits is written for when the origin ends."""
 MAX_NAME_CHARS = 512
 """Of a name or a reason."""
-HOT, COLD = "hot", "cold"
-"""How a request finds its model, where there are no tiers between."""
-
+OF_THE_POOL = -1
+"""In the place of a worker: a tier that a model has, by whichever worker."""
 log = structlog.get_logger("history")
 
 
 class HistoryRecorder:
     """`opening` opens what keeps the history; without one nothing is recorded.
 
-    `now_ms` is Unix time, `clock_s` the clock of workers' starts.
+    `now_ms` is Unix time, `clock_s` the clock of workers' starts. `place` is where
+    it lies, for processes beside this one.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class HistoryRecorder:
         now_ms: Callable[[], int],
         registry: CollectorRegistry | None = None,
         clock_s: Callable[[], float] = time.monotonic,
+        place: str | None = None,
     ) -> None:
+        self.place = place if opening else None
         self.store: HistoryStore | None = None
         self.problem: str | None = None if opening else "ledger.history_days is 0"
         self.dropped = 0
@@ -60,7 +64,7 @@ class HistoryRecorder:
         self._opening = opening
         self._origin = _clean(origin)
         self._keeping = keeping
-        self._now_ms = now_ms
+        self.now_ms = now_ms
         self._clock_s = clock_s
         self._queue: deque[HistoryEntry] = deque()
         self._shapes: set[tuple[str, str, str]] = set()
@@ -74,16 +78,16 @@ class HistoryRecorder:
 
     def arrived(self, stream: bytes, model: str, found: str) -> None:
         """A request for a model, which it found in this tier."""
-        values = (stream.hex(), self._origin, self._now_ms(), _clean(model), found)
+        values = (stream.hex(), self._origin, self.now_ms(), _clean(model), found)
         self._put(schema.ARRIVED, *values)
 
     def served(self, stream: bytes, first_ms: int | None, tokens: int, outcome: str) -> None:
         """It has ended; `first_ms` is what it waited for its first frame, if it got one here."""
-        self._put(schema.SERVED, stream.hex(), self._now_ms(), first_ms, tokens, outcome)
+        self._put(schema.SERVED, stream.hex(), self.now_ms(), first_ms, tokens, outcome)
 
     def loaded(self, worker: int, model: str, start: WorkerStart) -> None:
         """A worker is ready."""
-        zero_ms = self._now_ms() - self._clock_s() * 1e3
+        zero_ms = self.now_ms() - self._clock_s() * 1e3
 
         def unix_ms(at_s: float) -> int:
             return round(zero_ms + at_s * 1e3)
@@ -98,7 +102,7 @@ class HistoryRecorder:
             )
 
     def changed_tier(self, worker: int, model: str, tier: str, reason: str) -> None:
-        now_ms = self._now_ms()
+        now_ms = self.now_ms()
         values = (self._origin, worker, now_ms, _clean(model), tier, _clean(reason))
         self._put(schema.CHANGED_TIER, *values)
 
@@ -116,16 +120,41 @@ class HistoryRecorder:
     ) -> None:
         self._put(
             schema.DECIDED,
-            *(self._origin, self._now_ms(), _clean(model), policy, int(shadow), action),
+            *(self._origin, self.now_ms(), _clean(model), policy, int(shadow), action),
             *(_clean(reason), json.dumps(dict(features)), until_ms, prewarm_ms),
         )
+
+    def record(self, told: PoolRecord) -> None:
+        """What a pool decides and does; its requests are recorded as they come and end."""
+        match told:
+            case TierChange():
+                self.changed_tier(OF_THE_POOL, told.model, told.tier.word, told.reason)
+            case PoolDecision():
+                now_ms = self.now_ms()
+
+                def at_ms(at_s: float | None) -> int | None:
+                    if at_s is None or not isfinite(at_s):
+                        return None
+                    return now_ms + round((at_s - told.at_s) * 1e3)
+
+                self.decided(
+                    told.model,
+                    told.policy,
+                    told.choice.value,
+                    told.reason,
+                    told.features,
+                    until_ms=at_ms(told.keep_until_s),
+                    prewarm_ms=at_ms(told.prewarm_at_s),
+                )
+            case ArrivalRecord():
+                pass
 
     def saw_shape(self, model: str, fingerprint: str, shape: str) -> None:
         """Told of every one; recorded once in a life of this process."""
         seen = (model, fingerprint, shape)
         if seen not in self._shapes:
             self._shapes.add(seen)
-            self._put(schema.SAW_SHAPE, _clean(model), fingerprint, shape, self._now_ms())
+            self._put(schema.SAW_SHAPE, _clean(model), fingerprint, shape, self.now_ms())
 
     def _put(self, statement: str, *values: str | int | float | None) -> None:
         if self._opening is None:
@@ -143,6 +172,7 @@ class HistoryRecorder:
 
     async def run(self) -> None:
         """Write, and forget, until cancelled; nothing that goes wrong with it ends the origin."""
+        self.changed_tier(OF_THE_POOL, "", COLD, "the origin has started")
         kept_s = None
         loop = asyncio.get_running_loop()
         try:
@@ -154,6 +184,7 @@ class HistoryRecorder:
                 await asyncio.sleep(FLUSH_S)
             await asyncio.Event().wait()
         finally:
+            self.changed_tier(OF_THE_POOL, "", COLD, "the origin ends")
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_S):
                     await self.attempt(self.flush)
@@ -177,7 +208,7 @@ class HistoryRecorder:
     async def keep(self) -> None:
         """Roll up and forget what is too old."""
         if self.store is not None:
-            await self.store.keep(self._keeping, self._now_ms())
+            await self.store.keep(self._keeping, self.now_ms())
 
     async def attempt(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A damaged store is closed, so that the next attempt sets it aside and makes another."""

@@ -86,7 +86,10 @@ CREATE TABLE IF NOT EXISTS shape_seen (
     PRIMARY KEY (model, fingerprint, shape)
 );
 """
-NAMES = ("arrival", "arrival_hour", "load_span", "tier", "decision", "shape_seen")
+HOT, COLD = "hot", "cold"
+"""How a request finds its model, where there are no tiers between."""
+WARM = "('compiled', 'hot')"
+"""The tiers in which a model answers at once."""
 
 ARRIVED = """INSERT INTO arrival (stream, origin, at_ms, model, found)
     VALUES ($1, $2, $3, $4, $5) ON CONFLICT (stream) DO NOTHING"""
@@ -107,9 +110,9 @@ SAW_SHAPE = """INSERT INTO shape_seen (model, fingerprint, shape, first_ms, last
 # too many.
 NEWEST_TOO_MANY = "SELECT at_ms FROM arrival ORDER BY at_ms DESC LIMIT 1 OFFSET $1"
 ROLL_UP = (
-    """INSERT INTO arrival_hour (hour_ms, origin, model, arrivals, cold, took_ms, tokens)
+    f"""INSERT INTO arrival_hour (hour_ms, origin, model, arrivals, cold, took_ms, tokens)
     SELECT at_ms - at_ms % 3600000, origin, model, count(*),
-        sum(CASE WHEN found = 'hot' THEN 0 ELSE 1 END), sum(coalesce(took_ms, 0)),
+        sum(CASE WHEN found IN {WARM} THEN 0 ELSE 1 END), sum(coalesce(took_ms, 0)),
         sum(coalesce(tokens, 0))
     FROM arrival WHERE at_ms < $1 GROUP BY 1, 2, 3
     ON CONFLICT (hour_ms, origin, model) DO UPDATE SET

@@ -29,6 +29,7 @@ from origin.operator.stored import (
     prompt_document,
     stored_document,
 )
+from origin.operator.warm import PoolControl, WarmDesk
 from origin.workers.worker_process import WorkerSlot
 
 DEFAULT_FRAMES = 200
@@ -55,6 +56,7 @@ class OperatorDesk:
     links: Callable[[], list[Document]]
     end: Callable[[StreamInfo], Awaitable[StreamInfo]]
     unix_ms: Callable[[float], int]
+    pool: PoolControl | None = None
     simulating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answer(self, asked: str, request: ObjectRequest) -> ObjectResponse:
@@ -68,10 +70,14 @@ class OperatorDesk:
         query = Query(request.url)
         if (one := _STREAM.fullmatch(asked)) is not None:
             return await self._stream(bytes.fromhex(one[1]), one[2], request.method, query)
+        if asked == "warm" or asked.startswith("warm/"):
+            desk = WarmDesk(self.runs.recorder, self.pool)
+            part = asked.partition("/")[2]
+            return await desk.answer(part, query, request.method, request.body)
         if asked == "simulate":
             _require(request.method, "POST")
             query.done()
-            return await simulate(request.body, self.simulating)
+            return await simulate(request.body, self.simulating, self.runs.recorder.place)
         documents: dict[str, Callable[[Query], Awaitable[Document]]] = {
             "streams": self._streams,
             "pool": self._pool,

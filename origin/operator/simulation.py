@@ -12,12 +12,13 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ledger.errors import CallerError, Overloaded, TailraceError, Unavailable
 
+HISTORY = "history"
 PATIENCE_S = 60.0
 """What a simulation may take."""
 MAX_GAPS = 200_000
@@ -27,12 +28,18 @@ SWEEP_TTLS = 40
 SHORTEST_TTL_S, LONGEST_TTL_S = 1.0, 86_400.0
 NICENESS = 10
 
+if TYPE_CHECKING:
+    from origin.warm.trace import ArrivalTrace
+
 Document = dict[str, Any]
 PolicyName = Annotated[str, Field(max_length=40)]
 
 
 class SimulationRequest(BaseModel):
-    """`trace` names a generated one, or `csv` has one: model,arrival_s,duration_s."""
+    """`trace` names a generated one, or is `history`; or `csv` has one: model,arrival_s,duration_s.
+
+    `days` is how long a generated one is, and how far to look back in a history.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,19 +48,23 @@ class SimulationRequest(BaseModel):
     days: float = Field(2.0, gt=0, le=30)
     seed: int = Field(1, ge=0)
     cold_cost_gpu_s: float = Field(60.0, gt=0, le=1e6)
-    load_s: float = Field(10.0, gt=0, le=1e6)
+    load_s: float | None = Field(None, gt=0, le=1e6)
     policies: tuple[PolicyName, ...] = Field(
         ("ttl-60", "ttl-300", "ttl-3600", "break-even", "hybrid-histogram", "adaptive-ttl"),
         max_length=MAX_POLICIES,
     )
 
 
-async def simulate(body: bytes, turn: asyncio.Lock) -> Document:
+async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) -> Document:
     """What each policy would have cost, and every TTL; CallerError for what cannot be asked.
 
-    It takes a core, so one has its `turn` and others are refused.
+    `history` is where that of this origin lies, if it has one. It takes a core, so one has its
+    `turn` and others are refused.
     """
     request = _parsed(body)
+    if request.trace == HISTORY and request.csv is None and history is None:
+        raise CallerError("this origin has no history", field="trace", hint="ledger.history_days")
+    told = json.dumps({"request": request.model_dump(), "history": history})
     if turn.locked():
         raise Overloaded("another simulation is under way", retry_after_ms=2000)
     async with turn:
@@ -65,7 +76,7 @@ async def simulate(body: bytes, turn: asyncio.Lock) -> Document:
         )
         try:
             async with asyncio.timeout(PATIENCE_S):
-                said, _ = await process.communicate(request.model_dump_json().encode())
+                said, _ = await process.communicate(told.encode())
         except TimeoutError:
             raise Unavailable(f"the simulation took over {PATIENCE_S:g} s") from None
         finally:
@@ -97,22 +108,43 @@ def _path() -> str:
 # ---- in the process of its own ----
 
 
-def simulated(request: SimulationRequest) -> Document:
+async def recorded(history: str, days: float) -> tuple[ArrivalTrace, float | None]:
+    """The arrivals of a history, and what a load takes there."""
+    import time
+
+    from origin.history import queries
+    from origin.history.opening import reading
+    from origin.history.schema import DAY_MS
+
+    store = await reading(history)
+    try:
+        since_ms = int(time.time() * 1e3 - days * DAY_MS)
+        return await queries.arrivals(store, since_ms), await queries.typical_load_s(store)
+    finally:
+        await store.close()
+
+
+def simulated(request: SimulationRequest, history: str | None) -> Document:
     import numpy as np
 
     from origin.warm.generated import generated
     from origin.warm.importers import import_trace
     from origin.warm.named import named_policy
     from origin.warm.optimum import keep_alive_optimum
-    from origin.warm.prices import WarmPrices
+    from origin.warm.prices import LOAD_S, WarmPrices
     from origin.warm.simulate import compare, sweep_ttls
     from origin.warm.trace import idle_gaps
 
-    prices = WarmPrices(request.cold_cost_gpu_s, request.load_s)
+    measured_s, own = None, None
+    if history is not None and request.trace == HISTORY and request.csv is None:
+        own, measured_s = asyncio.run(recorded(history, request.days))
+    prices = WarmPrices(request.cold_cost_gpu_s, request.load_s or measured_s or LOAD_S)
     policies = [named_policy(name, prices, "policies") for name in request.policies]
     if any(policy.name == "greedy-dual" for policy in policies):
         raise CallerError("greedy-dual needs a cap, which cannot be given here", field="policies")
-    if request.csv is None:
+    if own is not None:
+        trace = own
+    elif request.csv is None:
         trace = generated(request.trace, request.seed, request.days)
     else:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".csv") as file:
@@ -139,6 +171,7 @@ def simulated(request: SimulationRequest) -> Document:
         "models": list(trace.names),
         "gaps": len(gaps),
         "optimum_gpu_s": optimum,
+        "load_s": prices.load_s,
         "policies": [
             {
                 "policy": one.policy,
@@ -166,7 +199,8 @@ def simulated(request: SimulationRequest) -> Document:
 def main() -> None:
     os.nice(NICENESS)
     try:
-        document = simulated(_parsed(sys.stdin.buffer.read()))
+        told = json.load(sys.stdin)
+        document = simulated(SimulationRequest.model_validate(told["request"]), told["history"])
     except TailraceError as error:
         refused = {"message": error.message, "field": error.field, "hint": error.hint}
         document = {"refused": refused}

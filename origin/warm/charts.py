@@ -42,8 +42,40 @@ def draw_frontier(
         panel.legend(frameon=False)
     for panel in (pareto, ratio, lengths):
         panel.grid(alpha=0.3)
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, metadata=metadata)
+    _save(figure, path)
+
+
+def draw_residency(path: Path, lanes: Sequence[tuple[str, str, float, float]]) -> None:
+    """Of each lane, what it is called, the tier, and from when until when, in seconds."""
+    mpl.rcParams["svg.hashsalt"] = "tailrace"
+    names = sorted({name for name, *_ in lanes})
+    figure = Figure(figsize=(8, 1.2 + 0.45 * len(names)), layout="constrained")
+    panel = figure.subplots()
+    told = set()
+    for name, tier, begin_s, end_s in lanes:
+        label = None if tier in told else tier
+        told.add(tier)
+        width = end_s - begin_s
+        color = TIER_COLORS.get(tier, "grey")
+        panel.barh(names.index(name), width, left=begin_s, color=color, label=label)
+    panel.set(xlabel="s", yticks=range(len(names)), yticklabels=names)
+    panel.invert_yaxis()
+    panel.legend(frameon=False, ncols=max(len(told), 1), loc="lower left", bbox_to_anchor=(0, 1))
+    _save(figure, path)
+
+
+TIER_COLORS = {
+    "cold": "whitesmoke",
+    "launched": "lightgrey",
+    "host": "lightsteelblue",
+    "device": "cornflowerblue",
+    "compiled": "orange",
+    "hot": "crimson",
+}
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def draw_waterfall(path: Path, stages: Sequence[tuple[str, float, float]]) -> None:
@@ -68,5 +100,4 @@ def draw_waterfall(path: Path, stages: Sequence[tuple[str, float, float]]) -> No
     panel.set(xlabel="ms since the worker was asked for", xlim=(0, at_ms * 1.35), yticks=[])
     panel.invert_yaxis()
     panel.legend(frameon=False, loc="lower left")
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, metadata=metadata)
+    _save(figure, path)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ledger.errors import CallerError
-from tailrace.commands.options import JsonOption
+from tailrace.commands.options import ConfigOption, JsonOption
 from tailrace.extra import extra
 
 if TYPE_CHECKING:
     from origin.warm.trace import ArrivalTrace
 
 warm_app = typer.Typer(
-    help="Simulate how long models are kept on a device; offline.",
+    help="What keeping models loaded costs: look, simulate, change.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -29,16 +29,28 @@ trace_app = typer.Typer(help="Traces of arrivals.", no_args_is_help=True, rich_m
 warm_app.add_typer(trace_app, name="trace")
 
 TraceArgument = Annotated[
-    str, typer.Argument(metavar="TRACE", help="A file, or bursty, diurnal, rare, mixed, clockwork.")
+    str,
+    typer.Argument(
+        metavar="[TRACE]",
+        help="A history, or a CSV of arrivals; bursty, diurnal, rare, mixed or clockwork; or"
+        " `history`: the one of the settings.",
+    ),
 ]
 ColdCostOption = Annotated[float, typer.Option(help="What a cold start is worth, in GPU-seconds.")]
-LoadOption = Annotated[float, typer.Option(help="Seconds that a cold start takes.")]
+LoadOption = Annotated[
+    float | None,
+    typer.Option(help="Seconds that a cold start takes; default the median of a history, or 10."),
+]
 SeedOption = Annotated[int, typer.Option(help="Of what is drawn.")]
-DaysOption = Annotated[float, typer.Option(min=0.01, max=365, help="Of a generated trace.")]
+DaysOption = Annotated[
+    float,
+    typer.Option(min=0.01, max=365, help="Of a generated trace, or the last ones of a history."),
+]
 POLICIES = (
     *("ttl-60", "ttl-300", "ttl-3600", "break-even", "hybrid-histogram", "hybrid-histogram-1s"),
     *("greedy-dual", "adaptive-ttl", "predictive-prewarm"),
 )
+HISTORY = "history"
 SWEEP_TTLS = 20
 SHORTEST_TTL_S = 1.0
 LONGEST_TTL_S = 86_400.0
@@ -46,12 +58,12 @@ LONGEST_TTL_S = 86_400.0
 
 @warm_app.command()
 def simulate(
-    trace: TraceArgument,
+    trace: TraceArgument = HISTORY,
     policy: Annotated[
         list[str] | None, typer.Option(help=f"ttl-SECONDS, {', '.join(POLICIES[3:])}; repeatable.")
     ] = None,
     cold_cost: ColdCostOption = 60.0,
-    load: LoadOption = 10.0,
+    load: LoadOption = None,
     memory: Annotated[
         float | None, typer.Option(help="Cap on memory, in the unit of --size; default none.")
     ] = None,
@@ -60,6 +72,7 @@ def simulate(
     ] = None,
     seed: SeedOption = 0,
     days: DaysOption = 7.0,
+    config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Put a trace through policies, and say what each would have cost beside the optimum."""
@@ -68,12 +81,12 @@ def simulate(
         from origin.warm.prices import WarmPrices
         from origin.warm.simulate import compare
 
+    arrivals, load = _trace(trace, seed, days, load, config)
     prices = WarmPrices(cold_cost, load)
     names = list(policy or (one for one in POLICIES if one != "greedy-dual" or memory is not None))
     chosen = [named_policy(one, prices, "--policy") for one in names]
     if memory is None and "greedy-dual" in names:
         raise CallerError("greedy-dual needs a cap", field="--memory")
-    arrivals = _trace(trace, seed, days)
     sizes = _sizes(arrivals, size or [])
     with _progress("gaps") as progress:
         outcomes, method = compare(
@@ -85,7 +98,7 @@ def simulate(
         rows = [{**asdict(one), "cold_rate": one.cold_rate} for one in outcomes]
         typer.echo(json.dumps({"optimum": method, "policies": rows}))
         return
-    _table(
+    show_table(
         f"cold start {cold_cost:g} GPU-s, load {load:g} s; optimum: {method}",
         ("policy", "cold %", "wasted GPU-s", "added latency s", "cost GPU-s", "cost/optimum"),
         [
@@ -104,15 +117,16 @@ def simulate(
 
 @warm_app.command()
 def frontier(
-    trace: TraceArgument,
+    trace: TraceArgument = HISTORY,
     cold_cost: ColdCostOption = 60.0,
-    load: LoadOption = 10.0,
+    load: LoadOption = None,
     here: Annotated[float | None, typer.Option(help="The TTL that you have, in seconds.")] = None,
     chart: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it: .svg or .png.", dir_okay=False)
     ] = None,
     seed: SeedOption = 0,
     days: DaysOption = 7.0,
+    config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Cold starts against wasted GPU-seconds for TTLs from a second to a day, without a cap."""
@@ -126,10 +140,10 @@ def frontier(
 
     if here is not None and not here >= 0:
         raise CallerError("is to be zero or more seconds", field="--here")
-    if chart is not None and chart.suffix not in (".png", ".svg"):
-        raise CallerError(f"{chart.suffix!r} is no picture", field="--chart", hint=".svg or .png")
+    check_chart(chart)
+    arrivals, load = _trace(trace, seed, days, load, config)
     prices = WarmPrices(cold_cost, load)
-    gaps = idle_gaps(_trace(trace, seed, days))
+    gaps = idle_gaps(arrivals)
     if not len(gaps):
         raise CallerError("has no idle gap, so there is nothing to decide", field="trace")
     ttls = np.geomspace(SHORTEST_TTL_S, LONGEST_TTL_S, SWEEP_TTLS).tolist()
@@ -158,7 +172,7 @@ def frontier(
         for mark in [" ← here" if ttl == here else ""]
     ]
     title = f"{len(gaps):,} gaps; a cold start is worth {cold_cost:g} GPU-s"
-    _table(title, ("TTL s", "cold starts", "wasted GPU-s", "cost/optimum"), shown)
+    show_table(title, ("TTL s", "cold starts", "wasted GPU-s", "cost/optimum"), shown)
 
 
 @trace_app.command("import")
@@ -195,14 +209,43 @@ def import_(
         typer.echo(f"{len(arrivals)} requests to {len(arrivals.names)} models are in {to}")
 
 
-def _trace(name: str, seed: int, days: float) -> ArrivalTrace:
+def _trace(
+    name: str, seed: int, days: float, load_s: float | None, config: Path | None
+) -> tuple[ArrivalTrace, float]:
+    """The arrivals, and what a cold start takes: as given, or as was measured."""
+    from origin.history.sqlite_file import is_sqlite
     from origin.warm.generated import GENERATED, generated
     from origin.warm.importers import import_trace
+    from origin.warm.prices import LOAD_S
 
+    default_s = LOAD_S if load_s is None else load_s
     if name in GENERATED:
-        return generated(name, seed, days)
+        return generated(name, seed, days), default_s
+    if name == HISTORY or is_sqlite(Path(name)):
+        import asyncio
+
+        from origin.operator.simulation import recorded
+
+        place = history_of(config) if name == HISTORY else name
+        with _progress("history") as progress:
+            progress(0)
+            arrivals, measured_s = asyncio.run(recorded(place, days))
+        return arrivals, measured_s or default_s if load_s is None else load_s
     with _progress("requests") as progress:
-        return import_trace("tailrace", Path(name), progress=progress)
+        return import_trace("tailrace", Path(name), progress=progress), default_s
+
+
+def history_of(config: Path | None) -> str:
+    """Where the settings have the history."""
+    from origin.config import LedgerConfig, OriginConfig
+    from origin.history.opening import history_place
+
+    return history_place(LedgerConfig.load(config), OriginConfig.load(config).data)
+
+
+def check_chart(chart: Path | None) -> None:
+    if chart is not None and chart.suffix not in (".png", ".svg"):
+        raise CallerError(f"{chart.suffix!r} is no picture", field="--chart", hint=".svg or .png")
 
 
 def _sizes(arrivals: ArrivalTrace, given: list[str]) -> dict[str, float]:
@@ -237,7 +280,7 @@ def _progress(unit: str) -> Iterator[Callable[[int], None]]:
         yield lambda done: status.update(f"{done:,} {unit}")
 
 
-def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+def show_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -61,6 +61,7 @@ async def test_axe_finds_nothing_wrong_with_any_page(
         ) as visit:
             await visit.see(text)
             if page == "pool":
+                await visit.page.get_by_label("Arrivals").select_option("mixed")
                 await visit.page.get_by_role("button", name="Simulate").click()
                 await visit.see("Over the optimum")
             assert await visit.violations() == [], page

@@ -4,12 +4,13 @@ import { ask } from "./api.js";
 import { Plot, axis } from "./charts.js";
 import { Empty, Fault, count, html, useMemo, useRef, useState } from "./ui.js";
 
+const OWN = "history";
 const GENERATED = ["mixed", "bursty", "diurnal", "rare"];
 const POLICIES = ["ttl-60", "ttl-300", "ttl-3600", "break-even", "hybrid-histogram", "hybrid-histogram-1s", "adaptive-ttl", "predictive-prewarm"];
 const UPLOAD = "upload";
 
 export function Simulator() {
-  const [source, setSource] = useState("mixed");
+  const [source, setSource] = useState(OWN);
   const [chosen, setChosen] = useState(POLICIES.filter((name) => name !== "hybrid-histogram-1s"));
   const [told, setTold] = useState({ result: null, error: null, busy: false });
   const form = useRef(null);
@@ -20,7 +21,7 @@ export function Simulator() {
     try {
       const request = {
         cold_cost_gpu_s: Number(fields.get("cold")),
-        load_s: Number(fields.get("load")),
+        load_s: Number(fields.get("load")) || null,
         policies: chosen,
       };
       if (source === UPLOAD) request.csv = await /** @type {File} */ (fields.get("file")).text();
@@ -35,17 +36,17 @@ export function Simulator() {
     setChosen((last) => (last.includes(name) ? last.filter((one) => one !== name) : [...last, name]));
   return html`<section class="card">
     <h2>What would a policy cost? <small>offline, on the origin, in a process of its own</small></h2>
-    <p class="note">An origin keeps no history of its arrivals yet: choose a drawn trace, or give one of yours as CSV with the columns <code>model,arrival_s,duration_s</code>.</p>
+    <p class="note">Over what was really asked of the first origin, as its history has it; over a drawn trace; or over a file of yours, a CSV with the columns <code>model,arrival_s,duration_s</code>.</p>
     <form ref=${form} class="simulator" onSubmit=${run}>
       <div class="fields">
         <label>Arrivals<select value=${source} onChange=${(event) => setSource(event.target.value)}>
-          ${GENERATED.map((name) => html`<option value=${name}>${name}, drawn</option>`)}<option value=${UPLOAD}>a file of mine</option>
+          <option value=${OWN}>this origin’s own</option>${GENERATED.map((name) => html`<option value=${name}>${name}, drawn</option>`)}<option value=${UPLOAD}>a file of mine</option>
         </select></label>
         ${source === UPLOAD
           ? html`<label>File<input type="file" name="file" accept=".csv,text/csv" required /></label>`
           : html`<label>Days<input type="number" name="days" value="2" min="0.1" max="30" step="0.1" required /></label>`}
         <label>A cold start is worth<input type="number" name="cold" value="60" min="0.1" max="1000000" step="any" required aria-describedby="gpu-s" /></label>
-        <label>and takes<input type="number" name="load" value="10" min="0.1" max="1000000" step="any" required aria-describedby="gpu-s" /></label>
+        <label>and takes<input type="number" name="load" placeholder=${source === OWN ? "as measured" : "10"} min="0.1" max="1000000" step="any" aria-describedby="gpu-s" /></label>
         <span id="gpu-s" class="soft unit">GPU-seconds, seconds</span>
       </div>
       <fieldset class="chosen"><legend>Policies</legend>

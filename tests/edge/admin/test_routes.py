@@ -107,6 +107,21 @@ async def test_every_origin_answers_for_itself_and_one_that_is_gone_has_an_error
     assert health["edge"]["ready"]
 
 
+async def test_a_change_goes_to_every_origin_or_to_the_one_that_is_named(house: House) -> None:
+    for origin in house.origins:
+        says(origin, {"pinned": True})
+    told = await house.client.post("/warm/pin", json={"model": "a"})
+    assert [one["pinned"] for one in told.json()["origins"]] == [True, True]
+    await house.client.post(f"/warm/prewarm?origin={house.address(1)}", json={"model": "a"})
+    first, second = (asked(origin) for origin in house.origins)
+    assert first == [("POST", "warm/pin?")]
+    assert second == [("POST", "warm/pin?"), ("POST", "warm/prewarm?")]
+    assert (await house.client.get("/warm/pin")).status_code == 405
+    says(house.origins[0], {"models": []})
+    await house.client.get(f"/warm/explain?model=a&origin={house.address(0)}")
+    assert asked(house.origins[0])[-1] == ("GET", "warm/explain?model=a")
+
+
 async def test_streams_of_several_origins_are_one_sorted_page(house: House) -> None:
     first, second = house.origins
     says(first, page(0, {"id": "a", "tokens": 9}, {"id": "b", "tokens": 3}))

@@ -9,8 +9,8 @@ import pytest
 
 from ledger.errors import ConfigError
 from origin.history import queries, schema
-from origin.history.recorder import COLD, HOT, HistoryRecorder
-from origin.history.schema import DAY_MS, HOUR_MS, Keeping
+from origin.history.recorder import HistoryRecorder
+from origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS, Keeping
 from origin.history.sqlite_file import SqliteHistory
 from origin.history.store import HistoryStore
 from origin.workers.load_spans import LoadStage, WorkerStart
@@ -104,13 +104,19 @@ async def test_starts_decisions_tiers_and_shapes_are_told_again(store: HistorySt
     assert await queries.typical_load_s(store, "b") is None
     (told,) = await queries.decisions(store, "a", 5)
     assert (told["features"], told["shadow"], told["until_ms"]) == ({"cold": 60.0}, False, NOON_MS)
-    hot, cold = await queries.residence(store, 0)
-    assert (hot.tier, hot.until_ms, cold.from_ms, cold.until_ms) == (
-        *(HOT, NOON_MS + 5000),
-        *(NOON_MS + 5000, None),
-    )
+    pool.recorder.changed_tier(0, "a", HOT, "it is ready")
+    pool.recorder.changed_tier(1, "b", HOT, "it is ready")
+    pool.now_ms += 1000
+    pool.recorder.changed_tier(-1, "", COLD, "the origin has started")
+    pool.now_ms += 1000
+    pool.recorder.changed_tier(0, "a", HOT, "it is ready")
+    await pool.recorder.flush()
+    assert [
+        (lane.worker, lane.from_ms - NOON_MS, lane.until_ms and lane.until_ms - NOON_MS)
+        for lane in await queries.residence(store, 0)
+    ] == [(0, 0, 5000), (0, 5000, 6000), (1, 5000, 6000), (0, 7000, None)]
     assert await queries.shapes(store, "a", "f") == ["rows=8"]
-    assert pool.recorder.written == 6
+    assert pool.recorder.written == 10
 
 
 async def test_what_is_too_old_becomes_counts_by_the_hour_and_then_nothing(

@@ -1,0 +1,226 @@
+"""What operators are told of the warm pool over time, and what they may change of it now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ledger.errors import CallerError, Conflict, NotFound, Unavailable
+from origin.history import queries
+from origin.history.recorder import HistoryRecorder
+from origin.history.schema import DAY_MS, HOUR_MS
+from origin.history.store import HistoryStore
+from origin.operator.query import Query
+from origin.pool.members import PooledState
+
+DEFAULT_TOLD = 10
+MAX_TOLD = 200
+"""Decisions, and starts, of one answer."""
+MAX_DAYS = 3650
+MAX_LANES = 2_000
+MAX_NAME = 512
+
+Document = dict[str, Any]
+T = TypeVar("T", bound=BaseModel)
+
+
+class PoolControl(Protocol):
+    """The pool that serves, if there is one. Raises CallerError for what cannot be."""
+
+    def states(self) -> Sequence[PooledState]: ...
+
+    def clock_s(self) -> float:
+        """By which the times of its states are."""
+
+    def prewarm(self, model: str) -> None:
+        """Load it, if it is not loaded."""
+
+    def pin(self, model: str, *, pinned: bool) -> None: ...
+
+    def apply(self, policy: str, *, shadow: bool) -> None:
+        """Have this policy decide from now on, or only beside the one that does."""
+
+    def shadow(self) -> Document | None:
+        """What a policy that runs beside would have come to, and what really was."""
+
+
+class WantedModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(max_length=MAX_NAME)
+
+
+class WantedPin(WantedModel):
+    pinned: bool = True
+
+
+class WantedPolicy(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    policy: str = Field(max_length=MAX_NAME)
+    shadow: bool = False
+
+
+class WarmDesk:
+    """Of one origin, which may have no pool."""
+
+    def __init__(self, recorder: HistoryRecorder, pool: PoolControl | None) -> None:
+        self._recorder = recorder
+        self._pool = pool
+
+    async def answer(self, asked: str, query: Query, method: str, body: bytes) -> Document:
+        if asked in ("", "explain", "residence"):
+            if method != "GET":
+                raise _only("GET")
+            return await self._told(asked, query)
+        if method != "POST":
+            raise _only("POST")
+        query.done()
+        return self._changed(asked, body)
+
+    async def _told(self, asked: str, query: Query) -> Document:
+        if asked == "explain":
+            return await self._explain(query)
+        days = query.number("days", 1, MAX_DAYS, least=1)
+        query.done()
+        now_ms = self._recorder.now_ms()
+        if asked == "residence":
+            lanes = await queries.residence(self._store(), now_ms - days * DAY_MS)
+            keys = ("origin", "worker", "model", "tier", "from_ms", "until_ms")
+            told = [{key: getattr(lane, key) for key in keys} for lane in lanes[-MAX_LANES:]]
+            return {"now_ms": now_ms, "days": days, "residence": told}
+        return await self._summary(now_ms, days)
+
+    async def _summary(self, now_ms: int, days: int) -> Document:
+        """Of each model how it is, and what was asked of it."""
+        pooled = {} if self._pool is None else {one.model: one for one in self._pool.states()}
+        store = self._recorder.store
+        lately: dict[str, Document] = {}
+        hourly: dict[str, int] = {}
+        if store is not None:
+            for row in await queries.models(store, now_ms - days * DAY_MS):
+                lately[row["model"]] = row
+            hourly = {
+                row["model"]: row["arrivals"]
+                for row in await queries.models(store, now_ms - HOUR_MS)
+            }
+        models = []
+        for name in sorted({*pooled, *lately}):
+            load_s = None if store is None else await queries.typical_load_s(store, name)
+            models.append(
+                {
+                    "model": name,
+                    "arrivals_hour": hourly.get(name, 0),
+                    **lately.get(name, {"arrivals": 0, "cold": 0, "last_ms": None}),
+                    "load_s": load_s,
+                    **({} if name not in pooled else self._state(pooled[name], now_ms)),
+                }
+            )
+        return {
+            "now_ms": now_ms,
+            "days": days,
+            **self._recorder.described(),
+            "pool": self._pool is not None,
+            "shadow": None if self._pool is None else self._pool.shadow(),
+            "models": models,
+        }
+
+    def _state(self, state: PooledState, now_ms: int) -> Document:
+        assert self._pool is not None
+        clock_s = self._pool.clock_s()
+
+        def unix_ms(at_s: float | None) -> int | None:
+            return (
+                None
+                if at_s is None or not isfinite(at_s)
+                else round(now_ms + (at_s - clock_s) * 1e3)
+            )
+
+        return {
+            "residence": state.residence.value,
+            "tier": state.tier.word,
+            "requests_now": state.requests_now,
+            "pinned": state.is_pinned,
+            "policy": state.policy,
+            "keep_until_ms": unix_ms(state.keep_until_s),
+            "prewarm_ms": unix_ms(state.prewarm_at_s),
+            "prices_s": {tier.word: price for tier, price in state.prices_s.items()},
+            "cold_starts": state.cold_starts,
+            "loads": state.loads,
+            "requests": state.requests,
+            "wasted_gpu_s": state.wasted_gpu_s,
+        }
+
+    async def _explain(self, query: Query) -> Document:
+        model = query.text("model")
+        limit = query.number("limit", DEFAULT_TOLD, MAX_TOLD, least=1)
+        query.done()
+        store = self._store()
+        now_ms = self._recorder.now_ms()
+        told = await explained(store, model, now_ms, limit)
+        if self._pool is not None:
+            found = [one for one in self._pool.states() if one.model == model]
+            told["now"] = self._state(found[0], now_ms) if found else None
+        return told
+
+    def _changed(self, asked: str, body: bytes) -> Document:
+        if asked not in ("apply", "prewarm", "pin"):
+            raise NotFound(f"an operator cannot ask for {f'warm/{asked}'!r}")
+        if self._pool is None:
+            raise Conflict(
+                "this origin has no pool: it serves one model, which stays loaded",
+                hint="[models.NAME] in tailrace.toml",
+            )
+        if asked == "apply":
+            policy = _parsed(WantedPolicy, body)
+            self._pool.apply(policy.policy, shadow=policy.shadow)
+            return {"policy": policy.policy, "shadow": policy.shadow}
+        if asked == "pin":
+            pin = _parsed(WantedPin, body)
+            self._pool.pin(pin.model, pinned=pin.pinned)
+            return {"model": pin.model, "pinned": pin.pinned}
+        wanted = _parsed(WantedModel, body)
+        self._pool.prewarm(wanted.model)
+        return {"model": wanted.model, "prewarm": True}
+
+    def _store(self) -> HistoryStore:
+        if self._recorder.store is None:
+            why = self._recorder.problem or "it is not open yet"
+            raise Unavailable(f"this origin has no history: {why}")
+        return self._recorder.store
+
+
+async def explained(store: HistoryStore, model: str, now_ms: int, limit: int) -> Document:
+    """What the history says of one model; raises NotFound where that is nothing."""
+    lately = {row["model"]: row for row in await queries.models(store, now_ms - DAY_MS)}
+    decisions = await queries.decisions(store, model, limit)
+    loads = await queries.loads(store, model, limit)
+    if model not in lately and not decisions and not loads:
+        known = ", ".join(row["model"] for row in await queries.models(store, 0)) or "no model"
+        raise NotFound(
+            f"nothing is recorded of a model {model!r}", field="model", hint=f"of {known} it is"
+        )
+    return {
+        "now_ms": now_ms,
+        "model": model,
+        "history": store.name,
+        "lately": lately.get(model),
+        "decisions": decisions,
+        "loads": loads,
+    }
+
+
+def _parsed(kind: type[T], body: bytes) -> T:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        field = ".".join(map(str, first["loc"])) or "body"
+        raise CallerError(first["msg"], field=field) from None
+
+
+def _only(method: str) -> CallerError:
+    return CallerError("not a method of this", code="method_not_allowed", status=405, hint=method)

@@ -1,0 +1,338 @@
+"""`tailrace warm status | explain | apply | prewarm | pin`: the pools of running origins.
+
+Like tailrace/cli.py, only typer is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ledger.errors import CallerError, NotFound
+from tailrace.commands.options import ConfigOption, JsonOption
+from tailrace.commands.warm import HISTORY, check_chart, history_of, show_table
+from tailrace.extra import extra
+
+Document = dict[str, Any]
+EdgeOption = Annotated[
+    str,
+    typer.Option(
+        "--edge", metavar="URL", help="Of an edge; TAILRACE_API_KEY is sent, of an administrator."
+    ),
+]
+OriginOption = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="One origin of it; default all.")
+]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL")]
+ChartOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw it: .svg or .png.", dir_okay=False)
+]
+LOCAL = "http://127.0.0.1:8080"
+TIMEOUT_S = 15.0
+SHOWN_DECISIONS = 10
+
+
+def status(
+    days: Annotated[int, typer.Option(min=1, max=3650, help="To look back for.")] = 1,
+    chart: ChartOption = None,
+    edge: EdgeOption = LOCAL,
+    origin: OriginOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Every model of every origin: in which tier it is, what was asked of it, what is decided.
+
+    --chart draws which worker held what.
+    """
+    check_chart(chart)
+    query = {"days": str(days)} | _of(origin)
+    answers = _ask(edge, "warm", query)
+    if chart is not None:
+        _draw_residence(chart, _ask(edge, "warm/residence", query))
+    if as_json:
+        typer.echo(json.dumps({"origins": answers}))
+        return
+    for one in _answered(answers):
+        title = f"{one['origin']}: {_kept(one)}"
+        rows = [_status_row(model) for model in one["models"]]
+        columns = ("model", "tier", "asked 1 h", f"{days} d", "waited for it", "load s", "policy")
+        show_table(title, (*columns, "until"), rows)
+        if one["shadow"]:
+            typer.echo(f"shadow: {_features(one['shadow'])}")
+
+
+def explain(
+    model: ModelArgument,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="Decisions and starts.")] = 5,
+    chart: ChartOption = None,
+    history: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Of this history, not of an edge's origins; `history`: the one of the settings.",
+        ),
+    ] = None,
+    edge: EdgeOption = LOCAL,
+    origin: OriginOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Why a model is loaded or is not: its last decisions, and its last starts stage by stage.
+
+    --chart draws the last start beside the least that each of its stages took.
+    """
+    check_chart(chart)
+    if history is None:
+        answers = _ask(edge, "warm/explain", {"model": model, "limit": str(limit)} | _of(origin))
+    else:
+        answers = [_from_history(history, config, model, limit)]
+    if chart is not None:
+        _draw_start(chart, [load for one in _answered(answers) for load in one["loads"]])
+    if as_json:
+        typer.echo(json.dumps({"origins": answers}))
+        return
+    for one in _answered(answers):
+        _show_explained(one)
+
+
+def apply(
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="As `simulate` names it.")],
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Only beside the one that decides; see `status`.")
+    ] = False,
+    edge: EdgeOption = LOCAL,
+    origin: OriginOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have another policy decide from now on, until the origin starts again."""
+    with extra("origin"):
+        from origin.warm.named import named_policy
+        from origin.warm.prices import WarmPrices
+
+    named_policy(policy, WarmPrices(), "POLICY")  # a wrong name is refused before anybody is asked
+    told = _change(edge, "apply", {"policy": policy, "shadow": shadow}, origin, as_json)
+    for one in told:
+        typer.echo(
+            f"{one['origin']}: {policy} runs beside the policy that decides"
+            if shadow
+            else f"{one['origin']}: {policy} decides now; a restart goes back to the settings"
+        )
+
+
+def prewarm(
+    model: ModelArgument,
+    edge: EdgeOption = LOCAL,
+    origin: OriginOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a model loaded that will soon be asked for."""
+    for one in _change(edge, "prewarm", {"model": model}, origin, as_json):
+        typer.echo(f"{one['origin']}: {model} is loaded, or will be as soon as there is room")
+
+
+def pin(
+    model: ModelArgument,
+    off: Annotated[bool, typer.Option("--off", help="Let its policy decide again.")] = False,
+    edge: EdgeOption = LOCAL,
+    origin: OriginOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep a model loaded whatever its policy says."""
+    for one in _change(edge, "pin", {"model": model, "pinned": not off}, origin, as_json):
+        typer.echo(f"{one['origin']}: {model} is {'left to its policy' if off else 'pinned'}")
+
+
+LIVE_COMMANDS = (status, explain, apply, prewarm, pin)
+
+
+# ---- asking ----
+
+
+def _ask(
+    edge: str, asked: str, query: dict[str, str], body: Document | None = None
+) -> list[Document]:
+    """What each origin answers; raises the error of an edge, or of all of its origins."""
+    if not edge.startswith(("http://", "https://")):
+        raise CallerError("is no http:// or https:// URL", field="--edge")
+    with extra("edge"):
+        import httpx
+
+        from tailrace.edges import http_error, unreachable
+
+    key = os.environ.get("TAILRACE_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    url = f"{edge.rstrip('/')}/v1/admin/{asked}"
+    try:
+        with httpx.Client(headers=headers, timeout=TIMEOUT_S) as http:
+            if body is None:
+                answer = http.get(url, params=query)
+            else:
+                answer = http.post(url, params=query, json=body)
+    except httpx.TransportError as error:
+        raise unreachable(edge, error) from None
+    if answer.status_code != 200:
+        raise http_error(answer.status_code, answer.headers, answer.content)
+    origins: list[Document] = answer.json()["origins"]
+    return origins
+
+
+def _change(
+    edge: str, act: str, body: Document, origin: str | None, as_json: bool
+) -> list[Document]:
+    """The origins that have done it; nothing is left to say where JSON was asked for."""
+    answers = _ask(edge, f"warm/{act}", _of(origin), body)
+    if as_json:
+        typer.echo(json.dumps({"origins": answers}))
+        return []
+    return list(_answered(answers))
+
+
+def _answered(answers: list[Document]) -> Iterator[Document]:
+    """Of those that did not answer it is said why."""
+    for one in answers:
+        if "error" in one:
+            typer.echo(f"{one['origin']}: {one['error']['message']}", err=True)
+        else:
+            yield one
+
+
+def _of(origin: str | None) -> dict[str, str]:
+    return {} if origin is None else {"origin": origin}
+
+
+def _from_history(history: str, config: Path | None, model: str, limit: int) -> Document:
+    import asyncio
+
+    with extra("origin"):
+        from origin.history.opening import reading
+        from origin.operator.warm import explained
+
+    async def look() -> Document:
+        store = await reading(history_of(config) if history == HISTORY else history)
+        try:
+            return await explained(store, model, round(time.time() * 1e3), limit)
+        finally:
+            await store.close()
+
+    return {"origin": history} | asyncio.run(look())
+
+
+# ---- showing ----
+
+
+def _kept(one: Document) -> str:
+    """What is said of the history."""
+    if one["problem"]:
+        return f"no history: {one['problem']}"
+    lost = f", {one['dropped']:,} lost" if one["dropped"] else ""
+    return f"{one['written']:,} entries written since it started{lost}"
+
+
+def _status_row(model: Document) -> tuple[str, ...]:
+    asked, cold = model["arrivals"], model["cold"]
+    policy = "pinned" if model.get("pinned") else model.get("policy", "–")
+    until = model.get("keep_until_ms")
+    return (
+        model["model"],
+        model.get("tier", "–"),
+        f"{model['arrivals_hour']:,}",
+        f"{asked:,}",
+        f"{cold:,} ({cold / asked:.1%})" if asked else "–",
+        "–" if model["load_s"] is None else f"{model['load_s']:.2f}",
+        policy,
+        "–" if until is None else _clock(until),
+    )
+
+
+def _show_explained(one: Document) -> None:
+    now, lately = one.get("now"), one["lately"]
+    if now:
+        pinned = "pinned" if now["pinned"] else f"{now['policy']} decides"
+        typer.echo(f"{one['model']} at {one['origin']} is {now['tier']}; {pinned}")
+    if lately:
+        typer.echo(
+            f"{lately['arrivals']:,} requests in a day, {lately['cold']:,} of them waited for it;"
+            f" {lately['first_ms']:,} ms until the first frame on average"
+        )
+    rows = [
+        (
+            _clock(told["at_ms"]),
+            told["policy"] + (" (shadow)" if told["shadow"] else ""),
+            told["action"],
+            told["reason"],
+            _features(told["features"]),
+            "–" if told["until_ms"] is None else _clock(told["until_ms"]),
+        )
+        for told in one["decisions"]
+    ]
+    columns = ("at", "policy", "decision", "reason", "it knew", "until")
+    if rows:
+        show_table("decisions, the latest first", columns, rows)
+    else:
+        typer.echo("no policy has decided about it")
+    for load in one["loads"]:
+        stages = [
+            (stage["stage"], f"{stage['ms']:,.1f}", f"{stage['bytes']:,}" if stage["bytes"] else "")
+            for stage in load["stages"]
+        ]
+        title = (
+            f"start of worker {load['worker']} at {_clock(load['asked_ms'])}: {load['ms']:,.0f} ms"
+            f" by {load['path']}, {load['attributed']:.1%} of it in a stage"
+        )
+        show_table(title, ("stage", "ms", "bytes"), stages)
+
+
+def _features(features: Document) -> str:
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in features.items()
+    )
+
+
+def _clock(at_ms: int) -> str:
+    return time.strftime("%d %b %H:%M:%S", time.localtime(at_ms / 1e3))
+
+
+def _draw_residence(chart: Path, answers: Sequence[Document]) -> None:
+    with extra("plots"):
+        from origin.warm.charts import draw_residency
+
+    found = [(one["now_ms"], lane) for one in _answered(list(answers)) for lane in one["residence"]]
+    if not found:
+        raise NotFound("nothing is recorded of who held what", field="--chart")
+    zero_ms = min(lane["from_ms"] for _, lane in found)
+    lanes = [
+        (
+            _lane_name(lane),
+            str(lane["tier"]),
+            (lane["from_ms"] - zero_ms) / 1e3,
+            ((lane["until_ms"] or now_ms) - zero_ms) / 1e3,
+        )
+        for now_ms, lane in found
+    ]
+    draw_residency(chart, lanes)
+
+
+def _lane_name(lane: Document) -> str:
+    of = "" if lane["worker"] < 0 else f" · worker {lane['worker']}"
+    return f"{lane['model']} · {lane['origin']}{of}"
+
+
+def _draw_start(chart: Path, loads: Sequence[Document]) -> None:
+    """The last start, whose floors are the least of each stage in all that are told."""
+    with extra("plots"):
+        from origin.warm.charts import draw_waterfall
+
+    if not loads:
+        raise NotFound("no start of it is recorded", field="--chart")
+    floors: dict[str, float] = {}
+    for load in loads:
+        for stage in load["stages"]:
+            floors[stage["stage"]] = min(floors.get(stage["stage"], stage["ms"]), stage["ms"])
+    last = loads[0]["stages"]
+    draw_waterfall(chart, [(one["stage"], one["ms"], floors[one["stage"]]) for one in last])
