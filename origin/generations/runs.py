@@ -170,7 +170,8 @@ class Runs:
         for stream, recipe in streams:
             if stream not in self.table.by_id:
                 self.allowances.charge(recipe.tenant, len(recipe.prompt_ids))
-                self.recorder.arrived(stream, recipe.model, HOT if self._slots else COLD)
+                found = HOT if self.models.find(recipe.model).up else COLD
+                self.recorder.arrived(stream, recipe.model, found)
                 self.table.enqueue(
                     GeneratedStream(stream, recipe, started=False, asked_s=now, unread=not read)
                 )
