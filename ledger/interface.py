@@ -72,6 +72,35 @@ class Append(NamedTuple):
     record: Record
 
 
+@dataclass(frozen=True, slots=True)
+class Appends:
+    """Appends in columns, as a step of an engine makes them: each is a place in all of these."""
+
+    streams: Sequence[bytes]
+    epochs: Sequence[int]
+    indexes: Sequence[int]
+    frames: Sequence[bytes]
+    ids: Sequence[tuple[int, ...]]
+    rows: Sequence[Append] = ()  # that it was made of, if it was
+
+    @classmethod
+    def of(cls, batch: Sequence[Append] | Appends) -> Appends:
+        if isinstance(batch, Appends):
+            return batch
+        streams, epochs, indexes, records = zip(*batch, strict=True) if batch else ((),) * 4
+        frames, ids = zip(*records, strict=True) if records else ((), ())
+        return cls(streams, epochs, indexes, frames, ids, batch)
+
+    def __len__(self) -> int:
+        return len(self.streams)
+
+    def __getitem__(self, at: int) -> Append:
+        if self.rows:
+            return self.rows[at]
+        record = Record(self.frames[at], self.ids[at])
+        return Append(self.streams[at], self.epochs[at], self.indexes[at], record)
+
+
 class Refusal(NamedTuple):
     """An append that was not stored, and why. The rest of its batch was."""
 
@@ -79,18 +108,20 @@ class Refusal(NamedTuple):
     error: TailraceError
 
 
-def why_refused(append: Append, *, epoch: int, next_index: int, ended: bool) -> Conflict:
+def why_refused(
+    epoch: int, index: int, *, last_epoch: int, next_index: int, ended: bool
+) -> Conflict:
     """The error for an append that cannot be the next one of such a stream."""
-    if append.epoch != epoch:
+    if epoch != last_epoch:
         return StaleEpoch(
-            f"epoch {append.epoch} was replaced by epoch {epoch}",
+            f"epoch {epoch} was replaced by epoch {last_epoch}",
             field="epoch",
             hint="another producer owns this stream now; stop appending",
         )
     if ended:
         return Conflict("the stream has ended", field="index", hint="nothing follows its end")
     return WrongIndex(
-        f"index {append.index} is not the next one",
+        f"index {index} is not the next one",
         field="index",
         hint=f"the next index is {next_index}",
     )
@@ -205,6 +236,24 @@ class ObjectStore(Protocol):
 # ---- the ledger ----
 
 
+class LiveTail(Protocol):
+    """The live end of a stream in memory, and the same one for as long as somebody watches it."""
+
+    @property
+    def released(self) -> int:
+        """The next index to be released."""
+        ...
+
+    @property
+    def gone(self) -> bool:
+        """Whether its stream has been deleted, or it has been forgotten; nothing will follow."""
+        ...
+
+    def take(self, start: int, limit: int) -> list[bytes] | None:
+        """Released frames from `start` on; None where storage must be asked."""
+        ...
+
+
 class LedgerSize(NamedTuple):
     """What a ledger takes where it is stored, in bytes; None is what it cannot know there."""
 
@@ -245,7 +294,7 @@ class Ledger(Protocol):
         """Become the stream's producer: returns the new epoch, which fences all older ones."""
         ...
 
-    async def append(self, batch: Sequence[Append]) -> list[Refusal]:
+    async def append(self, batch: Sequence[Append] | Appends) -> list[Refusal]:
         """Store a batch in one group commit; returns when it is durable and released.
 
         What a stream refuses (`StaleEpoch`, `WrongIndex`, `Conflict` after its end), and what
@@ -263,8 +312,8 @@ class Ledger(Protocol):
         """The frames of `read` alone: what a client is sent, and quicker to get."""
         ...
 
-    def tip(self, stream: bytes, start: int, limit: int) -> list[bytes] | None:
-        """The same from memory, without waiting; None where storage must be asked."""
+    def tail(self, stream: bytes) -> LiveTail:
+        """Of a stream in memory, as a watched one is; `NotFound` for all others."""
         ...
 
     def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
@@ -272,10 +321,6 @@ class Ledger(Protocol):
         ...
 
     def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None: ...
-
-    def released(self, stream: bytes) -> int:
-        """The next index to be released, of a watched stream."""
-        ...
 
     def silent_s(self) -> float:
         """For how long storage has owed an answer, or has been away; 0 when neither."""

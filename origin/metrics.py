@@ -186,8 +186,9 @@ class Metrics:
         kept = given is not None and given.sampled
         self._ttft.observe(priority, seconds, trace_id=given.trace_id if given and kept else None)
 
-    def release(self, priority: str, seconds: float) -> None:
-        self._between.observe(priority, seconds)
+    def release(self, priority: str, seconds: float, frames: int = 1) -> None:
+        """So many frames were released so long after those before them."""
+        self._between.observe(priority, seconds, frames)
 
     # ---- instruments ----
 

@@ -18,6 +18,7 @@ from psycopg import AsyncConnection
 from ledger.errors import Conflict, unknown_stream
 from ledger.interface import (
     Append,
+    Appends,
     LedgerSize,
     NewStream,
     Record,
@@ -224,17 +225,18 @@ class PostgresLedger:
 
     # ---- writing ----
 
-    async def append(self, batch: Sequence[Append]) -> list[Refusal]:
+    async def append(self, batch: Sequence[Append] | Appends) -> list[Refusal]:
         await self._writer.room()
         group = self._writer.forming
-        items = [Item(append) for append in batch]
-        for item, append in zip(items, batch, strict=True):
+        appends = [batch[at] for at in range(len(batch))]
+        items = [Item(append) for append in appends]
+        for item, append in zip(items, appends, strict=True):
             group.add(item, len(append.record.frame))
         if items:
             await self._writer.commit()
         return [
             Refusal(append, item.error)
-            for item, append in zip(items, batch, strict=True)
+            for item, append in zip(items, appends, strict=True)
             if item.error is not None
         ]
 
@@ -272,14 +274,14 @@ class PostgresLedger:
             await self._residents.note_read(tail, start, frames)
         return frames
 
-    def tip(self, stream: bytes, start: int, limit: int) -> list[bytes] | None:
-        tail = self._residents.get(stream)
-        return None if tail is None else tail.take(start, limit)
-
-    def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
+    def tail(self, stream: bytes) -> PostgresTail:
         tail = self._residents.get(stream)
         if tail is None:
             raise unknown_stream(stream)
+        return tail
+
+    def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
+        tail = self.tail(stream)
         tail.watchers.append(wake)
         # Another origin may have appended since `info`: notices count from here on.
         self._listener.look_at([tail.head.sid])
@@ -288,12 +290,6 @@ class PostgresLedger:
         tail = self._residents.get(stream)
         if tail is not None and wake in tail.watchers:
             tail.watchers.remove(wake)
-
-    def released(self, stream: bytes) -> int:
-        tail = self._residents.get(stream)
-        if tail is None:
-            raise unknown_stream(stream)
-        return tail.released
 
     def silent_s(self) -> float:
         return self._server.silent_s()

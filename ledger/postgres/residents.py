@@ -62,6 +62,8 @@ class Residents:
             created_ms,
             StreamKind(kind),
         )
+        if known is not None:
+            self.lose(known)
         tail = PostgresTail(info, head, ttl_ms, expires_ms, first=at)
         self._tails[stream] = self._by_sid[sid] = tail
         return tail
@@ -80,6 +82,7 @@ class Residents:
         """Forget a stream that is gone; who watches it is told to look."""
         self._tails.pop(tail.info.stream, None)
         self._by_sid.pop(tail.head.sid, None)
+        tail.gone = True
         tail.wake()
 
     def sweep(self) -> None:

@@ -50,7 +50,13 @@ class StreamHead:
 
     def refusal(self, append: Append) -> Conflict:
         """Why this append cannot be the next one."""
-        return why_refused(append, epoch=self.epoch, next_index=self.next_index, ended=self.ended)
+        return why_refused(
+            append.epoch,
+            append.index,
+            last_epoch=self.epoch,
+            next_index=self.next_index,
+            ended=self.ended,
+        )
 
 
 @dataclass(slots=True)
@@ -65,6 +71,7 @@ class PostgresTail:
     frames: list[bytes] = field(default_factory=list)
     size: int = 0  # bytes of frames
     unused: int = 0  # sweeps since it was used
+    gone: bool = False
     watchers: list[Callable[[], None]] = field(default_factory=list)
 
     @property

@@ -8,12 +8,11 @@ disk besides; meanwhile the next group forms, and what only tidies up is done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 from ledger.errors import LedgerFailed
-from ledger.interface import Append
 from ledger.sqlite.storage import Commit, Storage
 from ledger.sqlite.tail import Tail
 
@@ -23,21 +22,33 @@ MAX_FORMING_BYTES = 4 * 1024 * 1024
 
 @dataclass(slots=True)
 class Group:
-    """What the next commit stores, who waits for it, and which tails it moves on."""
+    """What the next commit stores, who waits for it, and which tails it moves on.
+
+    Its appends are columns: one is a place in each of the four.
+    """
 
     commit: Commit = field(default_factory=Commit)
-    tails: list[Tail] = field(default_factory=list)  # one for each append
-    appends: list[Append] = field(default_factory=list)
-    bytes: int = 0
+    tails: list[Tail] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
+    frames: list[bytes] = field(default_factory=list)
+    ids: list[tuple[int, ...]] = field(default_factory=list)
+    size: int = 0  # bytes of frames and values
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     taken_over: list[Tail] = field(default_factory=list)
     reached: list[tuple[Tail, int]] = field(default_factory=list)  # each once; released until
     segmented: list[tuple[Tail, int]] = field(default_factory=list)  # stored until
 
-    def add(self, tail: Tail, append: Append) -> None:
-        self.tails.append(tail)
-        self.appends.append(append)
-        self.bytes += len(append.record.frame)
+    def add(
+        self,
+        tails: Iterable[Tail],
+        indexes: Iterable[int],
+        frames: Iterable[bytes],
+        ids: Iterable[tuple[int, ...]],
+    ) -> None:
+        self.tails += tails
+        self.indexes += indexes
+        self.frames += frames
+        self.ids += ids
 
 
 class GroupCommit:
@@ -77,12 +88,12 @@ class GroupCommit:
 
     @property
     def has_room(self) -> bool:
-        return self.forming.bytes < MAX_FORMING_BYTES
+        return self.forming.size < MAX_FORMING_BYTES
 
     @property
     def ready(self) -> bool:
         """Whether the forming group may grow now."""
-        return self._failure is None and self.forming.bytes < MAX_FORMING_BYTES
+        return self._failure is None and self.forming.size < MAX_FORMING_BYTES
 
     async def room(self) -> None:
         """Wait until the forming group may grow; raises the failure of a broken ledger."""

@@ -94,10 +94,11 @@ class Log:
             return
         commit = group.commit
         self._seq += 1
-        _, _, indexes, records = zip(*group.appends, strict=True)
-        frames, ids = zip(*records, strict=True)
         commit.seq = self._seq
-        commit.log = pack_batch([tail.sid for tail in group.tails], indexes, frames, ids)
+        # What is accepted from now on is in the next group.
+        group.reached = [(tail, tail.accepted) for tail in dict.fromkeys(group.tails)]
+        sids = [tail.sid for tail in group.tails]
+        commit.log = pack_batch(sids, group.indexes, group.frames, group.ids)
         self._rows.add(self._seq, len(commit.log))
 
     def tidy(self, group: Group, commit: Commit) -> int:
@@ -118,16 +119,14 @@ class Log:
         return size
 
     def _note(self, group: Group) -> None:
-        """Of every tail: until where the group releases it, and in which log row it lies."""
+        """Of every tail: in which log row it lies, and whether it is to become a segment."""
         seq, residents = group.commit.seq, self._residents
-        unstored, by_sid = residents.unstored, residents.by_sid
-        pairs = zip(group.tails, group.appends, strict=True)
-        last = {tail.sid: (tail, append[2] + 1) for tail, append in pairs}
-        group.reached = list(last.values())
-        for sid, (tail, _) in last.items():
-            if by_sid.get(sid) is not tail:
-                continue  # it has been deleted
+        unstored = residents.unstored
+        for tail, _ in group.reached:
+            sid = tail.sid
             if sid not in unstored:
+                if residents.by_sid.get(sid) is not tail:
+                    continue  # it has been deleted
                 tail.oldest_seq = seq
                 unstored[sid] = tail
             if tail.ripe:

@@ -210,30 +210,32 @@ class SqliteObjects:
         before = {stream: tail.accepted for stream, tail in tails.items()}
         later = {new.stream for new in write.creates}
         _check_first_appends(write.appends, later)
-        accepted: list[tuple[Tail, Append]] = []
+        accepted: list[Append] = []
         made: list[Tail] = []
         try:
             for append in write.appends:
                 if append.stream not in later:
-                    tails[append.stream].accept(append)
-                    accepted.append((tails[append.stream], append))
+                    tails[append.stream].accept(append.epoch, append.index, *append.record)
+                    accepted.append(append)
             for new in write.creates:
                 made.append(self._residents.add(new, group.commit))
                 tails[new.stream] = made[-1]
                 group.commit.power |= new.durability is Durability.POWER
             for append in write.appends:
                 if append.stream in later:
-                    tails[append.stream].accept(append)
-                    accepted.append((tails[append.stream], append))
+                    tails[append.stream].accept(append.epoch, append.index, *append.record)
+                    accepted.append(append)
         except TailraceError:
             for stream, index in before.items():
                 tails[stream].withdraw(index)
             for tail in made:
                 self._residents.drop(tail, group.commit)
             raise
-        for tail, append in accepted:
-            group.add(tail, append)
-            group.commit.power |= tail.info.durability is Durability.POWER
+        for append in accepted:
+            tail, (frame, ids) = tails[append.stream], append.record
+            group.add((tail,), (append.index,), (frame,), (ids,))
+            group.size += len(frame)
+            group.commit.power |= tail.durability is Durability.POWER
         for stream in write.drops:
             if stream in tails:
                 self._residents.drop(tails[stream], group.commit)
@@ -246,7 +248,7 @@ class SqliteObjects:
         values += [ValueChange(oid, name, None) for name in write.deletes]
         for name, value in write.puts.items():
             values.append(ValueChange(oid, name, value))
-            group.bytes += len(value)
+            group.size += len(value)
         if write.sets_alarm:
             owned.alarm = write.alarm
         if write.sets_alarm or not owned.stored:

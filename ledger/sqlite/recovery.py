@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from ledger.errors import Damaged, damaged_stream
-from ledger.interface import Append, StreamKind
+from ledger.interface import StreamKind
 from ledger.sqlite.record import Entry, pack_segment, places_of, unpack_batch
 from ledger.sqlite.storage import SegmentRow, Storage, StreamRow
 from ledger.sqlite.tail import Tail
@@ -106,7 +106,7 @@ class Recovery:
                 jump = f"the log jumps from index {tail.accepted} to {entry.at}"
                 raise damaged_stream(tail.info.stream, jump)
             self._skip(tail, entry.at)
-        tail.accept(Append(tail.info.stream, tail.epoch, entry.at, entry.record))
+        tail.accept(tail.epoch, entry.at, *entry.record)
         tail.released = tail.accepted
         if tail.sid not in self.unstored:
             tail.oldest_seq = seq

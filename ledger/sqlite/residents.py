@@ -117,6 +117,7 @@ class Residents:
     def forget(self, tail: Tail) -> None:
         if self.tails.get(tail.info.stream) is tail:
             del self.tails[tail.info.stream]
+        tail.gone = True
         for index in (self.by_sid, self.unstored, self.ripe):
             index.pop(tail.sid, None)
 

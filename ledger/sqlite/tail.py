@@ -17,7 +17,7 @@ import structlog
 
 from ledger.errors import FrameError, LedgerFull, StreamFull, TooLarge
 from ledger.frame import HEADER_BYTES, LOGGED, Durability, StreamEnd
-from ledger.interface import Append, Record, StreamInfo, why_refused
+from ledger.interface import Record, StreamInfo, why_refused
 from ledger.sqlite.record import MAX_ID, MAX_IDS, pack_segment
 from ledger.sqlite.storage import SegmentRow
 from ledger.wire.codec import LENGTH_MASK, PREFIX_BYTES
@@ -57,6 +57,7 @@ class Tail:
     released: int
     accepted: int
     end_accepted: bool = False
+    gone: bool = False
     frames: list[bytes] = field(default_factory=list)
     ids: list[tuple[int, ...]] = field(default_factory=list)
     unstored_bytes: int = 0
@@ -81,15 +82,18 @@ class Tail:
 
     # ---- producing ----
 
-    def accept(self, append: Append) -> int:
+    def accept(self, epoch: int, index: int, frame: bytes, ids: tuple[int, ...]) -> int:
         """Take the next record; gives the bytes of its frame.
 
         Raises `StaleEpoch`, `WrongIndex`, `Conflict`, `FrameError` or `TooLarge`.
         """
-        _, epoch, index, (frame, ids) = append
         if epoch != self.epoch or index != self.accepted or self.end_accepted:
             raise why_refused(
-                append, epoch=self.epoch, next_index=self.accepted, ended=self.end_accepted
+                epoch,
+                index,
+                last_epoch=self.epoch,
+                next_index=self.accepted,
+                ended=self.end_accepted,
             )
         if ids and (len(ids) > 1 or not 0 <= ids[0] <= MAX_ID):
             _check_ids(ids)

@@ -8,7 +8,7 @@ the struct that the tag names. PROTOCOL.md is the specification.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import Field, dataclass
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -99,10 +99,12 @@ def with_corr(raw: Raw, corr: int) -> bytes:
         raise _bad_corr(corr) from None
 
 
-def patch_corr(buf: bytearray, offset: int, corr: int) -> None:
-    """Give the frame that begins at `offset` of `buf` another corr, in place."""
+def patch_corrs(buf: bytearray, places: Iterable[tuple[int, int]]) -> None:
+    """Give each frame that begins at an offset of `buf` another corr: (offset, corr), in place."""
+    pack_into, offset, corr = _CORR.pack_into, 0, 0
     try:
-        _CORR.pack_into(buf, offset + _CORR_OFFSET, corr)
+        for offset, corr in places:
+            pack_into(buf, offset + _CORR_OFFSET, corr)
     except struct.error:
         if offset < 0 or len(buf) - offset < PREFIX_BYTES:
             raise _truncated(len(buf) - offset) from None

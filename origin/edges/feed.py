@@ -7,10 +7,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Protocol
 
-from ledger.errors import NotFound, TailraceError
-from ledger.frame import Status, StreamEnd, StreamState, encode, error_frame, tag_of, with_corr
-from ledger.interface import Ledger
+from ledger.errors import TailraceError, unknown_stream
+from ledger.frame import Status, StreamEnd, StreamState, encode, error_frame
+from ledger.interface import Ledger, LiveTail
 from ledger.window import Window
+from ledger.wire.codec import TAG_OFFSET
 from origin.generations.readers import Readers
 from origin.generations.service import status
 
@@ -22,6 +23,10 @@ class Outlet(Protocol):
     def congested(self) -> bool: ...
 
     def send(self, data: bytes) -> None: ...
+
+    def relay(self, frames: Sequence[bytes], corr: int) -> None:
+        """Send logged frames under this corr."""
+        ...
 
     def closed(self, corr: int) -> None:
         """A closing frame has been sent; its corr is free."""
@@ -54,6 +59,7 @@ class Feed:
         self._corr = corr
         self._ledger = ledger
         self._stream: bytes | None = None
+        self._tail: LiveTail | None = None  # of the stream
         self._stop_at: int | None = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -63,6 +69,7 @@ class Feed:
         self._stop_at = None if self._follow else released
         self._attend(stream)
         self._ledger.watch(stream, self.pump)
+        self._tail = self._ledger.tail(stream)
         if self._window.next >= released:
             self._wait_for(partial(self._begin_at_tip, stream))
         else:
@@ -74,7 +81,7 @@ class Feed:
             self._ledger.unwatch(self._stream, self.pump)
             if self._reads:
                 self._readers.end(self._stream)
-            self._stream = None
+            self._stream = self._tail = None
         if self._reading not in (None, asyncio.current_task()):
             self._reading.cancel()
 
@@ -92,29 +99,31 @@ class Feed:
 
     def pump(self) -> None:
         """Send what may be sent now."""
-        while self._stream is not None and self._reading is None and not self._outlet.congested:
-            try:
-                released = self._released()
-            except NotFound as error:  # it was deleted
-                self._close(encode(error_frame(error), self._corr))
+        window = self._window
+        while (
+            (tail := self._tail) is not None
+            and self._reading is None
+            and not self._outlet.congested
+        ):
+            assert self._stream is not None
+            if tail.gone:
+                self._close(encode(error_frame(unknown_stream(self._stream)), self._corr))
                 return
-            wanted = self._window.wanted(released)
+            released = tail.released
+            if self._stop_at is not None and self._stop_at < released:
+                released = self._stop_at
+            wanted = window.wanted(released)
             if wanted == 0:
                 self._finish_snapshot()
                 return
-            frames = self._ledger.tip(self._stream, self._window.next, wanted)
+            frames = tail.take(window.next, wanted)
             if frames is None:
                 self._wait_for(partial(self._read, self._stream, wanted))
                 return
             self._was_at_tip = True
             self._send(frames)
-            if self._window.next == released and self._stop_at is None:
+            if window.next == released and self._stop_at is None:
                 return  # nearly always: nothing is left that could be sent
-
-    def _released(self) -> int:
-        assert self._stream is not None
-        released = self._ledger.released(self._stream)
-        return released if self._stop_at is None else min(released, self._stop_at)
 
     def _wait_for(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         self._reading = asyncio.create_task(self._guard(work))
@@ -134,12 +143,11 @@ class Feed:
         self.pump()
 
     def _send(self, frames: Sequence[bytes]) -> None:
-        corr = self._corr
         frames = self._window.passing(frames)
-        self._outlet.send(b"".join([with_corr(frame, corr) for frame in frames]))
+        self._outlet.relay(frames, self._corr)
         if self._stream is not None:
             self._attend(self._stream)
-        if tag_of(frames[-1]) == StreamEnd.tag:
+        if frames[-1][TAG_OFFSET] == StreamEnd.tag:
             self._close(b"")
 
     async def _begin_at_tip(self, stream: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from random import Random
 from typing import cast
@@ -46,6 +46,7 @@ from ledger.frame import (
 )
 from ledger.silence import Silence
 from ledger.window import Window
+from ledger.wire.codec import patch_corrs
 from ledger.wire.handshake import Handshake, Side, refused
 from origin.edges.calls import CallRun
 from origin.edges.feed import Feed
@@ -105,6 +106,8 @@ class EdgeLink(asyncio.Protocol):
         self._out: list[bytes] = []
         self._bulk: list[bytes] = []
         self._queued = 0  # bytes of both
+        self._places: list[tuple[int, int]] = []  # in `_out`, of frames that get a corr
+        self._out_bytes = 0
         self._paused = False  # by the transport, which has BULK_HIGH_BYTES unsent
 
     # ---- the transport ----
@@ -155,7 +158,7 @@ class EdgeLink(asyncio.Protocol):
     @property
     def congested(self) -> bool:
         """Whether feeds are to wait."""
-        return self._unsent >= SEND_HIGH_BYTES
+        return (self._unsent if self._paused else self._queued) >= SEND_HIGH_BYTES
 
     @property
     def bulk_congested(self) -> bool:
@@ -170,17 +173,30 @@ class EdgeLink(asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         """Queue bytes; all that one turn of the event loop queues goes out in one write."""
-        self._queue(self._out, data)
+        self._queue(len(data))
+        self._out.append(data)
+        self._out_bytes += len(data)
+
+    def relay(self, frames: Sequence[bytes], corr: int) -> None:
+        """Queue frames as `send` would; their corrs are put into the bytes of the whole turn."""
+        at = before = self._out_bytes
+        add_place = self._places.append
+        for frame in frames:
+            add_place((at, corr))
+            at += len(frame)
+        self._queue(at - before)
+        self._out += frames
+        self._out_bytes = at
 
     def send_bulk(self, data: bytes) -> None:
         """Queue bytes behind all that `send` queues in this turn."""
-        self._queue(self._bulk, data)
+        self._queue(len(data))
+        self._bulk.append(data)
 
-    def _queue(self, queue: list[bytes], data: bytes) -> None:
+    def _queue(self, size: int) -> None:
         if not self._queued:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._queued += len(data)
-        queue.append(data)
+        self._queued += size
 
     def closed(self, corr: int) -> None:
         self._feeds.pop(corr, None)
@@ -218,11 +234,14 @@ class EdgeLink(asyncio.Protocol):
 
     def _flush(self) -> None:
         if self._queued and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join((*self._out, *self._bulk)))
+            data = bytearray().join((*self._out, *self._bulk))
+            patch_corrs(data, self._places)
+            self._transport.write(data)
         was_full = self._queued >= BULK_HIGH_BYTES
         self._out.clear()
         self._bulk.clear()
-        self._queued = 0
+        self._places.clear()
+        self._queued = self._out_bytes = 0
         if was_full and not self._paused:  # who was held back by this turn's bytes goes on
             self._pump()
 

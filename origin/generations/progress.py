@@ -63,13 +63,14 @@ class StreamProgress:
         """Until its first frame, if that was made here."""
         return self.frame_ms[0] if self.frame_ms and self.first_timed == 0 else None
 
-    def life(self, takeovers: int, now_s: float) -> StreamLife:
-        """What is kept of it when it ends now."""
-        times = self.frame_ms
+    def life(self, takeovers: int, now_s: float, coming: int = 0) -> StreamLife:
+        """What is kept of it when it ends now, and so many frames are released with its end."""
+        coming = coming if len(self.frame_ms) < MAX_TIMED_FRAMES else 0
+        times = [*self.frame_ms, *[self._ms(now_s)] * coming]
         gaps = sorted(map(sub, times[1:], times))
         return StreamLife(
             queue_ms=self.queue_ms,
-            first_ms=self.first_ms,
+            first_ms=times[0] if times and self.first_timed == 0 else None,
             whole_ms=self._ms(now_s),
             gap_p50_ms=_percentile(gaps, 50),
             gap_p95_ms=_percentile(gaps, 95),

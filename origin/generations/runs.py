@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 
@@ -31,12 +31,13 @@ from ledger.errors import (
     StreamFull,
     Unavailable,
 )
-from ledger.frame import Caller, FinishReason, Priority, StreamEnd, Unread, tag_of
-from ledger.interface import Append, Ledger, Record, Refusal
+from ledger.frame import Caller, FinishReason, Priority, Unread
+from ledger.interface import Ledger, Refusal
 from origin.generations.allowance import Allowances
 from origin.generations.attendance import Attendance, is_idle, is_left
 from origin.generations.callers import tenant_of
 from origin.generations.history import History
+from origin.generations.made import appends_of, made_of, released
 from origin.generations.overload import Overload
 from origin.generations.readers import Readers
 from origin.generations.recipe import Recipe
@@ -53,7 +54,6 @@ from origin.workers.cold_starts import ColdStarts
 from origin.workers.worker_frame import (
     Attend,
     Begun,
-    Emission,
     Halt,
     Load,
     LoadProgress,
@@ -506,39 +506,17 @@ class Runs:
 
     async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
         """Store what one engine step made, in one group commit."""
-        emissions = step.emissions
-        streams = [self.table.run(slot, emission.run) for emission in emissions]
-        batch = list(self._appends(zip(streams, emissions, strict=True)))
+        made = made_of(self.table, slot, step)
         begun = self._metrics.clock()
+        batch = appends_of(made, begun)
         refusals = await self._ledger.append(batch)
         now = self._metrics.clock()
-        self._metrics.appended(now - begun, sum(len(each.record.frame) for each in batch))
+        self._metrics.appended(now - begun, sum(map(len, batch.frames)))
         for refusal in refusals:
             await self._stop_refused(slot, refusal)
-        for stream, emission in zip(streams, emissions, strict=True):
-            # It may have been taken off meanwhile.
-            if stream is not None and stream.slot is slot and stream.run == emission.run:
-                stream.standing.prove()
-                self.allowances.charge(stream.recipe.tenant, len(emission.ids))
-                stream.steering.confirm(emission.steers)
-                stream.progress.released(emission.index, len(emission.ids), now)
-                self.table.touch(stream)
-                if tag_of(emission.frame) == StreamEnd.tag:
-                    self._over(stream, self._metrics.ended_with(emission.frame))
-                else:
-                    stream.frame_released(self._metrics, now)
+        for stream, end in released(made, slot, now, self.table, self.allowances, self._metrics):
+            self._over(stream, self._metrics.ended_with(end))
         await self._assign()
-
-    def _appends(
-        self, emissions: Iterable[tuple[GeneratedStream | None, Emission]]
-    ) -> Iterable[Append]:
-        for stream, emission in emissions:
-            if stream is not None:
-                ids = emission.ids
-                if tag_of(emission.frame) == StreamEnd.tag:
-                    ids = stream.progress.life(stream.epoch - 1, self.clock()).behind(ids)
-                record = Record(emission.frame, ids)
-                yield Append(stream.id, stream.epoch, emission.index, record)
 
     async def _stop_refused(self, slot: WorkerSlot, refusal: Refusal) -> None:
         """End the run: its stream has another producer, or it is not in step with the ledger."""

@@ -22,7 +22,6 @@ from origin.generations.progress import StreamProgress
 from origin.generations.recipe import Recipe
 from origin.generations.steering import Steering
 from origin.generations.suspects import Suspicion
-from origin.metrics import Metrics
 from origin.workers.worker_frame import ID_BITS, Ready
 from origin.workers.worker_process import WorkerSlot
 
@@ -149,14 +148,6 @@ class GeneratedStream:
         record = Record(encode(end), self.progress.life(takeovers, now).behind(()))
         refused = await ledger.append([Append(self.id, self.epoch, index, record)])
         return refused[0] if refused else None
-
-    def frame_released(self, metrics: Metrics, now: float) -> None:
-        """Measure how long its readers waited for a frame; `now` on the metrics' clock."""
-        if self.released_s is not None:
-            metrics.release(self.recipe.priority, now - self.released_s)
-        elif self.asked_s is not None:
-            metrics.first_release(self.recipe.priority, now - self.asked_s, self.recipe.trace)
-        self.released_s = now
 
     @property
     def made(self) -> int:

@@ -47,7 +47,7 @@ class StreamTable:
         self._reserved_by: Counter[str] = Counter()  # by tenant
         self._waiting: deque[GeneratedStream] = deque()
         self._deferred: list[GeneratedStream] = []  # wait for a ledger that was away
-        self._runs: dict[tuple[WorkerSlot, int], GeneratedStream] = {}
+        self._runs: dict[int, GeneratedStream] = {}  # no two slots' runs have one number
         self._numbers = itertools.count(1)
 
     # ---- room ----
@@ -174,11 +174,12 @@ class StreamTable:
     # ---- on workers ----
 
     def on(self, slot: WorkerSlot) -> list[GeneratedStream]:
-        return [stream for (owner, _), stream in self._runs.items() if owner is slot]
+        return [stream for stream in self._runs.values() if stream.slot is slot]
 
     def run(self, slot: WorkerSlot, run: int) -> GeneratedStream | None:
         """The stream of a run that is still one."""
-        return self._runs.get((slot, run))
+        stream = self._runs.get(run)
+        return stream if stream is not None and stream.slot is slot else None
 
     def place(
         self,
@@ -205,14 +206,14 @@ class StreamTable:
             self.touch(stream)
             stream.standing.place(retried=stream.started)
             company[slot].append(stream.standing)
-            self._runs[slot, run] = stream
+            self._runs[run] = stream
             placed.append((stream, slot, run))
         return placed
 
     def take_off(self, stream: GeneratedStream) -> None:
         """It has no run any more, if it had one."""
         if stream.slot is not None:
-            self._runs.pop((stream.slot, stream.run), None)
+            self._runs.pop(stream.run, None)
             stream.slot, stream.ordered = None, False
             self.touch(stream)
 

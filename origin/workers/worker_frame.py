@@ -16,7 +16,7 @@ from typing import cast, dataclass_transform
 from ledger.errors import FrameError, SchemaMismatch
 from ledger.frame import Hello, Sampling
 from ledger.wire.bare import U32Int, U32Ints, Uint
-from ledger.wire.codec import Codec, F, Raw, Tagged, framed
+from ledger.wire.codec import PREFIX_BYTES, Codec, F, Raw, Tagged, framed
 from ledger.wire.splitter import FrameSplitter
 from origin.workers.death import Death, kind_of
 from origin.workers.load_spans import LoadStage
@@ -166,24 +166,28 @@ class Step(WorkerFrame):
         )
 
     def check(self) -> None:
-        """Raises FrameError if the columns are not of one length."""
+        """Raises FrameError if the columns are not of one length, or cut a frame too short."""
         columns = (self.runs, self.indexes, self.counts, self.steers, self.sizes)
         held = sum(self.counts), sum(self.sizes)
         if len(set(map(len, columns))) != 1 or held != (len(self.ids), len(self.frames)):
             raise FrameError("the columns of a step do not fit together", field="Step", offset=0)
+        if min(self.sizes, default=PREFIX_BYTES) < PREFIX_BYTES:
+            raise FrameError("a frame of a step is too short", field="Step.sizes", offset=0)
+
+    def cut(self) -> tuple[list[tuple[int, ...]], list[bytes]]:
+        """The ids and the frame of each emission; raises FrameError as `check` does."""
+        self.check()
+        ids, frames, at = tuple(self.ids), self.frames, 0
+        some = [ids[at : (at := at + count)] for count in self.counts]
+        at = 0
+        return some, [frames[at : (at := at + size)] for size in self.sizes]
 
     @property
     def emissions(self) -> list[Emission]:
-        """Raises FrameError as `check` does."""
-        self.check()
-        columns = (self.runs, self.indexes, self.counts, self.steers, self.sizes)
-        ids, frames = tuple(self.ids), self.frames
-        emissions, at, begins = list[Emission](), 0, 0
-        for run, index, count, steers, size in zip(*columns, strict=True):
-            to, ends = at + count, begins + size
-            emissions.append(Emission(run, index, ids[at:to], steers, frames[begins:ends]))
-            at, begins = to, ends
-        return emissions
+        """Row by row; raises FrameError as `check` does."""
+        ids, frames = self.cut()
+        rows = zip(self.runs, self.indexes, ids, self.steers, frames, strict=True)
+        return [Emission(*row) for row in rows]
 
 
 @frame(36)

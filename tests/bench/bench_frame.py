@@ -25,7 +25,7 @@ from ledger.frame import (  # noqa: E402
     decode,
     encode,
     index_of,
-    patch_corr,
+    patch_corrs,
 )
 from tests.bench.machine import cpu  # noqa: E402
 
@@ -50,7 +50,7 @@ def main() -> None:
     figures: dict[str, float | int | str] = {
         "encode_us": microseconds(lambda: encode(token, 7)),
         "decode_us": microseconds(lambda: decode(raw)),
-        "patch_us": microseconds(lambda: patch_corr(buf, 0, 9)),
+        "patch_us": microseconds(lambda: patch_corrs(buf, ((0, 9),))),
         "token_frame_bytes": len(raw),
         "table_encode_us": microseconds(lambda: CODEC.encode(token, 7)),
         "table_decode_us": microseconds(lambda: CODEC.decode(raw)),

@@ -56,6 +56,9 @@ class Nowhere:
     def send(self, data: bytes) -> None:
         pass
 
+    def relay(self, frames: Sequence[bytes], corr: int) -> None:
+        pass
+
     def closed(self, corr: int) -> None:
         pass
 

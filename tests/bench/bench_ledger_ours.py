@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from ledger.frame import Durability, FinishReason, StreamEnd, encode
-from ledger.interface import Append, NewStream, Record
+from ledger.interface import Append, Appends, NewStream, Record
 from ledger.sqlite.disk.file import SqliteFile
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.log import SEGMENT_COMMITS
@@ -200,11 +200,11 @@ class OurLedger(Ours, Replayer):
         return sample
 
     async def _steps(self, streams: list[bytes], steps: int) -> Sample:
-        ledger, waits = self._ledger, []
+        ledger, waits, many = self._ledger, [], len(streams)
         began = perf_counter()
         for index in range(steps):
-            record = Record(frame(index), (TOKEN_ID,))
-            batch = [Append(stream, 1, index, record) for stream in streams]
+            ids = [(TOKEN_ID,)] * many
+            batch = Appends(streams, [1] * many, [index] * many, [frame(index)] * many, ids)
             submitted = perf_counter()
             refused = await ledger.append(batch)
             waits.append(perf_counter() - submitted)
@@ -286,11 +286,12 @@ class Reader:
         self._stream = stream
         self._window = Window.starting(0, MAX_CREDIT_FRAMES)
         ledger.watch(stream, self._pump)
+        self._tail = ledger.tail(stream)
 
     def _pump(self) -> None:
-        wanted = self._window.wanted(self._ledger.released(self._stream))
+        wanted = self._window.wanted(self._tail.released)
         if wanted:
-            frames = self._ledger.tip(self._stream, self._window.next, wanted)
+            frames = self._tail.take(self._window.next, wanted)
             assert frames, "a reader at the tip finds its frames in memory"
             self._window.next += len(frames)
 

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ledger.frame import Durability, Token, encode  # noqa: E402
-from ledger.interface import Append, NewStream, Record  # noqa: E402
+from ledger.interface import Appends, LiveTail, NewStream  # noqa: E402
 from ledger.sqlite.ledger import SqliteLedger  # noqa: E402
 from tests.bench.bench_edge import answering, cpu_s, process  # noqa: E402
 from tests.bench.edge.readers import FRAMES, Reader  # noqa: E402
@@ -123,16 +123,16 @@ async def ledger_us(seconds: float) -> float:
         streams = [os.urandom(16) for _ in range(STREAMS)]
         places = dict.fromkeys(streams, 0)
 
-        def take(stream: bytes) -> None:
-            places[stream] += len(ledger.tip(stream, places[stream], 64) or ())
+        def take(stream: bytes, tail: LiveTail) -> None:
+            places[stream] += len(tail.take(places[stream], 64) or ())
 
         for stream in streams:
             await ledger.create(NewStream(stream, "{}", Durability.PROCESS, ttl_s=3600))
-            ledger.watch(stream, partial(take, stream))
+            ledger.watch(stream, partial(take, stream, ledger.tail(stream)))
         index, began, cpu_began = 0, time.monotonic(), time.process_time()
         while time.monotonic() - began < seconds:
-            record = Record(encode(Token("123456", index)), (index & 0x7FFF,))
-            await ledger.append([Append(stream, 1, index, record) for stream in streams])
+            frames, ids = [encode(Token("123456", index))] * STREAMS, [(index & 0x7FFF,)] * STREAMS
+            await ledger.append(Appends(streams, [1] * STREAMS, [index] * STREAMS, frames, ids))
             index += 1
         spent = time.process_time() - cpu_began
         assert set(places.values()) == {index}, "every watcher saw every frame"

@@ -7,7 +7,7 @@ import pytest
 
 from ledger.errors import Conflict, NotFound, StaleEpoch, WrongIndex
 from ledger.frame import Durability
-from ledger.interface import Append, Ledger, Record, StreamKind
+from ledger.interface import Append, Appends, Ledger, Record, StreamKind
 from tests.ledger.backends import (
     A,
     B,
@@ -145,6 +145,19 @@ async def test_a_wrong_index_is_refused_and_the_rest_is_stored(ledger: Ledger) -
     assert indexes(await ledger.read(B, 0, 10)) == [0]
 
 
+async def test_columns_are_appended_as_rows_are(ledger: Ledger) -> None:
+    for stream in (A, B):
+        await ledger.create(new(stream))
+    rows = [*tokens(A, [0]), *tokens(B, [5]), *tokens(C, [0]), *tokens(A, [1, 2]), *tokens(B, [0])]
+    refused = await ledger.append(replace(Appends.of(rows), rows=()))
+    assert [(r.append, type(r.error)) for r in refused] == [
+        (rows[1], WrongIndex),
+        (rows[2], NotFound),
+    ]
+    assert await ledger.read(A, 0, 9) == [row.record for row in tokens(A, range(3))]
+    assert await ledger.read(B, 0, 9) == [token(0)]
+
+
 async def test_what_follows_a_gap_is_refused_too(ledger: Ledger) -> None:
     await ledger.create(new(A))
     batch = tokens(A, [0, 1, 3, 4])
@@ -240,7 +253,8 @@ async def test_an_unknown_stream_is_not_found(ledger: Ledger) -> None:
         with pytest.raises(NotFound) as error:
             await asking
         assert error.value.code == "unknown_stream"
-    assert ledger.tip(A, 0, 1) is None
+    with pytest.raises(NotFound):
+        ledger.tail(A)
 
 
 # ---- watching ----
@@ -252,7 +266,7 @@ async def test_a_watcher_sees_each_release_and_not_after_unwatch(ledger: Ledger)
     woken: list[int] = []
 
     def wake() -> None:
-        woken.append(ledger.released(A))
+        woken.append(ledger.tail(A).released)
 
     ledger.watch(A, wake)
     for index in range(3):
@@ -267,8 +281,8 @@ async def test_what_a_watcher_is_woken_for_is_at_the_tip(ledger: Ledger) -> None
     got: list[bytes] = []
 
     def wake() -> None:
-        frames = ledger.tip(A, len(got), 100)
-        assert frames is not None and len(got) + len(frames) == ledger.released(A)
+        frames = ledger.tail(A).take(len(got), 100)
+        assert frames is not None and len(got) + len(frames) == ledger.tail(A).released
         got.extend(frames)
 
     ledger.watch(A, wake)
@@ -285,7 +299,7 @@ async def test_tip_and_storage_join_without_gap_or_double(ledger: Ledger) -> Non
         await ledger.append(batch)
     got: list[bytes] = []
     while len(got) < 1000:
-        frames = ledger.tip(A, len(got), 64)
+        frames = ledger.tail(A).take(len(got), 64)
         got += await ledger.frames(A, len(got), 64) if frames is None else frames
     assert got == [token(index, "x" * 300).frame for index in range(1000)]
 

@@ -213,7 +213,7 @@ async def test_appends_of_an_object_wake_watchers(ledger: Ledger) -> None:
     woken: list[int] = []
 
     def wake() -> None:
-        woken.append(ledger.released(A))
+        woken.append(ledger.tail(A).released)
 
     ledger.watch(A, wake)
     await ledger.objects.write(ObjectWrite(KEY, epoch, appends=tokens(A, [0, 1])))

@@ -65,7 +65,7 @@ from ledger.frame import (
     encode,
     error_frame,
     index_of,
-    patch_corr,
+    patch_corrs,
     split,
     tag_of,
     to_error,
@@ -215,7 +215,7 @@ def test_a_corr_is_a_u32(corr: int) -> None:
         lambda: encode(Token("x", 1), corr),
         lambda: encode(Detach(), corr),
         lambda: with_corr(raw, corr),
-        lambda: patch_corr(raw, 0, corr),
+        lambda: patch_corrs(raw, [(0, corr)]),
     ):
         with pytest.raises(FrameError) as caught:
             act()
@@ -243,7 +243,7 @@ def test_a_stump_has_neither_tag_nor_corr(size: int) -> None:
         lambda: tag_of(stump),
         lambda: corr_of(stump),
         lambda: index_of(stump),
-        lambda: patch_corr(stump, 0, 1),
+        lambda: patch_corrs(stump, [(0, 1)]),
     ):
         with pytest.raises(FrameError):
             act()

@@ -23,7 +23,7 @@ from ledger.frame import (
     decode,
     encode,
     index_of,
-    patch_corr,
+    patch_corrs,
     split,
     tag_of,
     with_corr,
@@ -95,7 +95,7 @@ def test_patching_corr_changes_corr_alone(
 ) -> None:
     raw = encode(frame, before)
     buf = bytearray(lead + raw + lead)
-    patch_corr(buf, len(lead), after)
+    patch_corrs(buf, [(len(lead), after)])
     assert buf == lead + encode(frame, after) + lead
     assert with_corr(raw, after) == encode(frame, after)
 

@@ -147,8 +147,8 @@ async def test_a_server_that_stays_away_fails_the_ledger_and_says_to_retry(
             with pytest.raises(LedgerFailed) as raised:
                 await ledger.append(tokens(A, [1]))
             assert raised.value.retryable
-        assert ledger.released(A) == 1
-        assert ledger.tip(A, 0, 10) == [token(0).frame]
+        assert ledger.tail(A).released == 1
+        assert ledger.tail(A).take(0, 10) == [token(0).frame]
         await asyncio.to_thread(server.start)
         assert await everything(ledger, A) == [token(0)]  # what is stored can still be read
 

@@ -70,12 +70,12 @@ class Reader:
         self._ledger.watch(self._stream, self._woken.set)
         async with asyncio.timeout(PATIENCE_S):
             while len(self.frames) < count:
-                if self._ledger.released(self._stream) == len(self.frames):
+                if self._ledger.tail(self._stream).released == len(self.frames):
                     await self._woken.wait()
                     self._woken.clear()
                     continue
                 at = len(self.frames)
-                tip = self._ledger.tip(self._stream, at, 64)
+                tip = self._ledger.tail(self._stream).take(at, 64)
                 self.frames += (
                     await self._ledger.frames(self._stream, at, 64) if tip is None else tip
                 )
@@ -329,7 +329,7 @@ async def test_what_comes_between_info_and_watch_is_not_missed(backend: Postgres
         other.watch(A, woken.set)
         async with asyncio.timeout(PATIENCE_S):
             await woken.wait()
-        assert other.released(A) == 1
+        assert other.tail(A).released == 1
 
 
 async def test_a_commit_of_more_streams_than_a_notice_names_wakes_readers(
@@ -366,7 +366,7 @@ async def test_a_watcher_hears_of_a_deletion_on_another_origin(backend: Postgres
             await woken.wait()
         await until(gone)
         with pytest.raises(NotFound):
-            other.released(A)
+            other.tail(A)
 
 
 # ---- connections that are lost ----

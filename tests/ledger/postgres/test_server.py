@@ -96,7 +96,7 @@ async def append_when_it_fails(ledger: PostgresLedger, appending: asyncio.Task[o
         await appending
     await asyncio.wait({ledger._writer._task})
     assert ledger._writer._task.exception() is None
-    assert ledger.released(A) == 0
+    assert ledger.tail(A).released == 0
     with pytest.raises(LedgerFailed, match="another has it"):
         await ledger.append(tokens(A, [0]))
 

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from ledger.errors import NotFound
-from ledger.frame import Splitter, Status, StreamEnd, StreamError, StreamState, decode, tag_of
+from ledger.frame import (
+    Splitter,
+    Status,
+    StreamEnd,
+    StreamError,
+    StreamState,
+    decode,
+    tag_of,
+    with_corr,
+)
 from ledger.window import Window
 from origin.edges.feed import Feed
 from tests.ledger.simulation.simulated_life import Life
@@ -58,6 +68,9 @@ class Connection:
             self._loop.call_later(self._random.random() * 4, self.closed, CORR)
         await self._over
         self._feed.detach()
+
+    def relay(self, frames: Sequence[bytes], corr: int) -> None:
+        self.send(b"".join(with_corr(frame, corr) for frame in frames))
 
     def send(self, data: bytes) -> None:
         for raw in self._splitter.feed(data):

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from ledger.interface import Append
 from ledger.sqlite.group import Group, GroupCommit
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.log import Log
@@ -74,8 +73,10 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
 def release_before_durable(monkeypatch: pytest.MonkeyPatch) -> None:
     accept = Tail.accept
 
-    def accept_and_release(tail: Tail, append: Append) -> int:
-        size = accept(tail, append)
+    def accept_and_release(
+        tail: Tail, epoch: int, index: int, frame: bytes, ids: tuple[int, ...]
+    ) -> int:
+        size = accept(tail, epoch, index, frame, ids)
         tail.released = tail.accepted
         tail.wake()
         return size
@@ -104,8 +105,8 @@ def call_process_durable_enough_for_power(monkeypatch: pytest.MonkeyPatch) -> No
 def accept_an_old_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     accept = Tail.accept
 
-    def accept_any(tail: Tail, append: Append) -> int:
-        return accept(tail, append._replace(epoch=tail.epoch))
+    def accept_any(tail: Tail, epoch: int, index: int, frame: bytes, ids: tuple[int, ...]) -> int:
+        return accept(tail, tail.epoch, index, frame, ids)
 
     monkeypatch.setattr(Tail, "accept", accept_any)
 

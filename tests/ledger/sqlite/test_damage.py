@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -14,7 +14,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledger.errors import ConfigError, Damaged
-from ledger.frame import Durability, FinishReason, StreamEnd, StreamError, Token, decode, encode
+from ledger.frame import (
+    Durability,
+    FinishReason,
+    StreamEnd,
+    StreamError,
+    Token,
+    decode,
+    encode,
+    with_corr,
+)
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
 from ledger.sqlite.disk.checksum import value_crc
 from ledger.sqlite.ledger import SqliteLedger
@@ -186,6 +195,9 @@ class Outlet:
 
     def send(self, data: bytes) -> None:
         self.sent.append(data)
+
+    def relay(self, frames: Sequence[bytes], corr: int) -> None:
+        self.send(b"".join(with_corr(frame, corr) for frame in frames))
 
     def closed(self, corr: int) -> None:
         self.done.set()

@@ -84,12 +84,12 @@ async def test_a_power_stream_is_synced_and_only_then_released(tmp_path: Path) -
         await disk.begun.acquire()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert (ledger.released(A), ledger.released(B)) == (1, 0)
+        assert (ledger.tail(A).released, ledger.tail(B).released) == (1, 0)
         assert not appending.done()
         assert ledger.silent_s() > 0
         disk.end()
         assert await appending == []
-        assert (ledger.released(A), ledger.released(B)) == (2, 1)
+        assert (ledger.tail(A).released, ledger.tail(B).released) == (2, 1)
         assert ledger.silent_s() == 0
 
 
@@ -104,10 +104,10 @@ async def test_what_comes_while_the_disk_is_at_it_goes_with_the_next_commit(tmp_
         disk.end()
         await first
         await disk.begun.acquire()
-        assert ledger.released(A) == 1
+        assert ledger.tail(A).released == 1
         disk.end()
         assert await asyncio.gather(*later) == [[], []]
-        assert (ledger.released(A), disk.begun.locked()) == (3, True)
+        assert (ledger.tail(A).released, disk.begun.locked()) == (3, True)
 
 
 async def test_a_segment_stored_behind_a_commit_is_not_read_before_that_is_durable(
@@ -140,7 +140,7 @@ async def test_after_a_failed_sync_nothing_is_released_and_nothing_more_is_taken
         disk.fail()
         with pytest.raises(LedgerFailed, match="does not sync"):
             await appending
-        assert ledger.released(A) == 0
+        assert ledger.tail(A).released == 0
         with pytest.raises(LedgerFailed):
             await ledger.append(tokens(A, [1]))
 

@@ -226,7 +226,7 @@ async def until_it_fails(outside: Outside, ledger: SqliteLedger) -> LedgerFailed
     errors = await asyncio.gather(*work, return_exceptions=True)
     assert [type(error) for error in errors] == [LedgerFailed] * 3
     for stream in DURABILITY:
-        index = ledger.released(stream)
+        index = ledger.tail(stream).released
         assert index == outside.acknowledged[stream]
         with pytest.raises(LedgerFailed):
             await ledger.append([Append(stream, 2, index, record(stream, index))])

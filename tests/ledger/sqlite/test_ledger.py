@@ -41,8 +41,8 @@ async def test_replay_crosses_segments_and_tail_without_gap_or_double(tmp_path: 
         long = "x" * (SEGMENT_BYTES // 3)
         for index in range(20):
             await ledger.append([Append(A, 1, index, token(index, long))])
-        assert ledger.tip(A, 0, 1) is None  # the first ones lie in segments now
-        assert ledger.tip(A, 19, 1) == [token(19, long).frame]
+        assert ledger.tail(A).take(0, 1) is None  # the first ones lie in segments now
+        assert ledger.tail(A).take(19, 1) == [token(19, long).frame]
         for start in range(21):
             assert indexes(await ledger.read(A, start, 100)) == list(range(start, 20))
             frames = [token(index, long).frame for index in range(start, 20)]
@@ -75,8 +75,8 @@ async def test_a_watched_stream_keeps_its_last_segment_in_memory(tmp_path: Path)
         half = "x" * (SEGMENT_BYTES // 2)
         for index in range(7):
             await ledger.append([Append(A, 1, index, token(index, half))])
-        assert ledger.tip(A, 3, 1) is None
-        assert ledger.tip(A, 4, 9) == [token(index, half).frame for index in (4, 5, 6)]
+        assert ledger.tail(A).take(3, 1) is None
+        assert ledger.tail(A).take(4, 9) == [token(index, half).frame for index in (4, 5, 6)]
 
 
 def count(folder: Path, table: str) -> int:
@@ -93,7 +93,7 @@ async def test_a_watcher_is_woken_only_when_the_frame_is_in_the_file(tmp_path: P
 
         def wake() -> None:
             [(rows,)] = outside.execute("SELECT count(*) FROM log")
-            seen.append((ledger.released(A), rows))
+            seen.append((ledger.tail(A).released, rows))
 
         ledger.watch(A, wake)
         for index in range(3):
@@ -108,7 +108,7 @@ async def test_relaxed_streams_are_released_before_the_commit(tmp_path: Path) ->
     async with opened(tmp_path) as ledger:
         await ledger.create(new(durability=Durability.RELAXED))
         woken: list[int] = []
-        ledger.watch(A, lambda: woken.append(ledger.released(A)))
+        ledger.watch(A, lambda: woken.append(ledger.tail(A).released))
         outside = apsw.Connection(str(tmp_path / "ledger.db"))
         assert await ledger.append(tokens(A, [0])) == []
         assert woken == [1]
@@ -159,7 +159,7 @@ async def test_short_streams_that_come_faster_than_commits_do_not_pile_up_in_mem
             await asyncio.gather(*[ledger.create(new(stream)) for stream in group])
             for index in range(4):
                 await ledger.append([Append(one, 1, index, token(index)) for one in group])
-        in_memory = [stream for stream in streams if ledger.tip(stream, 0, 1) is not None]
+        in_memory = [stream for stream in streams if ledger.tail(stream).take(0, 1) is not None]
         assert 0 < len(in_memory) < 200
         assert indexes(await ledger.read(streams[0], 0, 9)) == [0, 1, 2, 3]
 
@@ -203,7 +203,7 @@ async def test_a_watcher_that_raises_keeps_nobody_waiting(tmp_path: Path) -> Non
         async with asyncio.timeout(60):
             await ledger.append(tokens(A, [0]) + tokens(B, [0]))
         assert woken == [A, B]
-        assert (ledger.released(A), ledger.released(B)) == (1, 1)
+        assert (ledger.tail(A).released, ledger.tail(B).released) == (1, 1)
 
 
 @pytest.mark.parametrize(("version", "hint"), [(99, "run that one"), (4, "move it away")])
@@ -235,7 +235,7 @@ async def test_after_a_failed_write_nothing_is_released_and_nothing_more_is_take
             vandal.execute("DROP TABLE log")
         with pytest.raises(LedgerFailed):
             await ledger.append(tokens(A, [1]))
-        assert ledger.released(A) == 1
+        assert ledger.tail(A).released == 1
         with pytest.raises(LedgerFailed):
             await ledger.append(tokens(A, [1]))
         with pytest.raises(LedgerFailed):
@@ -287,12 +287,12 @@ async def test_a_watched_stream_that_rests_keeps_no_frame_in_memory(tmp_path: Pa
     async with opened(tmp_path) as ledger:
         await ledger.create(new())
         woken: list[int] = []
-        ledger.watch(A, lambda: woken.append(ledger.released(A)))
+        ledger.watch(A, lambda: woken.append(ledger.tail(A).released))
         await ledger.append(tokens(A, range(5)))
         for _ in range(3):
             await ledger.expire()
-        assert ledger.tip(A, 0, 9) is None
+        assert ledger.tail(A).take(0, 9) is None
         assert len(await ledger.frames(A, 0, 9)) == 5
         await ledger.append(tokens(A, [5]))
         assert woken == [5, 6]
-        assert ledger.tip(A, 5, 9) == [token(5).frame]
+        assert ledger.tail(A).take(5, 9) == [token(5).frame]

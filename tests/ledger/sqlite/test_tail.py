@@ -2,7 +2,7 @@ import pytest
 
 from ledger.errors import Conflict, FrameError, StaleEpoch, WrongIndex
 from ledger.frame import Detach, Durability, FinishReason, StreamEnd, Token, encode
-from ledger.interface import Append, Record, StreamInfo
+from ledger.interface import Record, StreamInfo
 from ledger.sqlite.tail import SEGMENT_BYTES, Tail
 
 STREAM = bytes(16)
@@ -24,15 +24,15 @@ def test_an_append_of_an_older_epoch_is_refused_and_says_so() -> None:
     stream = tail()
     stream.epoch = 3
     with pytest.raises(StaleEpoch, match="epoch 2 was replaced by epoch 3"):
-        stream.accept(Append(STREAM, 2, 0, token(0)))
+        stream.accept(2, 0, *token(0))
 
 
 @pytest.mark.parametrize("index", [0, 2, 9])
 def test_only_the_next_index_is_accepted(index: int) -> None:
     stream = tail()
-    stream.accept(Append(STREAM, 1, 0, token(0)))
+    stream.accept(1, 0, *token(0))
     with pytest.raises(WrongIndex, match="the next index is 1"):
-        stream.accept(Append(STREAM, 1, index, token(index)))
+        stream.accept(1, index, *token(index))
 
 
 WHOLE = encode(Token("a", 0))
@@ -47,30 +47,30 @@ def test_what_is_not_one_whole_frame_that_may_be_logged_is_refused(frame: bytes)
     """It would shift the frames behind it in the log row, which are other streams'."""
     stream = tail()
     with pytest.raises(FrameError):
-        stream.accept(Append(STREAM, 1, 0, Record(frame, ())))
+        stream.accept(1, 0, *Record(frame, ()))
     assert stream.accepted == 0
-    stream.accept(Append(STREAM, 1, 0, token(0)))
+    stream.accept(1, 0, *token(0))
 
 
 def test_nothing_follows_the_end() -> None:
     stream = tail()
-    stream.accept(Append(STREAM, 1, 0, end(0)))
+    stream.accept(1, 0, *end(0))
     with pytest.raises(Conflict, match="has ended"):
-        stream.accept(Append(STREAM, 1, 1, token(1)))
+        stream.accept(1, 1, *token(1))
 
 
 def filled(*texts: str) -> Tail:
     """A tail of tokens, all released."""
     stream = tail()
     for index, text in enumerate(texts):
-        stream.accept(Append(STREAM, 1, index, token(index, text)))
+        stream.accept(1, index, *token(index, text))
     stream.released = stream.accepted
     return stream
 
 
 def test_an_accepted_record_is_unreadable_until_it_is_released() -> None:
     stream = tail()
-    stream.accept(Append(STREAM, 1, 0, token(0)))
+    stream.accept(1, 0, *token(0))
     assert stream.take(0, 10) == []
     assert stream.snapshot().next_index == 0
     stream.released = 1
@@ -81,7 +81,7 @@ def test_an_accepted_record_is_unreadable_until_it_is_released() -> None:
 
 def test_a_stream_has_ended_only_when_its_end_is_released() -> None:
     stream = tail()
-    stream.accept(Append(STREAM, 1, 0, end(0)))
+    stream.accept(1, 0, *end(0))
     assert not stream.ended
     stream.released = 1
     assert stream.ended
@@ -89,7 +89,7 @@ def test_a_stream_has_ended_only_when_its_end_is_released() -> None:
 
 def test_a_tail_is_ripe_for_a_segment_when_large_or_ended() -> None:
     ended = tail()
-    ended.accept(Append(STREAM, 1, 0, end(0)))
+    ended.accept(1, 0, *end(0))
     assert filled("x" * SEGMENT_BYTES).ripe
     assert ended.ripe
     assert not filled("a").ripe
@@ -126,8 +126,8 @@ def test_a_short_segment_that_was_stored_for_its_age_does_not_stay() -> None:
 def test_a_withdrawn_end_may_be_followed_again() -> None:
     stream = filled("a")
     before = stream.unstored_bytes
-    stream.accept(Append(STREAM, 1, 1, token(1)))
-    stream.accept(Append(STREAM, 1, 2, end(2)))
+    stream.accept(1, 1, *token(1))
+    stream.accept(1, 2, *end(2))
     stream.withdraw(1)
     assert (stream.accepted, stream.end_accepted, stream.unstored_bytes) == (1, False, before)
-    stream.accept(Append(STREAM, 1, 1, token(1)))
+    stream.accept(1, 1, *token(1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from ledger.frame import (
     Token,
     decode,
     encode,
+    with_corr,
 )
 from ledger.interface import Append, NewStream, Record
 from ledger.sqlite.ledger import SqliteLedger
@@ -52,6 +53,9 @@ class Outlet:
             assert corr == CORR
             self.frames.append(frame)
         self.news.set()
+
+    def relay(self, frames: Sequence[bytes], corr: int) -> None:
+        self.send(b"".join(with_corr(frame, corr) for frame in frames))
 
     def closed(self, corr: int) -> None:
         self.closed_corrs.append(corr)

@@ -99,7 +99,7 @@ EMISSIONS = st.builds(
     st.integers(0, 1 << 20),
     st.lists(st.integers(0, 1 << 31), max_size=3).map(tuple),
     st.integers(0, 3),
-    st.binary(max_size=20),
+    st.binary(min_size=9, max_size=20),
 )
 
 
