@@ -196,3 +196,9 @@ async def test_what_was_read_here_outlives_a_kill_and_the_edge_behind(
             worker.url + path, headers=SSE | {"Tailrace-Token": "v1.none.such.token"}
         )
         assert stranger.json()["error"]["code"] == "origin_unreachable"
+        models = await client.get(f"{worker.url}/v1/models")
+        chat = await client.post(f"{worker.url}/v1/chat/completions", json={"model": "demo"})
+        for answer, code in ((models, "origin_unreachable"), (chat, "outcome_unknown")):
+            said = answer.json()["error"]
+            assert (answer.status_code, said["type"], said["code"]) == (503, "server_error", code)
+            assert answer.headers["X-Should-Retry"] == "true"

@@ -64,6 +64,36 @@ export function errorResponse(error: TailraceError): Response {
   return new Response(JSON.stringify(errorBody(error)), { status: error.status, headers });
 }
 
+const OPENAI_PATH =
+  /^\/v1\/(?:chat\/completions|completions|responses|embeddings|models)(?:\/|$)/;
+
+/** Whether who asks for this path expects errors in the shape of OpenAI's API. */
+export function speaksOpenai(path: string): boolean {
+  return OPENAI_PATH.test(path);
+}
+
+/** As edge/openai/errors.py has it. */
+export function openaiErrorResponse(error: TailraceError): Response {
+  const { code, field, hint, message, retryable, retryAfterMs, status } = error;
+  const headers = new Headers({
+    "Cache-Control": "no-store",
+    "Content-Type": "application/json",
+    "X-Content-Type-Options": "nosniff",
+    "X-Should-Retry": String(retryable),
+  });
+  if (retryAfterMs !== null) {
+    headers.set("Retry-After-Ms", String(retryAfterMs));
+    headers.set("Retry-After", String(Math.ceil(retryAfterMs / 1000)));
+  }
+  const fields = {
+    message: hint === null ? message : `${message} (${hint})`,
+    type: status >= 500 ? "server_error" : "invalid_request_error",
+    param: field,
+    code: code === "invalid_request" ? null : code,
+  };
+  return new Response(JSON.stringify({ error: fields }), { status, headers });
+}
+
 /** What an answer that is no success says. */
 export async function errorOf(answer: Response): Promise<TailraceError> {
   const said = await answer.text();

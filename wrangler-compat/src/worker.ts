@@ -7,7 +7,13 @@
 import { SCHEMA_ID } from "../../edge/web/tailrace/wire.js";
 import { version } from "../package.json";
 import { accessHeaders, checkPage, preflight } from "./access";
-import { TailraceError, callerError, errorResponse } from "./errors";
+import {
+  TailraceError,
+  callerError,
+  errorResponse,
+  openaiErrorResponse,
+  speaksOpenai,
+} from "./errors";
 import {
   INTERNAL,
   OPENED,
@@ -57,11 +63,12 @@ export default {
       answer = await route(request, env, access);
     } catch (error) {
       if (!(error instanceof TailraceError)) console.error(error);
-      answer = errorResponse(
+      const fault =
         error instanceof TailraceError
           ? error
-          : new TailraceError("an error of this edge; its log says more", { status: 500 }),
-      );
+          : new TailraceError("an error of this edge; its log says more", { status: 500 });
+      const isOpenai = speaksOpenai(new URL(request.url).pathname);
+      answer = isOpenai ? openaiErrorResponse(fault) : errorResponse(fault);
     }
     if (answer.webSocket) return answer;
     const headers = new Headers(answer.headers);
