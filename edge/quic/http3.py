@@ -16,6 +16,7 @@ from edge.server.application import AppExchange, Application
 from edge.server.deadlines import Deadline, Deadlines
 from edge.server.outlet import UNSENT_BYTES, Handler, Headers, Request, Routes, Turn
 from edge.telemetry.counts import Counts
+from edge.telemetry.exchange import id_field
 from ledger.errors import CallerError, TailraceError
 
 MAX_RESETS = 200
@@ -242,7 +243,7 @@ class Exchange:
         if self._http3.behind.counts is not None:
             self._http3.behind.counts.refused("h3", error.code, error.status)
         answer = error_response(error)
-        self.start(error.status, answer.raw_headers)
+        self.start(error.status, [*answer.raw_headers, id_field()])
         if self._method != b"HEAD":
             self.write(bytes(answer.body))
         self.end()

@@ -115,7 +115,7 @@ class Http1:
             if not self._app.body_is_whole:
                 self._app.cut(_too_slow("body"))
         elif self._claimed is not None:
-            self._refuse(_too_slow("body"))
+            self._refuse(_too_slow("body"), self._claimed.head)
         elif self._buffer:
             self._refuse(_too_slow("head"))
         else:
@@ -303,10 +303,12 @@ class Http1:
         self._advance()
         self._shared.turn.flush()
 
-    def _refuse(self, error: TailraceError) -> None:
+    def _refuse(self, error: TailraceError, head: bytes | None = None) -> None:
+        """With `head`, that of the request; else it is what has come."""
         if self._shared.counts is not None:
             self._shared.counts.refused("h1", error.code, error.status)
-        self._wire.write(self._shared.rest.error_answer(error))
+        began = bytes(self._buffer[:MAX_HEAD_BYTES]) if head is None else head
+        self._wire.write(self._shared.rest.error_answer(error, began))
         self._closed = True
         self._deadline.clear()
         self._wire.close(lingers=True)

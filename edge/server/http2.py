@@ -17,6 +17,7 @@ from edge.server.http2_core import Asked, Came, Happened, Http2Connection, Strea
 from edge.server.outlet import UNSENT_BYTES, Request
 from edge.server.rest import refusal
 from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared, Wire
+from edge.telemetry.exchange import id_field
 from ledger.errors import CallerError, Overloaded, TailraceError
 
 MAX_BODY_BYTES = 16 << 20
@@ -152,7 +153,7 @@ class Http2:
         if self._shared.counts is not None:
             self._shared.counts.refused("h2", error.code, error.status)
         answer = error_response(error)
-        stream.start(answer.status_code, answer.raw_headers)
+        stream.start(answer.status_code, [*answer.raw_headers, id_field()])
         stream.write(bytes(answer.body))
         stream.end()
 

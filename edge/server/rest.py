@@ -26,6 +26,7 @@ from hypercorn.typing import ConnectionState, LifespanState
 from starlette.types import ASGIApp
 
 from edge.errors import error_response
+from edge.telemetry.exchange import id_field
 from ledger.errors import CallerError, TailraceError
 
 REST_WAITING_BYTES = 64 << 10
@@ -90,11 +91,11 @@ class Rest:
         """Those of every answer: Date, and what the settings add."""
         return self.config.response_headers("h11")
 
-    def error_answer(self, error: TailraceError) -> bytes:
-        """A whole answer of HTTP/1.1, after which the connection is closed."""
+    def error_answer(self, error: TailraceError, head: bytes) -> bytes:
+        """A whole answer of HTTP/1.1 to what `head` began, after which the connection is closed."""
         answer = error_response(error)
         connection = h11.Connection(h11.SERVER)
-        fields = [*answer.raw_headers, *self.headers(), (b"connection", b"close")]
+        fields = [*answer.raw_headers, *self.headers(), id_field(head), (b"connection", b"close")]
         parts = (
             connection.send(h11.Response(status_code=error.status, headers=fields)),
             connection.send(h11.Data(data=bytes(answer.body))),
@@ -134,6 +135,7 @@ class AppRequest:
         self._client = client
         self._done = done
         self._waiting = bytearray()
+        self._head = b""
         self._news = asyncio.Event()
         self._drained = asyncio.Event()
         self._answering = False  # the response has begun
@@ -145,6 +147,7 @@ class AppRequest:
     # ---- what the connection says ----
 
     def receive(self, data: bytes) -> None:
+        self._head = self._head or data  # which comes first, and whole
         self._waiting += data
         self._news.set()
         if len(self._waiting) > REST_WAITING_BYTES:
@@ -163,7 +166,7 @@ class AppRequest:
         if self._answering:
             self._client.abort()
         else:
-            self._client.write(self._rest.error_answer(error))
+            self._client.write(self._rest.error_answer(error, self._head))
             self._client.close(lingers=True)
 
     @property
@@ -232,7 +235,7 @@ class AppRequest:
         connection = self._h11()
         if connection is None or connection.their_state is not h11.ERROR:
             return data
-        return self._rest.error_answer(refusal(int(data[9:12])))
+        return self._rest.error_answer(refusal(int(data[9:12])), self._head)
 
     def _end(self) -> None:
         """The response has ended, and the connection may be used again."""

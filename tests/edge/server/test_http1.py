@@ -84,7 +84,29 @@ async def test_what_is_no_request_is_refused_in_the_one_shape_of_errors(
         answer = await client.answer()
         assert (answer.status, answer.error) == (status, code)
         assert answer.headers["connection"] == "close"
+        assert len(answer.headers["x-request-id"]) == 32
         assert await client.rest() == b""
+
+
+@pytest.mark.parametrize(
+    ("line", "rest", "status"),
+    [
+        (b"GET / HTTP/1.1", b" folded: line\r\n\r\n", 400),
+        (b"GET / HTTP/1.1", b"A: b\r\n" * 101 + b"\r\n", 431),
+        (b"GET / HTTP/1.1", b"A: " + b"b" * 20_000, 431),
+        (b"GET / HTTP/1.1", b"A: b\r\n", 408),
+        (b"POST /v1/stream/a HTTP/1.1", b"Content-Length: 9\r\n\r\nbody", 408),
+        (b"POST /v1/generate HTTP/1.1", b"Content-Length: 9\r\n\r\nbody", 408),
+        (b"POST /v1/generate HTTP/1.1", b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+    ],
+)
+async def test_a_refusal_has_the_id_that_the_request_came_with(
+    hurried: Served, line: bytes, rest: bytes, status: int
+) -> None:
+    async with Client.connected(hurried) as client:
+        await client.send(line + b"\r\nHost: localhost\r\nx-Request-ID: mine-7\r\n" + rest)
+        answer = await client.answer()
+        assert (answer.status, answer.headers["x-request-id"]) == (status, "mine-7")
 
 
 @pytest.mark.parametrize(

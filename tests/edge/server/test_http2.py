@@ -112,6 +112,7 @@ async def test_headers_that_are_too_large_are_told_so(served: Served) -> None:
     async with client_of(served) as client:
         answer = await client.get("/healthz", headers={"X-Long": "x" * 20_000})
         assert (answer.status_code, answer.json()["error"]["code"]) == (431, "headers_too_large")
+        assert len(answer.headers["X-Request-Id"]) == 32
         assert (await client.get("/healthz")).status_code == 200
 
 
