@@ -27,7 +27,6 @@ from edge.errors import (
     tailrace_error,
 )
 from edge.objects import Deploying
-from edge.openai import responses
 from edge.openai.routes import openai_routes
 from edge.origins.link import Link
 from edge.quic.listen import QuicListener
@@ -70,7 +69,6 @@ def create_app(
             *openai_routes(),
             Route(f"{STREAM_PATH}{{name:path}}", stream.call, methods=stream.METHODS),
             objects.ROUTE,
-            *responses.ROUTES,
             *chat.ROUTES,
             *admin_routes(),
             Route("/v1/ws", not_a_websocket),

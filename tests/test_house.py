@@ -33,8 +33,8 @@ ARROWS = {
 SANS_IO = (
     "edge/wrangler/*.py",
     "edge/access/[!_mo]*.py",  # but the middleware, and what asks for open files
-    *("edge/ai_sdk/ui_events.py", "edge/openai/response_events.py"),
-    *("edge/openai/response_items.py", "edge/openai/response_note.py"),
+    *("edge/ai_sdk/ui_events.py", "edge/openai/responses/events.py"),
+    *("edge/openai/responses/items.py", "edge/openai/responses/note.py"),
     *("edge/origins/breaker.py", "edge/origins/choice.py", "edge/origins/relay.py"),
     *("edge/origins/watchers.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),
     *("edge/quic/core.py", "edge/quic/aioquic_core.py", "edge/quic/http3.py"),

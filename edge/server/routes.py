@@ -18,7 +18,7 @@ from edge.body import ENCODERS
 from edge.errors import error_response
 from edge.generate import asked_to_read, asked_to_start
 from edge.openai.fast import OPENAI_ROUTES
-from edge.openai.response_fast import ResponseRoute
+from edge.openai.responses.fast import ResponseRoute
 from edge.origins.link import Link
 from edge.parameters import View, choose_view
 from edge.server.deadlines import Deadlines

@@ -14,7 +14,7 @@ from json.encoder import encode_basestring
 from starlette.responses import Response
 
 from edge.openai.errors import openai_error, openai_fields
-from edge.openai.response_items import (
+from edge.openai.responses.items import (
     COMPLETED,
     IN_PROGRESS,
     INCOMPLETE,
@@ -24,7 +24,7 @@ from edge.openai.response_items import (
     MessageItem,
     item_of,
 )
-from edge.openai.response_note import read_note
+from edge.openai.responses.note import read_note
 from edge.sse import PING
 from ledger.errors import TailraceError
 from ledger.frame import (

@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl
 
 from edge.access.head import Head
 from edge.openai.request import read_body
-from edge.openai.response_events import PREFIX, ResponseEvents, renamed
-from edge.openai.response_request import EXAMPLE, ResponseBody, to_open
+from edge.openai.responses.events import PREFIX, ResponseEvents, renamed
+from edge.openai.responses.request import EXAMPLE, ResponseBody, to_open
 from edge.reader import WINDOW_BYTES, WINDOW_FRAMES
 from edge.server.fast_route import Wanted
 from edge.server.outlet import Request

@@ -23,10 +23,10 @@ from edge.config import EdgeConfig
 from edge.document import MAX_DOCUMENT_BYTES
 from edge.generate import stream_headers
 from edge.openai.request import read_body
-from edge.openai.response_events import PREFIX, ResponseEvents, StreamedResponse, renamed
-from edge.openai.response_fast import PATH
-from edge.openai.response_note import read_note
-from edge.openai.response_request import EXAMPLE, REFERENCE, Items, ResponseBody, to_open
+from edge.openai.responses.events import PREFIX, ResponseEvents, StreamedResponse, renamed
+from edge.openai.responses.fast import PATH
+from edge.openai.responses.note import read_note
+from edge.openai.responses.request import EXAMPLE, REFERENCE, Items, ResponseBody, to_open
 from edge.origins.link import Link
 from edge.parameters import read_body as whole_body
 from edge.reader import WINDOW_BYTES, WINDOW_FRAMES, Reader

@@ -1,7 +1,7 @@
 """The output of a response while it grows: its items, and what a client is told of each.
 
 An item is a message, a reasoning or a function call. What is told here has no sequence number
-yet: `edge.openai.response_events` numbers it.
+yet: `edge.openai.responses.events` numbers it.
 """
 
 from __future__ import annotations

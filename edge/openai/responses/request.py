@@ -16,7 +16,7 @@ from edge.openai.request import (
     output_format,
     refuse_parameters,
 )
-from edge.openai.response_note import ResponseNote
+from edge.openai.responses.note import ResponseNote
 from edge.request import Count
 from ledger.errors import CallerError
 from ledger.frame import MAX_MESSAGES, Caller, Message, Open, Overflow

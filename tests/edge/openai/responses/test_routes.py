@@ -12,7 +12,7 @@ import pytest
 from edge.app import create_app
 from edge.config import EdgeConfig
 from edge.openai.request import ALL_THERE_IS
-from edge.openai.response_note import read_note
+from edge.openai.responses.note import read_note
 from ledger.frame import (
     Cancel,
     FormatKind,
@@ -125,7 +125,7 @@ async def test_what_is_gone_on_from_has_a_limit_all_together(
     assert answer.status_code == 200
     reads = [frame for frame in origin.received if isinstance(frame, Resume)]
     assert [read.follow for read in reads] == [False]
-    monkeypatch.setattr("edge.openai.responses.MAX_EARLIER_BYTES", 40)
+    monkeypatch.setattr("edge.openai.responses.routes.MAX_EARLIER_BYTES", 40)
     for body in (asked, {"model": "demo", "input": "?", "previous_response_id": ID}):
         refused = await client.post("/v1/responses", json=body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_large")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.openai.response_events import ResponseEvents, StreamedResponse
-from edge.openai.response_note import ResponseNote
+from edge.openai.responses.events import ResponseEvents, StreamedResponse
+from edge.openai.responses.note import ResponseNote
 from ledger.errors import OriginUnreachable
 from ledger.frame import (
     Classification,
