@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import structlog
 import uvloop
 
 from ledger.log import configure_logging
@@ -20,8 +21,10 @@ from origin.model_table import Tables
 from origin.workers.circuit import Circuit
 from origin.workers.forked import Launcher
 from origin.workers.liveness import Patience
-from origin.workers.program import makes_tokens, program
+from origin.workers.program import makes_tokens, program, unused
 from origin.workers.worker_process import WorkerSlot, worker_environment
+
+log = structlog.get_logger("origin")
 
 
 def run(
@@ -37,6 +40,8 @@ def run(
     configure_logging(config.log_level)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line per webhook, with its URL
     several = {name: table.alone(name, config) for name, table in (tables or {}).items()}
+    for name in unused(*several.values() or [config]):
+        log.warning("setting.unused", setting=f"origin.{name}", why="nothing served goes by it")
     uvloop.run(_start(config, ledger, streams, several))
 
 
@@ -66,13 +71,18 @@ async def _start(
 
 
 def _launcher(config: OriginConfig, models: Sequence[OriginConfig]) -> Launcher | None:
-    """One for the workers of all models that make tokens; it imports what any of them needs."""
+    """One for the workers of all models that make tokens; it imports what any of them needs.
+
+    Of several it loads none ahead: which are loaded, and take memory, changes.
+    """
     ours = [model for model in models if makes_tokens(model)]
     if not config.fork_workers or not ours:
         return None
-    is_alike = len({model.device for model in ours}) == 1
-    first = ours[0] if is_alike else ours[0].model_copy(update={"device": "auto"})
-    return Launcher(*program(first), worker_environment())
+    devices = {model.device for model in ours}
+    module, settings = program(ours[0])
+    if len(models) > 1:
+        settings = devices.pop() if len(devices) == 1 else "auto"
+    return Launcher(module, settings, worker_environment())
 
 
 def _slots(

@@ -9,15 +9,21 @@ from typing import NamedTuple
 
 from ledger.errors import ConfigError
 from ledger.settings import DEFAULT_FILE, Settings
-from origin.model_table import load_tables
+from origin.config import OriginConfig
+from origin.model_table import Tables, load_tables
+from origin.workers.program import unused
 
 
 class Setting(NamedTuple):
-    """One setting; `source` is `default`, a file, or the name of an environment variable."""
+    """One setting; `source` is `default`, a file, or the name of an environment variable.
+
+    `has_effect` is false for what is set and does not go with what is served.
+    """
 
     name: str
     value: object
     source: str
+    has_effect: bool = True
 
 
 def report(parts: Sequence[type[Settings]], file: Path | None, *, as_json: bool) -> str:
@@ -36,24 +42,33 @@ def report(parts: Sequence[type[Settings]], file: Path | None, *, as_json: bool)
 def load_all(parts: Sequence[type[Settings]], file: Path | None) -> Iterator[Setting]:
     """The settings of every part, in the order in which the parts declare them; then what is said
     of each of several models."""
+    tables = load_tables(file)
     for part in parts:
         loaded, environment = part.load(file), part.environment()
+        idle = _idle(loaded, tables) if isinstance(loaded, OriginConfig) else []
         for key, value in loaded.model_dump(mode="json").items():
             source = "default"
             if key in environment:  # flags apart, it wins over the file
                 source = f"{part.model_config['env_prefix']}{key}".upper()
             elif key in loaded.model_fields_set:
                 source = str(file or DEFAULT_FILE)
-            yield Setting(f"{part.table}.{key}", value, source)
-    for name, model in load_tables(file).items():
+            yield Setting(f"{part.table}.{key}", value, source, has_effect=key not in idle)
+    for name, model in tables.items():
         for key, value in model.model_dump(mode="json", exclude_unset=True).items():
             yield Setting(f"models.{name}.{key}", value, str(file or DEFAULT_FILE))
+
+
+def _idle(origin: OriginConfig, tables: Tables) -> list[str]:
+    served = [table.alone(name, origin) for name, table in tables.items()]
+    return unused(*served or [origin])
 
 
 def _as_table(settings: list[Setting]) -> str:
     """Columns padded to their widest cell; plain text, so that a pipe can take it."""
     rows = [("setting", "value", "from")]
-    rows += [(name, json.dumps(value), source) for name, value, source in settings]
+    for name, value, source, has_effect in settings:
+        effect = "" if has_effect else ", has no effect on what is served"
+        rows.append((name, json.dumps(value), source + effect))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     return "".join(
         f"{name:{widths[0]}}  {value:{widths[1]}}  {source}\n" for name, value, source in rows

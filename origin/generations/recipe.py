@@ -7,16 +7,9 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
-from ledger.frame import SAMPLING, FormatKind, Notice, Priority, Sampling, Unread
+from ledger.frame import FormatKind, Notice, Priority, Sampling, Unread
 from ledger.wire.bare import pack_u32s, view_u32s
 from ledger.wire.schema import Word
 from origin.generations.history import History
@@ -47,9 +40,6 @@ PackedIds = Annotated[memoryview, PlainValidator(packed_ids), PlainSerializer(_t
 FormatWord = Annotated[str, Field(pattern=_one_of(FormatKind))]
 PriorityWord = Annotated[str, Field(pattern=_one_of(Priority))]
 UnreadWord = Annotated[str, Field(pattern=_one_of(Unread))]
-
-
-_OLD_NAMES = {name: f"{name}_penalty" for name in ("repetition", "presence", "frequency")}
 
 
 class Recipe(BaseModel):
@@ -92,16 +82,6 @@ class Recipe(BaseModel):
     tenant: str = ""
     note: str | None = None
     trace: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nest(cls, given: Any) -> Any:
-        """A stream of an older version, whose settings lie beside the others, goes on as well."""
-        if not isinstance(given, dict) or "sampling" in given:
-            return given
-        flat = {_OLD_NAMES.get(name, name): value for name, value in given.items()}
-        sampling = {name: flat.pop(name) for name in SAMPLING if name in flat}
-        return {**flat, "sampling": sampling}
 
     def run(self, history: History) -> Run:
         """The order for a worker of kind `tokens` to start, or to go on from there."""

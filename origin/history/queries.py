@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from ledger.errors import CallerError
 from origin.history.schema import COLD, WARM
 from origin.history.store import HistoryStore
-from origin.warm.trace import ArrivalTrace
+
+if TYPE_CHECKING:
+    from origin.warm.trace import ArrivalTrace
 
 Document = dict[str, Any]
 MAX_MODELS = 1_000
@@ -32,6 +33,11 @@ class Lane:
 
 async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
     """Every request since then that is kept one by one, its time counted from the first one."""
+    # An origin that listens needs none of it, and numpy takes a tenth of a second.
+    import numpy as np
+
+    from origin.warm.trace import ArrivalTrace
+
     rows = await store.rows(
         "SELECT at_ms, model, coalesce(took_ms, 0) FROM arrival WHERE at_ms >= $1 ORDER BY at_ms",
         since_ms,
@@ -132,7 +138,7 @@ async def typical_load_s(store: HistoryStore, model: str | None = None) -> float
         f"SELECT whole_ms FROM load_span WHERE place = 0 {given} ORDER BY asked_ms DESC LIMIT 100",
         *(() if model is None else (model,)),
     )
-    return float(np.median([ms for (ms,) in rows])) / 1e3 if rows else None
+    return median(ms for (ms,) in rows) / 1e3 if rows else None
 
 
 async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:

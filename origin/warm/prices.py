@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ledger.errors import CallerError
-from origin.warm.trace import Seconds
+
+if TYPE_CHECKING:
+    from origin.warm.trace import Seconds
 
 COLD_COST_GPU_S = 60.0
 """What one cold start is worth unless an operator says otherwise."""
@@ -47,6 +48,8 @@ def cost_of_gaps(
     A prewarm loads first: a request that meets it under way waits for, and is charged, the rest.
     `prewarm_s` is infinite where there is none. The arrays broadcast.
     """
+    import numpy as np  # prices are asked for by origins that listen before they need numpy
+
     kept = np.minimum(length_s, keep_s)
     begun = np.maximum(prewarm_s, keep_s)
     with np.errstate(invalid="ignore"):

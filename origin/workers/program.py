@@ -12,6 +12,18 @@ from origin.producers.embedder import is_classifier, is_embedding
 TOKENS = "origin.workers.token_worker"
 TEXT = "origin.workers.text_worker"
 
+OF_DECODER = (
+    *("step_ms", "running_streams", "fork_workers", "kv_mib", "weights", "kv_cache", "head"),
+    *("dependent_launches", "speculate", "draft_model"),
+)
+OF_FOLDER = ("model", "device")
+OF_UPSTREAM = (
+    *("upstream_model", "upstream_key_env", "upstream_lost", "upstream_connect_s"),
+    *("upstream_first_token_s", "upstream_between_tokens_s", "upstream_retry_s"),
+)
+OF_TEXT = ("text_streams",)
+"""Settings of `[origin]` that only one kind of worker goes by."""
+
 
 def makes_tokens(config: OriginConfig) -> bool:
     """Whether the workers are of kind `tokens`: our own decoder, with a tokenizer to admit by."""
@@ -30,3 +42,16 @@ def program(config: OriginConfig) -> tuple[str, str]:
         "model_name": config.served_name if is_ours else config.model_name,
     }
     return TOKENS if is_ours else TEXT, config.model_copy(update=settled).model_dump_json()
+
+
+def unused(*served: OriginConfig) -> list[str]:
+    """What is set and has no effect on any of what is served."""
+    return sorted(set.intersection(*map(_unused, served)))
+
+
+def _unused(config: OriginConfig) -> set[str]:
+    is_ours, is_upstream = makes_tokens(config), config.upstream is not None
+    has_folder = config.producer is None and not is_upstream
+    effects = (OF_DECODER, is_ours), (OF_FOLDER, has_folder), (OF_UPSTREAM, is_upstream)
+    idle = {name for names, has in (*effects, (OF_TEXT, not is_ours)) if not has for name in names}
+    return idle & config.model_fields_set

@@ -169,9 +169,9 @@ def main(argv: Sequence[str]) -> int:
 
 def prepare(settings: str) -> None:
     """Import what a worker with these settings will import later, load what may be loaded for all
-    of them, and begin nothing."""
-    config = OriginConfig.model_validate_json(settings)
-    device = Device(config.device)
+    of them, and begin nothing. `settings` may be a device alone: nothing is loaded then."""
+    config = None if settings in [*Device] else OriginConfig.model_validate_json(settings)
+    device = Device(settings if config is None else config.device)
     torch.set_num_threads(TORCH_THREADS)
     if device != Device.CUDA:
         importlib.import_module("origin.models.cpu_model")
@@ -179,7 +179,8 @@ def prepare(settings: str) -> None:
         with suppress(ImportError):  # triton is not there without a GPU
             importlib.import_module("origin.models.gpu_model")
     # To ask for a GPU may begin it, and no process can be forked then that uses it.
-    if device == Device.CPU or (device == Device.AUTO and not (version.cuda or version.hip)):
+    is_cpu = device == Device.CPU or (device == Device.AUTO and not (version.cuda or version.hip))
+    if is_cpu and config is not None:
         with suppress(TailraceError, OSError):  # the worker will meet it too, and say it
             _load_ahead(config)
 

@@ -53,6 +53,25 @@ def test_config_check_shows_where_each_setting_came_from(tmp_path: Path) -> None
     assert settings["origin.workers"] == (1, "default")
 
 
+@pytest.mark.parametrize(
+    ("text", "idle"),
+    [
+        ('upstream = "http://h/v1"\nweights = "int8"\nmodel = "m"', ["model", "weights"]),
+        ('producer = "m:f"\ndevice = "cpu"\nupstream_retry_s = 1', ["device", "upstream_retry_s"]),
+        ('text_streams = 3\nhead = "int8"', ["text_streams"]),
+        ('head = "int8"\n[models.a]\nupstream = "http://h/v1"\n[models.b]\nfolder = "m"', []),
+    ],
+)
+def test_config_check_names_what_has_no_effect(tmp_path: Path, text: str, idle: list[str]) -> None:
+    (tmp_path / "tailrace.toml").write_text(f"[origin]\n{text}\n")
+    done = tailrace("config", "check", "--json", folder=tmp_path)
+    said = [row["name"] for row in json.loads(done.stdout) if not row["has_effect"]]
+    assert said == [f"origin.{name}" for name in idle]
+    table = tailrace("config", "check", folder=tmp_path).stdout.splitlines()
+    named = [line.split()[0] for line in table if line.endswith("has no effect on what is served")]
+    assert named == said
+
+
 def test_config_check_reads_the_file_it_is_given(tmp_path: Path) -> None:
     file = tmp_path / "other.toml"
     file.write_text("[origin]\nworkers = 3\n")

@@ -256,14 +256,6 @@ def test_a_recipe_survives_the_ledger(reader: PromptReader) -> None:
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
 
 
-def test_a_recipe_of_an_older_version_is_understood(reader: PromptReader) -> None:
-    recipe = admitted(reader, sampled(seed=7, repetition_penalty=1.1))
-    flat = json.loads(recipe.model_dump_json())
-    for name, value in flat.pop("sampling").items():
-        flat[name.removesuffix("_penalty")] = value
-    assert Recipe.model_validate_json(json.dumps(flat)) == recipe
-
-
 def test_tokens_end_where_the_context_ends(reader: PromptReader) -> None:
     recipe = admitted(reader, Open(model="demo", prompt="The fox", max_tokens=10_000))
     assert recipe.max_tokens == CONTEXT - len(recipe.prompt_ids) < DEFAULT_MAX_TOKENS
