@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -45,6 +45,13 @@ class Variant:
         """`module.function`, also of an interpreted kernel."""
         function = self.kernel.fn
         return f"{function.__module__}.{function.__name__}"
+
+    @property
+    def dependent(self) -> Variant | None:
+        """The same launch as a dependent one, if its kernel knows such."""
+        if self.constants.get("PDL") is not False:
+            return None
+        return replace(self, constants={**self.constants, "PDL": True}, launch_pdl=True)
 
     @property
     def key(self) -> str:

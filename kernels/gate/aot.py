@@ -91,9 +91,17 @@ def compile_all(package: str, only: str, jobs: int, progress: Progress) -> Gate:
     first = Worker(package)
     contents = first.contents
     chosen: dict[str, list[int]] = {}
-    for place, variant in enumerate(contents["variants"]):
-        if only in f"{variant['kernel']} {variant['module']} {variant['name']}":
-            chosen.setdefault(variant["key"], []).append(place)
+    wanted = [
+        (place, variant)
+        for place, variant in enumerate(contents["variants"])
+        if only in f"{variant['kernel']} {variant['module']} {variant['name']}"
+    ]
+    for place, variant in wanted:
+        chosen.setdefault(variant["key"], []).append(place)
+    for _, variant in wanted:
+        # An ordinary launch is its dependent twin without the wait: one of them is enough.
+        if variant["key"] in chosen and variant["twin"] in chosen.keys() - {variant["key"]}:
+            chosen[variant["twin"]] += chosen.pop(variant["key"])
     idle: SimpleQueue[Worker | None] = SimpleQueue()
     for worker in [first, *[None] * (jobs - 1)]:
         idle.put(worker)

@@ -10,6 +10,10 @@ from kernels.dependent_triton import READ_AHEAD
 
 MAX_LAUNCHES = 5
 """Launches of a layer's decode step at batch 1."""
+TERNARY_LINEAR = " ternary gemv rows=1 dependent"
+"""How the names end of linears whose chain behind the wait for the launches ahead is judged."""
+MAX_BARRIERS, MAX_INSTRUCTIONS = 8, 650
+"""What each of them may have there: nothing hides it, since no weight is late any more."""
 MAX_SHARED_BYTES = 227 << 10
 """Shared memory that a program may have on sm_90."""
 
@@ -81,6 +85,15 @@ class Gate:
             totals[shape] = totals.get(shape, 0) + max(map(len, modules.values()))
         return totals
 
+    def behind_wait(self, what: str) -> dict[str, int]:
+        """`barriers` or `instructions` of each ternary linear of one row, by its name."""
+        return {
+            use["name"]: compiled.code[f"{what}_behind_wait"]
+            for compiled in self.compiled
+            for use in compiled.uses
+            if compiled.code and use["name"].endswith(TERNARY_LINEAR)
+        }
+
     def offenders(self) -> list[str]:
         """One entry per offence, with the name of what commits it."""
         found = [f"{c.name} {offence}" for c in self.compiled for offence in c.offences()]
@@ -90,12 +103,18 @@ class Gate:
             for shape, count in self.launches().items()
             if count > MAX_LAUNCHES
         ]
+        for what, most in (("barriers", MAX_BARRIERS), ("instructions", MAX_INSTRUCTIONS)):
+            found += [
+                f"{name} has {count} {what} behind its wait, of {most}"
+                for name, count in self.behind_wait(what).items()
+                if count > most
+            ]
         return found
 
     def summary(self) -> dict[str, Any]:
         """What the last line says."""
         codes = [compiled.code for compiled in self.compiled if compiled.code]
-        launches = self.launches()
+        launches, behind = self.launches(), self.behind_wait("instructions")
         return {
             "kernels": len({use["kernel"] for c in self.compiled for use in c.uses}),
             "variants": sum(len(compiled.uses) for compiled in self.compiled),
@@ -109,6 +128,9 @@ class Gate:
             "unplanned": self.unplanned(),
             "launches_per_layer": max(launches.values(), default=0),
             "launches": launches,
+            "barriers_behind_wait": max(self.behind_wait("barriers").values(), default=0),
+            "instructions_behind_wait": max(behind.values(), default=0),
+            "behind_wait": behind,
             "registers_max": max((code["registers"] for code in codes), default=0),
             "shared_bytes_max": max((code["shared_bytes"] for code in codes), default=0),
             "triton": self.triton,

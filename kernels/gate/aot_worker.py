@@ -40,7 +40,9 @@ class Planned:
     def described(self) -> dict[str, Any]:
         """As JSON: all but the kernel itself."""
         variant = self.variant
+        twin = variant.dependent
         return {
+            "twin": twin.key if twin else variant.key,
             "module": self.module,
             "shape": self.shape.name,
             "name": variant.name,

@@ -2,7 +2,7 @@
 
 Registers come from `cuobjdump -res-usage` and instructions from `nvdisasm`, both of which ship
 with Triton. A stack is no proof of a spill (the slow path of a cosine keeps an array there), so
-spills come from what `ptxas -v` says; it is only asked about kernels that have a stack.
+spills come from what `ptxas -v` said while it compiled.
 """
 
 from __future__ import annotations
@@ -64,6 +64,10 @@ class MachineCode:
     """
     read_ahead: tuple[str, ...]
     """Of a dependent launch: the arguments it reads memory at before it waits, sorted."""
+    barriers_behind_wait: int
+    """Of a dependent launch: what nothing hides, since no weight is late any more."""
+    instructions_behind_wait: int
+    """Likewise: up to the last end of a program, without what is only called (`behind_wait`)."""
     opcodes: tuple[str, ...]
     """Its distinct instructions, sorted."""
 
@@ -76,12 +80,15 @@ def read_machine_code(variant: Variant) -> MachineCode:
     """
     if INTERPRETED:
         raise RuntimeError("TRITON_INTERPRET is set, and interpreted kernels cannot be compiled")
-    compiled = compile_variant(variant)
+    log = io.StringIO()
+    with knobs.nvidia.scope(), redirect_stdout(log):
+        knobs.nvidia.dump_ptxas_log = True
+        compiled = compile_variant(variant)
     cache = get_cache_manager(compiled.hash)
     name = f"machine_code-{sha256(Path(__file__).read_bytes()).hexdigest()[:16]}.json"
     kept = cache.get_file(name)
     if kept is None:
-        code = _read(variant, compiled)
+        code = _read(variant, compiled, log.getvalue())
         kept = cache.put(json.dumps(asdict(code)), name, binary=False)
     fields = json.loads(Path(kept).read_text("utf-8"))
     lists = {name: tuple(fields[name]) for name in ("before_wait", "read_ahead", "opcodes")}
@@ -114,20 +121,23 @@ def compile_options(variant: Variant) -> dict[str, Any]:
     }
 
 
-def _read(variant: Variant, compiled: Any) -> MachineCode:
+def _read(variant: Variant, compiled: Any, log: str) -> MachineCode:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()
         usage = _run(knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name)
         opcodes = instructions(_run(knobs.nvidia.nvdisasm.path, "-c", cubin.name))
     registers, stack = resources(usage)
+    behind = behind_wait(opcodes) if variant.launch_pdl else []
     return MachineCode(
         registers=registers,
         shared_bytes=compiled.metadata.shared,
-        spill_bytes=spills(_ptxas_log(variant)) if stack else 0,
+        spill_bytes=spills(log or _ptxas_log(variant)) if stack else 0,
         float_atomics=float_atomics(opcodes, compiled.asm["ttir"]),
         before_wait=before_wait(opcodes) if variant.launch_pdl else (),
         read_ahead=read_ahead(compiled.asm["ttir"]) if variant.launch_pdl else (),
+        barriers_behind_wait=sum(opcode.startswith("BAR") for opcode in behind),
+        instructions_behind_wait=len(behind),
         opcodes=tuple(sorted(set(opcodes))),
     )
 
@@ -139,7 +149,7 @@ def _run(*command: str) -> str:
 
 
 def _ptxas_log(variant: Variant) -> str:
-    """What ptxas said, under the very options that Triton gives it: it compiles once more."""
+    """What ptxas said of a kernel from the cache, which is compiled once more."""
     log = io.StringIO()
     with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(log):
         knobs.nvidia.dump_ptxas_log = True
@@ -177,6 +187,17 @@ def before_wait(opcodes: list[str]) -> tuple[str, ...]:
     waits = [place for place, opcode in enumerate(opcodes) if opcode.startswith("ACQBULK")]
     ahead = opcodes[: waits[0]] if waits else opcodes
     return tuple(sorted({opcode for opcode in ahead if _ENDS_OR_WRITES.match(opcode)}))
+
+
+def behind_wait(opcodes: list[str]) -> list[str]:
+    """From the wait for earlier launches to the last EXIT; nothing if the wait is absent.
+
+    Behind that lie subroutines, such as the long way of a division, that hardly anything calls.
+    What is in a loop counts once.
+    """
+    waits = [place for place, opcode in enumerate(opcodes) if opcode.startswith("ACQBULK")]
+    ends = [place for place, opcode in enumerate(opcodes) if opcode == "EXIT"]
+    return opcodes[waits[0] + 1 : ends[-1] + 1] if waits and ends else []
 
 
 def read_ahead(ttir: str) -> tuple[str, ...]:

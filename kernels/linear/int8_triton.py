@@ -31,10 +31,9 @@ from kernels.linear.int8_words_triton import (
     WORD,
     WORDS,
     dp4a,
+    int8_rows,
     load_row,
     load_weights,
-    normalise_row,
-    quantise_row,
 )
 from kernels.shapes import DecoderShape
 from kernels.variant import Variant
@@ -89,11 +88,11 @@ def int8_gemv_kernel(
     for token in tl.static_range(BATCH):
         # A row beyond the batch repeats the last one and is not stored.
         real = load_row(x_ptr + min(token, rows - 1) * IN, IN, LINES, STEPS)
-        if NORM:
-            real = normalise_row(real, gains, eps, IN, LINES, STEPS)
-        row_words, factor = quantise_row(real, LINES, STEPS)
+        row_words, row_factors = int8_rows(
+            real, gains, eps, IN, LINES, STEPS, 1, 0, NORM, INTERPRETED
+        )
         words = words + row_words
-        factors = factors + (factor,)
+        factors = factors + row_factors
     for tile in range(program, (OUT + _TILE_OUT - 1) // _TILE_OUT, PROGRAMS):
         following = load_rows(words_ptr, (tile + PROGRAMS) * _TILE_OUT, OUT, IN, LINES, STEPS)
         row = tile * _TILE_OUT + local

@@ -6,7 +6,8 @@ go to one warp each. Tiles follow one another in a tuple, so that a size which i
 two, such as 2560 or 6912, leaves only the last one with lanes that have nothing to do.
 
 What they compute is `inverse_rms`, `normalise` and `int8_factor` of norm_triton, bit for bit,
-in half the instructions: every program of a GEMV repeats this work, so it counts.
+in a third of the instructions: every program of a GEMV repeats this work, behind the wait for the
+launches ahead, so it counts.
 """
 
 # Triton's language has no types: its functions are compiled, not called.
@@ -21,7 +22,6 @@ import triton.language as tl
 
 from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
 from kernels.rows.norm import EXPONENT_BIAS, MAX_EXPONENT, MIN_EXPONENT, SQUARE_BITS
-from kernels.rows.norm_triton import normalise
 
 WORDS = 32
 """Words of a line: 128 bytes, what a memory transaction holds."""
@@ -35,12 +35,13 @@ _SQUARE_SCALE = tl.constexpr(2.0**SQUARE_BITS)
 _HALF_SCALE = tl.constexpr(2.0 ** (SQUARE_BITS // 2))
 _LOWEST = tl.constexpr(EXPONENT_BIAS + MIN_EXPONENT)
 _HIGHEST = tl.constexpr(EXPONENT_BIAS + MAX_EXPONENT)
-# fp32 counts in ones from 2**23 on: adding this rounds |v| < 2**22 half to even, and leaves
-# v + 128 in the lowest byte of the sum's bits, below bits that are the same for every v.
-_ROUND = tl.constexpr(12_582_912.0 + 128.0)
-# The constant bits of four such sums, each moved to its byte and added up, modulo 2**32.
-_ROUND_BITS = tl.constexpr(0x4B400000 * 0x01010101 % 2**32 - 2**32)
-_SIGNS = tl.constexpr(0x80808080 - 2**32)
+# fp32 counts in ones from 2**23 on: adding this rounds |v| < 2**22 half to even, and leaves v in
+# the lowest byte of the sum's bits.
+_ROUND = tl.constexpr(12_582_912.0)
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+_INFINITE = tl.constexpr(0x7F800000)
+_PIECE_BITS = tl.constexpr(22)
+_PIECE = tl.constexpr(2**22 - 1)
 
 
 @triton.jit
@@ -56,6 +57,27 @@ def dp4a(weights, activations, total, INTERPRETED: tl.constexpr):
             "dp4a.s32.s32 $0, $1, $2, $3;",
             "=r,r,r,r",
             [weights, activations, total],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+
+
+@triton.jit
+def lowest_bytes(numbers, LINES: tl.constexpr, INTERPRETED: tl.constexpr):
+    """The lowest bytes of int32 [LINES, 32, 4] as words, int32 [LINES, 32]."""
+    if INTERPRETED:
+        shift = (8 * tl.arange(0, _WORD))[None, None, :]
+        return tl.sum((numbers & 0xFF) << shift, 2)
+    else:
+        even, odd = tl.split(tl.reshape(numbers, (LINES, _WORDS, 2, 2)))
+        byte0, byte2 = tl.split(even)
+        byte1, byte3 = tl.split(odd)
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 l, h; prmt.b32 l, $1, $2, 0x0040; prmt.b32 h, $3, $4, 0x0040; "
+            "prmt.b32 $0, l, h, 0x5410;}",
+            "=r,r,r,r,r",
+            [byte0, byte1, byte2, byte3],
             dtype=tl.int32,
             is_pure=True,
             pack=1,
@@ -105,51 +127,213 @@ def load_weights(
 
 
 @triton.jit
-def largest_magnitude(tiles, LINES: tl.constexpr, STEPS: tl.constexpr):
-    """max |x| of a row, infinity if it holds NaN: fp32 scalar."""
-    largest = tl.abs(tiles[0])
-    for step in tl.static_range(1, STEPS):
-        largest = tl.maximum(largest, tl.abs(tiles[step]), propagate_nan=tl.PropagateNan.ALL)
-    return tl.max(tl.where(largest == largest, largest, float("inf")))
+def joined(tensors, LEVELS: tl.constexpr):
+    """2**LEVELS tensors as one, with LEVELS more dimensions of 2; the last tells neighbours."""
+    for level in tl.static_range(LEVELS):
+        pairs = ()
+        for i in tl.static_range(1 << (LEVELS - level - 1)):
+            pairs = pairs + (tl.join(tensors[i], tensors[i + (1 << (LEVELS - level - 1))]),)
+        tensors = pairs
+    return tensors[0]
 
 
 @triton.jit
-def normalise_row(
-    tiles, gains, eps, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr
+def parted(tensor, SIZE: tl.constexpr, LEVELS: tl.constexpr):
+    """The 2**LEVELS tensors of `joined`: from [SIZE, 2**LEVELS], or scalars where SIZE is 1."""
+    tensors = (tensor,)
+    for level in tl.static_range(LEVELS):
+        low, high = (), ()
+        for i in tl.static_range(1 << level):
+            if SIZE == 1 and level == LEVELS - 1:
+                pairs = tl.reshape(tensors[i], (2,))
+            elif level == LEVELS - 1:
+                pairs = tl.reshape(tensors[i], (SIZE, 2))
+            else:
+                pairs = tl.reshape(tensors[i], (SIZE, 1 << (LEVELS - level - 1), 2))
+            even, odd = tl.split(pairs)
+            low, high = low + (even,), high + (odd,)
+        tensors = low + high
+    return tensors
+
+
+@triton.jit
+def over_rows(columns, LEVELS: tl.constexpr, LINES: tl.constexpr, MAXIMUM: tl.constexpr):
+    """Maxima or sums of 2**LEVELS int32 tensors [LINES, 32]: a tuple of scalars.
+
+    They cross the warps together: what that costs are barriers, whatever is reduced between them.
+    """
+    every = tl.reshape(joined(columns, LEVELS), (LINES * _WORDS, 1 << LEVELS))
+    reduced = tl.max(every, 0) if MAXIMUM else tl.sum(every, 0)
+    if LEVELS == 0:
+        return (tl.max(reduced),)
+    else:
+        return parted(reduced, 1, LEVELS)
+
+
+@triton.jit
+def over_lines(columns, LINES: tl.constexpr, LEVELS: tl.constexpr):
+    """Sums along the lines of 2**LEVELS int32 tensors [LINES, n], as a tuple of [n]."""
+    SIZE: tl.constexpr = columns[0].shape[1]
+    if LEVELS == 0:
+        return (tl.sum(columns[0], 0),)
+    else:
+        every = tl.reshape(joined(columns, LEVELS), (LINES, SIZE, 1 << LEVELS))
+        return parted(tl.sum(every, 0), SIZE, LEVELS)
+
+
+@triton.jit
+def magnitudes(tiles, FIRST: tl.constexpr, STEPS: tl.constexpr):
+    """The bits of max |x| of STEPS tiles from FIRST on: int32 [LINES, 32].
+
+    As integers the bits of magnitudes are in the order of what they stand for, NaN behind all.
+    """
+    largest = tl.abs(tiles[FIRST])
+    for step in tl.static_range(1, STEPS):
+        largest = tl.maximum(
+            largest, tl.abs(tiles[FIRST + step]), propagate_nan=tl.PropagateNan.ALL
+        )
+    low, high = tl.split(tl.reshape(largest, (largest.shape[0], _WORDS, 2, 2)))
+    largest = tl.maximum(low, high, propagate_nan=tl.PropagateNan.ALL)
+    low, high = tl.split(largest)
+    largest = tl.maximum(low, high, propagate_nan=tl.PropagateNan.ALL)
+    return largest.to(tl.int32, bitcast=True) & _MAGNITUDE
+
+
+# What the compiler makes of these operations where it has found that nothing overflows; here
+# it is known, and neither the question nor the other way stands behind the wait.
+_QUOTIENT_ASM = """{
+.reg .f32 inverse, rest, quotient, minus;
+neg.f32 minus, $2;
+rcp.approx.ftz.f32 inverse, $2;
+fma.rn.f32 rest, minus, inverse, 0f3F800000;
+fma.rn.f32 inverse, rest, inverse, inverse;
+mul.rn.f32 quotient, $1, inverse;
+fma.rn.f32 rest, minus, quotient, $1;
+fma.rn.f32 $0, rest, inverse, quotient;
+}"""
+_ROOT_ASM = """{
+.reg .f32 inverse, root, half, rest;
+rsqrt.approx.ftz.f32 inverse, $1;
+mul.rn.f32 root, $1, inverse;
+mul.rn.f32 half, inverse, 0f3F000000;
+neg.f32 rest, root;
+fma.rn.f32 rest, rest, root, $1;
+fma.rn.f32 $0, rest, half, root;
+}"""
+_QUOTIENT = tl.constexpr(_QUOTIENT_ASM)
+_ROOT = tl.constexpr(_ROOT_ASM)
+
+
+@triton.jit
+def quotient(left, right, INTERPRETED: tl.constexpr):
+    """left / right, rounded to the nearest; both fp32 scalars far from the ends of the range."""
+    if INTERPRETED:
+        return tl.div_rn(left, right)
+    else:
+        return tl.inline_asm_elementwise(
+            _QUOTIENT, "=f,f,f", [left, right], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def root(square, INTERPRETED: tl.constexpr):
+    """The root of an fp32 scalar far from the ends of the range, rounded to the nearest."""
+    if INTERPRETED:
+        return tl.sqrt_rn(square)
+    else:
+        return tl.inline_asm_elementwise(
+            _ROOT, "=f,f", [square], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def squares(
+    tiles, FIRST: tl.constexpr, factor, finite, LINES: tl.constexpr, STEPS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """gains * (x * inverse_rms(x)) of a row and its gains, both tuples of tiles."""
-    largest = largest_magnitude(tiles, LINES, STEPS)
-    finite = largest < float("inf")
-    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 0xFF
-    exponent = tl.minimum(tl.maximum(exponent, _LOWEST), _HIGHEST)
-    down = ((253 - exponent) << 23).to(tl.float32, bitcast=True)
-    # The scale of a square is split between its factors: powers of two round nothing.
-    factor = down * _HALF_SCALE
+    """Of a lane: the sum of whole squares of STEPS tiles, as four pieces int32 [LINES, 32].
+
+    A lane's sum is below 2**54, a row's below 2**62; no sum of pieces over a program's lanes
+    leaves 32 bits. The fourth is 0: four are a power of two.
+    """
     fixed = tl.zeros((LINES, _WORDS, _WORD), tl.int64)
     for step in tl.static_range(STEPS):
-        scaled = tl.where(finite, tiles[step] * factor, 0.0)
+        scaled = tiles[FIRST + step] * factor
+        # Of a row that is not finite nobody looks at the sum; numpy minds the cast.
+        if INTERPRETED:
+            scaled = tl.where(finite, scaled, 0.0)
         fixed += (scaled * scaled).to(tl.int64)
-    mean = tl.div_rn(tl.sum(fixed).to(tl.float32), IN * _SQUARE_SCALE) + eps * down * down
-    inverse = tl.div_rn(down, tl.sqrt_rn(tl.where(finite, mean, 1.0)))
-    inverse = tl.where(finite, inverse, float("nan"))
-    normed = ()
-    for step in tl.static_range(STEPS):
-        normed = normed + (normalise(tiles[step], gains[step], inverse),)
-    return normed
+    total = tl.sum(fixed, 2)
+    low = (total & _PIECE).to(tl.int32)
+    middle = (total >> _PIECE_BITS & _PIECE).to(tl.int32)
+    return low, middle, (total >> 2 * _PIECE_BITS).to(tl.int32), tl.zeros_like(low)
 
 
 @triton.jit
-def quantise_row(tiles, LINES: tl.constexpr, STEPS: tl.constexpr):
-    """Words of int8 of a row, a tuple of int32 [LINES, 32], and the factor: fp32 scalar.
+def inverses(
+    tiles, largest, eps, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
+    BATCH: tl.constexpr, LEVELS: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """`inverse_rms` of BATCH rows, from the bits of their largest magnitudes: fp32 scalars."""
+    pieces, downs = (), ()
+    for row in tl.static_range(BATCH):
+        exponent = tl.minimum(tl.maximum(largest[row] >> 23, _LOWEST), _HIGHEST)
+        down = ((253 - exponent) << 23).to(tl.float32, bitcast=True)
+        downs = downs + (down,)
+        # The scale of a square is split between its factors: powers of two round nothing.
+        factor, finite = down * _HALF_SCALE, largest[row] < _INFINITE
+        pieces = pieces + squares(tiles, row * STEPS, factor, finite, LINES, STEPS, INTERPRETED)
+    sums = over_rows(pieces, LEVELS + 2, LINES, False)
+    found = ()
+    for row in tl.static_range(BATCH):
+        total = sums[4 * row + 2].to(tl.int64) << 2 * _PIECE_BITS
+        total += sums[4 * row + 1].to(tl.int64) << _PIECE_BITS
+        total += sums[4 * row]
+        down, finite = downs[row], largest[row] < _INFINITE
+        mean = quotient(total.to(tl.float32), IN * _SQUARE_SCALE, INTERPRETED)
+        mean = tl.where(finite, mean + eps * down * down, 1.0)
+        # `down` is a power of two: its product is exact, and it may lie at the range's end.
+        inverse = down * quotient(1.0, root(mean, INTERPRETED), INTERPRETED)
+        found = found + (tl.where(finite, inverse, float("nan")),)
+    return found
 
-    The factor of a row with NaN or infinite values is NaN, and its words have no meaning.
+
+@triton.jit
+def int8_rows(
+    tiles, gains, eps, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
+    BATCH: tl.constexpr, LEVELS: tl.constexpr, NORM: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """BATCH = 2**LEVELS rows, normalised if there are gains, as int8: words, and their factors.
+
+    tiles: STEPS of each row, one row after another. Returns as many tiles of words, int32
+    [LINES, 32], and BATCH fp32 scalars. The factor of a row with NaN or infinite values is NaN,
+    and its words have no meaning.
     """
-    largest = largest_magnitude(tiles, LINES, STEPS)
-    factor = tl.div_rn(1.0, tl.maximum(largest, _MIN_ABSMAX)) * _INT8_MAX
-    factor = tl.where(largest < float("inf"), factor, float("nan"))
-    shift = (8 * tl.arange(0, _WORD))[None, None, :]
-    words = ()
-    for step in tl.static_range(STEPS):
-        bits = (tiles[step] * factor + _ROUND).to(tl.int32, bitcast=True)
-        words = words + ((tl.sum(bits << shift, 2) - _ROUND_BITS) ^ _SIGNS,)
-    return words, factor
+    products, norms, largest = tiles, (), ()
+    for row in tl.static_range(BATCH):
+        largest = largest + (magnitudes(tiles, row * STEPS, STEPS),)
+    if NORM:
+        # Rounding is monotonic, so that the largest normed element is that of the largest
+        # product: it need not wait for the norm.
+        products = ()
+        for place in tl.static_range(BATCH * STEPS):
+            products = products + (gains[place % STEPS] * tiles[place],)
+        for row in tl.static_range(BATCH):
+            largest = largest + (magnitudes(products, row * STEPS, STEPS),)
+        largest = over_rows(largest, LEVELS + 1, LINES, True)
+        norms = inverses(tiles, largest, eps, IN, LINES, STEPS, BATCH, LEVELS, INTERPRETED)
+    else:
+        largest = over_rows(largest, LEVELS, LINES, True)
+    words, factors = (), ()
+    for row in tl.static_range(BATCH):
+        most = largest[BATCH + row if NORM else row].to(tl.float32, bitcast=True)
+        most = most * norms[row] if NORM else most
+        factor = tl.div_rn(1.0, tl.maximum(most, _MIN_ABSMAX)) * _INT8_MAX
+        factor = tl.where(most < float("inf"), factor, float("nan"))
+        factors = factors + (factor,)
+        for step in tl.static_range(STEPS):
+            normed = products[row * STEPS + step]
+            normed = normed * norms[row] if NORM else normed
+            rounded = (normed * factor + _ROUND).to(tl.int32, bitcast=True)
+            words = words + (lowest_bytes(rounded, LINES, INTERPRETED),)
+    return words, factors

@@ -7,14 +7,14 @@ The sums are divided by 4**i at the end, which is exact, and lack the sum of the
 which is subtracted. They are whole numbers: no tile, split or batch changes a bit of what
 `kernels.linear.ternary.ternary_linear` gives.
 
-    ternary_gemv   1 to 8 rows: norm and quantisation in the prologue, dp4a
+    ternary_gemv   1 or 2 rows: norm and quantisation in the prologue, dp4a
     ternary_gemm   any number of rows that are int8 already, tensor cores
 """
 
 # Triton's language has no types: its functions are compiled, not called.
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# mypy: disable-error-code="assignment"
+# mypy: disable-error-code="assignment, misc"
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ from kernels.linear.int8_words_triton import (
     WORD,
     WORDS,
     dp4a,
+    int8_rows,
     load_row,
-    load_weights,
-    normalise_row,
-    quantise_row,
+    over_lines,
 )
 from kernels.linear.ternary_gemm_triton import (
     bitnet_linears,
@@ -52,20 +51,28 @@ from kernels.linear.ternary_weights import TernaryWeights
 from kernels.shapes import DecoderShape
 from kernels.variant import Variant
 
-__all__ = ["GEMV_MAX_IN", "GEMV_MAX_ROWS", "TernaryWeights", "ternary_gemm", "ternary_gemv"]
+__all__ = [
+    "GEMV_MAX_IN",
+    "GEMV_MAX_ROWS",
+    "TernaryWeights",
+    "gemv_rows",
+    "ternary_gemm",
+    "ternary_gemv",
+]
 
-GEMV_MAX_ROWS = 8
-"""Rows that ternary_gemv takes; each repeats the prologue."""
-GEMV_MAX_IN = 28_672
+GEMV_MAX_ROWS = 2
+"""Rows that ternary_gemv takes; every program repeats the norms of all."""
+GEMV_MAX_IN = 14_336
 """Elements along `in` that the registers of a program of 16 warps hold."""
-PROGRAMS = 132
-"""Multiprocessors of an H100 or H200: a linear of a decode step is resident at once."""
 PACKED_ROWS = 4
-"""Packed rows abreast in a warp: 8 lanes read 16 bytes each of one line of 128."""
-TILE_REGISTERS = 96
-"""Words of weights that a thread may hold at once."""
+"""Packed rows that a program owns, 16 rows of the weight."""
+SMALL_STEPS, SMALL_REGISTERS = 4, 64
+"""Up to so many steps, and without a gate, a lane needs no more registers: then four programs of
+8 warps, or two of 16, share a multiprocessor."""
 
 _PACKED_ROWS = tl.constexpr(PACKED_ROWS)
+_OUTS = tl.constexpr(4 * PACKED_ROWS)
+_LEVELS = tl.constexpr((4 * PACKED_ROWS).bit_length() - 1)
 _WORDS = tl.constexpr(WORDS)
 _WORD = tl.constexpr(WORD)
 _ADD = tl.constexpr(int(Epilogue.ADD))
@@ -102,115 +109,165 @@ def masked_dp4a(words, activations, total, i: tl.constexpr, INTERPRETED: tl.cons
 
 
 @triton.jit
-def sum_products(
-    tiles, FIRST_TILE: tl.constexpr, words, LINES: tl.constexpr, STEPS: tl.constexpr,
+def load_packed(
+    words_ptr, first, END: tl.constexpr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr
+):  # fmt: skip
+    """PACKED_ROWS packed rows, each a tuple of STEPS tiles int32 [LINES, 32]; 0 from END.
+
+    A lane has the same words of every row, which are those of the activations that it has. Each
+    is read once: what comes from memory is not kept for others.
+    """
+    tiles = ()
+    for row in tl.static_range(_PACKED_ROWS):
+        for step in tl.static_range(STEPS):
+            line = step * LINES + tl.arange(0, LINES)
+            word = line[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :]
+            place = words_ptr + (first + row) * (IN // _WORD) + word
+            mask = (word < IN // _WORD) & (first + row < END)
+            tile = tl.load(place, mask=mask, other=0, eviction_policy="evict_first")
+            tiles = tiles + (tile,)
+    return tiles
+
+
+@triton.jit
+def products(
+    tiles, words, FIRST: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Sums of weight * x: int32 [PACKED_ROWS, 2, 2], of row i * R + r at [r, i // 2, i % 2]."""
-    minus = tl.full((LINES, _PACKED_ROWS, _WORDS), -1, tl.int32)
-    total = tl.zeros((LINES, _PACKED_ROWS, _WORDS), tl.int32)
+    """Of a line: 4**i times the sums of weight * x, at [:, 4 * r + i] for row i * R + r.
+
+    A lane has all of them, of its words; here each gets one, of all words of its line.
+    """
+    minus = tl.full((LINES, _WORDS), -1, tl.int32)
+    total = tl.zeros((LINES, _WORDS), tl.int32)
     for step in tl.static_range(STEPS):
-        x = tl.broadcast_to(words[step][:, None, :], (LINES, _PACKED_ROWS, _WORDS))
-        total = dp4a(minus, x, total, INTERPRETED)
-    sum0, sum1, sum2, sum3 = total, total << 2, total << 4, total << 6
-    for step in tl.static_range(STEPS):
-        x = tl.broadcast_to(words[step][:, None, :], (LINES, _PACKED_ROWS, _WORDS))
-        tile = tiles[FIRST_TILE + step]
-        sum0 = masked_dp4a(tile, x, sum0, 0, INTERPRETED)
-        sum1 = masked_dp4a(tile, x, sum1, 1, INTERPRETED)
-        sum2 = masked_dp4a(tile, x, sum2, 2, INTERPRETED)
-        sum3 = masked_dp4a(tile, x, sum3, 3, INTERPRETED)
-    even = tl.join(tl.sum(sum0, 2), tl.sum(sum2, 2) >> 4)
-    odd = tl.join(tl.sum(sum1, 2) >> 2, tl.sum(sum3, 2) >> 6)
-    return tl.sum(tl.join(even, odd), 0)
+        total = dp4a(minus, words[FIRST + step], total, INTERPRETED)
+    sums = ()
+    for row in tl.static_range(_PACKED_ROWS):
+        for i in tl.static_range(4):
+            sum = total << 2 * i
+            for step in tl.static_range(STEPS):
+                tile = tiles[row * STEPS + step]
+                sum = masked_dp4a(tile, words[FIRST + step], sum, i, INTERPRETED)
+            sums = sums + (tl.sum(sum, 1)[:, None],)
+    out = tl.arange(0, _OUTS)[None, :]
+    for level in tl.static_range(_LEVELS):
+        chosen = ()
+        for i in tl.static_range(_OUTS >> (level + 1)):
+            odd = (out >> level & 1) != 0
+            chosen = chosen + (tl.where(odd, sums[2 * i + 1], sums[2 * i]),)
+        sums = chosen
+    return sums[0]
 
 
 @triton.jit
 def ternary_gemv_kernel(
     x_ptr, norm_ptr, words_ptr, scale_ptr, out_ptr, rows, eps,
     IN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
-    LINES: tl.constexpr, STEPS: tl.constexpr, GROUPS: tl.constexpr, NORM: tl.constexpr,
-    EPILOGUE: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
+    LINES: tl.constexpr, STEPS: tl.constexpr, BATCH: tl.constexpr, LEVELS: tl.constexpr,
+    NORM: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One program: GROUPS * PACKED_ROWS packed rows; with a gate as many more of `up`."""
+    """One program: PACKED_ROWS packed rows; with a gate as many more of `up`.
+
+    Behind the wait stands what nothing hides, so the rows of a batch, and all their sums, cross
+    the warps together.
+    """
     GATED: tl.constexpr = EPILOGUE == _RELU2_GATE
     END: tl.constexpr = FIRST if GATED else FIRST + SECOND + THIRD
-    first = tl.program_id(0) * (GROUPS * _PACKED_ROWS)
-    i = 2 * tl.arange(0, 2)[:, None] + tl.arange(0, 2)[None, :]
+    first = tl.program_id(0) * _PACKED_ROWS
     # All that does not depend on the launch before: in flight while the activations are made.
-    tiles = ()
-    for group in tl.static_range(GROUPS):
-        row = first + group * _PACKED_ROWS + tl.arange(0, _PACKED_ROWS)
-        tiles = tiles + load_weights(words_ptr, row, END, IN, LINES, STEPS)
-        if GATED:
-            up_ptr = words_ptr + FIRST * (IN // _WORD)
-            tiles = tiles + load_weights(up_ptr, row, END, IN, LINES, STEPS)
-    gains, columns, scales = (), (), ()
+    tiles = load_packed(words_ptr, first, END, IN, LINES, STEPS)
+    up_tiles, gains = (), ()
+    if GATED:
+        up_ptr = words_ptr + FIRST * (IN // _WORD)
+        up_tiles = load_packed(up_ptr, first, END, IN, LINES, STEPS)
     if NORM:
         gains = load_row(norm_ptr, IN, LINES, STEPS)
-    for group in tl.static_range(GROUPS):
-        row = first + group * _PACKED_ROWS + tl.arange(0, _PACKED_ROWS)
-        part, column, size = part_of(row, FIRST, SECOND, THIRD)
-        columns = columns + (column[:, None, None] + i[None, :, :] * size[:, None, None],)
-        scale = tl.load(scale_ptr + part, mask=row < END, other=0.0)
-        scales = scales + (scale[:, None, None],)
-    up_scale = tl.load(scale_ptr + 1) if GATED else 0.0
+    out = tl.arange(0, _OUTS)
+    row, field = first + (out >> 2), out & 3
+    part, column, size = part_of(row, FIRST, SECOND, THIRD)
+    column += field * size
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
-    for token in range(rows):
-        x = load_row(x_ptr + token * IN, IN, LINES, STEPS)
-        olds = ()
-        for group in tl.static_range(GROUPS if EPILOGUE == _ADD else 0):
-            row = first + group * _PACKED_ROWS + tl.arange(0, _PACKED_ROWS)
-            place = out_ptr + token * (4 * END) + columns[group]
-            olds = olds + (tl.load(place, mask=(row < END)[:, None, None], other=0.0),)
-        if NORM:
-            x = normalise_row(x, gains, eps, IN, LINES, STEPS)
-        words, factor = quantise_row(x, LINES, STEPS)
-        for group in tl.static_range(GROUPS):
-            row = first + group * _PACKED_ROWS + tl.arange(0, _PACKED_ROWS)
-            if GATED:
-                y = sum_products(tiles, 2 * group * STEPS, words, LINES, STEPS, INTERPRETED)
-                up = sum_products(tiles, (2 * group + 1) * STEPS, words, LINES, STEPS, INTERPRETED)
-                y = tl.div_rn(y.to(tl.float32), factor) * scales[group]
-                up = tl.div_rn(up.to(tl.float32), factor) * up_scale
-                y = tl.where(y < 0.0, 0.0, y)
-                y = y * y * up
-            else:
-                y = sum_products(tiles, group * STEPS, words, LINES, STEPS, INTERPRETED)
-                y = tl.div_rn(y.to(tl.float32), factor) * scales[group]
-            if EPILOGUE == _ADD:
-                y = olds[group] + y
-            place = out_ptr + token * (4 * END) + columns[group]
-            tl.store(place, y, mask=(row < END)[:, None, None])
+    x, olds = (), ()
+    for token in tl.static_range(BATCH):
+        # A row beyond the batch repeats the last one and is not stored.
+        x = x + load_row(x_ptr + min(token, rows - 1) * IN, IN, LINES, STEPS)
+        if EPILOGUE == _ADD:
+            mask = (row < END) & (token < rows)
+            olds = olds + (tl.load(out_ptr + token * (4 * END) + column, mask=mask, other=0.0),)
+    # Here no register has to keep them all the way.
+    scale = tl.load(scale_ptr + part, mask=row < END, other=0.0)
+    up_scale = tl.load(scale_ptr + 1) if GATED else 0.0
+    words, factors = int8_rows(x, gains, eps, IN, LINES, STEPS, BATCH, LEVELS, NORM, INTERPRETED)
+    sums = ()
+    for token in tl.static_range(BATCH):
+        sums = sums + (products(tiles, words, token * STEPS, LINES, STEPS, INTERPRETED),)
+    if GATED:
+        for token in tl.static_range(BATCH):
+            up = products(up_tiles, words, token * STEPS, LINES, STEPS, INTERPRETED)
+            sums = sums + (up,)
+    LEVELS_OF_SUMS: tl.constexpr = LEVELS + 1 if GATED else LEVELS
+    sums = over_lines(sums, LINES, LEVELS_OF_SUMS)
+    for token in tl.static_range(BATCH):
+        total = (sums[token] >> 2 * field).to(tl.float32)
+        y = tl.div_rn(total, factors[token]) * scale
+        if GATED:
+            up = (sums[BATCH + token] >> 2 * field).to(tl.float32)
+            up = tl.div_rn(up, factors[token]) * up_scale
+            y = tl.where(y < 0.0, 0.0, y)
+            y = y * y * up
+        if EPILOGUE == _ADD:
+            y = olds[token] + y
+        mask = (row < END) & (token < rows)
+        tl.store(out_ptr + token * (4 * END) + column, y, mask=mask)
 
 
 @dataclass(frozen=True, slots=True)
 class GemvPlan:
-    """How a GEMV of one weight is divided; the batch has no part in it."""
+    """How a GEMV of one weight is divided, and how many rows it takes at once.
+
+    Its sums are whole numbers, and so are those of the norm: no plan changes a bit.
+    """
 
     lines: int
     """Lines of a row that a step reads, one to a warp."""
     steps: int
-    groups: int
-    """Groups of PACKED_ROWS packed rows that a program owns."""
+    batch: int
+    """Rows in registers: 1 or 2."""
     programs: int
+    registers: int
+    """Of a thread at most; without a gate, so few that all programs are resident at once."""
 
     @classmethod
-    def of(cls, packed_rows: int, in_features: int, tiles: int) -> GemvPlan:
-        """For packed rows of `in` elements, `tiles` of which (gate and up) go together."""
+    def of(cls, packed_rows: int, in_features: int, rows: int, *, gated: bool) -> GemvPlan:
+        """For packed rows of `in` elements, of the gate alone if `up` goes beside it.
+
+        More warps would leave each fewer elements, that is a shorter chain behind the wait, but
+        what does not become less by that is done once more in each of them.
+        """
         row_lines = triton.cdiv(in_features, WORDS * WORD)
-        lines = 1 if row_lines <= 4 else 4 if row_lines <= 28 else 8 if row_lines <= 112 else 16
+        lines = 1 if row_lines <= 4 else 8 if row_lines <= 28 else 16
         steps = triton.cdiv(row_lines, lines)
-        groups = triton.cdiv(packed_rows, PACKED_ROWS)
-        fit = max(1, TILE_REGISTERS // (steps * WORD * tiles))
-        owned = min(fit, triton.cdiv(groups, PROGRAMS))
-        return cls(lines, steps, owned, triton.cdiv(groups, owned))
+        batch = 1 if rows == 1 else GEMV_MAX_ROWS
+        small = batch == 1 and not gated and steps <= SMALL_STEPS
+        programs = triton.cdiv(packed_rows, PACKED_ROWS)
+        return cls(lines, steps, batch, programs, SMALL_REGISTERS if small else 128)
 
     def constants(self) -> dict[str, Any]:
         """What the kernel is compiled with."""
-        return {"LINES": self.lines, "STEPS": self.steps, "GROUPS": self.groups}
+        return {
+            "LINES": self.lines,
+            "STEPS": self.steps,
+            "BATCH": self.batch,
+            "LEVELS": self.batch.bit_length() - 1,
+        }
+
+
+def gemv_rows(shape: DecoderShape) -> int:
+    """Up to so many rows of a decoder go through ternary_gemv: none if its own are too long."""
+    return GEMV_MAX_ROWS if max(width for _, width in shape.linears.values()) <= GEMV_MAX_IN else 0
 
 
 def ternary_gemv(
@@ -249,7 +306,7 @@ def ternary_gemv(
         return
     first, second, third = weights.part_rows()
     owned = first if epilogue.gated else weights.packed_rows
-    plan = GemvPlan.of(owned, weights.in_features, 2 if epilogue.gated else 1)
+    plan = GemvPlan.of(owned, weights.in_features, rows, gated=epilogue.gated)
     dependent, options = dependent_launch(dependent)
     ternary_gemv_kernel[(plan.programs,)](
         x,
@@ -269,6 +326,7 @@ def ternary_gemv(
         PDL=dependent,
         INTERPRETED=INTERPRETED,
         num_warps=plan.lines,
+        maxnreg=plan.registers,
         **options,
     )
 
@@ -287,9 +345,9 @@ _TYPES = {
 def variants(shape: DecoderShape) -> Iterator[Variant]:
     """All compilations that serving `shape` launches: none unless its linears are ternary."""
     for step, (outs, width, epilogue) in bitnet_linears(shape).items():
-        tiles = 2 if epilogue.gated else 1
-        plan = GemvPlan.of(sum(outs) // 4 // tiles, width, tiles)
-        for rows, dependent in ((1, False), (1, True), (GEMV_MAX_ROWS, False)):
+        for rows, dependent in ((1, False), (1, True), (2, False), (2, True)):
+            owned = sum(outs) // 4 // (2 if epilogue.gated else 1)
+            plan = GemvPlan.of(owned, width, rows, gated=epilogue.gated)
             # Triton compiles an argument of 1 in.
             compiled_in = {"rows": 1} if rows == 1 else {}
             yield Variant(
@@ -305,7 +363,8 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
                 divisible=frozenset(_TYPES) - {"rows", "eps"},
                 num_warps=plan.lines,
                 launch_pdl=dependent,
-                expects=("IDP.4A", "LDG.E.EF.128"),
+                options={"maxnreg": plan.registers},
+                expects=("IDP.4A", "REDUX", "LDG.E.EF"),
                 bytes_moved=bytes_moved(outs, width, epilogue, rows, 4) + 4 * width,
                 step=step if rows == 1 and not dependent else None,
             )

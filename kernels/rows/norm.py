@@ -51,9 +51,13 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 
 def order_free_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`rms_norm` by way of `inverse_rms`: what every kernel computes, bit for bit."""
+    """`rms_norm` by way of `inverse_rms`: what every kernel computes, bit for bit.
+
+    The weight goes first: the products do not wait for the norm, and since rounding is monotonic
+    the largest of them is the largest of the normed row.
+    """
     _check_weight(x, weight)
-    return weight * (x * inverse_rms(x, eps))
+    return weight * x * inverse_rms(x, eps)
 
 
 @lru_cache(maxsize=64)

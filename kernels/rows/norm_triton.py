@@ -68,8 +68,8 @@ def inverse_rms(x, size, eps):
 
 @triton.jit
 def normalise(x, weight, inverse):
-    """weight * (x * inverse): the order of the products is part of the definition."""
-    return weight * (x * inverse)
+    """(weight * x) * inverse: the order of the products is part of the definition."""
+    return weight * x * inverse
 
 
 @triton.jit

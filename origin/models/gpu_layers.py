@@ -30,7 +30,7 @@ from kernels.layers import (
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.int8_linear import quantise_rows
 from kernels.linear.linear_plan import LinearWorkspace
-from kernels.linear.ternary_triton import GEMV_MAX_ROWS
+from kernels.linear.ternary_triton import gemv_rows
 from kernels.linear.ternary_weights import TernaryWeights
 from kernels.linear.weight_only import quantise_int4, quantise_int8
 from kernels.shapes import PAGE_TOKENS, DecoderShape, Family, has_fp32_head
@@ -164,7 +164,7 @@ class DecoderParts:
             ffn_norm=layer.ffn_norm,
             down=layer.down,
             # The interpreter takes seconds for the many programs of one; the bits are the same.
-            gemv_rows=GEMV_MAX_ROWS if self._device.type == "cuda" else 0,
+            gemv_rows=gemv_rows(self.shape) if self._device.type == "cuda" else 0,
         )
 
     def _dense_layer(self, layer: LayerTensors[Weight], workspace: LinearWorkspace) -> DenseLayer:

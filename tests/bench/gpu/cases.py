@@ -16,6 +16,7 @@ from kernels.decoder import Decoder, Rows
 from kernels.linear.dense_triton import dense_linear, dense_plan
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.int8_linear import quantise_rows
+from kernels.linear.int8_triton import GEMV_MAX_ROWS as INT8_GEMV_MAX_ROWS
 from kernels.linear.int8_triton import int8_gemm, int8_gemv
 from kernels.linear.linear_plan import LinearPlan, LinearWorkspace, Tile, plan_linear
 from kernels.linear.ternary_gemm_triton import ternary_gemm
@@ -146,7 +147,7 @@ def int8_heads(place: Place, shape: DecoderShape, rows: int) -> Case:
 def _head_launch(place: Place, shape: DecoderShape, rows: int) -> Launch:
     weight, scale = quantise_rows(place.normal(shape.vocab, shape.hidden, dtype=torch.bfloat16))
     logits = place.empty(rows, shape.vocab)
-    if rows > GEMV_MAX_ROWS:
+    if rows > INT8_GEMV_MAX_ROWS:
         q = torch.randint(-127, 128, (rows, shape.hidden), dtype=torch.int8, device=place.device)
         return partial(int8_gemm, q, place.normal(rows).abs_(), weight, scale, logits)
     x, norm = place.normal(rows, shape.hidden), place.normal(shape.hidden)

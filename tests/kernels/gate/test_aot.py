@@ -169,6 +169,16 @@ def test_real_kernels_pass_and_only_those_that_are_asked_for_are_compiled() -> N
     assert summary["compilations"] == 2 * len({(s.hidden, s.vocab % 16 == 0) for s in REAL_SHAPES})
 
 
+def test_a_ternary_linear_has_a_short_chain_behind_its_wait_and_is_compiled_once() -> None:
+    result = run_gate("--json", "--only", "qkv ternary gemv rows=1", "--jobs", "1")
+    assert result.returncode == 0, result.stderr
+    summary = summary_of(result)
+    assert (summary["variants"], summary["compilations"]) == (2, 1), "ordinary and dependent"
+    assert 0 < summary["barriers_behind_wait"] <= 8
+    assert 0 < summary["instructions_behind_wait"] <= 500
+    assert summary["launches"] == {"bitnet-2b4t": 1}
+
+
 def test_a_gate_that_compiles_nothing_fails(tmp_path: Path) -> None:
     (tmp_path / "planted").mkdir()
     (tmp_path / "planted" / "__init__.py").touch()

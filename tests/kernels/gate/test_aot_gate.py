@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.gate.aot_gate import MAX_SHARED_BYTES, Compiled, Gate
+from kernels.gate.aot_gate import MAX_INSTRUCTIONS, MAX_SHARED_BYTES, Compiled, Gate
 
 CODE = {
     "registers": 40,
@@ -13,6 +13,8 @@ CODE = {
     "float_atomics": 0,
     "before_wait": [],
     "read_ahead": ["tables_ptr"],
+    "barriers_behind_wait": 8,
+    "instructions_behind_wait": 450,
     "opcodes": ["HGMMA.64x16x16.F32.BF16", "LDG.E.128"],
 }
 
@@ -104,3 +106,26 @@ def test_the_summary_counts_uses_and_compilations_apart() -> None:
     assert (summary["kernels"], summary["variants"], summary["compilations"]) == (2, 3, 2)
     assert summary["registers_max"] == 90
     assert summary["spill_bytes"] == summary["float_atomics"] == 0
+
+
+def test_what_a_ternary_linear_has_behind_its_wait_is_told_and_judged() -> None:
+    name = "tiny.{} ternary gemv rows=1 dependent"
+    long = compiled(
+        use(name=name.format("down")),
+        barriers_behind_wait=9,
+        instructions_behind_wait=MAX_INSTRUCTIONS + 1,
+    )
+    other = compiled(use(name="tiny.attend dependent"), instructions_behind_wait=4000)
+    found = gate(compiled(use(name=name.format("qkv"))), long, other)
+    summary = found.summary()
+    assert summary["barriers_behind_wait"] == 9
+    assert summary["instructions_behind_wait"] == MAX_INSTRUCTIONS + 1
+    assert summary["behind_wait"] == {
+        name.format("qkv"): 450,
+        name.format("down"): MAX_INSTRUCTIONS + 1,
+    }
+    assert found.offenders() == [
+        f"{name.format('down')} has 9 barriers behind its wait, of 8",
+        f"{name.format('down')} has {MAX_INSTRUCTIONS + 1} instructions behind its wait,"
+        f" of {MAX_INSTRUCTIONS}",
+    ]

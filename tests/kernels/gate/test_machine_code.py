@@ -6,6 +6,7 @@ import pytest
 
 from kernels.gate.machine_code import (
     before_wait,
+    behind_wait,
     float_atomics,
     instructions,
     read_ahead,
@@ -62,6 +63,12 @@ def test_what_writes_or_ends_before_the_wait_is_found() -> None:
     assert before_wait([*early, "ACQBULK", *late]) == ()
     assert before_wait([*early, *late, "ACQBULK"]) == ("ATOMG.E.ADD.STRONG.GPU", "EXIT", "STG.E")
     assert before_wait(["REDG.E.OR", "EXIT"]) == ("EXIT", "REDG.E.OR"), "there is no wait"
+
+
+def test_what_stands_behind_the_wait_ends_with_the_program_not_with_its_subroutines() -> None:
+    behind = ["LDG.E", "BAR.SYNC", "EXIT", "STG.E", "EXIT"]
+    assert behind_wait(["LDG.E", "ACQBULK", *behind, "MUFU.RCP", "RET"]) == behind
+    assert behind_wait(["LDG.E", "EXIT"]) == []
 
 
 TTIR = """

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from kernels.linear.ternary_triton import (
     GEMV_MAX_IN,
     GEMV_MAX_ROWS,
     PACKED_ROWS,
-    TILE_REGISTERS,
     GemvPlan,
     TernaryWeights,
     ternary_gemv,
@@ -78,8 +78,7 @@ def test_a_row_has_the_same_bits_in_every_batch(device: torch.device) -> None:
     norm = normal(192, seed=8).to(device)
     alone = torch.cat([run(x[row : row + 1], weights, norm) for row in range(len(x))])
     assert same_bits(alone, oracle(x, weights, norm))
-    for rows in (2, 3, 5, GEMV_MAX_ROWS):
-        assert same_bits(run(x[:rows].contiguous(), weights, norm), alone[:rows])
+    assert same_bits(run(x, weights, norm), alone)
 
 
 def test_rows_of_extreme_values_have_the_bits_of_the_oracle(device: torch.device) -> None:
@@ -89,8 +88,10 @@ def test_rows_of_extreme_values_have_the_bits_of_the_oracle(device: torch.device
     x[7] = 0.0
     x[7, 131] = -3.0
     weights, norm = make((8,), 132, device), normal(132, seed=8).to(device)
-    assert same_bits(run(x, weights), oracle(x, weights))
-    assert same_bits(run(x, weights, norm), oracle(x, weights, norm))
+    for first in range(0, len(x), GEMV_MAX_ROWS):
+        rows = x[first : first + GEMV_MAX_ROWS].contiguous()
+        assert same_bits(run(rows, weights), oracle(rows, weights))
+        assert same_bits(run(rows, weights, norm), oracle(rows, weights, norm))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -98,13 +99,13 @@ def test_rows_of_extreme_values_have_the_bits_of_the_oracle(device: torch.device
 def test_a_row_with_nan_or_inf_gives_nan_and_leaves_the_others(
     bad: float, normed: bool, device: torch.device
 ) -> None:
-    weights, x = make((4,), 132, device), normal(3, 132).to(device)
+    weights, x = make((4,), 132, device), normal(2, 132).to(device)
     norm = normal(132, seed=8).to(device) if normed else None
     expected = oracle(x, weights, norm)
     x[1, 131] = bad
     out = run(x, weights, norm)
     assert out[1].isnan().all()
-    assert same_bits(out[::2], expected[::2])
+    assert same_bits(out[:1], expected[:1])
 
 
 def test_add_adds_to_what_is_there(device: torch.device) -> None:
@@ -153,18 +154,15 @@ def test_an_empty_batch_launches_nothing(device: torch.device) -> None:
     ternary_gemv(torch.empty(0, 8, device=device), weights, torch.empty(0, 4, device=device))
 
 
-@pytest.mark.parametrize("tiles", [1, 2])
-@pytest.mark.parametrize("width", [4, 128, 512, 516, 2560, 3584, 6912, 14_336, GEMV_MAX_IN])
+@pytest.mark.parametrize("width", [4, 128, 512, 516, 2560, 3584, 6912, GEMV_MAX_IN])
 @pytest.mark.parametrize("packed_rows", [1, 4, 5, 640, 960, 1728, 7168, 32_064])
-def test_a_plan_covers_the_weight_within_the_registers(
-    packed_rows: int, width: int, tiles: int
-) -> None:
-    plan = GemvPlan.of(packed_rows, width, tiles)
-    assert plan.lines in (1, 4, 8, 16)
-    assert (plan.steps - 1) * plan.lines * 128 < width <= plan.steps * plan.lines * 128
-    owned = plan.groups * PACKED_ROWS
-    assert (plan.programs - 1) * owned < packed_rows <= plan.programs * owned
-    assert plan.groups == 1 or plan.steps * 4 * tiles * plan.groups <= TILE_REGISTERS
+def test_a_plan_covers_the_weight_within_the_registers(packed_rows: int, width: int) -> None:
+    for rows, gated in product(range(1, GEMV_MAX_ROWS + 1), (False, True)):
+        plan = GemvPlan.of(packed_rows, width, rows, gated=gated)
+        assert rows <= plan.batch == plan.constants()["BATCH"] == 2 ** plan.constants()["LEVELS"]
+        assert (plan.steps - 1) * plan.lines * 128 < width <= plan.steps * plan.lines * 128
+        assert (plan.programs - 1) * PACKED_ROWS < packed_rows <= plan.programs * PACKED_ROWS
+        assert plan.lines * 32 * plan.registers <= 2**16
 
 
 def test_every_argument_of_a_variant_is_typed_or_constant() -> None:
@@ -192,9 +190,9 @@ REFUSED: list[tuple[Callable[[torch.device], object], type[Exception], str]] = [
     (lambda d: call(d, x=torch.zeros(2, 12, device=d)), ValueError, "x: shape (2, 12)"),
     (lambda d: call(d, x=torch.zeros(2, 16, device=d)[:, ::2]), ValueError, "x: strides"),
     (
-        lambda d: call(d, x=torch.zeros(9, 8, device=d), out=torch.zeros(9, 16, device=d)),
+        lambda d: call(d, x=torch.zeros(3, 8, device=d), out=torch.zeros(3, 16, device=d)),
         ValueError,
-        "x: 9 rows",
+        "x: 3 rows",
     ),
     (lambda d: call(d, out=torch.zeros(2, 8, device=d)), ValueError, "out: shape (2, 8)"),
     (lambda d: call(d, out=torch.zeros(3, 16, device=d)), ValueError, "out: shape (3, 16)"),
