@@ -12,7 +12,7 @@ pause. Of a request that has been answered nothing is kept but what that takes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
 from typing import Protocol
@@ -22,7 +22,9 @@ from ledger.backoff import spread_ms
 from ledger.errors import FrameError, OriginUnreachable, SchemaMismatch, TailraceError, Unauthorized
 from ledger.frame import (
     CLOSING,
+    CORR_OFFSET,
     LOGGED,
+    PREFIX_BYTES,
     SAFE_METHODS,
     SCHEMA_HASH,
     Answer,
@@ -116,6 +118,10 @@ class Route:
     tried: frozenset[str] = frozenset()  # origins that have refused it
     ledger: str | None = None  # the only one in which what is asked for can be
     wanted: Wanted = ANYBODY
+    corr_bytes: bytes = field(init=False)  # `client_corr`, as it lies in a frame
+
+    def __post_init__(self) -> None:
+        self.corr_bytes = self.client_corr.to_bytes(PREFIX_BYTES - CORR_OFFSET, "little")
 
 
 class Relay:
@@ -209,11 +215,12 @@ class Relay:
         Raises TailraceError when the origin breaks or ends the connection; it is to be
         closed then.
         """
-        routes, passed = self._routes, 0
+        routes, passed, is_up = self._routes, 0, self.state is LinkState.UP
         for raw in frames:
             tag, corr = tag_and_corr_of(raw)
-            if corr == 0 or self.state is not LinkState.UP:
+            if corr == 0 or not is_up:
                 self._receive_for_link(raw)
+                is_up = self.state is LinkState.UP
                 continue
             route = routes.get(corr)
             if route is None:
@@ -231,7 +238,8 @@ class Relay:
                     self._drop(route)
             elif not self._passes(route, raw, tag):
                 continue
-            route.sink.deliver(with_corr(raw, route.client_corr))
+            # As `with_corr`, in a third of its time: every token passes here.
+            route.sink.deliver(raw[:CORR_OFFSET] + route.corr_bytes + raw[PREFIX_BYTES:])
         self.frames += passed
 
     def _passes(self, route: Route, raw: bytes, tag: int) -> bool:

@@ -26,7 +26,7 @@ VERSION_BITS = VERSION << LENGTH_BITS
 FLAG_ZSTD = 0x1
 
 TAG_OFFSET = HEADER_BYTES
-_CORR_OFFSET = HEADER_BYTES + 1
+CORR_OFFSET = HEADER_BYTES + 1
 _PREFIX = struct.Struct("<IBI")
 _CORR = struct.Struct("<I")
 tag_and_corr_of = struct.Struct(f"<{TAG_OFFSET}xBI").unpack_from
@@ -85,7 +85,7 @@ def corr_of(raw: Raw) -> int:
     """The corr of a raw frame."""
     if len(raw) < PREFIX_BYTES:
         raise _truncated(len(raw))
-    corr: int = _CORR.unpack_from(raw, _CORR_OFFSET)[0]
+    corr: int = _CORR.unpack_from(raw, CORR_OFFSET)[0]
     return corr
 
 
@@ -94,7 +94,7 @@ def with_corr(raw: Raw, corr: int) -> bytes:
     if len(raw) < PREFIX_BYTES:
         raise _truncated(len(raw))
     try:
-        return b"".join((raw[:_CORR_OFFSET], _CORR.pack(corr), raw[PREFIX_BYTES:]))
+        return b"".join((raw[:CORR_OFFSET], _CORR.pack(corr), raw[PREFIX_BYTES:]))
     except struct.error:
         raise _bad_corr(corr) from None
 
@@ -104,7 +104,7 @@ def patch_corrs(buf: bytearray, places: Iterable[tuple[int, int]]) -> None:
     pack_into, offset, corr = _CORR.pack_into, 0, 0
     try:
         for offset, corr in places:
-            pack_into(buf, offset + _CORR_OFFSET, corr)
+            pack_into(buf, offset + CORR_OFFSET, corr)
     except struct.error:
         if offset < 0 or len(buf) - offset < PREFIX_BYTES:
             raise _truncated(len(buf) - offset) from None
@@ -118,7 +118,7 @@ def _truncated(size: int) -> FrameError:
 
 
 def _bad_corr(corr: object) -> FrameError:
-    return FrameError(f"{corr!r} is not a u32", field="corr", offset=_CORR_OFFSET)
+    return FrameError(f"{corr!r} is not a u32", field="corr", offset=CORR_OFFSET)
 
 
 class Tagged:

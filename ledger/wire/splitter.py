@@ -17,7 +17,7 @@ from ledger.wire.codec import (
 )
 
 _HEADER = struct.Struct("<I")
-_HEADER_AND_TAG_BYTES = HEADER_BYTES + 1
+_HEAD = struct.Struct("<IB")  # header and tag
 
 
 class FrameSplitter:
@@ -85,23 +85,26 @@ class FrameSplitter:
         """The whole frames in `data`, and where the unfinished one begins."""
         frames: list[bytes] = []
         start, size = 0, len(data)
-        tags, most, header_of = self._tags, self.max_frame_bytes, _HEADER.unpack_from
-        while size - start >= HEADER_BYTES:
-            length: int = header_of(data, start)[0] - VERSION_BITS
-            if (
-                not MIN_LENGTH_BYTES <= length <= most
-            ):  # not the plain case: it has flags, or faults
-                length = length_of(length + VERSION_BITS, most)
-            frame_bytes = HEADER_BYTES + length
-            if size - start < _HEADER_AND_TAG_BYTES:
-                self._needed = _HEADER_AND_TAG_BYTES
+        tags, most, head_of, add = (
+            self._tags,
+            self.max_frame_bytes,
+            _HEAD.unpack_from,
+            frames.append,
+        )
+        while size - start > HEADER_BYTES:
+            header, tag = head_of(data, start)
+            length = header - VERSION_BITS
+            end = start + HEADER_BYTES + length
+            if not (MIN_LENGTH_BYTES <= length <= most and tag in tags):  # flags, or faults
+                end = start + HEADER_BYTES + length_of(header, most)
+                check_tag(tag, tags, self._known)
+            if end > size:
+                self._needed = end - start
                 return frames, start
-            if data[start + HEADER_BYTES] not in tags:
-                check_tag(data[start + HEADER_BYTES], tags, self._known)
-            if size - start < frame_bytes:
-                self._needed = frame_bytes
-                return frames, start
-            frames.append(data[start : start + frame_bytes])
-            start += frame_bytes
+            add(data[start:end])
+            start = end
         self._needed = HEADER_BYTES
+        if size - start == HEADER_BYTES:
+            length_of(_HEADER.unpack_from(data, start)[0], most)
+            self._needed = _HEAD.size
         return frames, start
