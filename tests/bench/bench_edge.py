@@ -20,11 +20,9 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 from tests.bench.edge.readers import FRAMES, H2, SSE, WS, Reader, connect, stalled  # noqa: E402
 from tests.bench.edge.source import FLOOD, PACED, SILENT, STEP  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.measured import cpu_s, process  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
 
 SERVER_CORE, OTHER_CORE = "0", "1"
@@ -66,12 +65,6 @@ http {{
 """
 
 
-def cpu_s(pid: int) -> float:
-    """Processor time that all threads of a process have had, to the nanosecond."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-
 def resident_kib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_KIB
 
@@ -81,25 +74,6 @@ def kernel_kib() -> float:
     line = next(x for x in Path("/proc/net/sockstat").read_text().splitlines() if x[:4] == "TCP:")
     fields = line.split()
     return int(fields[fields.index("mem") + 1]) * PAGE_KIB
-
-
-@asynccontextmanager
-async def process(
-    *command: object, core: str, tree: Path = ROOT
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    running = await asyncio.create_subprocess_exec(
-        *("taskset", "-c", core, *map(str, command)),
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield running
-    finally:
-        running.terminate()
-        await running.wait()
 
 
 async def answering(port: int) -> None:

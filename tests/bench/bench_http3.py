@@ -19,8 +19,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -34,6 +32,7 @@ from tailrace.certificate import CertificateFiles, development_certificate  # no
 from tests.bench.http3.load import Load  # noqa: E402
 from tests.bench.http3.source import BLOCK, BURST, BURST_FRAMES, PACED  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.measured import cpu_s, process  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
 
 CONNECTIONS = 64
@@ -53,29 +52,6 @@ https://localhost:{port} {{
   }}
 }}
 """
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time that a process has had, of all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-@asynccontextmanager
-async def process(*command: object, core: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    running = await asyncio.create_subprocess_exec(
-        *("taskset", "-c", core, *map(str, command)),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield running
-    finally:
-        running.terminate()
-        await running.wait()
 
 
 def path(kind: int, number: int) -> str:

@@ -35,9 +35,10 @@ sys.path.insert(0, str(ROOT))
 from ledger.frame import Durability, Token, encode  # noqa: E402
 from ledger.interface import Appends, LiveTail, NewStream  # noqa: E402
 from ledger.sqlite.ledger import SqliteLedger  # noqa: E402
-from tests.bench.bench_edge import answering, cpu_s, process  # noqa: E402
+from tests.bench.bench_edge import answering  # noqa: E402
 from tests.bench.edge.readers import FRAMES, Reader  # noqa: E402
 from tests.bench.machine import cpu, disk  # noqa: E402
+from tests.bench.measured import cpu_s, process  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
 
 STREAMS = 64

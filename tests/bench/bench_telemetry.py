@@ -41,11 +41,11 @@ from tests.bench.bench_edge import (  # noqa: E402
     SETTLE_S,
     Bench,
     answering,
-    process,
 )
 from tests.bench.edge.readers import FRAMES, H2, SSE, WS  # noqa: E402
 from tests.bench.edge.source import PACED, STEP  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.measured import process  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
 
 CONNECTIONS = 64

@@ -4,7 +4,8 @@
 
 Frames of 256 bytes over HTTP/1.1, in the frames view. The Worker commits each to SQLite on the disk
 before anybody sees it; the Python edge keeps none. Server, source and readers share the machine's
-cores. `frames_per_s` is of 20 streams that have as many frames as are taken; `p50_ms` of one
+cores. `frames_per_s` is of 20 streams that have as many frames as are taken, `cpu_us` what a server
+takes of the processor for each of those, which others on the machine change least; `p50_ms` of one
 stream that has 1,000 a second; `stream_kib` is what each of a hundred streams with a reader costs
 beside a hundred others, at a frame a second; `flood_mib` is the most that workerd held while a
 reader that does not read could have had any number of frames; `fsync_ms` is the median on that
@@ -21,8 +22,6 @@ import re
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -37,6 +36,7 @@ from ledger.frame import FRAMES_TYPE  # noqa: E402
 from tests.bench.bench_edge import answering, resident_kib  # noqa: E402
 from tests.bench.edge.readers import FRAMES, stalled, stream_id  # noqa: E402
 from tests.bench.machine import cpu, disk  # noqa: E402
+from tests.bench.measured import cpu_s, process  # noqa: E402
 from tests.bench.worker.source import FLOOD, SLOW, THOUSAND  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
 from tests.worker.workerd import Workerd  # noqa: E402
@@ -93,16 +93,18 @@ class Bench:
             made.append(reader)
         return made
 
-    async def frames_per_s(self, seconds: float) -> float:
+    async def flood(self, seconds: float, pid: int) -> tuple[float, float]:
+        """Frames a second, and the microseconds of processor time that the server takes of each."""
         readers = await self.readers(FLOOD, STREAMS)
         await asyncio.sleep(SETTLE_S)
-        before, begun = sum(reader.frames for reader in readers), monotonic()
+        before, begun, spent = sum(reader.frames for reader in readers), monotonic(), cpu_s(pid)
         await asyncio.sleep(seconds)
         came, took = sum(reader.frames for reader in readers) - before, monotonic() - begun
+        spent = cpu_s(pid) - spent
         for reader in readers:
             reader.close()
         await asyncio.sleep(SETTLE_S)
-        return came / took
+        return came / took, spent / came * 1e6
 
     async def p50_ms(self, seconds: float) -> float:
         (reader,) = await self.readers(THOUSAND, 1)
@@ -145,24 +147,6 @@ def fsync_ms(folder: Path) -> float:
     return statistics.median(took) * 1e3
 
 
-@asynccontextmanager
-async def process(*command: object) -> AsyncIterator[asyncio.subprocess.Process]:
-    pipe = asyncio.subprocess.PIPE
-    running = await asyncio.create_subprocess_exec(
-        *map(str, command),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=pipe,
-        stdout=pipe,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        yield running
-    finally:
-        running.terminate()
-        await running.wait()
-
-
 async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     link, upstream, edge_port = (free_port() for _ in range(3))
     edge_command = (
@@ -174,7 +158,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     origin_url = f"http://127.0.0.1:{upstream}"
     async with (
         process(sys.executable, source, link, upstream) as origin,
-        process(*edge_command),
+        process(*edge_command) as edge,
         Workerd(origin_url, folder / "rounds") as worker,
     ):
         assert origin.stdout is not None
@@ -183,9 +167,11 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         ours, theirs = Bench(worker.port), Bench(edge_port)
         for _ in range(options.rounds):
             found.setdefault("fsync_ms", []).append(fsync_ms(folder))
-            for name, bench in (("object", ours), ("python", theirs)):
-                rate = await bench.frames_per_s(options.seconds)
+            servers = (("object", ours, worker.pid), ("python", theirs, edge.pid))
+            for name, bench, pid in servers:
+                rate, cpu_us = await bench.flood(options.seconds, pid)
                 found.setdefault(f"{name}_frames_per_s", []).append(rate)
+                found.setdefault(f"{name}_cpu_us", []).append(cpu_us)
                 late = await bench.p50_ms(options.seconds)
                 found.setdefault(f"{name}_p50_ms", []).append(late)
         async with Workerd(origin_url, folder / "memory") as fresh:
@@ -200,6 +186,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "python_vs_object": round(
             medians["python_frames_per_s"] / medians["object_frames_per_s"], 2
         ),
+        "python_vs_object_cpu": round(medians["object_cpu_us"] / medians["python_cpu_us"], 2),
         "disk": disk(folder),
         "machine": cpu(),
         "load": round(os.getloadavg()[0], 1),

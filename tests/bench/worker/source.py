@@ -5,7 +5,8 @@
 Over HTTP it answers as the edge does that the Worker is in front of, without one: a third process
 on the way would be what is measured. A stream's id says by its first byte what it is: `FLOOD` has
 as many frames as its reader takes, `THOUSAND` has one every millisecond, `SLOW` one a second.
-A frame has 256 bytes, and its text begins with the time at which it was written.
+A frame has 256 bytes, and its text begins with the time at which it was written. Frames of a write
+are made together, for a source that costs what the edge costs is what would be measured.
 """
 
 from __future__ import annotations
@@ -13,37 +14,23 @@ from __future__ import annotations
 import asyncio
 import sys
 from base64 import b64encode
+from functools import cache
 from pathlib import Path
 from time import monotonic
-from typing import cast
 
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from ledger.frame import (
-    FRAMES_TYPE,
-    SCHEMA_HASH,
-    Credit,
-    Detach,
-    Heartbeat,
-    Hello,
-    Opened,
-    Resume,
-    Splitter,
-    Token,
-    decode,
-    encode,
-)
-from tests.bench.http3.source import HEARTBEAT_S, chunk
+from ledger.frame import FRAMES_TYPE, Opened, Resume, Token, encode
+from tests.bench.ends import chunk, serve
 
 FLOOD, THOUSAND, SLOW = range(3)
 EVERY_S = {THOUSAND: 0.001, SLOW: 1.0}
 FRAME_BYTES = 256
 FLOOD_FRAMES = 64  # of one write
-PADDING = "." * (FRAME_BYTES - 9 - 2 - 7 - 2)  # header, length, mark and stamp, index
-_TOKEN = encode(Token(f"~000000{PADDING}", 128))[:11]
-"""What a frame of this size begins with: only stamp and index differ."""
+LAST_INDEX = 1 << 40
+CORR_AT = 5
 
 _HEAD = (
     "HTTP/1.1 200 OK\r\nContent-Type: {type}\r\nTailrace-Stream: {id}\r\n"
@@ -53,14 +40,36 @@ _HEAD = (
 
 def stamp() -> bytes:
     """Tens of microseconds, modulo ten seconds: six digits."""
-    return b"~%06d" % (int(monotonic() * 1e5) % 1_000_000)
+    return b"%06d" % (int(monotonic() * 1e5) % 1_000_000)
 
 
-def frame(index: int, corr: int) -> bytes:
-    if index < 128 or index >= 1 << 14:
-        return encode(Token(f"{stamp().decode()}{PADDING}", index), corr)
-    head = _TOKEN[:5] + corr.to_bytes(4, "little") + _TOKEN[9:]
-    return b"%b%b%b%c%c" % (head, stamp(), PADDING.encode(), index & 127 | 128, index >> 7)
+@cache
+def template(width: int) -> bytes:
+    """A frame whose index takes so many bytes."""
+    padding = "." * (FRAME_BYTES - 9 - 2 - 8 - width)  # header, length, mark, stamp and dot, index
+    return encode(Token(f"~000000.{padding}", 1 << 7 * (width - 1) if width > 1 else 0))
+
+
+def width_of(index: int) -> int:
+    return max(1, -(-index.bit_length() // 7))
+
+
+def frames(first: int, count: int, corr: int) -> bytes:
+    """Of indexes from `first` on, as `encode` makes them, all written now."""
+    width = width_of(first)
+    whole = min(count, (1 << 7 * width) - first)
+    one = template(width)
+    made = bytearray(one * whole)
+    said = [(CORR_AT, corr.to_bytes(4, "little")), (one.index(b"~") + 1, stamp())]
+    for start, field in said:
+        for at, byte in enumerate(field, start):
+            made[at::FRAME_BYTES] = bytes((byte,)) * whole
+    for nth in range(width):
+        shift, more = 7 * nth, 128 if nth < width - 1 else 0
+        column = bytes([index >> shift & 127 | more for index in range(first, first + whole)])
+        made[FRAME_BYTES - width + nth :: FRAME_BYTES] = column
+    rest = frames(first + whole, count - whole, corr) if count > whole else b""
+    return bytes(made) + rest
 
 
 class Stream:
@@ -70,143 +79,55 @@ class Stream:
         self, transport: asyncio.Transport, kind: int, first: int, corr: int | None
     ) -> None:
         self._transport = transport
-        self._kind = kind
+        self._every_s = EVERY_S.get(kind)
         self._corr = corr
         self._next = first
         self._passed_bytes = 0
         self.over = False
-
-    def begin(self) -> None:
-        if self._kind in EVERY_S:
-            loop = asyncio.get_running_loop()
-            self._step(loop.time())
+        self.floods = kind == FLOOD
+        if self._every_s is not None:
+            self._step(asyncio.get_running_loop().time())
 
     def _step(self, at: float) -> None:
         if self.over or self._transport.is_closing():
             return
-        self._write([self._frame()])
-        every_s = EVERY_S[self._kind]
-        asyncio.get_running_loop().call_at(at + every_s, self._step, at + every_s)
+        self._write(1)
+        assert self._every_s is not None, "it has a pace"
+        at += self._every_s
+        asyncio.get_running_loop().call_at(at, self._step, at)
 
-    def flood(self, limit: int, limit_bytes: int | None) -> None:
-        """As many as there is credit for."""
-        frames: list[bytes] = []
-        while self._next < limit and (limit_bytes is None or self._passed_bytes < limit_bytes):
-            frames.append(self._frame())
-            self._passed_bytes += len(frames[-1])
-        if frames and not self.over:
-            self._write(frames)
+    def grant(self, limit: int, limit_bytes: int | None) -> None:
+        count = limit - self._next
+        if limit_bytes is not None:
+            count = min(count, -((self._passed_bytes - limit_bytes) // FRAME_BYTES))
+        if count > 0 and not self.over:
+            self._passed_bytes += count * FRAME_BYTES
+            self._write(count)
 
     def write_some(self) -> None:
-        self._write([self._frame() for _ in range(FLOOD_FRAMES)])
+        self._write(FLOOD_FRAMES)
 
-    def _frame(self) -> bytes:
-        raw = frame(self._next, self._corr or 0)
-        self._next += 1
-        return raw
-
-    def _write(self, frames: list[bytes]) -> None:
-        data = b"".join(frames)
+    def _write(self, count: int) -> None:
+        data = frames(self._next, count, self._corr or 0)
+        self._next += count
         self._transport.write(data if self._corr is not None else chunk(data))
 
 
-class LinkEnd(asyncio.Protocol):
-    """An origin, as far as an edge needs one."""
-
-    def __init__(self) -> None:
-        self._splitter = Splitter()
-        self._streams: dict[int, tuple[int, Stream]] = {}
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(encode(Hello(SCHEMA_HASH, "bench")))
-        self._beat()
-
-    def _beat(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(encode(Heartbeat(1, True, (), ("demo",), ("none",), 30_000)))
-            asyncio.get_running_loop().call_later(HEARTBEAT_S, self._beat)
-
-    def data_received(self, data: bytes) -> None:
-        for raw in self._splitter.feed(data):
-            corr, asked = decode(raw)
-            if isinstance(asked, Resume):
-                self._transport.write(encode(Opened(asked.stream, 1 << 40, "", "demo", 0), corr))
-                kind = asked.stream[0]
-                stream = Stream(self._transport, kind, asked.start, corr)
-                self._streams[corr] = kind, stream
-                stream.begin()
-                if kind == FLOOD:
-                    stream.flood(asked.start + asked.credit, asked.credit_bytes)
-            elif isinstance(asked, Credit) and corr in self._streams:
-                kind, stream = self._streams[corr]
-                if kind == FLOOD:
-                    stream.flood(asked.limit, asked.bytes)
-            elif isinstance(asked, Detach) and corr in self._streams:
-                self._streams.pop(corr)[1].over = True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for _, stream in self._streams.values():
-            stream.over = True
+def to_edge(transport: asyncio.Transport, asked: Resume, corr: int) -> Stream:
+    return Stream(transport, asked.stream[0], asked.start, corr)
 
 
-class HttpEnd(asyncio.Protocol):
-    """The edge that the Worker reads of."""
-
-    def __init__(self) -> None:
-        self._head = b""
-        self._stream: Stream | None = None
-        self._floods = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._head += data
-        if b"\r\n\r\n" not in self._head:
-            return
-        target = self._head.split(b" ", 2)[1].decode()
-        self._head = b""
-        path, _, query = target.partition("?")
-        stream_id = path.rpartition("/")[2]
-        after = query.partition("after=")[2]
-        kind = bytes.fromhex(stream_id)[0]
-        opened = Opened(bytes.fromhex(stream_id), 0, "", "demo", 0)
-        said = b64encode(encode(opened)).decode()
-        head = _HEAD.format(type=FRAMES_TYPE, id=stream_id, opened=said)
-        self._transport.write(head.encode())
-        self._stream = Stream(self._transport, kind, int(after) + 1 if after else 0, None)
-        self._stream.begin()
-        self._floods = kind == FLOOD
-        self._flood()
-
-    def _flood(self) -> None:
-        stream = self._stream
-        if not self._floods or stream is None or self._transport.is_closing():
-            return
-        stream.write_some()
-        asyncio.get_running_loop().call_soon(self._flood)
-
-    def pause_writing(self) -> None:
-        self._floods = False
-
-    def resume_writing(self) -> None:
-        self._floods = self._stream is not None
-        self._flood()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._floods = False
-        if self._stream is not None:
-            self._stream.over = True
-
-
-async def main(link_port: int, http_port: int) -> None:
-    loop = asyncio.get_running_loop()
-    await loop.create_server(LinkEnd, "127.0.0.1", link_port, backlog=2048)
-    await loop.create_server(HttpEnd, "127.0.0.1", http_port, backlog=2048)
-    print("ready", flush=True)
-    await loop.run_in_executor(None, sys.stdin.read)
+def to_worker(transport: asyncio.Transport, target: str) -> Stream:
+    """As the edge answers that the Worker reads of."""
+    path, _, query = target.partition("?")
+    stream = path.rpartition("/")[2]
+    after = query.partition("after=")[2]
+    opened = Opened(bytes.fromhex(stream), 0, "", "demo", 0)
+    said = b64encode(encode(opened)).decode()
+    transport.write(_HEAD.format(type=FRAMES_TYPE, id=stream, opened=said).encode())
+    kind = bytes.fromhex(stream)[0]
+    return Stream(transport, kind, int(after) + 1 if after else 0, None)
 
 
 if __name__ == "__main__":
-    uvloop.run(main(*map(int, sys.argv[1:])))
+    uvloop.run(serve(to_edge, to_worker, LAST_INDEX))
