@@ -219,6 +219,11 @@ class OriginConfig(Settings):
         description="workers of a model are forked from one process that has imported what they"
         " need, where that is safe; false: each imports for itself",
     )
+    load_ahead: bool = Field(
+        True,
+        description="that process loads a small model for a CPU as well, so that a worker is"
+        " replaced without loading it; never one of several models",
+    )
     kv_mib: int | None = Field(
         None,
         ge=1,
@@ -274,6 +279,11 @@ class OriginConfig(Settings):
         None,
         ge=1,
         description="the same of the GPU's; needed where several models are to run on one",
+    )
+    policy: str = Field(
+        "greedy-dual",
+        description="how long a model that nobody asks stays loaded; greedy-dual: until another one"
+        " needs its room; the others are in docs/warm-pools.md",
     )
     cold_wait_s: float = Field(
         120.0,

@@ -135,6 +135,10 @@ class Metrics:
     def worker_lost(self, slot: int, death: Death = Death.EXITED) -> None:
         """Its counts stay; what it was busy with is gone."""
         self._deaths.labels(death.value).inc()
+        self.worker_left(slot)
+
+    def worker_left(self, slot: int) -> None:
+        """It ended as it was asked to."""
         worker = str(slot)
         if self._last.pop(slot, None) is None:
             return

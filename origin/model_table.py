@@ -50,6 +50,9 @@ class ModelTable(BaseModel):
         description="workers of it that are always loaded; 0: it may leave when others need room",
     )
     pin: bool = Field(False, description="always loaded, with all of its workers")
+    policy: str | None = Field(
+        None, description="how long it stays loaded while nobody asks; default origin.policy"
+    )
     workers: int | None = Field(
         None, ge=1, le=64, description="worker processes; at least minimum_warm"
     )
@@ -80,6 +83,7 @@ class ModelTable(BaseModel):
     def alone(self, name: str, origin: OriginConfig) -> OriginConfig:
         """The settings of an origin that serves this model and no other."""
         said = self.model_dump(exclude={"memory_mib", "minimum_warm", "pin", "folder", "workers"})
+        said.pop("policy")
         settings = {key: value for key, value in said.items() if value is not None}
         workers = self.workers if self.workers is not None else origin.workers
         settings |= {"model_name": name, "workers": max(workers, self.minimum_warm)}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvloop
@@ -23,6 +23,9 @@ from origin.workers.forked import Launcher
 from origin.workers.liveness import Patience
 from origin.workers.program import makes_tokens, program, unused
 from origin.workers.worker_process import WorkerSlot, worker_environment
+
+if TYPE_CHECKING:
+    from origin.serving.plan import ModelPlan
 
 log = structlog.get_logger("origin")
 
@@ -39,8 +42,8 @@ def run(
     """
     configure_logging(config.log_level)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line per webhook, with its URL
-    several = {name: table.alone(name, config) for name, table in (tables or {}).items()}
-    for name in unused(*several.values() or [config]):
+    several = _planned(tables, config) if tables else []
+    for name in unused(*[plan.config for plan in several] or [config]):
         log.warning("setting.unused", setting=f"origin.{name}", why="nothing served goes by it")
     uvloop.run(_start(config, ledger, streams, several))
 
@@ -49,12 +52,15 @@ async def _start(
     config: OriginConfig,
     ledger: LedgerConfig,
     streams: StreamsConfig,
-    several: Mapping[str, OriginConfig],
+    several: Sequence[ModelPlan],
 ) -> None:
-    launcher = _launcher(config, [*several.values()] or [config])
+    launcher = _launcher(config, [plan.config for plan in several] or [config])
     slots: list[WorkerSlot] = []
-    for name, each in several.items() or [("", config)]:
-        slots += _slots(name, each, launcher, len(slots))
+    for plan in several:
+        slots += _slots(plan.name, plan.config, launcher, len(slots))
+        for slot in slots:
+            slot.rest()  # until its model is wanted, and there is room
+    slots = slots or _slots("", config, launcher, 0)
     parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
     running: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in parts]
     running.append(asyncio.create_task(stop_signal().wait()))
@@ -70,6 +76,12 @@ async def _start(
         await asyncio.gather(*running, return_exceptions=True)
 
 
+def _planned(tables: Tables, config: OriginConfig) -> list[ModelPlan]:
+    from origin.serving.plan import planned  # an origin of one model starts without it
+
+    return planned(tables, config)
+
+
 def _launcher(config: OriginConfig, models: Sequence[OriginConfig]) -> Launcher | None:
     """One for the workers of all models that make tokens; it imports what any of them needs.
 
@@ -78,11 +90,12 @@ def _launcher(config: OriginConfig, models: Sequence[OriginConfig]) -> Launcher 
     ours = [model for model in models if makes_tokens(model)]
     if not config.fork_workers or not ours:
         return None
-    devices = {model.device for model in ours}
-    module, settings = program(ours[0])
-    if len(models) > 1:
-        settings = devices.pop() if len(devices) == 1 else "auto"
-    return Launcher(module, settings, worker_environment())
+    first = ours[0]
+    if len({model.device for model in ours}) > 1:
+        first = first.model_copy(update={"device": "auto"})
+    if len(models) > 1:  # what the launcher holds would be beyond every cap
+        first = first.model_copy(update={"load_ahead": False})
+    return Launcher(*program(first), worker_environment())
 
 
 def _slots(

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -40,6 +40,10 @@ from origin.steady_clock import KeptClock, now_ms
 from origin.workers.program import makes_tokens
 from origin.workers.worker_process import WorkerSlot
 
+if TYPE_CHECKING:  # of several models
+    from origin.serving.keeper import ModelKeeper
+    from origin.serving.plan import ModelPlan
+
 ADOPT_S = 0.5
 """How often streams of origins that are gone are looked for, and who reads which."""
 
@@ -52,14 +56,14 @@ async def serve(
     streams: StreamsConfig,
     slots: Sequence[WorkerSlot],
     running: Sequence[asyncio.Task[Any]],
-    several: Mapping[str, OriginConfig] | None = None,
+    several: Sequence[ModelPlan] = (),
 ) -> None:
     """Serve until one of the parts ends that are `running` already, or one of our own.
 
-    `several` has the settings of each model, where it is not the one of `config`.
+    `several` are the models that are served instead of the one of `config`.
     """
     own = load_classes(config.objects)
-    models = [_served(name, each, slots) for name, each in (several or {}).items()]
+    models = [_served(plan, slots) for plan in several]
     reader = PromptReader(config.model) if not models and makes_tokens(config) else None
     clock = KeptClock(config.data)
     ledger = await open_ledger(retention, config.data, clock, config.reached_at)
@@ -67,18 +71,20 @@ async def serve(
     way = Way(config.link_address.scheme, config.link_credentials)
     objects = OriginObjects(ledger, streams, clock, way=way, own=own)
     try:
-        supervisor = Supervisor(
-            config, retention, ledger, objects, reader, clock, ServedModels(*models)
-        )
+        served = ServedModels(*models)
+        supervisor = Supervisor(config, retention, ledger, objects, reader, clock, served)
+        if several:
+            supervisor.keep_models(several, served)
         await supervisor.serve(slots, running)
     finally:
         await objects.close()
         await ledger.close()
 
 
-def _served(name: str, config: OriginConfig, slots: Sequence[WorkerSlot]) -> ServedModel:
-    model = ServedModel(name, PromptReader(config.model) if makes_tokens(config) else None)
-    model.slots = [slot for slot in slots if slot.model == name]
+def _served(plan: ModelPlan, slots: Sequence[WorkerSlot]) -> ServedModel:
+    reader = PromptReader(plan.config.model) if makes_tokens(plan.config) else None
+    model = ServedModel(plan.name, reader)
+    model.slots = [slot for slot in slots if slot.model == plan.name]
     return model
 
 
@@ -129,6 +135,7 @@ class Supervisor:
             desk=self._answer_operator,
         )
         self._slots: list[WorkerSlot] = []
+        self._keeper: ModelKeeper | None = None
         unix_ms = unix_clock(now_ms, self._metrics.clock)
         self._desk = OperatorDesk(
             ledger=ledger,
@@ -142,6 +149,13 @@ class Supervisor:
             end=self._service.end,
             unix_ms=unix_ms,
         )
+
+    def keep_models(self, plans: Sequence[ModelPlan], models: ServedModels) -> None:
+        """Several models come and go within their caps from now on."""
+        from origin.serving.keeping import keeper_of  # numpy, which takes a while to import
+
+        self._keeper = keeper_of(self._config, plans, models, self._runs.withdraw)
+        self._runs.keep_with(self._keeper)
 
     async def _answer_operator(self, asked: str, request: ObjectRequest) -> ObjectResponse:
         return await self._desk.answer(asked, request)
@@ -170,6 +184,8 @@ class Supervisor:
                 self._slots += slots
                 for slot in slots:
                     slot.belong_to(self._runs)
+                if self._keeper is not None:
+                    self._keeper.start()
                 await first_of(
                     *running,
                     self._beat(),
@@ -180,6 +196,8 @@ class Supervisor:
                     self._failed,
                 )
         finally:
+            if self._keeper is not None:
+                self._keeper.close()
             server.close()
             for link in list(self._links):
                 link.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import structlog
@@ -27,8 +28,15 @@ class Overload:
     """Owned by the runs; `look` is called now and then."""
 
     def __init__(
-        self, table: StreamTable, metrics: Metrics, random: Random, most_wait_s: float
+        self,
+        table: StreamTable,
+        metrics: Metrics,
+        random: Random,
+        most_wait_s: float,
+        is_up: Callable[[str], bool] = lambda model: True,
     ) -> None:
+        """`is_up`: whether a model has a worker; who waits for one to load, waits for that."""
+        self._is_up = is_up
         self.ladder = Ladder(most_wait_s)
         self._table = table
         self._random = random
@@ -76,7 +84,7 @@ class Overload:
             stream.asked_s
             for stream in self._table.by_id.values()
             if stream.asked_s is not None and stream.released_s is None
-            if not (stream.standing.begun or stream.unread)
+            if not (stream.standing.begun or stream.unread) and self._is_up(stream.recipe.model)
             if stream.recipe.priority != Priority.BATCH.word
         )
         return now - min(since, default=now)

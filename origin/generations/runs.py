@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from random import Random
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -31,8 +32,8 @@ from ledger.errors import (
     StreamFull,
     Unavailable,
 )
-from ledger.frame import Caller, FinishReason, Priority, Unread
-from ledger.interface import Ledger, Refusal
+from ledger.frame import Caller, FinishReason, Priority, Unread, encode
+from ledger.interface import Append, Ledger, Record, Refusal
 from origin.generations.allowance import Allowances
 from origin.generations.attendance import Attendance, is_idle, is_left
 from origin.generations.callers import tenant_of
@@ -76,6 +77,9 @@ CANCEL_TRIES = 3
 """Takeovers for one cancel: another origin may take the stream over between ours and its end."""
 log = structlog.get_logger("runs")
 
+if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
+    from origin.serving.keeper import ModelKeeper
+
 
 class Runs:
     """The owner of all worker slots. `changed` is called when readiness may have changed."""
@@ -98,6 +102,7 @@ class Runs:
         `most_wait_s` to be begun is too long, and makes the origin do less. A stream that nobody
         has read, and that has made nothing, for `idle_s` is ended."""
         self.models = models or ServedModels()
+        self.keeper: ModelKeeper | None = None
         self.readers = Readers(self._touch, metrics.replayed)
         self.recorder = recorder or no_history()
         self.starts = ColdStarts()
@@ -107,7 +112,7 @@ class Runs:
         self._metrics = metrics
         self._changed = changed
         self.table = StreamTable(max_streams, metrics, self._random)
-        self.overload = Overload(self.table, metrics, self._random, most_wait_s)
+        self.overload = Overload(self.table, metrics, self._random, most_wait_s, self.models.is_up)
         self._attendance = Attendance(paused_s)
         self._idle_s = idle_s
         self._left: set[bytes] = set()  # unfinished, and not ours to go on with
@@ -136,46 +141,81 @@ class Runs:
         priority: Priority = Priority.STANDARD,
         caller: Caller | None = None,
         model: str = "",
-    ) -> Iterator[Ready]:
-        """Keep room for so many new streams of a model, to be started within; gives what to
-        admit them for.
+    ) -> Iterator[ServedModel]:
+        """Keep room for so many new streams of a model, to be started within; gives the model.
 
-        Raises `Unavailable` while it was never loaded, or `Overloaded`, or CallerError (429) where
-        the caller's tenant has, or has had, as much as it may; NotFound for another model.
+        Raises `Unavailable` while it was never loaded, unless it can be waited for, or
+        `Overloaded`, or CallerError (429) where the caller's tenant has, or has had, as much as it
+        may; NotFound for a model that is not served.
         """
         wanted = self.models.find(model)
-        self._check_starts(wanted)
-        if wanted.ready is None:
-            after_ms = spread_ms(LOADING_RETRY_MS, self._random)
-            raise Unavailable("the model is loading", code="loading", retry_after_ms=after_ms)
+        if self.keeper is None:
+            self._check_starts(wanted)
         self.overload.admit(priority)
         tenant = tenant_of(caller)
         with self.table.reserved(streams, priority, tenant):
             self.allowances.admit(caller, streams, self.table.unfinished(tenant) - streams)
-            yield wanted.ready
+            yield wanted
+
+    @asynccontextmanager
+    async def loading(self, model: ServedModel, stream: bytes) -> AsyncIterator[str]:
+        """Wait until a stream of a model can be opened, which is started within or never; gives
+        what its reader is told of that, if anything. Raises `Unavailable` where it is too long."""
+        if self.keeper is None:
+            yield ""
+            return
+        self.keeper.arrive(model.name, stream)
+        try:
+            yield await self.keeper.begin(model)
+        finally:
+            if stream not in self.table.by_id:
+                self.keeper.end(stream)
 
     def _check_starts(self, model: ServedModel) -> None:
-        """Raises `Unavailable` where its workers die before they are ready."""
+        """Raises `Unavailable` where it was never loaded, or its workers die before they are."""
         if not model.up and model.deaths >= (1 if model.ready is None else FAILED_STARTS):
             least_s = model.circuit.retry_s(self._metrics.clock())
             least_ms = max(CANNOT_START_RETRY_MS, round(least_s * 1000))
             after_ms = spread_ms(least_ms, self._random)
             raise Unavailable(f"the worker cannot start: {model.fate}", retry_after_ms=after_ms)
+        if model.ready is None:
+            after_ms = spread_ms(LOADING_RETRY_MS, self._random)
+            raise Unavailable("the model is loading", code="loading", retry_after_ms=after_ms)
+
+    def keep_with(self, keeper: ModelKeeper) -> None:
+        """Models come and go as `keeper` says, which is told of every stream."""
+        self.keeper = keeper
+        self.table.comes, self.table.goes = keeper.arrive, keeper.end
 
     # ---- streams ----
 
     async def start(self, *streams: tuple[bytes, Recipe], read: bool = True) -> None:
         """Generate streams that were just created; `read`: whoever opened them is to read them."""
+        for stream, recipe in streams:
+            if not self.models.is_up(recipe.model):
+                await self._tell_first(stream, recipe)
         now = self._metrics.clock()
         for stream, recipe in streams:
             if stream not in self.table.by_id:
                 self.allowances.charge(recipe.tenant, len(recipe.prompt_ids))
-                found = HOT if self.models.find(recipe.model).up else COLD
-                self.recorder.arrived(stream, recipe.model, found)
+                is_up = self.models.is_up(recipe.model)
+                self.recorder.arrived(stream, recipe.model, HOT if is_up else COLD)
                 self.table.enqueue(
                     GeneratedStream(stream, recipe, started=False, asked_s=now, unread=not read)
                 )
         await self._assign()
+
+    async def _tell_first(self, stream: bytes, recipe: Recipe) -> None:
+        """Log what a reader is to be told before anything else, while its stream waits."""
+        appends = [
+            Append(stream, 1, notice.index, Record(encode(notice), ()))
+            for notice in recipe.first_notices(0)
+        ]
+        try:
+            for refusal in await self._ledger.append(appends) if appends else ():
+                log_refusal(refusal)
+        except Unavailable as error:  # whoever claims the stream logs them
+            log.warning("stream.deferred", stream=stream.hex(), error=str(error))
 
     async def restore(self, streams: Sequence[bytes]) -> None:
         """Go on with unfinished streams of origins that are gone, as many as there is room for.
@@ -248,7 +288,9 @@ class Runs:
         while placed := self.table.place(
             [slot for slot in self._slots if not slot.is_silent], may_take
         ):
-            await asyncio.gather(*(self._hand_over(*each) for each in placed))
+            # Whoever waits may be cancelled as its worker goes; streams of others are handed over.
+            handing = asyncio.gather(*(self._hand_over(*each) for each in placed))
+            await asyncio.shield(handing)
 
     async def _hand_over(self, stream: GeneratedStream, slot: WorkerSlot, run: int) -> None:
         claim = unreadable = None
@@ -418,11 +460,29 @@ class Runs:
         for stream in [s for s in self.table.by_id.values() if is_idle(s, now, self._idle_s)]:
             if stream.ordered or self.table.is_waiting(stream):
                 await self._end_idle(stream)
+        for stream in self._waited_too_long(now):
+            self.table.withdraw(stream)
+            why = f"{stream.recipe.model!r} was not loaded in time"
+            await self._end(stream, FinishReason.FAILED, why, retryable=True)
         for id_ in self._attendance.too_old(now):
             await self.cancel(id_)
         for id_ in self._attendance.wanted(lately, self.table.by_id):
             await self._wake(id_)
         await self._assign()
+
+    def _waited_too_long(self, now: float) -> list[GeneratedStream]:
+        """Those that were opened while their model was on its way, and it has not come."""
+        keeper = self.keeper
+        if keeper is None:
+            return []
+        keeper.look()
+        waiting = [s for s in self.table.by_id.values() if not s.started and s.slot is None]
+        return [
+            stream
+            for stream in waiting
+            if stream.asked_s is not None and self.table.is_waiting(stream)
+            if keeper.too_long(stream.recipe.model, now - stream.asked_s)
+        ]
 
     def _pause(self, stream: GeneratedStream, now: float) -> None:
         """Take it from its worker. What is in the ledger is all that it takes to go on."""
@@ -470,7 +530,10 @@ class Runs:
     # ---- what the workers say ----
 
     def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None:
-        self.models.of(slot).loading = progress
+        model = self.models.of(slot)
+        model.loading = progress
+        if self.keeper is not None:
+            self.keeper.loading(model, progress.stage)
         self.starts.loading(slot.number, progress.stage, self._metrics.clock())
         self._changed()
 
@@ -483,6 +546,8 @@ class Runs:
         self.recorder.changed_tier(slot.number, ready.model, HOT, "it is ready")
         self._slots.append(slot)
         model.up.append(slot)
+        if self.keeper is not None:
+            self.keeper.loaded(model, slot)
         if self.overload.ladder.rung:
             self.overload.ease(slot)
         self._changed()
@@ -550,6 +615,8 @@ class Runs:
         model.fate, model.circuit, model.loading = slot.fate, slot.circuit, None
         self.starts.lost(slot.number, slot.fate, self._metrics.clock())
         self._metrics.worker_lost(slot.number, slot.death)
+        if self.keeper is not None:
+            self.keeper.lost(model)
         orphans = self.table.on(slot)
         blamed = judge([stream.standing for stream in orphans], self._groups)
         for stream in orphans:
@@ -560,6 +627,26 @@ class Runs:
                 await self._blame(stream, "died on")
         self.table.wait_again(orphans)
         await self._assign()
+
+    def withdraw(self, slot: WorkerSlot) -> None:
+        """It is given no streams any more: its model is to leave."""
+        if slot in self._slots:
+            self._slots.remove(slot)
+            self.models.of(slot).up.remove(slot)
+            self._changed()
+
+    async def worker_rested(self, slot: WorkerSlot) -> None:
+        """Its worker has ended, as it was asked to."""
+        model = self.models.of(slot)
+        model.loading = None
+        self._metrics.worker_left(slot.number)
+        orphans = self.table.on(slot)  # there are none, unless it was given up
+        for stream in orphans:
+            self.table.take_off(stream)
+        self.table.wait_again(orphans)
+        if self.keeper is not None:
+            self.keeper.rested(model)
+        self._changed()
 
     async def _blame(self, stream: GeneratedStream, fate: str) -> None:
         stream.standing.blamed += 1

@@ -61,6 +61,7 @@ from origin.generations.recipe import Recipe
 from origin.generations.resume_token import TokenKeys, Voucher
 from origin.generations.runs import Runs
 from origin.generations.stream import TEXT
+from origin.serving.served_model import ServedModel
 from origin.streams.protocol import generation_id
 from origin.subscriptions.request import SUBSCRIPTION, object_of
 from origin.workers.worker_frame import Ready
@@ -138,28 +139,40 @@ class Service:
             earlier = await self.ledger.made_by(key, request_hash(request))
             if earlier is not None:
                 return self._opened(earlier, given)
+        first = self.random(STREAM_ID_BYTES)
         with self.runs.room(
             request.n, request.priority, request.caller, model=request.model
-        ) as ready:
-            recipe = self.runs.overload.shortened(await self._admit(request, ready))
-            ids = [self.random(STREAM_ID_BYTES) for _ in range(request.n)]
-            others = [(id_, _choice(recipe, nth)) for nth, id_ in enumerate(ids) if nth]
-            first = recipe.model_copy(update={"siblings": tuple(id_.hex() for id_ in ids[1:])})
-            made: list[bytes] = []
-            try:
-                for id_, other in others:
-                    await self.ledger.create(self._new(id_, other, request))
-                    made.append(id_)
-                new = self._new(ids[0], first, request, key)
-                info, created = await self.ledger.create(new)
-            except TailraceError:
-                await self._remove(made)
-                raise
-            if created:
-                await self.runs.start((info.stream, first), *others, read=request.credit > 0)
-            else:
-                await self._remove(made)
+        ) as model:
+            async with self.runs.loading(model, first) as told:
+                info = await self._start(request, model, told, first, key)
         return self._opened(await self.ledger.info(info.stream), given)
+
+    async def _start(
+        self, request: Open, model: ServedModel, told: str, id_: bytes, key: str | None
+    ) -> StreamInfo:
+        """Make the streams of a request and start them; `told` is what the readers are."""
+        ready = model.ready
+        assert ready is not None  # or it would be waited for
+        recipe = self.runs.overload.shortened(await self._admit(request, ready))
+        if told:
+            recipe = recipe.model_copy(update={"notices": (("loading", told), *recipe.notices)})
+        ids = [id_, *(self.random(STREAM_ID_BYTES) for _ in range(request.n - 1))]
+        others = [(id_, _choice(recipe, nth)) for nth, id_ in enumerate(ids) if nth]
+        first = recipe.model_copy(update={"siblings": tuple(id_.hex() for id_ in ids[1:])})
+        made: list[bytes] = []
+        try:
+            for other_id, other in others:
+                await self.ledger.create(self._new(other_id, other, request))
+                made.append(other_id)
+            info, created = await self.ledger.create(self._new(id_, first, request, key))
+        except TailraceError:
+            await self._remove(made)
+            raise
+        if created:
+            await self.runs.start((info.stream, first), *others, read=request.credit > 0)
+        else:
+            await self._remove(made)
+        return info
 
     async def _admit(self, request: Open, ready: Ready) -> Recipe:
         checked = partial(

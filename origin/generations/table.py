@@ -33,13 +33,16 @@ Placed = tuple[GeneratedStream, WorkerSlot, int]
 class StreamTable:
     """`by_id` holds every stream that runs or waits, or is about to be handed over again.
 
-    `ended` are those that ended here lately, `revision` is that of the last change to any.
+    `ended` are those that ended here lately, `revision` is that of the last change to any. `comes`
+    is told of the model and id of each stream that is put here, `goes` of the id when it is over.
     """
 
     def __init__(self, max_streams: int, metrics: Metrics, random: Random) -> None:
         self.by_id: dict[bytes, GeneratedStream] = {}
         self.ended: deque[EndedStream] = deque(maxlen=MAX_ENDED)
         self.revision = 0
+        self.comes: Callable[[str, bytes], None] = lambda model, stream: None
+        self.goes: Callable[[bytes], None] = lambda stream: None
         self._max_streams = max_streams
         self._metrics = metrics
         self._random = random
@@ -134,6 +137,7 @@ class StreamTable:
         self.touch(stream)
         self._waiting.append(stream)
         self._metrics.streams.set(len(self.by_id))
+        self.comes(stream.recipe.model, stream.id)
 
     def is_waiting(self, stream: GeneratedStream) -> bool:
         return stream in self._waiting
@@ -223,6 +227,7 @@ class StreamTable:
         self._metrics.streams.set(len(self.by_id))
         self.take_off(stream)
         stream.steering.fail(stream.not_taken())
+        self.goes(stream.id)
 
 
 def _turn(stream: GeneratedStream) -> tuple[bool, Priority]:

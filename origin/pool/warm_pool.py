@@ -307,6 +307,17 @@ class WarmPool:
     def is_ready(self, model: str) -> bool:
         return self._of(model).is_ready
 
+    def residence(self, model: str) -> Residence:
+        return self._of(model).residence
+
+    def fits(self, model: str) -> bool:
+        """Whether there is room for it beside all that is there, or is to come."""
+        return self._fits(self._of(model))
+
+    def visits(self, model: str) -> int:
+        """Requests for it that are not over."""
+        return self._of(model).visits
+
     def expected_s(self, model: str, now: float) -> float:
         """Until it may be asked, if what was measured of its loads holds."""
         kept = self._of(model)

@@ -54,7 +54,8 @@ def needed(name: str, table: ModelTable, config: OriginConfig) -> tuple[int, Ori
             field=f"models.{name}.memory_mib",
             hint="more, or a smaller kv_mib",
         )
-    return total, config.model_copy(update={"kv_mib": kv_mib})
+    size = total if table.memory_mib is None else table.memory_mib * MIB
+    return size, config.model_copy(update={"kv_mib": kv_mib})
 
 
 def _weights(folder: Path, device: str, formats: Formats) -> int:

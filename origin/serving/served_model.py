@@ -36,14 +36,21 @@ class ServedModel:
         self.circuit = Circuit()
 
     @property
+    def is_resting(self) -> bool:
+        """Whether it is to be loaded for the next request."""
+        return bool(self.slots) and all(slot.is_resting for slot in self.slots)
+
+    @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it makes no token now; empty when it does."""
+        """Why it makes no token now; empty when it does, or could be loaded to."""
         if self.up:
             is_silent = all(slot.is_silent for slot in self.up)
             return (f"all workers are silent for over {SILENT_S:.0f} s",) if is_silent else ()
         again = f"; {self.deaths} died before, the last: {self.fate}" if self.deaths else ""
         if self.circuit.reason:
             return (f"{self.circuit.reason}{again}",)
+        if self.is_resting and self.ready is not None:
+            return ()
         if self.loading is None:
             return (f"starting a worker{again}",)
         how_far = f" {self.loading.done}/{self.loading.total}" if self.loading.total else ""
@@ -84,6 +91,15 @@ class ServedModels:
                 hint=f"this origin serves {some}",
             )
         return model
+
+    def serves(self, name: str) -> bool:
+        """Whether it is one of several that are named."""
+        return name in self._named
+
+    def is_up(self, name: str) -> bool:
+        """Whether a worker of it is there; of one that nobody serves, any."""
+        model = self._named.get(name)
+        return bool(model.up if model is not None else any(each.up for each in self._all))
 
     def of(self, slot: WorkerSlot) -> ServedModel:
         return self._named[slot.model] if self._named else self._all[0]

@@ -77,6 +77,8 @@ class _Witness:
     async def worker_lost(self, slot: WorkerSlot) -> None:
         self.told.put_nowait(slot.fate)
 
+    async def worker_rested(self, slot: WorkerSlot) -> None: ...
+
 
 async def profile(config: OriginConfig, starts: int) -> LoadProfile:
     """So many cold starts, and as many of workers that replace one that was killed.

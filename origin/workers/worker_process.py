@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -62,6 +62,8 @@ class Owner(Protocol):
 
     async def worker_lost(self, slot: WorkerSlot) -> None: ...
 
+    async def worker_rested(self, slot: WorkerSlot) -> None: ...
+
 
 class WorkerSlot:
     """`number` is the slot's place in the pool; `pid` that of its process now, if any; `model`
@@ -69,7 +71,8 @@ class WorkerSlot:
 
     `program` is the module to run and its settings. `is_silent` while nothing
     is heard of a worker that should say something; `fate` is what became of the last one, and
-    `death` of which kind that was. Slots of one model share its `circuit`.
+    `death` of which kind that was. Slots of one model share its `circuit`. A slot that `is_resting`
+    starts none until it is woken.
     """
 
     def __init__(
@@ -90,6 +93,9 @@ class WorkerSlot:
         self.fate = ""
         self.death = Death.EXITED
         self.start: WorkerStart | None = None
+        self.is_resting = False
+        self._wanted, self._unwanted = asyncio.Event(), asyncio.Event()
+        self._wanted.set()
         self._asked_s = 0.0
         self._forked = False
         self._module, self._settings = program
@@ -112,6 +118,16 @@ class WorkerSlot:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(worker_frame.encode(frame, run))
 
+    def wake(self) -> None:
+        """Start workers from now on."""
+        self._unwanted.clear()
+        self._wanted.set()
+
+    def rest(self) -> None:
+        """End the worker, which has nothing to do, and start none until it is woken again."""
+        self._wanted.clear()
+        self._unwanted.set()
+
     async def keep(self) -> None:
         """Run workers in this slot, one after another, until cancelled."""
         with tempfile.TemporaryDirectory(prefix="tailrace-") as folder:
@@ -120,10 +136,19 @@ class WorkerSlot:
             async with server:
                 while True:
                     wait_s = self.circuit.wait_s(self.number, time.monotonic())
-                    if wait_s:
-                        await asyncio.sleep(wait_s)
+                    if self._unwanted.is_set():
+                        await self._rest()
+                    elif wait_s:
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(self._unwanted.wait(), wait_s)
                     else:
                         await self._one_life(path)
+
+    async def _rest(self) -> None:
+        self.is_resting = True
+        await (await self._told()).worker_rested(self)
+        await self._wanted.wait()
+        self.is_resting = False
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -143,16 +168,26 @@ class WorkerSlot:
         self._welcoming = None
         hearing = asyncio.create_task(self._hear(pulse))
         watching = asyncio.create_task(self._watch(pulse, process, exited))
+        unwanted = asyncio.create_task(self._unwanted.wait())
         try:
-            await asyncio.wait((exited, hearing, watching), return_when=asyncio.FIRST_COMPLETED)
-            if exited.done() and self._writer is not None:
+            await asyncio.wait(
+                (exited, hearing, watching, unwanted), return_when=asyncio.FIRST_COMPLETED
+            )
+            if unwanted.done():
+                self._disconnect()  # which a worker that is idle ends by
+                await asyncio.wait((exited, hearing), timeout=STOP_GRACE_S)
+            elif exited.done() and self._writer is not None:
                 await self._hear_last_words(hearing)
         finally:
-            await _cancel(hearing, watching, self._welcoming)
+            await _cancel(hearing, watching, unwanted, self._welcoming)
             if self._writer is None:
                 _kill(process)  # it has not called yet: nothing is lost, and it would not hear us
             self._disconnect()
             await _reap(process, exited)
+        if self._unwanted.is_set():
+            log.info("worker.left", slot=self.number, pid=self.pid, model=self.model)
+            self.pid = self.ready = None
+            return
         for task in (hearing, self._welcoming):
             if task is not None and not task.cancelled():
                 self._pass_on(task.exception())
@@ -358,7 +393,7 @@ def _fate(status: int | None) -> str:
     return f"ended by signal {-status}"
 
 
-async def _cancel(*tasks: asyncio.Task[None] | None) -> None:
+async def _cancel(*tasks: asyncio.Task[Any] | None) -> None:
     """And wait until they are over, however that is."""
     started = [task for task in tasks if task is not None]
     for task in started:

@@ -19,13 +19,15 @@ pytestmark = pytest.mark.anyio
 
 DEMO = Path(__file__).resolve().parents[2] / "origin" / "demo" / "model"
 TOKENS = 300
+BEGUN = 30
 
 
-def tables(**models: str) -> str:
-    return "".join(
-        f'[models.{name}]\nfolder = "{DEMO}"\nkv_mib = 16\n{more}\n'
-        for name, more in models.items()
-    )
+OURS = f'folder = "{DEMO}"\nkv_mib = 16\n'
+SILENT = 'producer = "tests.origin.producers.text_producers:Waiting"\n'
+
+
+def tables(*models: str, each: str = OURS) -> str:
+    return "".join(f"[models.{name}]\n{each}\n" for name in models)
 
 
 def request(model: str, tokens: int = TOKENS, seed: int = 7) -> dict[str, Any]:
@@ -44,7 +46,7 @@ class Two:
 
     def __init__(self, folder: Path) -> None:
         file = folder / "tailrace.toml"
-        file.write_text(tables(one="", two=""))
+        file.write_text(tables("one", "two"))
         self.origin = Origin(folder / "data", config=file)
         self.edge = Edge(self.origin)
 
@@ -61,6 +63,95 @@ async def two(tmp_path: Path) -> AsyncIterator[Two]:
         yield made
 
 
+class Three:
+    """An origin of three models, of which two fit in its cap, and an edge."""
+
+    def __init__(self, folder: Path, wait_s: float, served: str = OURS) -> None:
+        file = folder / "tailrace.toml"
+        origin = f"[origin]\ncpu_memory_mib = 130\ncold_wait_s = {wait_s}\n"
+        each = served + "memory_mib = 60\n"
+        file.write_text(origin + tables("one", "two", "three", each=each))
+        self.origin = Origin(folder / "data", config=file)
+        self.edge = Edge(self.origin)
+
+    def loaded(self) -> list[str]:
+        """The models that have a worker, by what was logged."""
+        found: dict[str, bool] = {}
+        for event in self.origin.events:
+            if event.get("message") == "worker.ready":
+                found[event["model"]] = True
+            elif event.get("message") == "worker.left":
+                found[event["model"]] = False
+        return sorted(model for model, is_there in found.items() if is_there)
+
+
+async def read(client: httpx.AsyncClient, url: str, model: str, begun: asyncio.Event) -> Reading:
+    """The whole of a stream; `begun` when some of it has come."""
+    reading = Reading()
+    body = request(model)
+    async with client.stream("POST", f"{url}/v1/generate", json=body, headers=SSE) as response:
+        async for event in events(response):
+            reading.events.append(event)
+            if len(reading.events) == BEGUN:
+                begun.set()
+    return reading
+
+
+async def test_of_three_models_two_fit_and_the_third_waits_for_its_turn(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    house = Three(tmp_path, wait_s=120)
+    async with running(house.origin, house.edge):
+        url = house.edge.url
+        await house.origin.saw("worker.ready", 2)
+        assert house.loaded() == ["one", "two"]
+        listed = (await client.get(f"{url}/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == ["one", "two", "three"]
+        whole = await start(client, url, request("one"))
+        await start(client, url, request("two", 5))
+        await start(client, url, request("two", 5, seed=8))
+        # It was never loaded: nothing can be opened before it is.
+        third = await start(client, url, request("three"))
+        assert (third.text, third.indexes) == (whole.text, whole.indexes)
+        await house.origin.saw("worker.left")
+        assert house.loaded() == ["three", "two"]
+        # While both of them stream, the first one waits for room; no stream is cut for it.
+        both = {name: asyncio.Event() for name in ("two", "three")}
+        async with asyncio.TaskGroup() as tasks:
+            running_both = [
+                tasks.create_task(read(client, url, name, begun)) for name, begun in both.items()
+            ]
+            for begun in both.values():
+                await begun.wait()
+            again = await start(client, url, request("one"))
+        for task in running_both:
+            assert (task.result().text, task.result().indexes) == (whole.text, whole.indexes)
+        notice = again.events[0]
+        assert (notice.id, notice.name, notice.data["code"]) == (0, "notice", "loading")
+        assert "'one' is being loaded, which takes about" in notice.data["message"]
+        assert again.text == whole.text
+        assert len(house.loaded()) == 2
+        assert "one" in house.loaded()
+
+
+async def test_who_waits_too_long_for_room_is_told_when_to_ask_again(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    house = Three(tmp_path, wait_s=1, served=SILENT)
+    async with running(house.origin, house.edge):
+        url = house.edge.url
+        await house.origin.saw("worker.ready", 2)
+        silent = [await start(client, url, request(name), 0) for name in ("one", "two")]
+        refused = await client.post(f"{url}/v1/generate", json=request("three"))
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "loading"
+        assert "waits for room" in refused.json()["error"]["message"]
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert house.loaded() == ["one", "two"]
+        for reading in silent:
+            await client.post(f"{url}/v1/generate/{reading.stream}/cancel")
+
+
 async def test_a_worker_killed_leaves_the_other_model_alone_and_its_own_goes_on(
     two: Two, client: httpx.AsyncClient
 ) -> None:
@@ -68,24 +159,14 @@ async def test_a_worker_killed_leaves_the_other_model_alone_and_its_own_goes_on(
     listed = (await client.get(f"{url}/v1/models")).json()["data"]
     assert [model["id"] for model in listed] == ["one", "two"]
     whole = await start(client, url, request("two"))
-    killed = asyncio.Event()
     other_pid = two.worker_pid("two")
-
-    async def read(model: str) -> Reading:
-        reading = Reading()
-        async with client.stream(
-            "POST", f"{url}/v1/generate", json=request(model), headers=SSE
-        ) as response:
-            async for event in events(response):
-                reading.events.append(event)
-                if model == "one" and len(reading.events) == 30:
-                    os.kill(two.worker_pid("one"), signal.SIGKILL)
-                    killed.set()
-        return reading
-
+    begun = {name: asyncio.Event() for name in ("one", "two")}
     async with asyncio.TaskGroup() as tasks:
-        one, other = (tasks.create_task(read(model)) for model in ("one", "two"))
-    assert killed.is_set()
+        one, other = (
+            tasks.create_task(read(client, url, name, event)) for name, event in begun.items()
+        )
+        await begun["one"].wait()
+        os.kill(two.worker_pid("one"), signal.SIGKILL)
     for reading in (one.result(), other.result()):
         assert (reading.text, reading.indexes, reading.end) == (
             whole.text,

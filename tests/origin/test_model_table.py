@@ -103,7 +103,7 @@ def test_a_worker_needs_its_weights_and_a_cache_that_fits_in_what_is_left() -> N
     assert settings.kv_mib == KV_MIB["cpu"]
     capped = ModelTable(folder=DEMO_MODEL, memory_mib=50)
     size, settings = needed("m", capped, capped.alone("m", origin))
-    assert size <= 50 * MIB < size + MIB
+    assert size == 50 * MIB
     assert settings.kv_mib == 50 - -(-weights // MIB)
     for table in (
         ModelTable(folder=DEMO_MODEL, memory_mib=weights // MIB),

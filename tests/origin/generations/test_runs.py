@@ -386,11 +386,11 @@ async def test_nothing_is_admitted_before_the_first_model_is_loaded(stage: Stage
     assert (error.value.code, error.value.retryable) == ("loading", True)
     assert error.value.retry_after_ms is not None
     await stage.ready(stage.slots[0])
-    with stage.runs.room() as ready:
-        assert ready == READY
+    with stage.runs.room() as model:
+        assert model.ready == READY
     await stage.lost(stage.slots[0])
-    with stage.runs.room() as ready:
-        assert ready == READY  # a restart is a pause, not a refusal
+    with stage.runs.room() as model:
+        assert model.ready == READY  # a restart is a pause, not a refusal
 
 
 async def test_no_more_streams_than_the_limit_are_admitted(stage: Stage) -> None:

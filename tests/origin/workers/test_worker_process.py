@@ -46,6 +46,7 @@ class Owned:
         self.readies: asyncio.Queue[Ready] = asyncio.Queue()
         self.losses: asyncio.Queue[str] = asyncio.Queue()
         self.silences: asyncio.Queue[bool] = asyncio.Queue()
+        self.rests: asyncio.Queue[int | None] = asyncio.Queue()
         self.frames: list[object] = []
         self.ended = asyncio.Event()
 
@@ -65,6 +66,9 @@ class Owned:
 
     async def worker_lost(self, slot: WorkerSlot) -> None:
         self.losses.put_nowait(slot.fate)
+
+    async def worker_rested(self, slot: WorkerSlot) -> None:
+        self.rests.put_nowait(slot.pid)
 
     def worker_silent(self, slot: WorkerSlot) -> None:
         self.silences.put_nowait(slot.is_silent)

@@ -1,0 +1,255 @@
+"""Carries out what the pool decides: has models loaded and leave, and requests wait for theirs.
+
+The pool (`origin.pool`) has the rules and no I/O. What happens to streams and workers is told to
+it here, and its orders wake workers' slots or put them to rest. A model leaves only when no stream
+of it runs or waits, and no request for it is on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any
+
+import structlog
+
+from ledger.backoff import spread_ms
+from ledger.errors import Unavailable
+from origin.pool.hints import Hint
+from origin.pool.records import PoolDecision, PoolRecord, TierChange
+from origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence
+from origin.pool.warm_pool import PoolOrder, WarmPool
+from origin.serving.known_models import KnownModel, KnownModels
+from origin.serving.served_model import ServedModel, ServedModels
+from origin.workers.circuit import CircuitState
+from origin.workers.worker_process import WorkerSlot
+
+LEAST_RETRY_S = 1.0
+"""Who is refused for a model that loads is told to wait for so long at least."""
+MIN_SLEEP_S, MOST_SLEEP_S = 0.05, 3600.0
+"""Between two looks at what is due by itself."""
+
+log = structlog.get_logger("models")
+
+
+def log_record(record: PoolRecord) -> None:
+    """What the pool does, for the log; requests have their own lines."""
+    if isinstance(record, TierChange):
+        log.info(
+            "model.tier",
+            model=record.model,
+            tier=record.tier.word,
+            was=record.before.word,
+            reason=record.reason,
+            s=None if record.took_s is None else round(record.took_s, 3),
+        )
+    elif isinstance(record, PoolDecision):
+        log.info(
+            "model.decision",
+            model=record.model,
+            choice=record.choice.value,
+            policy=record.policy,
+            reason=record.reason,
+        )
+
+
+class ModelKeeper:
+    """`clock` gives Unix time in seconds, `wait_s` is how long a request waits for its model, and
+    `withdraw` takes a slot from those that are given streams."""
+
+    def __init__(
+        self,
+        models: ServedModels,
+        pool: WarmPool,
+        known: KnownModels,
+        *,
+        clock: Callable[[], float],
+        wait_s: float,
+        withdraw: Callable[[WorkerSlot], None],
+        random: Random | None = None,
+    ) -> None:
+        self.pool = pool
+        self.wait_s = wait_s
+        self._models = models
+        self._known = known
+        self._clock = clock
+        self._withdraw = withdraw
+        self._random = random or Random()
+        self._visits: set[bytes] = set()
+        self._news = asyncio.Event()
+        """Set, and made anew, when a model may have come nearer."""
+        self._timer: asyncio.TimerHandle | None = None
+        for model in models:
+            if (found := known.find(model.name)) is not None:
+                model.ready = found.ready
+
+    def start(self) -> None:
+        """Load what is pinned, and then of the others, in their order, as many as fit."""
+        self._do(self.pool.start(self._clock()))
+        for model in self._models:
+            if self.pool.residence(model.name) is Residence.AWAY and self.pool.fits(model.name):
+                self._do(self.pool.hint(model.name, Hint.OPERATOR, self._clock()))
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # ---- requests ----
+
+    def arrive(self, model: str, stream: bytes) -> None:
+        """A stream wants its model, or a request for one does; told again, nothing changes."""
+        if stream not in self._visits and self._models.serves(model):
+            self._visits.add(stream)
+            self._do(self.pool.arrive(model, stream, self._clock()))
+
+    def end(self, stream: bytes) -> None:
+        """It is over, or waits no longer."""
+        if stream in self._visits:
+            self._visits.discard(stream)
+            self._do(self.pool.end(stream, self._clock()))
+
+    async def begin(self, model: ServedModel) -> str:
+        """Wait until a stream of a model that was asked for may be opened: it is ready, or known
+        and on its way. Gives what the stream's reader is to be told of that, if anything.
+
+        Raises `Unavailable` where it takes too long, with when to ask again.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.wait_s
+        while not self.pool.is_ready(model.name):
+            left_s, expected_s = deadline - loop.time(), self.expected_s(model.name)
+            if self.pool.residence(model.name) is Residence.LOADING:
+                if expected_s > left_s or left_s <= 0:
+                    raise self._too_late(model, expected_s)
+                if model.ready is not None:
+                    return f"{model.name!r} is being loaded, which takes about {expected_s:.1f} s"
+            self._check_circuit(model)
+            news = self._news
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await news.wait()
+            except TimeoutError:
+                raise self._too_late(model, expected_s) from None
+        return ""
+
+    def expected_s(self, model: str) -> float:
+        """Until it may be asked, as far as loads were measured."""
+        return self.pool.expected_s(model, self._clock())
+
+    def too_long(self, model: str, waited_s: float) -> bool:
+        """Whether a stream that was never begun has waited for its model for too long."""
+        return (
+            self._models.serves(model) and waited_s > self.wait_s and not self.pool.is_ready(model)
+        )
+
+    def _too_late(self, model: ServedModel, expected_s: float) -> Unavailable:
+        after_ms = round(max(expected_s, LEAST_RETRY_S) * 1000)
+        is_coming = self.pool.residence(model.name) is Residence.LOADING
+        why = "is being loaded" if is_coming else "waits for room among the others"
+        return Unavailable(
+            f"{model.name!r} {why}",
+            code="loading",
+            hint=f"a request waits for its model for {self.wait_s:g} s (origin.cold_wait_s)",
+            retry_after_ms=spread_ms(after_ms, self._random),
+        )
+
+    def _check_circuit(self, model: ServedModel) -> None:
+        left_s = model.circuit.retry_s(time.monotonic())
+        if model.circuit.state is CircuitState.OPEN and left_s > 0 and not model.up:
+            after_ms = round(max(left_s, LEAST_RETRY_S) * 1000)
+            raise Unavailable(
+                f"no worker of {model.name!r} can start: {model.fate}",
+                retry_after_ms=spread_ms(after_ms, self._random),
+            )
+
+    # ---- workers ----
+
+    def loading(self, model: ServedModel, stage: str) -> None:
+        tier = STAGE_TIERS.get(stage)
+        if tier is not None and self.pool.residence(model.name) is Residence.LOADING:
+            self.pool.stage(model.name, tier, self._clock())
+
+    def loaded(self, model: ServedModel, slot: WorkerSlot) -> None:
+        """A worker of it is ready, and may be given streams."""
+        if model.ready is not None and slot.start is not None:
+            took_s = slot.start.ready_s - slot.start.asked_s
+            self._known.learn(model.name, KnownModel(model.ready, took_s))
+        if self.pool.residence(model.name) in (Residence.LOADING, Residence.READY):
+            self._do(self.pool.loaded(model.name, self._clock()))
+
+    def lost(self, model: ServedModel) -> None:
+        """A worker of it died; another one is started unless its circuit is open."""
+        residence = self.pool.residence(model.name)
+        if not model.up and residence in (Residence.LOADING, Residence.READY):
+            self.pool.lost(model.name, self._clock())
+        self.look()
+        self._tell()
+
+    def rested(self, model: ServedModel) -> None:
+        """A slot of it is at rest; once all are, its room is free."""
+        is_going = self.pool.residence(model.name) in ABOUT_TO_GO
+        if is_going and all(slot.is_resting for slot in model.slots):
+            self._do(self.pool.gone(model.name, self._clock()))
+
+    def look(self) -> None:
+        """Give up models whose workers die again and again, and that nobody has a stream of."""
+        for model in self._models:
+            is_loading = self.pool.residence(model.name) is Residence.LOADING
+            is_hopeless = not model.up and model.circuit.state is CircuitState.OPEN
+            if is_loading and is_hopeless and not self.pool.visits(model.name):
+                reason = model.circuit.reason
+                self._do(self.pool.given_up(model.name, self._clock(), reason))
+
+    # ---- orders ----
+
+    def _do(self, orders: Iterable[PoolOrder]) -> None:
+        for order in orders:
+            model = self._models.find(order.model)
+            log.info("model.load" if order.load else "model.leave", model=model.name)
+            for slot in model.slots:
+                if order.load:
+                    slot.wake()
+                else:
+                    self._withdraw(slot)
+                    slot.rest()
+        self._tell()
+        self._set_timer()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _set_timer(self) -> None:
+        """Have the pool look again when something is due by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self._clock()
+        wait_s = min(self.pool.wake_at(now) - now, MOST_SLEEP_S)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(wait_s, MIN_SLEEP_S), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._do(self.pool.tick(self._clock()))
+
+    # ---- what is known ----
+
+    def described(self) -> list[dict[str, Any]]:
+        """For operators."""
+        states = {state.model: state for state in self.pool.states()}
+        return [
+            {
+                "model": model.name,
+                "residence": states[model.name].residence.value,
+                "tier": states[model.name].tier.word,
+                "streams": states[model.name].requests_now,
+                "pinned": states[model.name].is_pinned,
+                "expected_s": self.expected_s(model.name),
+                "circuit": model.circuit.state.value,
+                "reasons": list(model.reasons),
+            }
+            for model in self._models
+        ]
