@@ -154,7 +154,8 @@ class Supervisor:
         """Several models come and go within their caps from now on."""
         from origin.serving.keeping import keeper_of  # numpy, which takes a while to import
 
-        self._keeper = keeper_of(self._config, plans, models, self._runs.withdraw)
+        is_open = self._runs.table.by_id.__contains__
+        self._keeper = keeper_of(self._config, plans, models, self._runs.withdraw, is_open)
         self._runs.keep_with(self._keeper)
 
     async def _answer_operator(self, asked: str, request: ObjectRequest) -> ObjectResponse:

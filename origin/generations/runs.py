@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -32,8 +32,8 @@ from ledger.errors import (
     StreamFull,
     Unavailable,
 )
-from ledger.frame import Caller, FinishReason, Priority, Unread, encode
-from ledger.interface import Append, Ledger, Record, Refusal
+from ledger.frame import Caller, FinishReason, Priority, Unread
+from ledger.interface import Ledger, Refusal
 from origin.generations.allowance import Allowances
 from origin.generations.attendance import Attendance, is_idle, is_left
 from origin.generations.callers import tenant_of
@@ -43,7 +43,7 @@ from origin.generations.overload import Overload
 from origin.generations.readers import Readers
 from origin.generations.recipe import Recipe
 from origin.generations.spans import record_span
-from origin.generations.stream import TEXT, GeneratedStream, find, log_refusal
+from origin.generations.stream import TEXT, GeneratedStream, find, log_refusal, tell_first
 from origin.generations.suspects import judge
 from origin.generations.table import StreamTable
 from origin.history.recorder import HistoryRecorder, no_history
@@ -68,10 +68,6 @@ IDLE_STREAM_S = 21_600.0
 MAX_DEATHS = 5
 """A stream that so many workers in a row died on, when no other could be the cause, is ended
 as failed."""
-LOADING_RETRY_MS = 500
-FAILED_STARTS = 4
-"""Workers in a row that died, a served one among them perhaps, after which none is expected."""
-CANNOT_START_RETRY_MS = 5_000
 ELSEWHERE_RETRY_MS = 1_000
 CANCEL_TRIES = 3
 """Takeovers for one cancel: another origin may take the stream over between ours and its end."""
@@ -144,43 +140,17 @@ class Runs:
     ) -> Iterator[ServedModel]:
         """Keep room for so many new streams of a model, to be started within; gives the model.
 
-        Raises `Unavailable` while it was never loaded, unless it can be waited for, or
-        `Overloaded`, or CallerError (429) where the caller's tenant has, or has had, as much as it
-        may; NotFound for a model that is not served.
+        Raises `Overloaded`, `Unavailable` while it can be neither asked nor waited for, CallerError
+        (429) where the caller's tenant has, or has had, as much as it may, NotFound.
         """
         wanted = self.models.find(model)
         if self.keeper is None:
-            self._check_starts(wanted)
+            wanted.check_starts(self._metrics.clock(), self._random)
         self.overload.admit(priority)
         tenant = tenant_of(caller)
         with self.table.reserved(streams, priority, tenant):
             self.allowances.admit(caller, streams, self.table.unfinished(tenant) - streams)
             yield wanted
-
-    @asynccontextmanager
-    async def loading(self, model: ServedModel, stream: bytes) -> AsyncIterator[str]:
-        """Wait until a stream of a model can be opened, which is started within or never; gives
-        what its reader is told of that, if anything. Raises `Unavailable` where it is too long."""
-        if self.keeper is None:
-            yield ""
-            return
-        self.keeper.arrive(model.name, stream)
-        try:
-            yield await self.keeper.begin(model)
-        finally:
-            if stream not in self.table.by_id:
-                self.keeper.end(stream)
-
-    def _check_starts(self, model: ServedModel) -> None:
-        """Raises `Unavailable` where it was never loaded, or its workers die before they are."""
-        if not model.up and model.deaths >= (1 if model.ready is None else FAILED_STARTS):
-            least_s = model.circuit.retry_s(self._metrics.clock())
-            least_ms = max(CANNOT_START_RETRY_MS, round(least_s * 1000))
-            after_ms = spread_ms(least_ms, self._random)
-            raise Unavailable(f"the worker cannot start: {model.fate}", retry_after_ms=after_ms)
-        if model.ready is None:
-            after_ms = spread_ms(LOADING_RETRY_MS, self._random)
-            raise Unavailable("the model is loading", code="loading", retry_after_ms=after_ms)
 
     def keep_with(self, keeper: ModelKeeper) -> None:
         """Models come and go as `keeper` says, which is told of every stream."""
@@ -193,7 +163,7 @@ class Runs:
         """Generate streams that were just created; `read`: whoever opened them is to read them."""
         for stream, recipe in streams:
             if not self.models.is_up(recipe.model):
-                await self._tell_first(stream, recipe)
+                await tell_first(self._ledger, stream, recipe)
         now = self._metrics.clock()
         for stream, recipe in streams:
             if stream not in self.table.by_id:
@@ -204,18 +174,6 @@ class Runs:
                     GeneratedStream(stream, recipe, started=False, asked_s=now, unread=not read)
                 )
         await self._assign()
-
-    async def _tell_first(self, stream: bytes, recipe: Recipe) -> None:
-        """Log what a reader is to be told before anything else, while its stream waits."""
-        appends = [
-            Append(stream, 1, notice.index, Record(encode(notice), ()))
-            for notice in recipe.first_notices(0)
-        ]
-        try:
-            for refusal in await self._ledger.append(appends) if appends else ():
-                log_refusal(refusal)
-        except Unavailable as error:  # whoever claims the stream logs them
-            log.warning("stream.deferred", stream=stream.hex(), error=str(error))
 
     async def restore(self, streams: Sequence[bytes]) -> None:
         """Go on with unfinished streams of origins that are gone, as many as there is room for.
@@ -460,7 +418,8 @@ class Runs:
         for stream in [s for s in self.table.by_id.values() if is_idle(s, now, self._idle_s)]:
             if stream.ordered or self.table.is_waiting(stream):
                 await self._end_idle(stream)
-        for stream in self._waited_too_long(now):
+        overdue = [] if self.keeper is None else self.keeper.look(self.table.by_id.values(), now)
+        for stream in filter(self.table.is_waiting, overdue):
             self.table.withdraw(stream)
             why = f"{stream.recipe.model!r} was not loaded in time"
             await self._end(stream, FinishReason.FAILED, why, retryable=True)
@@ -469,20 +428,6 @@ class Runs:
         for id_ in self._attendance.wanted(lately, self.table.by_id):
             await self._wake(id_)
         await self._assign()
-
-    def _waited_too_long(self, now: float) -> list[GeneratedStream]:
-        """Those that were opened while their model was on its way, and it has not come."""
-        keeper = self.keeper
-        if keeper is None:
-            return []
-        keeper.look()
-        waiting = [s for s in self.table.by_id.values() if not s.started and s.slot is None]
-        return [
-            stream
-            for stream in waiting
-            if stream.asked_s is not None and self.table.is_waiting(stream)
-            if keeper.too_long(stream.recipe.model, now - stream.asked_s)
-        ]
 
     def _pause(self, stream: GeneratedStream, now: float) -> None:
         """Take it from its worker. What is in the ledger is all that it takes to go on."""
@@ -533,7 +478,7 @@ class Runs:
         model = self.models.of(slot)
         model.loading = progress
         if self.keeper is not None:
-            self.keeper.loading(model, progress.stage)
+            self.keeper.reached(model, progress.stage)
         self.starts.loading(slot.number, progress.stage, self._metrics.clock())
         self._changed()
 
@@ -640,7 +585,7 @@ class Runs:
         model = self.models.of(slot)
         model.loading = None
         self._metrics.worker_left(slot.number)
-        orphans = self.table.on(slot)  # there are none, unless it was given up
+        orphans = self.table.on(slot)  # none, unless it was given up
         for stream in orphans:
             self.table.take_off(stream)
         self.table.wait_again(orphans)

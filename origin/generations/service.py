@@ -143,8 +143,11 @@ class Service:
         with self.runs.room(
             request.n, request.priority, request.caller, model=request.model
         ) as model:
-            async with self.runs.loading(model, first) as told:
-                info = await self._start(request, model, told, first, key)
+            if (keeper := self.runs.keeper) is None:
+                info = await self._start(request, model, "", first, key)
+            else:
+                async with keeper.loading(model, first) as told:
+                    info = await self._start(request, model, told, first, key)
         return self._opened(await self.ledger.info(info.stream), given)
 
     async def _start(

@@ -14,7 +14,7 @@ from itertools import chain
 import structlog
 from pydantic import ValidationError
 
-from ledger.errors import Conflict, Damaged, NotFound
+from ledger.errors import Conflict, Damaged, NotFound, Unavailable
 from ledger.frame import FinishReason, Notice, StreamEnd, encode
 from ledger.interface import Append, Ledger, Record, Refusal, StreamKind
 from origin.generations.history import History, read_history
@@ -191,6 +191,19 @@ def log_refusal(refusal: Refusal) -> None:
         index=refusal.append.index,
         error=str(refusal.error),
     )
+
+
+async def tell_first(ledger: Ledger, stream: bytes, recipe: Recipe) -> None:
+    """Log what its readers are to be told before anything else, while a new stream waits."""
+    appends = [
+        Append(stream, 1, notice.index, Record(encode(notice), ()))
+        for notice in recipe.first_notices(0)
+    ]
+    try:
+        for refusal in await ledger.append(appends) if appends else ():
+            log_refusal(refusal)
+    except Unavailable as error:  # whoever claims the stream logs them
+        log.warning("stream.not_told", stream=stream.hex(), error=str(error))
 
 
 def _cannot_continue(recipe: Recipe, ready: Ready, history: History) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,7 +14,9 @@ from origin.history.recorder import HistoryRecorder
 from origin.history.schema import DAY_MS, HOUR_MS
 from origin.history.store import HistoryStore
 from origin.operator.query import Query
-from origin.pool.members import PooledState
+
+if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
+    from origin.pool.members import PooledState
 
 DEFAULT_TOLD = 10
 MAX_TOLD = 200

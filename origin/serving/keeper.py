@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ import structlog
 
 from ledger.backoff import spread_ms
 from ledger.errors import Unavailable
+from origin.generations.stream import GeneratedStream
 from origin.pool.hints import Hint
 from origin.pool.records import PoolDecision, PoolRecord, TierChange
 from origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence
@@ -57,7 +59,8 @@ def log_record(record: PoolRecord) -> None:
 
 class ModelKeeper:
     """`clock` gives Unix time in seconds, `wait_s` is how long a request waits for its model, and
-    `withdraw` takes a slot from those that are given streams."""
+    `withdraw` takes a slot from those that are given streams, `is_open` says whether a stream runs
+    or waits here."""
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class ModelKeeper:
         clock: Callable[[], float],
         wait_s: float,
         withdraw: Callable[[WorkerSlot], None],
+        is_open: Callable[[bytes], bool],
         random: Random | None = None,
     ) -> None:
         self.pool = pool
@@ -76,6 +80,7 @@ class ModelKeeper:
         self._known = known
         self._clock = clock
         self._withdraw = withdraw
+        self._is_open = is_open
         self._random = random or Random()
         self._visits: set[bytes] = set()
         self._news = asyncio.Event()
@@ -110,6 +115,16 @@ class ModelKeeper:
             self._visits.discard(stream)
             self._do(self.pool.end(stream, self._clock()))
 
+    @asynccontextmanager
+    async def loading(self, model: ServedModel, stream: bytes) -> AsyncIterator[str]:
+        """Within, a stream of that id can be opened: see `begin`. It stays a visit if it was."""
+        self.arrive(model.name, stream)
+        try:
+            yield await self.begin(model)
+        finally:
+            if not self._is_open(stream):
+                self.end(stream)
+
     async def begin(self, model: ServedModel) -> str:
         """Wait until a stream of a model that was asked for may be opened: it is ready, or known
         and on its way. Gives what the stream's reader is to be told of that, if anything.
@@ -138,12 +153,6 @@ class ModelKeeper:
         """Until it may be asked, as far as loads were measured."""
         return self.pool.expected_s(model, self._clock())
 
-    def too_long(self, model: str, waited_s: float) -> bool:
-        """Whether a stream that was never begun has waited for its model for too long."""
-        return (
-            self._models.serves(model) and waited_s > self.wait_s and not self.pool.is_ready(model)
-        )
-
     def _too_late(self, model: ServedModel, expected_s: float) -> Unavailable:
         after_ms = round(max(expected_s, LEAST_RETRY_S) * 1000)
         is_coming = self.pool.residence(model.name) is Residence.LOADING
@@ -166,7 +175,8 @@ class ModelKeeper:
 
     # ---- workers ----
 
-    def loading(self, model: ServedModel, stage: str) -> None:
+    def reached(self, model: ServedModel, stage: str) -> None:
+        """Its loading has come to that stage."""
         tier = STAGE_TIERS.get(stage)
         if tier is not None and self.pool.residence(model.name) is Residence.LOADING:
             self.pool.stage(model.name, tier, self._clock())
@@ -184,7 +194,7 @@ class ModelKeeper:
         residence = self.pool.residence(model.name)
         if not model.up and residence in (Residence.LOADING, Residence.READY):
             self.pool.lost(model.name, self._clock())
-        self.look()
+        self._give_up()
         self._tell()
 
     def rested(self, model: ServedModel) -> None:
@@ -193,7 +203,19 @@ class ModelKeeper:
         if is_going and all(slot.is_resting for slot in model.slots):
             self._do(self.pool.gone(model.name, self._clock()))
 
-    def look(self) -> None:
+    def look(self, streams: Iterable[GeneratedStream], now: float) -> list[GeneratedStream]:
+        """Now and then: gives the streams that were opened while their model was on its way, and
+        have waited for it too long. `now` is on the clock of when they were asked for."""
+        self._give_up()
+        return [
+            stream
+            for stream in streams
+            if stream.asked_s is not None and not stream.started
+            if now - stream.asked_s > self.wait_s and self._models.serves(stream.recipe.model)
+            if not self.pool.is_ready(stream.recipe.model)
+        ]
+
+    def _give_up(self) -> None:
         """Give up models whose workers die again and again, and that nobody has a stream of."""
         for model in self._models:
             is_loading = self.pool.residence(model.name) is Residence.LOADING

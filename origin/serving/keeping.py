@@ -24,6 +24,7 @@ def keeper_of(
     plans: Sequence[ModelPlan],
     models: ServedModels,
     withdraw: Callable[[WorkerSlot], None],
+    is_open: Callable[[bytes], bool],
 ) -> ModelKeeper:
     """Raises ConfigError for a policy that is not known."""
     known = KnownModels(config.data, {plan.name: plan.config for plan in plans})
@@ -47,6 +48,7 @@ def keeper_of(
         clock=lambda: now_ms() / 1000,
         wait_s=config.cold_wait_s,
         withdraw=withdraw,
+        is_open=is_open,
     )
 
 

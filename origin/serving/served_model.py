@@ -7,13 +7,20 @@ from its settings.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from random import Random
 
-from ledger.errors import NotFound
+from ledger.backoff import spread_ms
+from ledger.errors import NotFound, Unavailable
 from origin.checkpoint.prompt import PromptReader
 from origin.workers.circuit import Circuit
 from origin.workers.liveness import SILENT_S
 from origin.workers.worker_frame import LoadProgress, Ready
 from origin.workers.worker_process import WorkerSlot
+
+LOADING_RETRY_MS = 500
+FAILED_STARTS = 4
+"""Workers in a row that died, a served one among them perhaps, after which none is expected."""
+CANNOT_START_RETRY_MS = 5_000
 
 
 class ServedModel:
@@ -55,6 +62,16 @@ class ServedModel:
             return (f"starting a worker{again}",)
         how_far = f" {self.loading.done}/{self.loading.total}" if self.loading.total else ""
         return (f"loading: {self.loading.stage}{how_far}{again}",)
+
+    def check_starts(self, now: float, random: Random) -> None:
+        """Raises `Unavailable` where it was never loaded, or its workers die before they are."""
+        if not self.up and self.deaths >= (1 if self.ready is None else FAILED_STARTS):
+            least_ms = max(CANNOT_START_RETRY_MS, round(self.circuit.retry_s(now) * 1000))
+            after_ms = spread_ms(least_ms, random)
+            raise Unavailable(f"the worker cannot start: {self.fate}", retry_after_ms=after_ms)
+        if self.ready is None:
+            after_ms = spread_ms(LOADING_RETRY_MS, random)
+            raise Unavailable("the model is loading", code="loading", retry_after_ms=after_ms)
 
 
 class ServedModels:

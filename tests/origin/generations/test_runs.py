@@ -22,8 +22,9 @@ from ledger.frame import (
     encode,
 )
 from origin.generations.history import History
-from origin.generations.runs import FAILED_STARTS, MAX_DEATHS
+from origin.generations.runs import MAX_DEATHS
 from origin.generations.suspects import TOGETHER_DEATHS
+from origin.serving.served_model import FAILED_STARTS
 from origin.workers.circuit import MOST_DEATHS
 from origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
