@@ -219,11 +219,6 @@ class OriginConfig(Settings):
         description="workers of a model are forked from one process that has imported what they"
         " need, where that is safe; false: each imports for itself",
     )
-    load_ahead: bool = Field(
-        True,
-        description="that process loads a small model for a CPU as well, so that a worker is"
-        " replaced without loading it; never one of several models",
-    )
     kv_mib: int | None = Field(
         None,
         ge=1,

@@ -90,12 +90,11 @@ def _launcher(config: OriginConfig, models: Sequence[OriginConfig]) -> Launcher 
     ours = [model for model in models if makes_tokens(model)]
     if not config.fork_workers or not ours:
         return None
-    first = ours[0]
-    if len({model.device for model in ours}) > 1:
-        first = first.model_copy(update={"device": "auto"})
-    if len(models) > 1:  # what the launcher holds would be beyond every cap
-        first = first.model_copy(update={"load_ahead": False})
-    return Launcher(*program(first), worker_environment())
+    devices = {model.device for model in ours}
+    module, settings = program(ours[0])
+    if len(models) > 1:
+        settings = devices.pop() if len(devices) == 1 else "auto"
+    return Launcher(module, settings, worker_environment())
 
 
 def _slots(

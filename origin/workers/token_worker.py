@@ -187,8 +187,6 @@ def prepare(settings: str) -> None:
 
 def _load_ahead(config: OriginConfig) -> None:
     """Nothing where it is large, or where code of the user's would run, with threads perhaps."""
-    if not config.load_ahead:
-        return
     large = checkpoint_bytes(config.model) > LOAD_AHEAD_BYTES
     if large or config.filter or config.draft_model is not None:
         return
