@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 PINS = HERE / "python_clients.txt"
 SCRIPT_TIMEOUT_S = 120.0
 OFFLINE = {
+    "HF_HOME": str(HERE / ".python_clients/huggingface"),
     "HF_HUB_OFFLINE": "1",
     "LANGSMITH_TRACING": "false",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is fetched
