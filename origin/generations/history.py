@@ -47,11 +47,11 @@ class History:
 
 
 async def read_history(ledger: Ledger, stream: bytes, turn: asyncio.Lock) -> History:
-    """All of a stream's log. Whoever reads holds `turn`, so that many together block no loop."""
+    """All of a stream's log. Whoever reads holds `turn`, so that many together block no loop: a
+    ledger's `read` waits for the disk or the server, and others have their turns meanwhile."""
     history = History()
     async with turn:
         while records := await ledger.read(stream, history.next_index, SLICE_RECORDS):
             for record in records:
                 history.add(record)
-            await asyncio.sleep(0)
     return history

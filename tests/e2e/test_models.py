@@ -63,11 +63,13 @@ async def test_a_folder_is_served_under_its_name_and_survives_its_worker(
         async with client.stream("POST", url, json=body, headers=SSE) as response:
             async for event in events(response):
                 reading.events.append(event)
+                if len(reading.events) == 2:
+                    told = (await client.get(f"{edge.url}/readyz")).json()["devices"]
                 if len(reading.events) == 5:
                     killing.append(asyncio.create_task(origin.kill_worker()))
         await killing[0]
     ready = [event for event in origin.events if event.get("message") == "worker.ready"]
-    assert {event["device"] for event in ready} == {formats.on("cpu torch")}
+    assert {event["device"] for event in ready} == {*told} == {formats.on("cpu torch")}
     assert reading.text == text_in_process(folder, formats)
     assert reading.indexes == list(range(len(reading.events)))
     assert reading.end["total_tokens"] == TOKENS

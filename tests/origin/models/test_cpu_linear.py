@@ -65,6 +65,13 @@ def test_a_row_that_holds_nan_or_infinity_gives_nan_and_its_neighbours_do_not(
     assert out.isnan().all(-1).tolist() == [True, False, True]
 
 
+@pytest.mark.parametrize("inputs", [1, 33])
+def test_nothing_is_never_minus_zero(inputs: int) -> None:
+    """A BLAS may give 0 times -1 as -0 where it adds it to nothing: one does for one input."""
+    minus, one, x = -torch.ones(8, inputs, dtype=torch.int8), torch.ones(8), torch.zeros(2, inputs)
+    assert not torch.signbit(Int8Linear(minus, one, in_fp32=True)(x)).any()
+
+
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),
     [(1, 33, 8), (2, 192, 384), (7, 512, 192), (16, 1024, 96), (64, 300, 20), (3, 6912, 64)],
