@@ -20,6 +20,7 @@ from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.model_table import Tables
 from origin.workers.circuit import Circuit
 from origin.workers.forked import Launcher
+from origin.workers.kernel_cache import offer
 from origin.workers.liveness import Patience
 from origin.workers.program import makes_tokens, program, unused
 from origin.workers.worker_process import WorkerSlot, worker_environment
@@ -42,6 +43,7 @@ def run(
     """
     configure_logging(config.log_level)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line per webhook, with its URL
+    offer(config.data)
     several = _planned(tables, config) if tables else []
     for name in unused(*[plan.config for plan in several] or [config]):
         log.warning("setting.unused", setting=f"origin.{name}", why="nothing served goes by it")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -37,6 +37,7 @@ from origin.operator.desk import OperatorDesk
 from origin.operator.live import LivePages, unix_clock
 from origin.serving.served_model import ServedModel, ServedModels
 from origin.steady_clock import KeptClock, now_ms
+from origin.workers.kernel_cache import KernelCache
 from origin.workers.program import makes_tokens
 from origin.workers.worker_process import WorkerSlot
 
@@ -237,10 +238,13 @@ class Supervisor:
             await asyncio.sleep(ADOPT_S)
 
     async def _sweep(self) -> None:
-        """Remove expired streams, a few at a time."""
+        """Remove expired streams, a few at a time; keep what workers have compiled."""
+        kernels = await asyncio.to_thread(KernelCache, self._config.data)
         while True:
             await asyncio.sleep(self._retention.sweep_s)
             self._clock.keep()
+            with suppress(OSError):  # it is compiled again then
+                await asyncio.to_thread(kernels.keep)
             with _unless_away():
                 await self._ledger.expire()
 

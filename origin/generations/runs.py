@@ -46,7 +46,7 @@ from origin.generations.spans import record_span
 from origin.generations.stream import TEXT, GeneratedStream, find, log_refusal, tell_first
 from origin.generations.suspects import judge
 from origin.generations.table import StreamTable
-from origin.history.recorder import HistoryRecorder, no_history
+from origin.history.recorder import HistoryRecorder, no_history, rows_shape
 from origin.history.schema import COLD, HOT
 from origin.metrics import Metrics
 from origin.serving.served_model import ServedModel, ServedModels
@@ -513,6 +513,9 @@ class Runs:
 
     def worker_load(self, slot: WorkerSlot, load: Load) -> None:
         self._metrics.worker_load(slot.number, load)
+        if slot.ready is not None:
+            rows = rows_shape(sum(load.running))
+            self.recorder.saw_shape(slot.ready.model, slot.ready.fingerprint, rows)
 
     async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
         """Store what one engine step made, in one group commit."""

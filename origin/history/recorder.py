@@ -241,6 +241,11 @@ class HistoryRecorder:
         }
 
 
+def rows_shape(rows: int) -> str:
+    """Of a step of so many: by powers of two, as kernels are planned and graphs are captured."""
+    return f"rows={1 << max(rows - 1, 0).bit_length()}"
+
+
 def no_history() -> HistoryRecorder:
     """Where nothing is to be recorded."""
     return HistoryRecorder(None, "", Keeping(0, 0), lambda: 0)

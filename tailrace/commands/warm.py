@@ -46,6 +46,9 @@ DaysOption = Annotated[
     float,
     typer.Option(min=0.01, max=365, help="Of a generated trace, or the last ones of a history."),
 ]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Of the origin.", file_okay=False)
+]
 POLICIES = (
     *("ttl-60", "ttl-300", "ttl-3600", "break-even", "hybrid-histogram", "hybrid-histogram-1s"),
     *("greedy-dual", "adaptive-ttl", "predictive-prewarm"),
@@ -207,6 +210,49 @@ def import_(
         typer.echo(json.dumps(said))
     else:
         typer.echo(f"{len(arrivals)} requests to {len(arrivals.names)} models are in {to}")
+
+
+@warm_app.command("export-cache")
+def export_cache(
+    file: Annotated[Path, typer.Argument(metavar="FILE", dir_okay=False)],
+    config: ConfigOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the compiled kernels of an origin's folder to FILE, for another machine like it."""
+    with extra("origin"):
+        from origin.config import OriginConfig
+        from origin.workers.kernel_cache import KernelCache
+
+    cache = KernelCache(OriginConfig.load(config, data=data).data)
+    with _progress("files") as progress:
+        count = cache.export(file, progress)
+    said = {"kernels": count, "bytes": file.stat().st_size, "fingerprint": cache.mark}
+    if as_json:
+        typer.echo(json.dumps({**said, "file": str(file)}))
+    else:
+        typer.echo(f"{count} compiled kernels are in {file}, {said['bytes']:,} bytes")
+
+
+@warm_app.command("import-cache")
+def import_cache(
+    file: Annotated[Path, typer.Argument(metavar="FILE", dir_okay=False)],
+    config: ConfigOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take in what `export-cache` wrote, where it is of the same code; before an origin starts."""
+    with extra("origin"):
+        from origin.config import OriginConfig
+        from origin.workers.kernel_cache import KernelCache
+
+    cache = KernelCache(OriginConfig.load(config, data=data).data)
+    with _progress("files") as progress:
+        count = cache.take_in(file, progress)
+    if as_json:
+        typer.echo(json.dumps({"kernels": count, "fingerprint": cache.mark}))
+    else:
+        typer.echo(f"{count} compiled kernels that were not there are in {cache.folder}")
 
 
 def _trace(

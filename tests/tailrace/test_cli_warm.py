@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ledger.errors import CallerError
+from ledger.errors import CallerError, ConfigError
 from tailrace.cli import app
 
 SAMPLE = Path(__file__).parents[1] / "origin" / "warm" / "samples" / "burstgpt.csv"
@@ -39,6 +39,14 @@ def test_tables_name_every_policy_and_mark_where_one_is(tmp_path: Path) -> None:
     shown = warm("frontier", "rare", "--days", "1", "--here", "300", "--chart", str(chart))
     assert "300 ← here" in shown
     assert "<svg" in chart.read_text("utf-8")
+
+
+def test_a_folder_without_kernels_has_none_to_export(tmp_path: Path) -> None:
+    file = str(tmp_path / "kernels.tar.zst")
+    with pytest.raises(ConfigError, match=r"no kernel of this code is kept in .*kernels"):
+        warm("export-cache", file, "--data", str(tmp_path))
+    with pytest.raises(CallerError, match="cannot be read: No such file"):
+        warm("import-cache", file, "--data", str(tmp_path))
 
 
 @pytest.mark.parametrize(

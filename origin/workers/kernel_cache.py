@@ -1,0 +1,276 @@
+"""Compiled kernels, kept with the data folder: fingerprinted, whole or not at all.
+
+Triton keeps what it compiles in a folder for each compilation, by a hash of its source, its
+options, the device and its own version. It trusts what lies there. Here a manifest of checksums
+stands beside these folders: what is not in it, or not as it says, is removed before a worker
+looks, and is compiled again. A folder counts as whole once Triton has written its group file,
+which it does last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from ledger.errors import CallerError, ConfigError
+
+FOLDER = "kernels"
+"""In the data folder; below it a folder for each fingerprint."""
+MANIFEST = "manifest.json"
+MANIFEST_VERSION = 1
+VARIABLE = "TRITON_CACHE_DIR"
+GROUP = "__grp__"
+"""How the names of Triton's group files begin."""
+FINGERPRINT_CHARS = 16
+MAX_MEMBER_BYTES = 1 << 30
+
+Groups = dict[str, dict[str, list[Any]]]
+"""Of each folder the files: name -> [bytes, SHA-256]."""
+
+log = structlog.get_logger("kernels")
+
+
+def fingerprint() -> str:
+    """Of what decides whether code that was compiled elsewhere is what would be compiled here."""
+    import kernels
+
+    digest = hashlib.sha256()
+    root = Path(kernels.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    for package in ("triton", "torch"):
+        try:
+            digest.update(f"{package} {version(package)}\n".encode())
+        except PackageNotFoundError:
+            digest.update(f"no {package}\n".encode())
+    digest.update(f"{sys.version_info[:2]} {sys.platform}".encode())
+    return digest.hexdigest()[:FINGERPRINT_CHARS]
+
+
+def offer(data: Path) -> None:
+    """Have workers that are started from now on use the kernels that are kept, and keep theirs.
+
+    Unless the environment says that Triton's lie elsewhere.
+    """
+    if VARIABLE in os.environ or find_spec("triton") is None:
+        return
+    cache = KernelCache(data)
+    try:
+        cache.restore()
+    except OSError as error:
+        log.error("kernels.not_kept", error=str(error))
+        return
+    os.environ[VARIABLE] = str(cache.folder)
+
+
+class KernelCache:
+    """Of one data folder, and of the code that runs."""
+
+    def __init__(self, data: Path, mark: str | None = None) -> None:
+        self.mark = mark or fingerprint()
+        self.folder = data.resolve() / FOLDER / self.mark
+
+    def restore(self) -> int:
+        """Remove what is not whole; gives how many compilations are there. Before any worker."""
+        if not self.folder.is_dir():
+            return 0
+        known = self._known()
+        kept: Groups = {}
+        for path in sorted(one for one in self.folder.iterdir() if one.is_dir()):
+            if path.name in known and _files(path) == known[path.name]:
+                kept[path.name] = known[path.name]
+                continue
+            why = "is not as it was" if path.name in known else "was not finished"
+            log.warning("kernels.removed", kernel=path.name, reason=why)
+            shutil.rmtree(path)
+        if known != kept:
+            self._write(kept)
+        log.info("kernels.restored", kernels=len(kept), folder=str(self.folder))
+        return len(kept)
+
+    def keep(self) -> int:
+        """Take what was compiled since into the manifest; gives how many that are."""
+        if not self.folder.is_dir():
+            return 0
+        known = self._known()
+        new = {
+            path.name: _files(path)
+            for path in sorted(self.folder.iterdir())
+            if path.is_dir() and path.name not in known and _is_whole(path)
+        }
+        if new:
+            self._write(known | new)
+        return len(new)
+
+    def export(self, to: Path, progress: Callable[[int], None] = lambda done: None) -> int:
+        """All that is whole, as one file; gives how many compilations that are."""
+        import zstandard
+
+        self.keep()
+        known = self._known()
+        if not known:
+            raise ConfigError(
+                f"no kernel of this code is kept in {self.folder.parent}",
+                hint="an origin with a GPU keeps them there, once its workers have compiled some",
+            )
+        new = to.with_name(to.name + ".new")
+        try:
+            with (
+                new.open("wb") as file,
+                zstandard.ZstdCompressor().stream_writer(file) as packed,
+                tarfile.open(fileobj=packed, mode="w|") as archive,
+            ):
+                manifest = self._manifest(known)
+                head = tarfile.TarInfo(MANIFEST)
+                head.size = len(manifest)
+                archive.addfile(head, io.BytesIO(manifest))
+                for done, (group, name) in enumerate(_names(known), 1):
+                    archive.add(self.folder / group / name, f"{group}/{name}", recursive=False)
+                    progress(done)
+            os.replace(new, to)
+        except OSError as error:
+            new.unlink(missing_ok=True)
+            raise ConfigError(f"cannot be written: {error.strerror}", field=str(to)) from error
+        return len(known)
+
+    def take_in(self, path: Path, progress: Callable[[int], None] = lambda done: None) -> int:
+        """What `export` wrote, where it fits this code; a compilation that is here stays.
+
+        `CallerError` for a file that is damaged, or of other code: then nothing is taken in.
+        """
+        import zstandard
+
+        taken: dict[str, dict[str, bytes]] = {}
+        try:
+            with (
+                path.open("rb") as file,
+                zstandard.ZstdDecompressor().stream_reader(file) as packed,
+                tarfile.open(fileobj=packed, mode="r|") as archive,
+            ):
+                groups: Groups | None = None
+                for done, member in enumerate(archive):
+                    data = _member(archive, member)
+                    if groups is None:
+                        groups = self._accepted(path, json.loads(data))
+                        continue
+                    group, _, name = member.name.partition("/")
+                    if groups.get(group, {}).get(name) != [len(data), _sha256(data)]:
+                        raise ValueError(f"{member.name} is not as the manifest says")
+                    taken.setdefault(group, {})[name] = data
+                    progress(done)
+        except OSError as error:
+            raise CallerError(f"cannot be read: {error.strerror}", field=str(path)) from error
+        except (ValueError, KeyError, TypeError, tarfile.TarError, zstandard.ZstdError) as error:
+            raise CallerError(f"is damaged: {error}", field=str(path)) from error
+        if groups is None or any(taken.get(one, {}).keys() != groups[one].keys() for one in groups):
+            raise CallerError("is damaged: it ends too early", field=str(path))
+        self.keep()
+        known = self._known()
+        new = {one: files for one, files in taken.items() if one not in known}
+        here = {group: self._put(group, files) for group, files in new.items()}
+        self._write(known | here)
+        return len(new)
+
+    def _put(self, group: str, files: dict[str, bytes]) -> dict[str, list[Any]]:
+        folder = self.folder / group
+        shutil.rmtree(folder, ignore_errors=True)  # one that was not finished
+        folder.mkdir(parents=True)
+        for name, data in files.items():
+            moved = _moved(data, folder) if name.startswith(GROUP) else data
+            (folder / name).write_bytes(moved)
+        return _files(folder)
+
+    def _accepted(self, path: Path, manifest: dict[str, Any]) -> Groups:
+        if manifest["version"] != MANIFEST_VERSION or manifest["fingerprint"] != self.mark:
+            raise CallerError(
+                f"is of other code: version {manifest['version']}, {manifest['fingerprint']}, not"
+                f" {MANIFEST_VERSION}, {self.mark}",
+                field=str(path),
+                hint="the same Tailrace, torch, Triton and Python on both machines",
+            )
+        groups: Groups = manifest["groups"]
+        for group, name in _names(groups):
+            if {group, name} & {"", ".", ".."} or "/" in group + name or "\\" in group + name:
+                raise ValueError(f"{group}/{name} is no name of a kernel's file")
+        return groups
+
+    def _known(self) -> Groups:
+        try:
+            found = json.loads((self.folder / MANIFEST).read_text("utf-8"))
+            if found["version"] == MANIFEST_VERSION and found["fingerprint"] == self.mark:
+                groups: Groups = found["groups"]
+                return groups
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("kernels.manifest_unreadable", error=str(error))
+        return {}
+
+    def _manifest(self, groups: Groups) -> bytes:
+        head = {"version": MANIFEST_VERSION, "fingerprint": self.mark}
+        return json.dumps(head | {"groups": groups}).encode()
+
+    def _write(self, groups: Groups) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        new = self.folder / f"{MANIFEST}.new"
+        new.write_bytes(self._manifest(groups))
+        os.replace(new, self.folder / MANIFEST)
+
+
+def _files(folder: Path) -> dict[str, list[Any]]:
+    """Of a compilation; what another process has half written is no file of it."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not path.name.startswith("tmp."):
+            data = path.read_bytes()
+            found[path.name] = [len(data), _sha256(data)]
+    return found
+
+
+def _is_whole(folder: Path) -> bool:
+    """A group of files is, when its group file and all that this names are there."""
+    groups = [path for path in folder.iterdir() if path.name.startswith(GROUP)]
+    for path in groups:
+        try:
+            names = json.loads(path.read_text("utf-8"))["child_paths"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        if not all((folder / name).is_file() for name in names):
+            return False
+    return bool(groups) or any(path.suffix == ".so" for path in folder.iterdir())
+
+
+def _moved(group: bytes, folder: Path) -> bytes:
+    """A group file names its files by their whole paths, which are others here."""
+    document = json.loads(group)
+    document["child_paths"] = {
+        name: str(folder / Path(name).name) for name in document["child_paths"]
+    }
+    return json.dumps(document).encode()
+
+
+def _names(groups: Groups) -> Iterator[tuple[str, str]]:
+    return ((group, name) for group, files in groups.items() for name in files)
+
+
+def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member) if member.isreg() else None
+    if file is None or member.size > MAX_MEMBER_BYTES:
+        raise ValueError(f"{member.name} is no file of a kernel")
+    return file.read()
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
