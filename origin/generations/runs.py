@@ -46,7 +46,7 @@ from origin.generations.spans import record_span
 from origin.generations.stream import TEXT, GeneratedStream, find, log_refusal, tell_first
 from origin.generations.suspects import judge
 from origin.generations.table import StreamTable
-from origin.history.recorder import HistoryRecorder, no_history, rows_shape
+from origin.history.recorder import HistoryRecorder, no_history
 from origin.history.schema import COLD, HOT
 from origin.metrics import Metrics
 from origin.serving.served_model import ServedModel, ServedModels
@@ -353,8 +353,7 @@ class Runs:
     def _over(self, stream: GeneratedStream, reason: FinishReason) -> None:
         """It has ended here."""
         self.table.remember(stream, reason)
-        first_ms = stream.progress.first_ms
-        self.recorder.served(stream.id, first_ms, stream.made, reason.word)
+        self.recorder.served(stream.id, stream.progress.first_ms, stream.made, reason.word)
         if self._metrics.traces is not None:
             record_span(self._metrics.traces, stream, reason, self.clock())
         self._forget(stream)
@@ -486,9 +485,7 @@ class Runs:
         model = self.models.of(slot)
         model.ready, model.loading, model.deaths = ready, None, 0
         self.starts.ready(slot.number, ready.load_ms, self._metrics.clock(), slot.start)
-        if slot.start is not None:
-            self.recorder.loaded(slot.number, ready.model, slot.start)
-        self.recorder.changed_tier(slot.number, ready.model, HOT, "it is ready")
+        self.recorder.loaded(slot.number, ready.model, slot.start)
         self._slots.append(slot)
         model.up.append(slot)
         if self.keeper is not None:
@@ -513,9 +510,7 @@ class Runs:
 
     def worker_load(self, slot: WorkerSlot, load: Load) -> None:
         self._metrics.worker_load(slot.number, load)
-        if slot.ready is not None:
-            rows = rows_shape(sum(load.running))
-            self.recorder.saw_shape(slot.ready.model, slot.ready.fingerprint, rows)
+        self.recorder.saw_load(slot.ready, load)
 
     async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
         """Store what one engine step made, in one group commit."""

@@ -17,10 +17,11 @@ from prometheus_client import CollectorRegistry, Counter
 
 from ledger.errors import Damaged, TailraceError
 from origin.history import schema
-from origin.history.schema import COLD, HistoryEntry, Keeping
+from origin.history.schema import COLD, HOT, HistoryEntry, Keeping
 from origin.history.store import HistoryStore
 from origin.pool.records import ArrivalRecord, PoolDecision, PoolRecord, TierChange
 from origin.workers.load_spans import WorkerStart
+from origin.workers.worker_frame import Load, Ready
 
 MAX_QUEUED = 16_384
 """Entries that wait to be written; more are dropped, and counted."""
@@ -85,8 +86,11 @@ class HistoryRecorder:
         """It has ended; `first_ms` is what it waited for its first frame, if it got one here."""
         self._put(schema.SERVED, stream.hex(), self.now_ms(), first_ms, tokens, outcome)
 
-    def loaded(self, worker: int, model: str, start: WorkerStart) -> None:
-        """A worker is ready."""
+    def loaded(self, worker: int, model: str, start: WorkerStart | None) -> None:
+        """A worker is ready; `start` is how it came to be, where that is known."""
+        self.changed_tier(worker, model, HOT, "it is ready")
+        if start is None:
+            return
         zero_ms = self.now_ms() - self._clock_s() * 1e3
 
         def unix_ms(at_s: float) -> int:
@@ -148,6 +152,12 @@ class HistoryRecorder:
                 )
             case ArrivalRecord():
                 pass
+
+    def saw_load(self, ready: Ready | None, load: Load) -> None:
+        """A worker works on so many rows: by powers of two, as kernels are planned."""
+        if ready is not None:
+            rows = 1 << max(sum(load.running) - 1, 0).bit_length()
+            self.saw_shape(ready.model, ready.fingerprint, f"rows={rows}")
 
     def saw_shape(self, model: str, fingerprint: str, shape: str) -> None:
         """Told of every one; recorded once in a life of this process."""
@@ -239,11 +249,6 @@ class HistoryRecorder:
             "waiting": len(self._queue),
             "dropped": self.dropped,
         }
-
-
-def rows_shape(rows: int) -> str:
-    """Of a step of so many: by powers of two, as kernels are planned and graphs are captured."""
-    return f"rows={1 << max(rows - 1, 0).bit_length()}"
 
 
 def no_history() -> HistoryRecorder:

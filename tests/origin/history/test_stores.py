@@ -86,7 +86,6 @@ async def test_starts_decisions_tiers_and_shapes_are_told_again(store: HistorySt
     pool = Pool(store)
     now_s = NOON_MS / 1e3
     stages = (LoadStage("fork", now_s - 3, now_s - 2), LoadStage("read", now_s - 2, now_s, 1 << 33))
-    pool.recorder.changed_tier(0, "a", HOT, "it is ready")
     pool.recorder.loaded(0, "a", WorkerStart("fork", now_s - 3, now_s, stages))
     pool.recorder.decided("a", "break-even", "keep", "it pays", {"cold": 60.0}, until_ms=NOON_MS)
     pool.recorder.saw_shape("a", "f", "rows=8")
