@@ -18,7 +18,7 @@ from kernels.decoder import Chunks, Decoder, Rows
 from kernels.step_graph import NO_PAGE, StepGraph
 from origin.models.model import PREFILL_CHUNK_TOKENS, Piece, Progress
 
-STEP_ROWS = (1, 2, 4, 8, 16, 32)
+STEP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Rows of a captured step; fewer rows are filled up with such that do nothing."""
 MAX_STEP_ROWS = STEP_ROWS[-1]
 MAX_PREFILL_ROWS = 8 * PREFILL_CHUNK_TOKENS

@@ -10,8 +10,16 @@ from torch import Tensor
 from kernels.decoder import Decoder
 from kernels.layers import TernaryLayer
 from kernels.shapes import DecoderShape, Family
-from origin.models.gpu_forward import GpuForward, chunk_groups, row_groups, spans_of, step_length
+from origin.models.gpu_forward import (
+    MAX_STEP_ROWS,
+    GpuForward,
+    chunk_groups,
+    row_groups,
+    spans_of,
+    step_length,
+)
 from origin.models.model import Piece
+from origin.scheduler.limits import Limits
 from tests.kernels.random_decoder import Recipe, random_decoder
 
 LENGTH = 320
@@ -109,6 +117,12 @@ def test_more_rows_than_fit_have_the_bits_of_steps(device: torch.device) -> None
     pieces = [rows([*range(7)], 253, pages_of(1)), rows([5], 3, pages_of(0))]
     expected = alone(forward_of(Family.LLAMA, device), pieces)
     assert forward_of(Family.LLAMA, device)(pieces).equal(expected)
+
+
+def test_as_many_rows_as_run_by_default_are_one_step() -> None:
+    """They read the weights once."""
+    spans = spans_of([rows([7], 10, [index]) for index in range(Limits().running)])
+    assert len(list(row_groups(spans, MAX_STEP_ROWS))) == 1
 
 
 def test_more_chunks_than_fit_go_one_group_after_another(device: torch.device) -> None:
