@@ -156,7 +156,15 @@ class Supervisor:
         from origin.serving.keeping import keeper_of  # numpy, which takes a while to import
 
         is_open = self._runs.table.by_id.__contains__
-        self._keeper = keeper_of(self._config, plans, models, self._runs.withdraw, is_open)
+        self._keeper = keeper_of(
+            self._config,
+            plans,
+            models,
+            self._runs.withdraw,
+            is_open,
+            self._say_heartbeat,
+            self._metrics,
+        )
         self._runs.keep_with(self._keeper)
 
     async def _answer_operator(self, asked: str, request: ObjectRequest) -> ObjectResponse:

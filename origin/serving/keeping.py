@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ledger.errors import CallerError, ConfigError
 from origin.config import OriginConfig
+from origin.metrics import Metrics
 from origin.pool.members import PoolMember
 from origin.pool.warm_pool import WarmPool
 from origin.serving.keeper import ModelKeeper, log_record
@@ -25,6 +26,8 @@ def keeper_of(
     models: ServedModels,
     withdraw: Callable[[WorkerSlot], None],
     is_open: Callable[[bytes], bool],
+    changed: Callable[[], None],
+    metrics: Metrics,
 ) -> ModelKeeper:
     """Raises ConfigError for a policy that is not known."""
     known = KnownModels(config.data, {plan.name: plan.config for plan in plans})
@@ -45,10 +48,12 @@ def keeper_of(
         models,
         pool,
         known,
+        metrics,
         clock=lambda: now_ms() / 1000,
         wait_s=config.cold_wait_s,
         withdraw=withdraw,
         is_open=is_open,
+        changed=changed,
     )
 
 
