@@ -7,7 +7,10 @@ each of 64 and 512 connections: each connection's at a time of its own (`stagger
 as an engine's step makes them (`step`), or as many as there is credit for (`saturated`). nginx
 streams the same events over HTTP/1.1 and HTTP/2 without buffering, one upstream connection each.
 `--tree` is another checkout, with tests/bench/edge copied into it, to measure the edge of. Each
-figure is the median of the rounds; HTTP/3 beside Caddy is bench_http3.py's. It ends with one line
+figure is the median of the rounds; HTTP/3 beside Caddy is bench_http3.py's. workerd, where there is
+npm, passes the events on in JavaScript: `…_vs_workerd_js` is how many frames the edge relays in the
+processor time that workerd takes for one. `p99_beside_stalled` is what 64 readers wait beside 500
+that read nothing, to what they wait without those; the worst of three views. It ends with one line
 of JSON: times in us or ms as the names say, sizes in KiB of the edge and of the kernel's TCP
 buffers together; null is not measured.
 """
@@ -22,7 +25,8 @@ import shutil
 import statistics
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,8 @@ from tests.bench.edge.source import FLOOD, PACED, SILENT, STEP  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
 from tests.bench.measured import cpu_s, process  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
+from tests.npm import installed  # noqa: E402
+from tests.worker.workerd import FOLDER, runtime  # noqa: E402
 
 SERVER_CORE, OTHER_CORE = "0", "1"
 CONNECTIONS = (64, 512)
@@ -43,9 +49,13 @@ PER_S = 20
 SETTLE_S = 1.0
 ROWS = (
     *(("nginx", SSE), ("edge", SSE), ("edge", FRAMES), ("edge", WS)),
-    *(("nginx", H2), ("edge", H2)),
+    *(("nginx", H2), ("edge", H2), ("workerd", SSE)),
 )
+VIEWS = (SSE, FRAMES, WS)
 IDLE, STALLED, STORM = 2000, 500, 1000
+NEIGHBOUR_S = 6.0
+"""How long those are looked at who read beside readers that stall."""
+MOST_SETTLE_S, IDLE_CPU_S = 60, 0.05
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
 NGINX = """
 worker_processes 1; daemon off; pid {folder}/pid; error_log {folder}/error.log;
@@ -62,6 +72,36 @@ http {{
     }}
   }}
 }}
+"""
+
+
+RELAY = """
+export default {
+  async fetch(request) {
+    const from = await fetch(`http://127.0.0.1:UPSTREAM${new URL(request.url).pathname}`);
+    const source = from.body.getReader();
+    const body = new ReadableStream({
+      async pull(controller) {
+        const { done, value } = await source.read();
+        if (done) controller.close();
+        else controller.enqueue(value);
+      },
+    }, { highWaterMark: 0 });
+    return new Response(body, { headers: from.headers });
+  },
+};
+"""
+CAPNP = """using Workerd = import "/workerd/workerd.capnp";
+const config :Workerd.Config = (
+  services = [
+    (name = "relay", worker = (
+      modules = [(name = "relay.js", esModule = embed "relay.js")],
+      compatibilityDate = "2026-11-01",
+    )),
+    (name = "internet", network = (allow = ["private"])),
+  ],
+  sockets = [(name = "http", http = (), service = "relay")],
+);
 """
 
 
@@ -93,6 +133,23 @@ def worker_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
+@asynccontextmanager
+async def relaying_worker(folder: Path, upstream: int) -> AsyncIterator[tuple[int, int] | None]:
+    """workerd with `RELAY`, its process and port; None where there is no npm to have it from."""
+    if shutil.which("npm") is None:
+        yield None
+        return
+    port = free_port()
+    (folder / "relay.js").write_text(RELAY.replace("UPSTREAM", str(upstream)))
+    config = folder / "relay.capnp"
+    config.write_text(CAPNP)
+    installed(FOLDER)
+    serve = (runtime(), "serve", config, "config", "-s", f"http=127.0.0.1:{port}")
+    async with process(*serve, core=SERVER_CORE) as worker:
+        await answering(port)
+        yield worker.pid, port
+
+
 class Bench:
     """The servers, and what was found of them."""
 
@@ -103,6 +160,10 @@ class Bench:
         self._nginx_h2_port = nginx_h2_port
         self.found: dict[str, list[float]] = {}
         self._next = 0
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        return [(server, view) for server, view in ROWS if server in self.servers]
 
     def note(self, name: str, value: float) -> None:
         self.found.setdefault(name, []).append(value)
@@ -150,18 +211,37 @@ class Bench:
         self.note("idle_ws_kib", (resident_kib(pid) + kernel_kib() - before) / IDLE)
         for reader in idle:
             reader.close()
-        for view in (SSE, FRAMES, WS):
+        for view in VIEWS:
             accepts = b"text/event-stream" if view == SSE else b"application/vnd.tailrace.frames"
             await asyncio.sleep(SETTLE_S)
             quiet = [stalled(port, view, SILENT, n, accepts) for n in range(STALLED)]
             await asyncio.sleep(2 * SETTLE_S)
+            await self._neighbours(f"beside_no_{view}")
             before = resident_kib(pid) + kernel_kib()
             clients = [stalled(port, view, FLOOD, n, accepts) for n in range(STALLED)]
-            await asyncio.sleep(5 * SETTLE_S)
+            await self._settled()
             grown = resident_kib(pid) + kernel_kib() - before
             self.note(f"stalled_{view}_kib", grown / STALLED)
+            await self._neighbours(f"beside_stalled_{view}")
+            for each in clients:
+                each.close()
+            await self._settled()
+            await self._neighbours(f"beside_no_{view}")
             for each in (*quiet, *clients):
                 each.close()
+
+    async def _settled(self) -> None:
+        """Wait until the edge has done what it was asked: on a busy machine that takes a while."""
+        pid = self.servers["edge"][0]
+        await asyncio.sleep(5 * SETTLE_S)
+        for _ in range(MOST_SETTLE_S):
+            before = cpu_s(pid)
+            await asyncio.sleep(1)
+            if cpu_s(pid) - before < IDLE_CPU_S:
+                break
+
+    async def _neighbours(self, name: str) -> None:
+        await self.paced("edge", SSE, PACED, CONNECTIONS[0], NEIGHBOUR_S, name)
 
     async def storm(self) -> None:
         """A thousand resumes at once: how long each waits for its first frame."""
@@ -200,6 +280,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         ) as origin,
         process(*edge_command, core=SERVER_CORE, tree=options.tree) as edge,
         process("nginx", "-p", folder, "-c", settings, core=SERVER_CORE) as nginx,
+        relaying_worker(folder, upstream) as worker,
     ):
         assert origin.stdout is not None
         await origin.stdout.readline()
@@ -207,6 +288,8 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             await answering(port)
         await asyncio.sleep(SETTLE_S)
         bench = Bench(edge.pid, edge_port, worker_of(nginx.pid), nginx_port, nginx_h2_port)
+        if worker is not None:
+            bench.servers["workerd"] = worker
         for _ in range(options.rounds):
             await one_round(bench, options)
         if not options.quick:
@@ -218,10 +301,10 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 async def one_round(bench: Bench, options: argparse.Namespace) -> None:
     for count in CONNECTIONS[:1] if options.quick else CONNECTIONS:
         for name, kind in (("staggered", PACED), ("step", STEP)):
-            for server, view in ROWS:
+            for server, view in bench.rows:
                 label = f"{server}_{view}_{count}_{name}"
                 await bench.paced(server, view, kind, count, options.seconds, label)
-    for server, view in ROWS:
+    for server, view in bench.rows:
         label = f"{server}_{view}_saturated"
         await bench.paced(server, view, FLOOD, CONNECTIONS[0], options.seconds, label)
 
@@ -229,10 +312,21 @@ async def one_round(bench: Bench, options: argparse.Namespace) -> None:
 def report(found: dict[str, list[float]]) -> dict[str, Any]:
     medians = {name: statistics.median(values) for name, values in found.items()}
 
+    def neighbours(unit: str) -> float | None:
+        """The worst of all views: those who read beside stalled readers, to those who do not."""
+        pairs = [(f"beside_stalled_{view}_{unit}", f"beside_no_{view}_{unit}") for view in VIEWS]
+        found = [medians[one] / medians[other] for one, other in pairs if one in medians]
+        return round(max(found), 2) if found else None
+
     def ratio(what: str, name: str, unit: str = "us", of: str = "sse") -> float | None:
         ours, theirs = f"edge_{what}_{name}_{unit}", f"nginx_{of}_{name}_{unit}"
         known = ours in medians and theirs in medians
         return round(medians[ours] / medians[theirs], 2) if known else None
+
+    def over_workerd(name: str) -> float | None:
+        """How many frames the edge relays in the processor time that workerd takes for one."""
+        ours, theirs = (medians.get(f"{server}_sse_{name}_us") for server in ("edge", "workerd"))
+        return None if ours is None or theirs is None else round(theirs / ours, 2)
 
     most = max(int(name.split("_")[2]) for name in medians if "staggered_us" in name)
     stalls = [medians[name] for name in medians if name.startswith("stalled_")]
@@ -248,7 +342,10 @@ def report(found: dict[str, list[float]]) -> dict[str, Any]:
         "p99_vs_nginx": ratio("sse", f"{most}_staggered", "p99_ms"),
         "h3_cpu_vs_caddy": None,
         "h3_replay_vs_caddy": None,
-        "frames_vs_workerd_js": None,
+        "frames_vs_workerd_js": over_workerd("saturated"),
+        "frames_step_vs_workerd_js": over_workerd(f"{most}_step"),
+        "frames_apart_vs_workerd_js": over_workerd(f"{most}_staggered"),
+        "p99_beside_stalled": neighbours("p99_ms"),
         "idle_ws_kib": round(medians["idle_ws_kib"], 1) if "idle_ws_kib" in medians else None,
         "stalled_reader_kib": round(max(stalls), 1) if stalls else None,
         "storm_p99_ms": round(medians["storm_p99_ms"]) if "storm_p99_ms" in medians else None,
