@@ -181,7 +181,7 @@ def prepare(settings: str) -> None:
     # To ask for a GPU may begin it, and no process can be forked then that uses it.
     is_cpu = device == Device.CPU or (device == Device.AUTO and not (version.cuda or version.hip))
     if is_cpu and config is not None:
-        with suppress(TailraceError, OSError):  # the worker will meet it too, and say it
+        with suppress(Exception):  # whatever it is, a worker meets it too, and can say it
             _load_ahead(config)
 
 

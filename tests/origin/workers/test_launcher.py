@@ -187,6 +187,9 @@ def test_a_large_model_and_code_of_the_users_are_not_loaded_for_all_workers(
         patch.setattr(token_worker, "LOAD_AHEAD_BYTES", 1)
         token_worker.prepare(program(config)[1])
     token_worker.prepare("cpu")  # for several models
+    with monkeypatch.context() as patch:
+        patch.setattr(token_worker, "_load", lambda *_: 1 / 0)  # no worker could be forked then
+        token_worker.prepare(program(config)[1])
     assert ahead == []
     token_worker.prepare(program(config)[1])
     assert [loaded.config.model for loaded in ahead] == [checkpoint]
