@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.processes import Origin, Process, free_port, running
+from tests.e2e.processes import START_TIMEOUT_S, Origin, Process, free_port, running
 
 POLL_S = 0.05
 
@@ -64,12 +64,13 @@ async def test_a_files_bindings_are_objects_of_the_origin_and_its_migrations_are
         await made.saw("Running on")
         return made, f"http://{url}"
 
-    async with running(origin), httpx.AsyncClient(timeout=30) as client:
+    async with running(origin), httpx.AsyncClient(timeout=START_TIMEOUT_S) as client:
         new = {"tag": "v1", "new_sqlite_classes": ["Counter"]}
         first, url = await edge(new, class_name="Counter")
         try:
-            while (await client.get(f"{url}/readyz")).status_code != 200:  # noqa: ASYNC110 - of a process
-                await asyncio.sleep(POLL_S)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while (await client.get(f"{url}/readyz")).status_code != 200:  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_S)
             counts = [(await client.post(f"{url}/v1/objects/C/a%20b/up")).text for _ in range(2)]
             assert (counts, (await client.get(f"{url}/v1/objects/C/b")).text) == (["1", "2"], "1")
             for path, code in (
