@@ -10,7 +10,7 @@ from kernels.dependent_triton import READ_AHEAD
 
 MAX_LAUNCHES = 5
 """Launches of a layer's decode step at batch 1."""
-TERNARY_LINEAR = " ternary gemv rows=1 dependent"
+TERNARY_LINEAR = " ternary gemv rows=1"
 """How the names end of linears whose chain behind the wait for the launches ahead is judged."""
 MAX_BARRIERS, MAX_INSTRUCTIONS = 8, 650
 """What each of them may have there: nothing hides it, since no weight is late any more."""
@@ -86,13 +86,20 @@ class Gate:
         return totals
 
     def behind_wait(self, what: str) -> dict[str, int]:
-        """`barriers` or `instructions` of each ternary linear of one row, by its name."""
+        """`barriers` or `instructions` of each launch of a layer's step of one row, by its name.
+
+        Of its dependent twin, that is; a launch that knows no such has nothing there.
+        """
         return {
             use["name"]: compiled.code[f"{what}_behind_wait"]
             for compiled in self.compiled
             for use in compiled.uses
-            if compiled.code and use["name"].endswith(TERNARY_LINEAR)
+            if compiled.code and use["step"]
         }
+
+    def _ternary(self, what: str) -> dict[str, int]:
+        found = self.behind_wait(what).items()
+        return {name: count for name, count in found if name.endswith(TERNARY_LINEAR)}
 
     def offenders(self) -> list[str]:
         """One entry per offence, with the name of what commits it."""
@@ -106,7 +113,7 @@ class Gate:
         for what, most in (("barriers", MAX_BARRIERS), ("instructions", MAX_INSTRUCTIONS)):
             found += [
                 f"{name} has {count} {what} behind its wait, of {most}"
-                for name, count in self.behind_wait(what).items()
+                for name, count in self._ternary(what).items()
                 if count > most
             ]
         return found
@@ -114,7 +121,7 @@ class Gate:
     def summary(self) -> dict[str, Any]:
         """What the last line says."""
         codes = [compiled.code for compiled in self.compiled if compiled.code]
-        launches, behind = self.launches(), self.behind_wait("instructions")
+        launches = self.launches()
         return {
             "kernels": len({use["kernel"] for c in self.compiled for use in c.uses}),
             "variants": sum(len(compiled.uses) for compiled in self.compiled),
@@ -128,9 +135,9 @@ class Gate:
             "unplanned": self.unplanned(),
             "launches_per_layer": max(launches.values(), default=0),
             "launches": launches,
-            "barriers_behind_wait": max(self.behind_wait("barriers").values(), default=0),
-            "instructions_behind_wait": max(behind.values(), default=0),
-            "behind_wait": behind,
+            "barriers_behind_wait": max(self._ternary("barriers").values(), default=0),
+            "instructions_behind_wait": max(self._ternary("instructions").values(), default=0),
+            "behind_wait": self.behind_wait("instructions"),
             "registers_max": max((code["registers"] for code in codes), default=0),
             "shared_bytes_max": max((code["shared_bytes"] for code in codes), default=0),
             "triton": self.triton,

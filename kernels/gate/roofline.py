@@ -2,6 +2,7 @@
 
     python -m kernels.gate.roofline                        # the tables of BENCH.md
     python -m kernels.gate.roofline --measured FILE        # with the figures of `make bench-gpu`
+    python -m kernels.gate.roofline --aot FILE             # counting what is behind the wait
     python -m kernels.gate.roofline --picture docs/roofline.svg
 
 A floor is the bytes that an operation must move, divided by the copy bandwidth. What is expected
@@ -14,7 +15,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ RAMP_US = 0.8
 DEPENDENT_US = 0.5
 """us that remain of both, if a kernel loads weights before the one ahead ends (assumed)."""
 SMS, CLOCK_HZ = 132, 1.98e9
+INSTRUCTION_CLOCKS = 2.0
+"""Per instruction behind the wait for the launch ahead, where one or two warps share what issues
+them and most need the one before (assumed); nothing that is read ahead hides them."""
 DP4A_PER_CLOCK = 64
 """Per SM and clock, of eight operations each; assumed: the rate of 32-bit multiply-add."""
 PEAKS = {
@@ -79,6 +83,8 @@ class Operation:
     """Operations per second of the instructions it is made of."""
     ordinary: int = 0
     """Of the launches, those at the head of a chain, which are never dependent ones."""
+    behind: int = 0
+    """Instructions behind the waits of all launches, as `make aot` counts them; 0: not counted."""
 
     def floor_us(self, copy_tb_s: float = COPY_TB_S) -> float:
         """us at the copy bandwidth."""
@@ -87,6 +93,7 @@ class Operation:
     def expected_us(self, dependent: bool = False) -> float:
         """us by the assumptions above, with or without programmatic dependent launches."""
         busy = max(self.floor_us() / STREAM_SHARE, self.arithmetic / self.peak * 1e6)
+        busy += self.behind * INSTRUCTION_CLOCKS / CLOCK_HZ * 1e6
         chained = self.launches - self.ordinary if dependent else 0
         return busy + chained * DEPENDENT_US + (self.launches - chained) * (LAUNCH_US + RAMP_US)
 
@@ -99,6 +106,7 @@ class Operation:
             launches=times * self.launches,
             ordinary=times * self.ordinary,
             arithmetic=times * self.arithmetic,
+            behind=times * self.behind,
         )
 
 
@@ -156,13 +164,20 @@ def layer_format(shape: DecoderShape) -> str:
     return "ternary" if shape.family is Family.BITNET else "bf16"
 
 
-def step(shape: DecoderShape, variants: list[Variant], int8_head: bool) -> list[Operation]:
-    """The operations of a decode step of one row, in order; those of a layer counted for all."""
+def step(
+    shape: DecoderShape, variants: list[Variant], int8_head: bool, behind: Mapping[str, int]
+) -> list[Operation]:
+    """The operations of a decode step of one row, in order; those of a layer counted for all.
+
+    behind: instructions behind the wait, by the name of the variant that a layer launches.
+    """
     planned = linears(shape, variants)
     name = layer_format(shape)
     own = {what: planned[f"{what} {name} rows=1"] for what in shape.linears}
-    attend = attention(shape, 1, STEP_TOKENS)
-    layer = [own["qkv"], attend, own["o"], own["gate_up"], own["down"]]
+    own["attend"] = attention(shape, 1, STEP_TOKENS)
+    counted = {v.step: behind.get(v.name, 0) for v in variants if v.step}
+    order = ("qkv", "attend", "o", "gate_up", "down")
+    layer = [replace(own[what], behind=counted[what]) for what in order]
     embed = [v for v in variants if v.name == f"{shape.name}.embed rows=1"]
     return [
         Operation(f"{shape.name}.embed rows=1", sum(v.bytes_moved for v in embed), ordinary=1),
@@ -172,15 +187,18 @@ def step(shape: DecoderShape, variants: list[Variant], int8_head: bool) -> list[
     ]
 
 
-def whole_step(shape: DecoderShape, variants: list[Variant], int8_head: bool) -> Operation:
+def whole_step(
+    shape: DecoderShape, variants: list[Variant], int8_head: bool, behind: Mapping[str, int]
+) -> Operation:
     """All of `step`, one after another, under the bench's name; memory bounds each part."""
     head = " int8 head" if int8_head else ""
-    parts = step(shape, variants, int8_head)
+    parts = step(shape, variants, int8_head, behind)
     return Operation(
         f"{shape.name}.step rows=1 length={STEP_TOKENS}{head}",
         sum(part.bytes_moved for part in parts),
         sum(part.launches for part in parts),
         ordinary=sum(part.ordinary for part in parts),
+        behind=sum(part.behind for part in parts),
     )
 
 
@@ -209,8 +227,17 @@ class Measured:
         return operation.floor_us(self.copy_tb_s) / us if us else None
 
 
-def sections() -> Iterator[tuple[str, list[Operation]]]:
-    """Tables by title: each shape's linears, then attention, then whole steps."""
+def read_behind(path: Path) -> dict[str, int]:
+    """`behind_wait` of the last line that `make aot` printed; raises ValueError without it."""
+    lines = path.read_text("utf-8").splitlines()
+    found = json.loads(lines[-1]) if lines else None
+    if not isinstance(found, dict) or not isinstance(found.get("behind_wait"), dict):
+        raise ValueError(f"{path}: no object `behind_wait` in the last line")
+    return {name: int(count) for name, count in found["behind_wait"].items()}
+
+
+def sections(behind: Mapping[str, int]) -> Iterator[tuple[str, list[Operation]]]:
+    """Tables by title: each shape's linears, then attention, then whole steps; see `step`."""
     from kernels.gate.aot_worker import kernel_modules, planned
 
     variants: dict[str, list[Variant]] = {}
@@ -220,8 +247,8 @@ def sections() -> Iterator[tuple[str, list[Operation]]]:
         yield f"{shape.name}: linears", list(linears(shape, variants[shape.name]).values())
     yield "Attention", [attention(s, rows, LONG_TOKENS) for s in REAL_SHAPES for rows in (1, 32)]
     for shape in REAL_SHAPES:
-        parts = step(shape, variants[shape.name], False)
-        wholes = [whole_step(shape, variants[shape.name], int8) for int8 in (False, True)]
+        parts = step(shape, variants[shape.name], False, behind)
+        wholes = [whole_step(shape, variants[shape.name], int8, behind) for int8 in (False, True)]
         yield f"{shape.name}: a step of one row at {STEP_TOKENS} tokens", [*parts, *wholes]
 
 
@@ -281,14 +308,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.gate.roofline")
     parser.add_argument("--json", action="store_true", help="one object instead of tables")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="of `make bench-gpu`")
+    parser.add_argument("--aot", type=Path, metavar="FILE", help="the last line of `make aot`")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="an SVG to draw")
     chosen = parser.parse_args(arguments)
     try:
         measured = Measured.read(chosen.measured) if chosen.measured else Measured()
+        behind = read_behind(chosen.aot) if chosen.aot else {}
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    tables = dict(sections())
+    tables = dict(sections(behind))
     everything = [operation for operations in tables.values() for operation in operations]
     if chosen.json:
         print(json.dumps([described(operation, measured) for operation in everything]))

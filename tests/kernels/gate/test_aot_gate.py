@@ -109,20 +109,22 @@ def test_the_summary_counts_uses_and_compilations_apart() -> None:
 
 
 def test_what_a_ternary_linear_has_behind_its_wait_is_told_and_judged() -> None:
-    name = "tiny.{} ternary gemv rows=1 dependent"
+    name = "tiny.{} ternary gemv rows=1"
     long = compiled(
-        use(name=name.format("down")),
+        use(name=name.format("down"), step="down"),
+        use(name=name.format("down") + " dependent"),
         barriers_behind_wait=9,
         instructions_behind_wait=MAX_INSTRUCTIONS + 1,
     )
-    other = compiled(use(name="tiny.attend dependent"), instructions_behind_wait=4000)
-    found = gate(compiled(use(name=name.format("qkv"))), long, other)
+    attend = compiled(use(name="tiny.attend", step="attend"), instructions_behind_wait=4000)
+    found = gate(compiled(use(name=name.format("qkv"), step="qkv")), long, attend)
     summary = found.summary()
     assert summary["barriers_behind_wait"] == 9
     assert summary["instructions_behind_wait"] == MAX_INSTRUCTIONS + 1
     assert summary["behind_wait"] == {
         name.format("qkv"): 450,
         name.format("down"): MAX_INSTRUCTIONS + 1,
+        "tiny.attend": 4000,
     }
     assert found.offenders() == [
         f"{name.format('down')} has 9 barriers behind its wait, of 8",

@@ -10,8 +10,10 @@ import pytest
 
 from kernels.gate.aot_worker import kernel_modules, planned
 from kernels.gate.roofline import (
+    CLOCK_HZ,
     COPY_TB_S,
     DEPENDENT_US,
+    INSTRUCTION_CLOCKS,
     LAUNCH_US,
     PEAKS,
     RAMP_US,
@@ -23,6 +25,7 @@ from kernels.gate.roofline import (
     main,
     markdown,
     points,
+    read_behind,
     sampling,
     step,
     whole_step,
@@ -66,17 +69,38 @@ def test_a_step_of_bitnet_moves_its_weights_its_head_and_its_cache(
     weights = shape.layers * sum(o * i for o, i in shape.linears.values()) // 4
     cache = shape.layers * 512 * 2 * shape.keys * 2
     for int8, head in ((False, 2 * shape.vocab * shape.hidden), (True, shape.vocab * shape.hidden)):
-        whole = whole_step(shape, variants, int8)
+        whole = whole_step(shape, variants, int8, {})
         least = weights + cache + head
         assert least < whole.bytes_moved < 1.02 * least
-        assert whole.bytes_moved == sum(p.bytes_moved for p in step(shape, variants, int8))
+        assert whole.bytes_moved == sum(p.bytes_moved for p in step(shape, variants, int8, {}))
         samplers = sampling(shape, variants).launches
         assert whole.launches == 5 * shape.layers + 2 + samplers
         assert whole.ordinary == 1
 
 
+def test_what_is_behind_the_wait_is_expected_of_every_layer(
+    plan: dict[DecoderShape, list[Variant]], tmp_path: Path
+) -> None:
+    shape, variants = BITNET_2B4T, plan[BITNET_2B4T]
+    [name] = [v.name for v in variants if v.step == "qkv"]
+    file = tmp_path / "aot.txt"
+    file.write_text("a table\n" + json.dumps({"behind_wait": {name: 500}}) + "\n", "utf-8")
+    counted = whole_step(shape, variants, False, read_behind(file))
+    more = shape.layers * 500 * INSTRUCTION_CLOCKS / CLOCK_HZ * 1e6
+    for dependent in (False, True):
+        bare = whole_step(shape, variants, False, {}).expected_us(dependent)
+        assert counted.expected_us(dependent) == pytest.approx(bare + more)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "no json"])
+def test_a_file_that_make_aot_did_not_write_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "aot.txt"
+    file.write_text(text, "utf-8")
+    assert main(["--aot", str(file)]) == 1
+
+
 def test_the_parts_of_a_step_are_in_order(plan: dict[DecoderShape, list[Variant]]) -> None:
-    parts = [re.split(r"[. ]", part.name)[1] for part in step(LLAMA_8B, plan[LLAMA_8B], False)]
+    parts = [re.split(r"[. ]", part.name)[1] for part in step(LLAMA_8B, plan[LLAMA_8B], False, {})]
     assert parts == ["embed", "qkv", "attend", "o", "gate_up", "down", "head", "sample"]
 
 
