@@ -159,7 +159,11 @@ async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:
         lanes += (replace(now.pop(one), until_ms=at_ms) for one in over)
         if model and tier != COLD:
             now[key] = Lane(origin, worker, model, tier, at_ms, None)
-    return sorted([*lanes, *now.values()], key=lambda lane: lane.from_ms)
+    lanes += now.values()
+    # Where a pool says what a model is, that includes what became of its workers.
+    pooled = {(lane.origin, lane.model) for lane in lanes if lane.worker < 0}
+    told = [one for one in lanes if one.worker < 0 or (one.origin, one.model) not in pooled]
+    return sorted(told, key=lambda lane: lane.from_ms)
 
 
 async def shapes(store: HistoryStore, model: str, fingerprint: str) -> list[str]:

@@ -6,6 +6,7 @@ Like tailrace/cli.py, only typer is imported before a command runs.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,7 @@ POLICIES = (
     *("greedy-dual", "adaptive-ttl", "predictive-prewarm"),
 )
 HISTORY = "history"
+PIPE_COLUMNS = 160
 SWEEP_TTLS = 20
 SHORTEST_TTL_S = 1.0
 LONGEST_TTL_S = 86_400.0
@@ -336,4 +338,5 @@ def show_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, .
         column.justify = "right"
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    # A file or a pipe has no width of its own to keep to.
+    Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)

@@ -114,8 +114,12 @@ async def test_starts_decisions_tiers_and_shapes_are_told_again(store: HistorySt
         (lane.worker, lane.from_ms - NOON_MS, lane.until_ms and lane.until_ms - NOON_MS)
         for lane in await queries.residence(store, 0)
     ] == [(0, 0, 5000), (0, 5000, 6000), (1, 5000, 6000), (0, 7000, None)]
+    pool.recorder.changed_tier(-1, "a", "host", "its time is over")
+    await pool.recorder.flush()
+    lanes = [(lane.worker, lane.model) for lane in await queries.residence(store, 0)]
+    assert lanes == [(1, "b"), (-1, "a")]  # the pool knows better than a's workers
     assert await queries.shapes(store, "a", "f") == ["rows=8"]
-    assert pool.recorder.written == 10
+    assert pool.recorder.written == 11
 
 
 async def test_what_is_too_old_becomes_counts_by_the_hour_and_then_nothing(
