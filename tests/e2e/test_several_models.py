@@ -18,8 +18,9 @@ from tests.e2e.sse import SSE, Reading, events, start
 pytestmark = pytest.mark.anyio
 
 DEMO = Path(__file__).resolve().parents[2] / "origin" / "demo" / "model"
-TOKENS = 300
+TOKENS = 900
 BEGUN = 30
+"""Of them, when a stream is under way: far from its end, however late its reader is."""
 
 
 OURS = f'folder = "{DEMO}"\nkv_mib = 16\n'

@@ -122,6 +122,23 @@ async def test_a_worker_that_dies_with_unread_orders_is_replaced() -> None:
     await asyncio.gather(*(killed_with_unread_orders() for _ in range(SLOTS)))
 
 
+async def test_a_slot_at_rest_has_no_worker_until_it_is_woken_and_that_is_no_death() -> None:
+    async with owned("echo") as it:
+        await it.readies.get()
+        first = it.pid
+        it.slot.rest()
+        assert await it.rests.get() is None  # its process is gone by then
+        with pytest.raises(ProcessLookupError):
+            os.kill(first, 0)
+        assert it.slot.is_resting
+        assert (it.slot.circuit.deaths, it.losses.empty()) == (0, True)
+        it.slot.wake()
+        await it.readies.get()
+        assert it.pid != first
+        it.ask(1, "read")
+        await it.ended.wait()
+
+
 async def test_a_child_that_holds_a_dead_workers_socket_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
