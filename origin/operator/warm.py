@@ -173,7 +173,7 @@ class WarmDesk:
             raise NotFound(f"an operator cannot ask for {f'warm/{asked}'!r}")
         if self._pool is None:
             raise Conflict(
-                "this origin has no pool: it serves one model, which stays loaded",
+                "this origin takes no orders about its models: a single one stays loaded",
                 hint="[models.NAME] in tailrace.toml",
             )
         if asked == "apply":

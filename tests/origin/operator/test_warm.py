@@ -129,7 +129,7 @@ async def test_an_origin_of_one_model_says_that_it_has_no_pool(tmp_path: Path) -
     desk = WarmDesk(recorder, None)
     told = await desk.answer("", Query("http://operator/"), "GET", b"")
     assert (told["pool"], told["problem"]) == (False, "ledger.history_days is 0")
-    for part, method, says in (("pin", "POST", "has no pool"), ("explain", "GET", "no history")):
+    for part, method, says in (("pin", "POST", "no orders"), ("explain", "GET", "no history")):
         with pytest.raises(TailraceError, match=says):
             await desk.answer(part, Query("http://operator/?"), method, b"")
 
