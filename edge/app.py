@@ -26,6 +26,7 @@ from edge.errors import (
     not_a_websocket,
     tailrace_error,
 )
+from edge.hints import Hints
 from edge.objects import Deploying
 from edge.openai.routes import openai_routes
 from edge.origins.link import Link
@@ -35,6 +36,7 @@ from edge.web_files import web_routes
 from ledger.deployment import Deployment
 from ledger.errors import TailraceError
 from ledger.frame import SCHEMA_HASH, STREAM_PATH
+from ledger.hints import Hint
 from ledger.version import tailrace_version
 
 NO_STORE = {"Cache-Control": "no-store"}
@@ -77,7 +79,7 @@ def create_app(
             Route("/readyz", readyz),
             Route("/version", version),
             Route("/metrics", metrics),
-            *web_routes(),
+            *web_routes(opened=_page_opened),
         ],
         middleware=[Middleware(Access, rules=rules or access_rules(config))],
         exception_handlers={
@@ -91,11 +93,17 @@ def create_app(
     app.router.redirect_slashes = False  # a path that is not served is 404, however near it is
     app.state.link = link
     app.state.config = config
+    app.state.hints = Hints(link, config.models_of_hosts)
     app.state.draining = False
     app.state.quic = None  # unless HTTP/3 is served
     app.state.metrics = None  # unless they are counted
     app.state.deploying = None if deployment is None else Deploying(link, deployment)
     return app
+
+
+def _page_opened(request: Request) -> None:
+    hints: Hints = request.app.state.hints
+    hints.say(Hint.PAGE)
 
 
 async def healthz(_request: Request) -> Response:

@@ -20,6 +20,7 @@ from hypercorn.config import Config
 from edge.access.gate import Gate
 from edge.access.key_file import read_keys
 from edge.config import EdgeConfig
+from edge.hints import Hints
 from edge.quic.listen import QuicListener
 from ledger.errors import ConfigError
 
@@ -99,9 +100,10 @@ def reloaded_keys(config: EdgeConfig, gate: Gate) -> Reloaded:
 class Certificate:
     """The certificate that new connections see, if there is one; `quic` has it from here, too."""
 
-    def __init__(self, config: EdgeConfig, server: Config) -> None:
+    def __init__(self, config: EdgeConfig, server: Config, hints: Hints) -> None:
         """Raises ConfigError where it cannot be read."""
         self.quic: QuicListener | None = None
+        self._hints = hints
         self._config = config
         self._server = server
         self._context: SSLContext | None = None
@@ -127,6 +129,8 @@ class Certificate:
     def _read(self) -> None:
         try:
             self._context = self._server.create_ssl_context()
+            if self._context is not None:
+                self._hints.listen(self._context)
             certificate, key = self._config.certificate, self._config.key
             if self.quic is not None and certificate is not None and key is not None:
                 self.quic.load(certificate, key)

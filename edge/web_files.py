@@ -6,7 +6,7 @@ the disk; what is in a file is read when it is asked for, so that who edits one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -47,13 +47,18 @@ HEADERS = {
 }
 
 
-def web_routes(folder: Path = FOLDER) -> list[Route]:
-    """What serves everything in `folder`."""
+def web_routes(
+    folder: Path = FOLDER, opened: Callable[[Request], None] = lambda request: None
+) -> list[Route]:
+    """What serves everything in `folder`; `opened` is told when the first page is asked for."""
     files = dict(_files_in(folder))
 
     async def serve(request: Request) -> Response:
         """GET and HEAD /web/{path}, and / for the first page."""
-        path = files.get(request.path_params.get("path", INDEX))
+        asked = request.path_params.get("path", INDEX)
+        if asked == INDEX:
+            opened(request)
+        path = files.get(asked)
         if path is None:
             raise NotFound(f"nothing is served at {request.url.path}")
         data = await to_thread.run_sync(path.read_bytes)

@@ -276,9 +276,19 @@ class OriginConfig(Settings):
         description="the same of the GPU's; needed where several models are to run on one",
     )
     policy: str = Field(
-        "greedy-dual",
-        description="how long a model that nobody asks stays loaded; greedy-dual: until another one"
-        " needs its room; the others are in docs/warm-pools.md",
+        "adaptive-ttl",
+        description="how long a model that nobody asks stays loaded, where there are several;"
+        " greedy-dual: until another one needs its room; docs/warm-pools.md has the others",
+    )
+    shadow_policy: str | None = Field(
+        None, description="another one that decides beside it, and is not followed"
+    )
+    cold_cost_gpu_s: float = Field(
+        60.0,
+        gt=0,
+        le=1e6,
+        description="what a cold start is worth to you: so many seconds of keeping a model loaded"
+        " that nobody asks",
     )
     cold_wait_s: float = Field(
         120.0,

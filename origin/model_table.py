@@ -53,6 +53,12 @@ class ModelTable(BaseModel):
     policy: str | None = Field(
         None, description="how long it stays loaded while nobody asks; default origin.policy"
     )
+    schedule: tuple[str, ...] = Field(
+        (),
+        max_length=16,
+        description="when it is loaded whatever the policy says, such as 'mon-fri 08:00-18:00"
+        " Europe/Berlin'; without a zone, UTC",
+    )
     workers: int | None = Field(
         None, ge=1, le=64, description="worker processes; at least minimum_warm"
     )
@@ -83,7 +89,7 @@ class ModelTable(BaseModel):
     def alone(self, name: str, origin: OriginConfig) -> OriginConfig:
         """The settings of an origin that serves this model and no other."""
         said = self.model_dump(exclude={"memory_mib", "minimum_warm", "pin", "folder", "workers"})
-        said.pop("policy")
+        del said["policy"], said["schedule"]
         settings = {key: value for key, value in said.items() if value is not None}
         workers = self.workers if self.workers is not None else origin.workers
         settings |= {"model_name": name, "workers": max(workers, self.minimum_warm)}

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -151,21 +152,21 @@ class Supervisor:
             unix_ms=unix_ms,
         )
 
-    def keep_models(self, plans: Sequence[ModelPlan], models: ServedModels) -> None:
-        """Several models come and go within their caps from now on."""
+    def keep_models(
+        self,
+        plans: Sequence[ModelPlan],
+        models: ServedModels,
+        clock: Callable[[], float] = lambda: now_ms() / 1000,
+        pace: float = 1.0,
+    ) -> None:
+        """Several models come and go within their caps from now on, by that clock."""
         from origin.serving.keeping import keeper_of  # numpy, which takes a while to import
 
         is_open = self._runs.table.by_id.__contains__
-        self._keeper = keeper_of(
-            self._config,
-            plans,
-            models,
-            self._runs.withdraw,
-            is_open,
-            self._say_heartbeat,
-            self._metrics,
-        )
+        told = self._recorder, clock, pace
+        self._keeper = keeper_of(self._config, plans, models, self._runs.withdraw, is_open, *told)
         self._runs.keep_with(self._keeper)
+        self._desk = replace(self._desk, pool=self._keeper.live)
 
     async def _answer_operator(self, asked: str, request: ObjectRequest) -> ObjectResponse:
         return await self._desk.answer(asked, request)

@@ -43,6 +43,7 @@ from ledger.frame import (
     Steer,
     StreamState,
 )
+from ledger.hints import HINT, Hint
 from ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo, StreamKind
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.rights import OF_A_STREAM, Right
@@ -79,6 +80,7 @@ SEEDS = 1 << 64
 CORRS = 60 * 1024
 """Streams and Calls that one link may have at once, as edges are told."""
 
+TOLD_BY_EDGES = tuple(one for one in Hint if one is not Hint.OPERATOR)
 OPERATOR = "operator"
 """The class of what answers operators; its names are what can be asked for."""
 
@@ -235,7 +237,10 @@ class Service:
             )
         if isinstance(request, Resume):
             self.runs.resumed(info.stream)
-        return self._opened(info, rights)
+        opened = self._opened(info, rights)
+        if isinstance(request, Resume):
+            self.runs.hint(Hint.RECONNECT, opened.model)
+        return opened
 
     async def cancel(self, request: Cancel) -> Status:
         """End a stream as cancelled; one that has ended stays as it is, or is forgotten."""
@@ -344,6 +349,8 @@ class Service:
         elif call.object == OPERATOR:
             check_right(call.caller, Right.ADMIN)
             return await self.desk(call.name, request)
+        elif call.object == HINT and call.caller is None:
+            return self._hinted(call)
         elif call.object == DEPLOYMENT and call.caller is None:
             return await self.objects.deploy(call.name, request)
         elif "/" in call.object:
@@ -356,6 +363,14 @@ class Service:
         return await self.objects.fetch(
             ObjectKey(key.kind, name_of(call.caller, key.name)), request
         )
+
+    def _hinted(self, call: Call) -> ObjectResponse:
+        """A model may soon be asked for."""
+        if call.name not in TOLD_BY_EDGES:
+            hint = ", ".join(one.value for one in TOLD_BY_EDGES)
+            raise CallerError(f"{call.name!r} is no hint", field="name", hint=hint)
+        self.runs.hint(Hint(call.name), call.body.decode(errors="replace"))
+        return ObjectResponse(204)
 
     async def _read(self, stream: bytes, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
         """Who asks for a generation by that way reads it too."""
@@ -395,7 +410,6 @@ class Service:
             room=self.config.max_streams,
             corrs=CORRS,
             ledger=self.ledger.name,
-            tiers=() if self.runs.keeper is None else self.runs.keeper.tiers(),
         )
 
     def _silence(self) -> tuple[str, ...]:

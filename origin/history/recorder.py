@@ -128,7 +128,7 @@ class HistoryRecorder:
             *(_clean(reason), json.dumps(dict(features)), until_ms, prewarm_ms),
         )
 
-    def record(self, told: PoolRecord) -> None:
+    def record(self, told: PoolRecord, *, shadow: bool = False) -> None:
         """What a pool decides and does; its requests are recorded as they come and end."""
         match told:
             case TierChange():
@@ -147,6 +147,7 @@ class HistoryRecorder:
                     told.choice.value,
                     told.reason,
                     told.features,
+                    shadow=shadow,
                     until_ms=at_ms(told.keep_until_s),
                     prewarm_ms=at_ms(told.prewarm_at_s),
                 )

@@ -1,25 +1,10 @@
-"""Signs that a model will soon be asked for, and how often such a sign was right."""
+"""How often a sign that a model will soon be asked for was right."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class Hint(StrEnum):
-    """What an edge has seen."""
-
-    HANDSHAKE = "handshake"
-    """A TLS connection for a host name of this model."""
-    MODELS = "models"
-    """Somebody asked which models there are."""
-    PAGE = "page"
-    """A page was opened."""
-    RECONNECT = "reconnect"
-    """A client came back that had read a stream."""
-    OPERATOR = "operator"
-    """`tailrace warm prewarm`: followed whenever there can be room."""
-
+from ledger.hints import Hint as Hint
 
 HINT_WINDOW_S = 30.0
 """A request within so long after a hint makes it a right one; so long it keeps a model, too."""

@@ -36,7 +36,7 @@ class PoolReplay:
 
     def start(self, now: float) -> None:
         self.now = now
-        self._carry_out(self.pool.start(now))
+        self.carry_out(self.pool.start(now))
 
     def request(self, model: str, at: float, service_s: float) -> None:
         """One that takes so long once it was taken."""
@@ -47,7 +47,7 @@ class PoolReplay:
             self._at(self.now + service_s, _END, self._count)
         else:
             self._waiting.setdefault(model, []).append((self._count, service_s))
-        self._carry_out(orders)
+        self.carry_out(orders)
 
     def advance(self, to: float) -> None:
         """All that happens until then."""
@@ -61,7 +61,7 @@ class PoolReplay:
                 _, kind, _, what = heappop(self._events)
                 self._happen(kind, what)
             else:
-                self._carry_out(self.pool.tick(due))
+                self.carry_out(self.pool.tick(due))
         if to != inf:
             self.now = to
 
@@ -74,9 +74,9 @@ class PoolReplay:
             orders = self.pool.loaded(str(what), self.now)
             for request, service_s in self._waiting.pop(str(what), ()):
                 self._at(self.now + service_s, _END, request)
-        self._carry_out(orders)
+        self.carry_out(orders)
 
-    def _carry_out(self, orders: list[PoolOrder]) -> None:
+    def carry_out(self, orders: list[PoolOrder]) -> None:
         for order in orders:
             if order.load:
                 self._at(self.now + self._load_s(order.model), _LOADED, order.model)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Protocol
 
 from ledger.errors import CallerError
-from origin.pool.hints import HINT_WINDOW_S, Hint, HintRecord
+from ledger.hints import Hint
+from origin.pool.hints import HINT_WINDOW_S, HintRecord
 from origin.pool.members import LEAST_SIZE, PooledState, PoolMember, check_members, check_pins
 from origin.pool.records import (
     ArrivalRecord,
@@ -88,6 +90,14 @@ class _Kept:
         self.idle_from_s = now if idle else None
 
 
+class Beside(Protocol):
+    """Told of the pool's requests: another pool, whose policy decides and is not followed."""
+
+    def arrived(self, model: str, request: Hashable, now: float) -> None: ...
+
+    def ended(self, request: Hashable, now: float, service_s: float) -> None: ...
+
+
 class WarmPool:
     """`caps` bounds what the models of a device take; a device without one is not bounded."""
 
@@ -115,6 +125,7 @@ class WarmPool:
         self._visits: dict[Hashable, _Visit] = {}
         self._queue: list[str] = []
         """Models that wait for room, longest first."""
+        self.beside: Beside | None = None
 
     # ---- what happens ----
 
@@ -129,6 +140,8 @@ class WarmPool:
         kept = self._of(model)
         idle = not kept.visits
         self._visits[request] = visit = _Visit(model, now, kept.tier, idle)
+        if self.beside is not None:
+            self.beside.arrived(model, request, now)
         kept.visits += 1
         kept.requests += 1
         kept.idles(now, idle=False)
@@ -161,6 +174,8 @@ class WarmPool:
             visit.model, visit.arrived_s, waited_s, now, visit.tier, visit.was_idle
         )
         self._keep(record)
+        if self.beside is not None:
+            self.beside.ended(request, now, now - taken_s)
         if request in kept.waiting:
             kept.waiting.remove(request)
         kept.visits -= 1
@@ -314,9 +329,6 @@ class WarmPool:
         """Whether there is room for it beside all that is there, or is to come."""
         return self._fits(self._of(model))
 
-    def tier(self, model: str) -> Tier:
-        return self._of(model).tier
-
     def visits(self, model: str) -> int:
         """Requests for it that are not over."""
         return self._of(model).visits
@@ -328,6 +340,10 @@ class WarmPool:
             return 0.0
         begun_s = now - kept.loading_s if kept.residence is Residence.LOADING else 0.0
         return max(kept.load_s - begun_s, 0.0)
+
+    def price_s(self, model: str) -> float:
+        """What a load of it takes, as was measured of late."""
+        return self._of(model).load_s
 
     def states(self) -> list[PooledState]:
         return [

@@ -11,21 +11,20 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 from random import Random
+from typing import Any
 
 import structlog
 
 from ledger.backoff import spread_ms
 from ledger.errors import Unavailable
-from ledger.frame import ModelTier
 from origin.generations.stream import GeneratedStream
-from origin.metrics import Metrics
 from origin.pool.hints import Hint
 from origin.pool.records import PoolDecision, PoolRecord, TierChange
-from origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence, Tier
-from origin.pool.warm_pool import PoolOrder, WarmPool
+from origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence
+from origin.pool.warm_pool import PoolOrder
 from origin.serving.known_models import KnownModel, KnownModels
+from origin.serving.live_pool import LivePool
 from origin.serving.served_model import ServedModel, ServedModels
 from origin.workers.circuit import CircuitState
 from origin.workers.worker_process import WorkerSlot
@@ -62,23 +61,25 @@ def log_record(record: PoolRecord) -> None:
 class ModelKeeper:
     """`clock` gives Unix time in seconds, `wait_s` is how long a request waits for its model, and
     `withdraw` takes a slot from those that are given streams, `is_open` says whether a stream runs
-    or waits here, `changed` is called when edges should hear of a tier."""
+    or waits here. `pace` is how fast that clock runs: a day that was recorded can be played in a
+    minute."""
 
     def __init__(
         self,
         models: ServedModels,
-        pool: WarmPool,
+        live: LivePool,
         known: KnownModels,
-        metrics: Metrics,
         *,
         clock: Callable[[], float],
         wait_s: float,
         withdraw: Callable[[WorkerSlot], None],
         is_open: Callable[[bytes], bool],
-        changed: Callable[[], None] = lambda: None,
+        pace: float = 1.0,
         random: Random | None = None,
     ) -> None:
-        self.pool = pool
+        self.live, self.pool = live, live.pool
+        live.carry_out = self._do
+        self._pace = pace
         self.wait_s = wait_s
         self._models = models
         self._known = known
@@ -87,19 +88,10 @@ class ModelKeeper:
         self._is_open = is_open
         self._random = random or Random()
         self._visits: set[bytes] = set()
-        self._changed = changed
-        self._told: list[Tier] = []
         self._news = asyncio.Event()
         """Set, and made anew, when a model may have come nearer."""
         self._timer: asyncio.TimerHandle | None = None
-        self._metrics = metrics
         for model in models:
-            metrics.serve_model(
-                model.name,
-                tier=partial(pool.tier, model.name),
-                circuit=partial(_circuit_state, model),
-                streams=partial(pool.visits, model.name),
-            )
             if (found := known.find(model.name)) is not None:
                 model.ready = found.ready
 
@@ -242,8 +234,6 @@ class ModelKeeper:
     def _do(self, orders: Iterable[PoolOrder]) -> None:
         for order in orders:
             model = self._models.find(order.model)
-            counter = self._metrics.model_loads if order.load else self._metrics.model_leaves
-            counter.labels(model.name).inc()
             log.info("model.load" if order.load else "model.leave", model=model.name)
             for slot in model.slots:
                 if order.load:
@@ -255,11 +245,6 @@ class ModelKeeper:
         self._set_timer()
 
     def _tell(self) -> None:
-        """Whoever waits looks again; edges are told where a tier has changed."""
-        tiers = [self.pool.tier(model.name) for model in self._models]
-        if tiers != self._told:
-            self._told = tiers
-            self._changed()
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -271,7 +256,7 @@ class ModelKeeper:
         now = self._clock()
         wait_s = min(self.pool.wake_at(now) - now, MOST_SLEEP_S)
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(wait_s, MIN_SLEEP_S), self._tick)
+        self._timer = loop.call_later(max(wait_s, MIN_SLEEP_S) / self._pace, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -279,25 +264,19 @@ class ModelKeeper:
 
     # ---- what is known ----
 
-    def tiers(self) -> tuple[ModelTier, ...]:
-        """As edges are told."""
-        return tuple(
-            ModelTier(
-                model.name,
-                self.pool.tier(model.name).word,
-                round(self.expected_s(model.name) * 1000),
-                _trouble(model),
-            )
+    def described(self) -> list[dict[str, Any]]:
+        """For operators."""
+        states = {state.model: state for state in self.pool.states()}
+        return [
+            {
+                "model": model.name,
+                "residence": states[model.name].residence.value,
+                "tier": states[model.name].tier.word,
+                "streams": states[model.name].requests_now,
+                "pinned": states[model.name].is_pinned,
+                "expected_s": self.expected_s(model.name),
+                "circuit": model.circuit.state.value,
+                "reasons": list(model.reasons),
+            }
             for model in self._models
-        )
-
-
-def _circuit_state(model: ServedModel) -> int:
-    return [*CircuitState].index(model.circuit.state)
-
-
-def _trouble(model: ServedModel) -> str:
-    """Why a request for it gets nothing now, though it may be loading."""
-    if model.up or not model.circuit.reason:
-        return ""
-    return f"{model.circuit.reason}; the last: {model.fate}"
+        ]

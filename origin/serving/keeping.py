@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from ledger.errors import CallerError, ConfigError
 from origin.config import OriginConfig
-from origin.metrics import Metrics
+from origin.history.recorder import HistoryRecorder
 from origin.pool.members import PoolMember
-from origin.pool.warm_pool import WarmPool
+from origin.pool.records import PoolRecord
+from origin.pool.schedule import Schedule
 from origin.serving.keeper import ModelKeeper, log_record
 from origin.serving.known_models import KnownModels
+from origin.serving.live_pool import LivePool
 from origin.serving.plan import ModelPlan, caps
 from origin.serving.served_model import ServedModels
-from origin.steady_clock import now_ms
-from origin.warm.named import named_policy
-from origin.warm.policies import KeepAlivePolicy
 from origin.warm.prices import LOAD_S, WarmPrices
 from origin.workers.worker_process import WorkerSlot
 
@@ -26,50 +26,58 @@ def keeper_of(
     models: ServedModels,
     withdraw: Callable[[WorkerSlot], None],
     is_open: Callable[[bytes], bool],
-    changed: Callable[[], None],
-    metrics: Metrics,
+    recorder: HistoryRecorder,
+    clock: Callable[[], float],
+    pace: float,
 ) -> ModelKeeper:
-    """Raises ConfigError for a policy that is not known."""
+    """Raises ConfigError for a policy or a schedule that cannot be."""
     known = KnownModels(config.data, {plan.name: plan.config for plan in plans})
-    members = [_member(plan, known) for plan in plans]
-    policies = {
-        plan.name: _policy(plan.table.policy, f"models.{plan.name}.policy")
-        for plan in plans
-        if plan.table.policy is not None
-    }
-    pool = WarmPool(
-        members,
-        _policy(config.policy, "origin.policy"),
-        caps(config),
-        policies=policies,
-        keep=log_record,
-    )
+
+    def tell(record: PoolRecord, of_shadow: bool) -> None:
+        if not of_shadow:
+            log_record(record)
+        recorder.record(record, shadow=of_shadow)
+
+    try:
+        live = LivePool(
+            [_member(plan, known) for plan in plans],
+            config.policy,
+            caps(config),
+            WarmPrices(config.cold_cost_gpu_s, _typical_load_s(plans, known)),
+            {plan.name: plan.table.policy for plan in plans if plan.table.policy is not None},
+            tell,
+            clock,
+        )
+        if config.shadow_policy is not None:
+            live.apply(config.shadow_policy, shadow=True)
+    except CallerError as error:
+        raise ConfigError(error.message, field=error.field, hint=error.hint) from error
     return ModelKeeper(
         models,
-        pool,
+        live,
         known,
-        metrics,
-        clock=lambda: now_ms() / 1000,
+        clock=clock,
         wait_s=config.cold_wait_s,
         withdraw=withdraw,
         is_open=is_open,
-        changed=changed,
+        pace=pace,
     )
+
+
+def _typical_load_s(plans: Sequence[ModelPlan], known: KnownModels) -> float:
+    """What prewarming policies reckon with."""
+    measured = [found.load_s for plan in plans if (found := known.find(plan.name)) is not None]
+    return median(measured) if measured else LOAD_S
 
 
 def _member(plan: ModelPlan, known: KnownModels) -> PoolMember:
     found = known.find(plan.name)
+    field = f"models.{plan.name}.schedule"
     return PoolMember(
         plan.name,
         plan.size_mib,
         plan.device,
         LOAD_S if found is None else found.load_s,
         is_pinned=plan.table.is_kept,
+        schedules=tuple(Schedule.parse(text, field) for text in plan.table.schedule),
     )
-
-
-def _policy(name: str, field: str) -> KeepAlivePolicy:
-    try:
-        return named_policy(name, WarmPrices(), field)
-    except CallerError as error:
-        raise ConfigError(error.message, field=field, hint=error.hint) from error

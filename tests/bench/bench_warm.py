@@ -1,9 +1,10 @@
 """The table of docs/warm-pools.md, how fast TTLs are swept, a cold start, workers that are killed.
 
 python tests/bench/bench_warm.py [--days 7] [--seed 1] [--starts 9] [--kills 200] [--hangs 50]
+                              [--day-s 60]
 
 Ends with one line of JSON. What is killed and stopped is that of `bench_kill_workers` beside this;
-0 kills leave that out.
+0 kills leave that out. The day through a real pool is that of `bench_pool`; 0 s leave it out.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from origin.warm.simulate import compare, hindsight_cost, sweep_ttls  # noqa: E4
 from origin.warm.trace import idle_gaps  # noqa: E402
 from origin.workers.load_profile import profile  # noqa: E402
 from tests.bench.bench_kill_workers import measure  # noqa: E402
+from tests.bench.bench_pool import POLICIES, days  # noqa: E402
 
 STREAMS, BATCH = 32, 190
 COLD_COSTS = (60.0, 600.0)
@@ -96,6 +98,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=9)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--hangs", type=int, default=50)
+    parser.add_argument("--day-s", type=float, default=60.0)
     given = parser.parse_args()
     columns: dict[tuple[str, float], dict[str, float]] = {}
     for cold_cost in COLD_COSTS:
@@ -116,6 +119,9 @@ def main() -> None:
     }
     said |= {"gap_ttl_pairs_per_s": gaps_per_s(), "load": os.getloadavg()[0]}
     said |= cold_start(given.starts)
+    if given.day_s:
+        played = asyncio.run(days(POLICIES, given.day_s, given.seed, print))
+        said["sim_vs_real"] = round(max(one.off for one in played), 4)
     if given.kills:
         said |= asyncio.run(measure(given.kills, given.hangs, STREAMS, BATCH, given.seed))
     print(json.dumps(said))

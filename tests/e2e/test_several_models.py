@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -23,6 +24,8 @@ BEGUN = 30
 """Of them, when a stream is under way: far from its end, however late its reader is."""
 
 
+KEPT = '[origin]\npolicy = "greedy-dual"\n'
+"""However slow this machine is, none leaves because its time is over."""
 OURS = f'folder = "{DEMO}"\nkv_mib = 16\n'
 SILENT = 'producer = "tests.origin.producers.text_producers:Waiting"\n'
 
@@ -47,7 +50,7 @@ class Two:
 
     def __init__(self, folder: Path) -> None:
         file = folder / "tailrace.toml"
-        file.write_text(tables("one", "two"))
+        file.write_text(KEPT + tables("one", "two"))
         self.origin = Origin(folder / "data", config=file)
         self.edge = Edge(self.origin)
 
@@ -69,11 +72,19 @@ class Three:
 
     def __init__(self, folder: Path, wait_s: float, served: str = OURS) -> None:
         file = folder / "tailrace.toml"
-        origin = f"[origin]\ncpu_memory_mib = 130\ncold_wait_s = {wait_s}\n"
+        origin = f"{KEPT}cpu_memory_mib = 130\ncold_wait_s = {wait_s}\n"
         each = served + "memory_mib = 60\n"
         file.write_text(origin + tables("one", "two", "three", each=each))
         self.origin = Origin(folder / "data", config=file)
         self.edge = Edge(self.origin)
+
+    async def decided(self, choice: str) -> dict[str, Any]:
+        """The first decision of this kind."""
+        for nth in itertools.count(1):
+            decision = await self.origin.saw("model.decision", nth)
+            if decision["choice"] == choice:
+                return decision
+        raise AssertionError
 
     def loaded(self) -> list[str]:
         """The models that have a worker, by what was logged."""
@@ -84,16 +95,6 @@ class Three:
             elif event.get("message") == "worker.left":
                 found[event["model"]] = False
         return sorted(model for model, is_there in found.items() if is_there)
-
-
-async def shown(client: httpx.AsyncClient, url: str, tiers: dict[str, str]) -> None:
-    """Wait until an edge tells these tiers."""
-    seen: object = None
-    async with asyncio.timeout(60):
-        while seen != tiers:
-            [origin] = (await client.get(f"{url}/readyz")).json()["origins"]
-            seen = {tier["model"]: tier["tier"] for tier in origin["tiers"]}
-            await asyncio.sleep(0.02)
 
 
 async def read(client: httpx.AsyncClient, url: str, model: str, begun: asyncio.Event) -> Reading:
@@ -118,7 +119,9 @@ async def test_of_three_models_two_fit_and_the_third_waits_for_its_turn(
         assert house.loaded() == ["one", "two"]
         listed = (await client.get(f"{url}/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == ["one", "two", "three"]
-        await shown(client, url, {"one": "compiled", "two": "compiled", "three": "cold"})
+        # Who lists the models will ask for one: the origin hears of it, and makes none leave.
+        declined = await house.decided("decline")
+        assert (declined["model"], declined["reason"]) == ("three", "there is no free room")
         whole = await start(client, url, request("one"))
         await start(client, url, request("two", 5))
         await start(client, url, request("two", 5, seed=8))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Self
 
 from edge.origins.link import Link
@@ -23,7 +22,6 @@ from ledger.frame import (
     Heartbeat,
     Hello,
     Logged,
-    ModelTier,
     Open,
     Opened,
     Resume,
@@ -59,7 +57,6 @@ class ScriptedOrigin:
         self.siblings: tuple[Sibling, ...] = ()  # streams of the same frames
         self.silent = False
         self.patience_ms = 0
-        self.tiers: tuple[ModelTier, ...] = ()
         self.ready = True
         self.models: tuple[str, ...] = ("demo",)
         self.ledger = ""
@@ -100,10 +97,9 @@ class ScriptedOrigin:
 
     def heartbeat(self) -> Heartbeat:
         devices = ("cpu torch",)
-        told = Heartbeat(
+        return Heartbeat(
             1, self.ready, (), self.models, devices, self.patience_ms, ledger=self.ledger
         )
-        return replace(told, tiers=self.tiers)
 
     def say(self) -> None:
         """Tell the edges how it is now."""

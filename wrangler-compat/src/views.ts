@@ -46,7 +46,6 @@ class RawFrames implements Encoder {
       room: 0,
       corrs: 0,
       ledger: "",
-      tiers: [],
     });
   }
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ledger.errors import CallerError, ConfigError, Conflict
-from origin.pool.hints import Hint
+from ledger.hints import Hint
 from origin.pool.members import PoolMember
 from origin.pool.records import ArrivalRecord, PoolChoice, PoolDecision, PoolRecord, TierChange
 from origin.pool.replay import PoolReplay, ShadowPool, replay_pool

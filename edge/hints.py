@@ -1,0 +1,88 @@
+"""Tells origins of several models what may soon be asked for, so that they can load it ahead.
+
+Nobody waits for it, and what cannot be told is left out. An origin learns which signs are right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from ssl import SSLContext, SSLObject, SSLSocket
+
+from edge.origins.link import Link
+from edge.reader import WINDOW_BODIES, WINDOW_BODY_BYTES, Reader
+from ledger.errors import TailraceError
+from ledger.frame import Call
+from ledger.hints import HINT, Hint
+
+EVERY_S = 5.0
+"""The same sign is told once in so long."""
+MAX_TELLING = 16
+"""Signs on their way; more are left out."""
+PATIENCE_S = 5.0
+
+
+class Hints:
+    """`hosts` are names that TLS clients ask for, each with the model that is behind it."""
+
+    def __init__(
+        self,
+        link: Link,
+        hosts: Mapping[str, str] | None = None,
+        clock_s: Callable[[], float] = Link.now,
+    ) -> None:
+        self._link = link
+        self._hosts = dict(hosts or {})
+        self._clock_s = clock_s
+        self._told_s: dict[tuple[Hint, str], float] = {}
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def say(self, hint: Hint, model: str = "") -> None:
+        """`model` is empty for a sign of any."""
+        models = self._link.heartbeat.models
+        if len(models) < 2 or (model and model not in models):
+            return  # the one model there is, or none, is not to be loaded ahead
+        now = self._clock_s()
+        last_s = self._told_s.get((hint, model))
+        if (last_s is not None and now - last_s < EVERY_S) or len(self._telling) >= MAX_TELLING:
+            return
+        self._told_s[hint, model] = now
+        task = asyncio.create_task(self._tell(hint, model))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    def listen(self, context: SSLContext) -> None:
+        """To the names that handshakes of this context ask for."""
+        if self._hosts:
+            context.sni_callback = self._asked_for
+
+    def _asked_for(
+        self, _connection: SSLSocket | SSLObject, name: str | None, _context: SSLContext
+    ) -> None:
+        if name is not None and (model := self._hosts.get(name.lower())) is not None:
+            self.say(Hint.HANDSHAKE, model)
+
+    async def _tell(self, hint: Hint, model: str) -> None:
+        usable = [origin.address for origin in self._link.origins if origin.usable]
+        await asyncio.gather(*(self._tell_one(address, hint, model) for address in usable))
+
+    async def _tell_one(self, address: str, hint: Hint, model: str) -> None:
+        reader = Reader(self._link, only=address)
+        call = Call(
+            object=HINT,
+            name=hint.value,
+            method="POST",
+            url=f"http://hint/{hint.value}",
+            headers=(),
+            body=model.encode(),
+            credit=WINDOW_BODIES,
+            credit_bytes=WINDOW_BODY_BYTES,
+            caller=None,
+        )
+        try:
+            with suppress(TailraceError, TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await reader.call(call)
+        finally:
+            reader.close()

@@ -1,0 +1,149 @@
+"""What operators see of the pool that serves, and change of it; and the shadow beside it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ledger.hints import Hint
+from origin.pool.members import PooledState, PoolMember
+from origin.pool.records import ArrivalRecord, KeepRecord, PoolDecision, PoolRecord, TierChange
+from origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay, ShadowPool
+from origin.pool.tiers import Tier
+from origin.pool.warm_pool import PoolOrder, WarmPool
+from origin.warm.named import named_policy
+from origin.warm.policies import KeepAlivePolicy
+from origin.warm.prices import WarmPrices
+
+MAX_REMEMBERED = 20_000
+"""Requests that a policy which is applied later learns from."""
+
+Carry = Callable[[list[PoolOrder]], None]
+Tell = Callable[[PoolRecord, bool], None]
+
+
+class LivePool:
+    """`pool` is what serves, by `policy`, but for models that have their `own` one.
+
+    `carry_out` does what it orders; `tell` gets its records, and what the shadow beside it
+    decides (True). Times are the pool's.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[PoolMember],
+        policy: str,
+        caps: Mapping[str, float],
+        prices: WarmPrices,
+        own: Mapping[str, str],
+        tell: Tell,
+        clock_s: Callable[[], float],
+    ) -> None:
+        self.clock_s = clock_s
+        self.carry_out: Carry = lambda orders: None
+        self._members, self._caps, self._own = members, caps, own
+        self._prices, self._tell = prices, tell
+        self._recent: deque[ArrivalRecord] = deque(maxlen=MAX_REMEMBERED)
+        self._left_s: dict[str, float] = {}
+        self._leave_s = LEAVE_S
+        self._shadow: tuple[str, float, ShadowPool, PoolCounts] | None = None
+        self.pool = self._pool_of(
+            members, named_policy(policy, prices, "origin.policy"), self._keep
+        )
+
+    # ---- what operators ask for ----
+
+    def states(self) -> Sequence[PooledState]:
+        return self.pool.states()
+
+    def prewarm(self, model: str) -> None:
+        self.carry_out(self.pool.hint(model, Hint.OPERATOR, self.clock_s()))
+
+    def pin(self, model: str, *, pinned: bool) -> None:
+        self.carry_out(self.pool.pin(model, self.clock_s(), pinned=pinned))
+
+    def apply(self, policy: str, *, shadow: bool) -> None:
+        """It knows what has been asked since the origin began. Models with a policy of their own
+        keep it."""
+        now = self.clock_s()
+        chosen = self._taught(named_policy(policy, self._prices))
+        if not shadow:
+            self.carry_out(self.pool.use(chosen, now))
+            return
+        pins = {one.model: one.is_pinned for one in self.pool.states()}
+        members = [replace(one, is_pinned=pins[one.name]) for one in self._members]
+        beside = self._pool_of(members, chosen, self._keep_of_shadow)
+        replay = PoolReplay(beside, self._load_s, self._leave_s)
+        running = ShadowPool(replay, now)
+        self.pool.beside = running
+        self._shadow = policy, now, running, PoolCounts.of(self.pool)
+
+    def shadow(self) -> dict[str, Any] | None:
+        """Both since the shadow began: `cold_rate` is what it would have come to."""
+        if self._shadow is None:
+            return None
+        policy, since_s, running, before = self._shadow
+        real, seen = PoolCounts.of(self.pool), running.counts
+        requests = real.requests - before.requests
+        cold_starts = real.cold_starts - before.cold_starts
+        return {
+            "policy": policy,
+            "for_s": round(self.clock_s() - since_s, 3),
+            "requests": seen.requests,
+            "cold_starts": seen.cold_starts,
+            "cold_rate": seen.cold_rate,
+            "wasted_gpu_s": seen.wasted_gpu_s,
+            "real_requests": requests,
+            "real_cold_starts": cold_starts,
+            "real_cold_rate": cold_starts / requests if requests else 0.0,
+            "real_wasted_gpu_s": real.wasted_gpu_s - before.wasted_gpu_s,
+        }
+
+    def hint(self, hint: Hint, model: str) -> None:
+        """Of one model, or of any where that is empty."""
+        names = [one.name for one in self._members if model in ("", one.name)]
+        for name in names:
+            self.carry_out(self.pool.hint(name, hint, self.clock_s()))
+
+    def _pool_of(
+        self, members: Sequence[PoolMember], policy: KeepAlivePolicy, keep: KeepRecord
+    ) -> WarmPool:
+        own = {
+            name: named_policy(one, self._prices, f"models.{name}.policy")
+            for name, one in self._own.items()
+        }
+        cost = self._prices.cold_cost_gpu_s
+        return WarmPool(members, policy, self._caps, cold_cost_gpu_s=cost, policies=own, keep=keep)
+
+    # ---- what it learns ----
+
+    def _keep(self, record: PoolRecord) -> None:
+        if isinstance(record, ArrivalRecord):
+            self._recent.append(record)
+        elif isinstance(record, PoolDecision) and record.choice.value == "evict":
+            self._left_s[record.model] = record.at_s
+        elif isinstance(record, TierChange) and record.tier <= Tier.HOST:
+            left_s = self._left_s.pop(record.model, None)
+            self._leave_s = self._leave_s if left_s is None else record.at_s - left_s
+        self._tell(record, False)
+
+    def _keep_of_shadow(self, record: PoolRecord) -> None:
+        if isinstance(record, PoolDecision):
+            self._tell(record, True)
+
+    def _load_s(self, model: str) -> float:
+        """As it was measured of late."""
+        return self.pool.price_s(model)
+
+    def _taught(self, policy: KeepAlivePolicy) -> KeepAlivePolicy:
+        """With the gaps between the requests of late."""
+        ended_s: dict[str, float] = {}
+        for one in sorted(self._recent, key=lambda one: one.arrived_s):
+            last_s = ended_s.get(one.model)
+            if last_s is not None and one.arrived_s > last_s:
+                policy.decide(one.model, last_s)
+                policy.observe(one.model, one.arrived_s - last_s)
+            ended_s[one.model] = max(one.ended_s, last_s or 0.0)
+        return policy
