@@ -26,9 +26,9 @@ from edge.errors import (
     not_a_websocket,
     tailrace_error,
 )
-from edge.hints import Hints
 from edge.objects import Deploying
 from edge.openai.routes import openai_routes
+from edge.origins.hints import Hints
 from edge.origins.link import Link
 from edge.quic.listen import QuicListener
 from edge.telemetry.endpoint import metrics

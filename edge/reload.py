@@ -20,7 +20,7 @@ from hypercorn.config import Config
 from edge.access.gate import Gate
 from edge.access.key_file import read_keys
 from edge.config import EdgeConfig
-from edge.hints import Hints
+from edge.origins.hints import Hints
 from edge.quic.listen import QuicListener
 from ledger.errors import ConfigError
 

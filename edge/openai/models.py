@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edge.hints import Hints
+from edge.origins.hints import Hints
 from edge.origins.link import Link
 from ledger.errors import NotFound, OriginUnreachable
 from ledger.hints import Hint

@@ -33,7 +33,6 @@ from ledger.errors import (
     Unavailable,
 )
 from ledger.frame import Caller, FinishReason, Priority, Unread
-from ledger.hints import Hint
 from ledger.interface import Ledger, Refusal
 from origin.generations.allowance import Allowances
 from origin.generations.attendance import Attendance, is_idle, is_left
@@ -157,11 +156,6 @@ class Runs:
         """Models come and go as `keeper` says, which is told of every stream."""
         self.keeper = keeper
         self.table.comes, self.table.goes = keeper.arrive, keeper.end
-
-    def hint(self, hint: Hint, model: str) -> None:
-        """A model may soon be asked for, or any where it is empty."""
-        if self.keeper is not None:
-            self.keeper.live.hint(hint, model)
 
     # ---- streams ----
 

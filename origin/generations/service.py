@@ -239,7 +239,7 @@ class Service:
             self.runs.resumed(info.stream)
         opened = self._opened(info, rights)
         if isinstance(request, Resume):
-            self.runs.hint(Hint.RECONNECT, opened.model)
+            self._hint(Hint.RECONNECT, opened.model)
         return opened
 
     async def cancel(self, request: Cancel) -> Status:
@@ -364,12 +364,17 @@ class Service:
             ObjectKey(key.kind, name_of(call.caller, key.name)), request
         )
 
+    def _hint(self, hint: Hint, model: str) -> None:
+        """Of one model, or of any where that is empty."""
+        if self.runs.keeper is not None:
+            self.runs.keeper.live.hint(hint, model)
+
     def _hinted(self, call: Call) -> ObjectResponse:
         """A model may soon be asked for."""
         if call.name not in TOLD_BY_EDGES:
             hint = ", ".join(one.value for one in TOLD_BY_EDGES)
             raise CallerError(f"{call.name!r} is no hint", field="name", hint=hint)
-        self.runs.hint(Hint(call.name), call.body.decode(errors="replace"))
+        self._hint(Hint(call.name), call.body.decode(errors="replace"))
         return ObjectResponse(204)
 
     async def _read(self, stream: bytes, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:

@@ -10,7 +10,7 @@ import pytest
 
 from edge.app import create_app
 from edge.config import EdgeConfig
-from edge.hints import EVERY_S, Hints
+from edge.origins.hints import EVERY_S, Hints
 from edge.origins.link import Link
 from ledger.errors import ConfigError
 from ledger.frame import Answer, BodyEnd, Call
