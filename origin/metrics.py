@@ -86,6 +86,12 @@ class Metrics:
         self._ended = self._counter("streams_ended", "Streams that ended here", ("finish_reason",))
         self.overload = self._gauge("overload_rung", "0 normal, up to 6: nothing new", ())
         self.circuit = self._gauge("circuit_state", "0 closed, 1 half open, 2 open", ())
+        by_model = ("model",)
+        self._tiers = self._gauge("model_tier", "0 cold, up to 4 ready, 5 has answered", by_model)
+        self._circuits = self._gauge("model_circuit_state", "As circuit_state", by_model)
+        self._wanted = self._gauge("model_requests", "Requests that run or wait", by_model)
+        self.model_loads = self._counter("model_loads", "Times that it was loaded", by_model)
+        self.model_leaves = self._counter("model_leaves", "Times that it left", by_model)
         self._deaths = self._counter("worker_deaths", "Workers that ended by themselves", ("kind",))
         self._idle = self._counter(
             "idle_streams_ended", "Streams that nobody read and that made nothing", ("state",)
@@ -150,6 +156,20 @@ class Metrics:
 
     def idle_ended(self, state: str) -> None:
         self._idle.labels(state).inc()
+
+    def serve_model(
+        self,
+        name: str,
+        tier: Callable[[], float],
+        circuit: Callable[[], float],
+        streams: Callable[[], float],
+    ) -> None:
+        """One of several models, whose state is asked for when it is read."""
+        self._tiers.labels(name).set_function(tier)
+        self._circuits.labels(name).set_function(circuit)
+        self._wanted.labels(name).set_function(streams)
+        for counter in (self.model_loads, self.model_leaves):
+            counter.labels(name)
 
     def load_of(self, slot: int) -> Load | None:
         """The last word of its worker, if it has one."""

@@ -163,8 +163,18 @@ class Supervisor:
         from origin.serving.keeping import keeper_of  # numpy, which takes a while to import
 
         is_open = self._runs.table.by_id.__contains__
-        told = self._recorder, clock, pace
-        self._keeper = keeper_of(self._config, plans, models, self._runs.withdraw, is_open, *told)
+        told = self._say_heartbeat, self._metrics
+        self._keeper = keeper_of(
+            self._config,
+            plans,
+            models,
+            self._runs.withdraw,
+            is_open,
+            self._recorder,
+            clock,
+            pace,
+            *told,
+        )
         self._runs.keep_with(self._keeper)
         self._desk = replace(self._desk, pool=self._keeper.live)
 

@@ -36,6 +36,7 @@ def edge_registry() -> CollectorRegistry:
 def origin_registry() -> CollectorRegistry:
     metrics = Metrics()
     metrics.worker_load(0, LOAD)
+    metrics.serve_model("demo", lambda: 0, lambda: 0, lambda: 0)
     recorder_of(LedgerConfig(), Path(), metrics.registry)
     return metrics.registry
 

@@ -32,6 +32,7 @@ class Candidate:
     ready: bool = True
     allowed: bool = True  # by its breaker, and by the corrs of its link
     models: tuple[str, ...] = ()
+    cold: frozenset[str] = frozenset()  # of those, which it would have to load first
     ledger: str = ""
     streams: int = 0
     room: int = 0
@@ -78,6 +79,8 @@ def choose(
     those = [c for c in those if c.allowed] or those
     those = [c for c in those if wanted.model in c.models] or those
     those = [c for c in those if c.ready] or those
+    if wanted.spreads:
+        those = [c for c in those if wanted.model not in c.cold] or those
     if not those:
         return None
     least = min(those, key=lambda c: c.load)

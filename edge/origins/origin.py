@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import cast
 
 import structlog
@@ -28,6 +29,8 @@ LINK_CONNECT_TIMEOUT_S = 5.0
 Heartbeats, after how long a silence it is to be taken for dead."""
 LINK_SETTLED_S = 1.0
 """A link that was up for so long was sound: when it is lost, it is made again at once."""
+WARM_TIERS = ("compiled", "hot")
+"""Of a model that can be asked at once."""
 
 log = structlog.get_logger("tailrace.edge")
 
@@ -135,6 +138,7 @@ class Origin:
             ready=heartbeat.ready,
             allowed=self.breaker.allows(now) and not self.relay.is_full,
             models=heartbeat.models,
+            cold=frozenset(t.model for t in heartbeat.tiers if t.tier not in WARM_TIERS),
             ledger=heartbeat.ledger,
             streams=heartbeat.streams + self.opened,
             room=heartbeat.room,
@@ -154,6 +158,8 @@ class Origin:
             "streams": heartbeat.streams,
             "room": heartbeat.room,
         }
+        if heartbeat.tiers:
+            fields["tiers"] = [asdict(tier) for tier in heartbeat.tiers]
         if self.breaker.state is not State.CLOSED:
             fields["breaker"] = self.breaker.state.value
         return fields

@@ -34,7 +34,7 @@ from ledger.wire.words import *
 
 # The first 8 bytes of SHA-256 over the canonical text of ledger/wire/tailrace.bare. A constant,
 # so that a running process needs no schema file; a test holds it to the file.
-SCHEMA_HASH = bytes.fromhex("c15b9398b8e83377")
+SCHEMA_HASH = bytes.fromhex("61fba3afed91a7b2")
 STREAM_ID_BYTES = 16
 MAC_BYTES = 32
 """Of an HMAC-SHA256, and of a nonce."""
@@ -196,13 +196,27 @@ class StreamError(Frame):
     retry_after_ms: Uint | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ModelTier:
+    """How near one of several models is to answering, and in how long it should.
+
+    `tier` is a word of the pool's; `reason` says why no request for it can be served, if so.
+    """
+
+    model: str
+    tier: str
+    expected_ms: Uint = 0
+    reason: str = ""
+
+
 @frame(8)
 class Heartbeat(Frame):
     """`patience_ms`: a sender that says nothing for so long is to be taken for dead.
 
     What an origin tells its edges besides, and no client is told: how many streams run or wait
     there, of how many that there is room for; how many corrs one link may have open; and the name
-    of its ledger, which only origins that share it have in common.
+    of its ledger, which only origins that share it have in common; and the tier of each model, of
+    an origin that has several.
     """
 
     clock_ms: U64Int
@@ -215,6 +229,7 @@ class Heartbeat(Frame):
     room: Uint = 0
     corrs: Uint = 0
     ledger: str = ""
+    tiers: tuple[ModelTier, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -415,6 +415,7 @@ class Service:
             room=self.config.max_streams,
             corrs=CORRS,
             ledger=self.ledger.name,
+            tiers=() if self.runs.keeper is None else self.runs.keeper.tiers(),
         )
 
     def _silence(self) -> tuple[str, ...]:

@@ -329,6 +329,9 @@ class WarmPool:
         """Whether there is room for it beside all that is there, or is to come."""
         return self._fits(self._of(model))
 
+    def tier(self, model: str) -> Tier:
+        return self._of(model).tier
+
     def visits(self, model: str) -> int:
         """Requests for it that are not over."""
         return self._of(model).visits

@@ -11,17 +11,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from random import Random
-from typing import Any
 
 import structlog
 
 from ledger.backoff import spread_ms
 from ledger.errors import Unavailable
+from ledger.frame import ModelTier
 from origin.generations.stream import GeneratedStream
+from origin.metrics import Metrics
 from origin.pool.hints import Hint
 from origin.pool.records import PoolDecision, PoolRecord, TierChange
-from origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence
+from origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence, Tier
 from origin.pool.warm_pool import PoolOrder
 from origin.serving.known_models import KnownModel, KnownModels
 from origin.serving.live_pool import LivePool
@@ -61,20 +63,22 @@ def log_record(record: PoolRecord) -> None:
 class ModelKeeper:
     """`clock` gives Unix time in seconds, `wait_s` is how long a request waits for its model, and
     `withdraw` takes a slot from those that are given streams, `is_open` says whether a stream runs
-    or waits here. `pace` is how fast that clock runs: a day that was recorded can be played in a
-    minute."""
+    or waits here, `changed` is called when edges should hear of a tier. `pace` is how fast that
+    clock runs: a day that was recorded can be played in a minute."""
 
     def __init__(
         self,
         models: ServedModels,
         live: LivePool,
         known: KnownModels,
+        metrics: Metrics,
         *,
         clock: Callable[[], float],
         wait_s: float,
         withdraw: Callable[[WorkerSlot], None],
         is_open: Callable[[bytes], bool],
         pace: float = 1.0,
+        changed: Callable[[], None] = lambda: None,
         random: Random | None = None,
     ) -> None:
         self.live, self.pool = live, live.pool
@@ -88,10 +92,19 @@ class ModelKeeper:
         self._is_open = is_open
         self._random = random or Random()
         self._visits: set[bytes] = set()
+        self._changed = changed
+        self._told: list[Tier] = []
         self._news = asyncio.Event()
         """Set, and made anew, when a model may have come nearer."""
         self._timer: asyncio.TimerHandle | None = None
+        self._metrics = metrics
         for model in models:
+            metrics.serve_model(
+                model.name,
+                tier=partial(self.pool.tier, model.name),
+                circuit=partial(_circuit_state, model),
+                streams=partial(self.pool.visits, model.name),
+            )
             if (found := known.find(model.name)) is not None:
                 model.ready = found.ready
 
@@ -234,6 +247,8 @@ class ModelKeeper:
     def _do(self, orders: Iterable[PoolOrder]) -> None:
         for order in orders:
             model = self._models.find(order.model)
+            counter = self._metrics.model_loads if order.load else self._metrics.model_leaves
+            counter.labels(model.name).inc()
             log.info("model.load" if order.load else "model.leave", model=model.name)
             for slot in model.slots:
                 if order.load:
@@ -245,6 +260,11 @@ class ModelKeeper:
         self._set_timer()
 
     def _tell(self) -> None:
+        """Whoever waits looks again; edges are told where a tier has changed."""
+        tiers = [self.pool.tier(model.name) for model in self._models]
+        if tiers != self._told:
+            self._told = tiers
+            self._changed()
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -264,19 +284,25 @@ class ModelKeeper:
 
     # ---- what is known ----
 
-    def described(self) -> list[dict[str, Any]]:
-        """For operators."""
-        states = {state.model: state for state in self.pool.states()}
-        return [
-            {
-                "model": model.name,
-                "residence": states[model.name].residence.value,
-                "tier": states[model.name].tier.word,
-                "streams": states[model.name].requests_now,
-                "pinned": states[model.name].is_pinned,
-                "expected_s": self.expected_s(model.name),
-                "circuit": model.circuit.state.value,
-                "reasons": list(model.reasons),
-            }
+    def tiers(self) -> tuple[ModelTier, ...]:
+        """As edges are told."""
+        return tuple(
+            ModelTier(
+                model.name,
+                self.pool.tier(model.name).word,
+                round(self.expected_s(model.name) * 1000),
+                _trouble(model),
+            )
             for model in self._models
-        ]
+        )
+
+
+def _circuit_state(model: ServedModel) -> int:
+    return [*CircuitState].index(model.circuit.state)
+
+
+def _trouble(model: ServedModel) -> str:
+    """Why a request for it gets nothing now, though it may be loading."""
+    if model.up or not model.circuit.reason:
+        return ""
+    return f"{model.circuit.reason}; the last: {model.fate}"

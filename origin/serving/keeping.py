@@ -8,6 +8,7 @@ from statistics import median
 from ledger.errors import CallerError, ConfigError
 from origin.config import OriginConfig
 from origin.history.recorder import HistoryRecorder
+from origin.metrics import Metrics
 from origin.pool.members import PoolMember
 from origin.pool.records import PoolRecord
 from origin.pool.schedule import Schedule
@@ -29,6 +30,8 @@ def keeper_of(
     recorder: HistoryRecorder,
     clock: Callable[[], float],
     pace: float,
+    changed: Callable[[], None],
+    metrics: Metrics,
 ) -> ModelKeeper:
     """Raises ConfigError for a policy or a schedule that cannot be."""
     known = KnownModels(config.data, {plan.name: plan.config for plan in plans})
@@ -56,11 +59,13 @@ def keeper_of(
         models,
         live,
         known,
+        metrics,
         clock=clock,
         wait_s=config.cold_wait_s,
         withdraw=withdraw,
         is_open=is_open,
         pace=pace,
+        changed=changed,
     )
 
 

@@ -118,6 +118,11 @@ class WorkerSlot:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(worker_frame.encode(frame, run))
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it is to have a worker."""
+        return self._wanted.is_set()
+
     def wake(self) -> None:
         """Start workers from now on."""
         self._unwanted.clear()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
@@ -73,11 +73,7 @@ async def status(
 
     async with _reading(path, url, config) as reader:
         figures = asdict(await reader.status())
-    if as_json:
-        typer.echo(json.dumps(figures))
-        return
-    for name, value in figures.items():
-        typer.echo(f"{name:16} {_readable(name, value)}")
+    _tell(figures, as_json=as_json)
 
 
 @command
@@ -201,16 +197,14 @@ async def export(
     """Write streams for other programs, or a consistent copy of a file."""
     from ledger.tools.export import json_lines, raw_frames
     from ledger.tools.reader import parse_stream
-    from ledger.tools.reading import reading
 
-    place = _place(path, url, config)
     if form == "copy":
-        await _copy(place, streams, out)
+        await _copy(_place(path, url, config), streams, out)
         return
     if form not in ("jsonl", "frames"):
         raise ConfigError(f"no format {form!r}", field="--format", hint="jsonl, frames or copy")
     ids = [parse_stream(stream) for stream in streams or ()]
-    async with reading(place) as reader:
+    async with _reading(path, url, config) as reader:
         rows = _rows(reader, ids) if ids else _with_progress(reader)
         if form == "frames":
             await _write_bytes(raw_frames(reader, rows), out)
@@ -236,25 +230,20 @@ async def gc(
     from dataclasses import asdict
 
     from ledger.tools.commands import collect
-    from ledger.tools.reading import reading
     from origin.config import OriginConfig
     from origin.steady_clock import KeptClock
 
-    place = _place(path, url, config)
     if dry_run:
         now_ms = KeptClock(OriginConfig.load(config).data)()
-        async with reading(place) as reader:
+        async with _reading(path, url, config) as reader:
             figures = {
                 "expired_streams": await reader.expired(now_ms),
                 "ledger_bytes": await reader.ledger_bytes(),
             }
     else:
+        place = _place(path, url, config)
         figures = asdict(await collect(place, _opening(place, config)))
-    if as_json:
-        typer.echo(json.dumps(figures))
-        return
-    for name, value in figures.items():
-        typer.echo(f"{name:18} {_readable(name, value)}")
+    _tell(figures, as_json=as_json)
 
 
 @ledger_app.command()
@@ -350,6 +339,14 @@ async def _rows(reader: LedgerReader, streams: list[bytes]) -> AsyncIterator[Str
 
 
 # ---- for people ----
+
+
+def _tell(figures: Mapping[str, object], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        typer.echo(f"{name:16} {_readable(name, value)}")
 
 
 def _progress(what: str, total: int) -> Callable[[int], None] | None:

@@ -73,6 +73,25 @@ async def test_axe_finds_nothing_wrong_with_any_page(
             assert visit.faults == [], page
 
 
+async def test_the_pool_page_tells_of_models_and_simulates_what_was_asked_of_them(
+    scene: Scene,
+) -> None:
+    wanted = {"model": "teller", "prompt": "1 waves", "max_tokens": 100}
+    for _ in range(2):
+        answer = await scene.client.post(f"{scene.edge.url}/v1/generate", json=wanted)
+        assert answer.status_code == 200
+    async with visiting(scene.browser, scene.edge.tls_url, "pool") as visit:
+        table = visit.page.get_by_role("table").filter(has_text="Waited for it")
+        row = table.get_by_role("row").filter(has_text="teller")
+        await expect(row.get_by_role("cell").nth(2)).not_to_have_text(re.compile("^[01]$"))
+        assert visit.faults == []
+        # Whether there is a gap to decide about depends on what else is asked of this origin.
+        async with visit.page.expect_request("**/v1/admin/simulate") as sent:
+            await visit.page.get_by_role("button", name="Simulate").click()
+        asked = json.loads((await sent.value).post_data or "")
+        assert asked["trace"] == "history" and asked["load_s"] is None
+
+
 async def test_a_stream_is_seen_cancelled_and_looked_up_without_reloading(scene: Scene) -> None:
     async with visiting(scene.browser, scene.edge.tls_url, "streams") as visit:
         page = visit.page

@@ -97,6 +97,16 @@ class Three:
         return sorted(model for model, is_there in found.items() if is_there)
 
 
+async def shown(client: httpx.AsyncClient, url: str, tiers: dict[str, str]) -> None:
+    """Wait until an edge tells these tiers."""
+    seen: object = None
+    async with asyncio.timeout(60):
+        while seen != tiers:
+            [origin] = (await client.get(f"{url}/readyz")).json()["origins"]
+            seen = {tier["model"]: tier["tier"] for tier in origin["tiers"]}
+            await asyncio.sleep(0.02)
+
+
 async def read(client: httpx.AsyncClient, url: str, model: str, begun: asyncio.Event) -> Reading:
     """The whole of a stream; `begun` when some of it has come."""
     reading = Reading()
@@ -122,6 +132,7 @@ async def test_of_three_models_two_fit_and_the_third_waits_for_its_turn(
         # Who lists the models will ask for one: the origin hears of it, and makes none leave.
         declined = await house.decided("decline")
         assert (declined["model"], declined["reason"]) == ("three", "there is no free room")
+        await shown(client, url, {"one": "compiled", "two": "compiled", "three": "cold"})
         whole = await start(client, url, request("one"))
         await start(client, url, request("two", 5))
         await start(client, url, request("two", 5, seed=8))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Self
 
 from edge.origins.link import Link
@@ -22,6 +23,7 @@ from ledger.frame import (
     Heartbeat,
     Hello,
     Logged,
+    ModelTier,
     Open,
     Opened,
     Resume,
@@ -57,6 +59,7 @@ class ScriptedOrigin:
         self.siblings: tuple[Sibling, ...] = ()  # streams of the same frames
         self.silent = False
         self.patience_ms = 0
+        self.tiers: tuple[ModelTier, ...] = ()
         self.ready = True
         self.models: tuple[str, ...] = ("demo",)
         self.ledger = ""
@@ -97,9 +100,10 @@ class ScriptedOrigin:
 
     def heartbeat(self) -> Heartbeat:
         devices = ("cpu torch",)
-        return Heartbeat(
+        told = Heartbeat(
             1, self.ready, (), self.models, devices, self.patience_ms, ledger=self.ledger
         )
+        return replace(told, tiers=self.tiers)
 
     def say(self) -> None:
         """Tell the edges how it is now."""

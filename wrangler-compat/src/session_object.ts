@@ -376,7 +376,7 @@ export class SessionObject extends DurableObject<Env> {
     const { ready, reasons, models, devices } = said;
     const beat: Frame = {
       ...{ type: "Heartbeat", clock_ms: Date.now(), ready, reasons, models, devices },
-      ...{ patience_ms: 0, streams: 0, room: 0, corrs: 0, ledger: "" },
+      ...{ patience_ms: 0, streams: 0, room: 0, corrs: 0, ledger: "", tiers: [] },
     };
     this.#send(encode(beat));
   }

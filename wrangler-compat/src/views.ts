@@ -46,6 +46,7 @@ class RawFrames implements Encoder {
       room: 0,
       corrs: 0,
       ledger: "",
+      tiers: [],
     });
   }
 

@@ -3,6 +3,7 @@
 import { ask, usePolled } from "./api.js";
 import { Bar } from "./health.js";
 import { Simulator } from "./simulate.js";
+import { Tiers } from "./tiers.js";
 import { Empty, Fault, Page, Stat, State, clock, count, html, span, useRef, words } from "./ui.js";
 
 /** Samples of the pool that this page keeps: half an hour. */
@@ -28,6 +29,7 @@ export function Pool() {
       <${Stat} name="Deaths">${data ? count(workers.reduce((sum, one) => sum + one.deaths, 0)) : "–"}<//>
       <${Stat} name="Tokens made">${data ? count(workers.reduce((sum, one) => sum + (one.load?.tokens || 0), 0)) : "–"}<//>
     </dl>
+    <${Tiers} />
     <div class="columns">${workers.map((one) => html`<${Worker} key=${`${one.origin} ${one.worker}`} one=${one} />`)}</div>
     <${Residency} samples=${samples.current} />
     <${Starts} starts=${starts} />

@@ -27,7 +27,8 @@ export interface Notice { type: "Notice"; code: string; message: string; index: 
 export interface Reasoning { type: "Reasoning"; text: string; index: number }
 export interface ToolCall { type: "ToolCall"; call: number; id: string; name: string; arguments: string; index: number }
 export interface StreamError { type: "StreamError"; code: string; message: string; retryable: boolean; status: number; field: string | null; hint: string | null; retry_after_ms: number | null }
-export interface Heartbeat { type: "Heartbeat"; clock_ms: number | bigint; ready: boolean; reasons: readonly (string)[]; models: readonly (string)[]; devices: readonly (string)[]; patience_ms: number; streams: number; room: number; corrs: number; ledger: string }
+export interface ModelTier { model: string; tier: string; expected_ms: number; reason: string }
+export interface Heartbeat { type: "Heartbeat"; clock_ms: number | bigint; ready: boolean; reasons: readonly (string)[]; models: readonly (string)[]; devices: readonly (string)[]; patience_ms: number; streams: number; room: number; corrs: number; ledger: string; tiers: readonly (ModelTier)[] }
 export interface Sibling { stream: StreamId; token: string }
 export interface Opened { type: "Opened"; stream: StreamId; next_index: number; token: string; model: string; prompt_tokens: number; siblings: readonly (Sibling)[]; created_ms: number | bigint; note: string | null }
 export interface Status { type: "Status"; stream: StreamId; state: StreamState; next_index: number }

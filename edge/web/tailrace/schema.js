@@ -1,6 +1,6 @@
 // Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
 
-export const SCHEMA_ID = "c15b9398b8e83377";
+export const SCHEMA_ID = "61fba3afed91a7b2";
 
 export const TYPES = {
   StreamId: "data[16]",
@@ -19,7 +19,8 @@ export const TYPES = {
   Reasoning: "25 text:str index:uint",
   ToolCall: "29 call:uint id:str name:str arguments:str index:uint",
   StreamError: "2 code:str message:str retryable:bool status:u16 field:optional<str> hint:optional<str> retry_after_ms:optional<uint>",
-  Heartbeat: "8 clock_ms:u64 ready:bool reasons:list<str> models:list<str> devices:list<str> patience_ms:uint streams:uint room:uint corrs:uint ledger:str",
+  ModelTier: "model:str tier:str expected_ms:uint reason:str",
+  Heartbeat: "8 clock_ms:u64 ready:bool reasons:list<str> models:list<str> devices:list<str> patience_ms:uint streams:uint room:uint corrs:uint ledger:str tiers:list<ModelTier>",
   Sibling: "stream:StreamId token:str",
   Opened: "9 stream:StreamId next_index:uint token:str model:str prompt_tokens:uint siblings:list<Sibling> created_ms:u64 note:optional<str>",
   Status: "10 stream:StreamId state:StreamState next_index:uint",

@@ -30,6 +30,7 @@ def fleets(draw: st.DrawFn) -> list[Candidate]:
             ready=draw(st.booleans()),
             allowed=draw(st.booleans()),
             models=draw(MODELS),
+            cold=frozenset(draw(MODELS)),
             ledger=draw(st.sampled_from(["", "postgresql:1", "file:1", "file:2"])),
             streams=draw(st.integers(0, 300)),
             room=draw(st.sampled_from([0, 64, 256])),
@@ -146,3 +147,15 @@ def test_what_is_in_one_ledger_is_asked_of_nobody_else() -> None:
     fleet = [Candidate("a:1", ledger="file:a"), Candidate("b:1", ledger="file:b")]
     assert choose(fleet, Wanted(b"stream"), ledger="file:b") == fleet[1]
     assert choose([fleet[0]], Wanted(b"stream"), ledger="file:b") is None
+
+
+def test_a_new_stream_goes_where_its_model_is_warm_however_busy_that_is() -> None:
+    cold, warm = (
+        Candidate(address, models=("a", "b"), cold=frozenset(names), room=64, streams=streams)
+        for address, names, streams in ((ADDRESSES[0], "a", 0), (ADDRESSES[1], "b", 60))
+    )
+    assert choose([cold, warm], Wanted(model="a", spreads=True)) == warm
+    assert choose([cold, warm], Wanted(b"key", "b", spreads=True)) == cold
+    # One that is not ready is no better for being warm, and a stream is read where it is.
+    assert choose([cold, replace(warm, ready=False)], Wanted(model="a", spreads=True)) == cold
+    assert choose([cold, warm], Wanted(model="a")) == cold

@@ -13,7 +13,18 @@ from edge.origins.origin import Connection
 from edge.reader import WINDOW_FRAMES, Reader
 from ledger.backoff import Backoff
 from ledger.errors import NotFound, Overloaded, TailraceError
-from ledger.frame import Call, Credit, Open, Opened, Resume, StreamError, Token, decode, encode
+from ledger.frame import (
+    Call,
+    Credit,
+    ModelTier,
+    Open,
+    Opened,
+    Resume,
+    StreamError,
+    Token,
+    decode,
+    encode,
+)
 from tests.edge.scripted_origin import STREAM, TOKEN, ScriptedOrigin, linked, until
 
 pytestmark = pytest.mark.anyio
@@ -332,6 +343,20 @@ async def test_a_model_that_one_origin_has_is_asked_for_there() -> None:
         for _ in range(3):
             await opened_by(link)
     assert (len(one.received), len(other.received)) == (0, 3)
+
+
+async def test_a_model_that_is_warm_at_one_origin_is_asked_for_there_and_readyz_shows_it() -> None:
+    one, other = ScriptedOrigin(3), ScriptedOrigin(3)
+    one.tiers = (ModelTier("demo", "host", 1500, "no worker starts"),)
+    other.tiers = (ModelTier("demo", "compiled"),)
+    async with two(one, other) as link:
+        for _ in range(3):
+            await opened_by(link)
+        told = [origin.described()["tiers"] for origin in link.origins]
+    assert (len(one.received), len(other.received)) == (0, 3)
+    assert told[0] == [
+        {"model": "demo", "tier": "host", "expected_ms": 1500, "reason": "no worker starts"}
+    ]
 
 
 async def test_who_is_refused_for_want_of_room_is_taken_by_the_other() -> None:

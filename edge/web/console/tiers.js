@@ -1,0 +1,34 @@
+// Every model of every origin over time: in which tier it is, what was asked of it, what decides.
+
+import { ask, usePolled } from "./api.js";
+import { Empty, State, clock, count, html, span } from "./ui.js";
+
+/** What was asked of a model is counted over a day: it changes slowly. */
+const EVERY_MS = 5000;
+const WARM = ["hot", "compiled"];
+
+export function Tiers() {
+  const { data } = usePolled((signal) => ask("warm", { signal }), [], EVERY_MS);
+  const origins = (data?.origins || []).filter((one) => one.models);
+  const rows = origins.flatMap((one) => one.models.map((model) => ({ ...model, origin: one.origin })));
+  return html`<section class="card">
+    <h2>Models <small>over the last day${origins.map((one) => one.problem && html`; ${one.origin} keeps no history: ${one.problem}`)}</small></h2>
+    ${rows.length === 0
+      ? html`<${Empty} title="Nothing was asked yet">What is asked of each model, and how it was found, is counted here.<//>`
+      : html`<div class="scroll" tabindex="0" role="region" aria-label="Models and their tiers"><table>
+          <thead><tr><th>Model</th><th>Tier</th><th class="number">Asked in an hour</th><th class="number">a day</th><th class="number">Waited for it</th><th class="number">A load takes</th><th>Decides</th><th>Until</th></tr></thead>
+          <tbody>${rows.map(
+            (one) => html`<tr key=${`${one.origin} ${one.model}`}>
+              <th scope="row" title=${one.origin}>${one.model}</th>
+              <td>${one.tier ? html`<${State} kind=${WARM.includes(one.tier) ? "on" : "off"}>${one.tier}<//>` : "–"}</td>
+              <td class="number">${count(one.arrivals_hour)}</td>
+              <td class="number">${count(one.arrivals)}</td>
+              <td class="number">${count(one.cold)}</td>
+              <td class="number">${one.load_s === null ? "–" : span(one.load_s * 1000)}</td>
+              <td>${one.pinned ? "pinned" : one.policy || "–"}</td>
+              <td>${one.keep_until_ms ? clock(one.keep_until_ms) : "–"}</td>
+            </tr>`,
+          )}</tbody>
+        </table></div>`}
+  </section>`;
+}

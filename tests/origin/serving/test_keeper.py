@@ -1,0 +1,154 @@
+"""Models that come and go, with slots whose workers are the test."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from ledger.errors import Unavailable
+from origin.config import DEMO_MODEL, OriginConfig
+from origin.metrics import Metrics
+from origin.pool.members import PoolMember
+from origin.pool.tiers import Residence
+from origin.serving.keeper import ModelKeeper
+from origin.serving.known_models import KnownModel, KnownModels
+from origin.serving.live_pool import LivePool
+from origin.serving.served_model import ServedModel, ServedModels
+from origin.warm.prices import WarmPrices
+from origin.workers.circuit import CircuitState
+from origin.workers.worker_frame import Ready
+from origin.workers.worker_process import WorkerSlot
+from tests.origin.stage import READY, A, B
+
+pytestmark = pytest.mark.anyio
+
+
+class Troupe:
+    """Two models of which one fits; nothing of them runs but what the test says."""
+
+    def __init__(self, folder: Path, wait_s: float = 60.0) -> None:
+        self.models = [ServedModel(name) for name in ("one", "two")]
+        for number, model in enumerate(self.models):
+            slot = WorkerSlot(number, ("", ""), model=model.name)
+            slot.circuit = model.circuit
+            slot.rest()
+            slot.is_resting = True
+            model.slots = [slot]
+        self.now_s = 1000.0
+        self.open: set[bytes] = set()
+        self.metrics = Metrics()
+        configs = {model.name: OriginConfig(producer="a:b") for model in self.models}
+        live = LivePool(
+            [PoolMember(model.name, load_s=3.0) for model in self.models],
+            "greedy-dual",
+            {"cpu": 1.0},
+            WarmPrices(60.0),
+            {},
+            lambda record, of_shadow: None,
+            lambda: self.now_s,
+        )
+        self.pool = live.pool
+        self.keeper = ModelKeeper(
+            ServedModels(*self.models),
+            live,
+            KnownModels(folder, configs),
+            self.metrics,
+            clock=lambda: self.now_s,
+            wait_s=wait_s,
+            withdraw=lambda slot: None,
+            is_open=self.open.__contains__,
+            random=Random(1),
+        )
+
+    def wanted(self) -> list[str]:
+        """The models that are to have workers."""
+        return [model.name for model in self.models if model.slots[0].is_wanted]
+
+    def load(self, model: ServedModel, ready: Ready = READY) -> None:
+        """Its worker says that it is ready."""
+        [slot] = model.slots
+        assert slot.is_wanted
+        slot.is_resting = False
+        model.ready, model.up = ready, [slot]
+        self.keeper.loaded(model, slot)
+
+    def leave(self, model: ServedModel) -> None:
+        """Its worker has ended."""
+        [slot] = model.slots
+        assert not slot.is_wanted
+        model.up, slot.is_resting = [], True
+        self.keeper.rested(model)
+
+
+async def test_who_asks_for_a_cold_model_waits_until_another_has_left(tmp_path: Path) -> None:
+    troupe = Troupe(tmp_path)
+    one, two = troupe.models
+    troupe.keeper.start()
+    troupe.load(one)
+    two.ready = READY  # it was loaded before
+    troupe.keeper.arrive("one", A)
+    async with asyncio.TaskGroup() as tasks:
+        troupe.keeper.arrive("two", B)
+        waiting = tasks.create_task(troupe.keeper.begin(two))
+        await asyncio.sleep(0)
+        assert troupe.wanted() == ["one"]  # a stream of it runs
+        troupe.keeper.end(A)
+        assert troupe.wanted() == []  # its room is not free yet
+        troupe.leave(one)
+        assert troupe.wanted() == ["two"]
+    assert waiting.result() == "'two' is being loaded, which takes about 3.0 s"
+    troupe.load(two)
+    assert await troupe.keeper.begin(two) == ""
+    [_, tier] = troupe.keeper.tiers()
+    assert (tier.model, tier.tier, tier.expected_ms, tier.reason) == ("two", "hot", 0, "")
+    value = troupe.metrics.registry.get_sample_value
+    assert value("tailrace_model_loads_total", {"model": "two"}) == 1
+    assert value("tailrace_model_leaves_total", {"model": "one"}) == 1
+    assert value("tailrace_model_tier", {"model": "two"}) == 5
+
+
+async def test_a_load_that_takes_longer_than_one_waits_is_refused_at_once(tmp_path: Path) -> None:
+    troupe = Troupe(tmp_path, wait_s=2.0)
+    one, _ = troupe.models
+    one.ready = READY
+    with pytest.raises(Unavailable, match="'one' is being loaded") as refused:
+        async with troupe.keeper.loading(one, A):
+            pass
+    assert (refused.value.code, refused.value.retry_after_ms or 0) >= ("loading", 3000)
+    assert troupe.pool.residence("one") is Residence.LOADING  # who asks again finds it
+    assert troupe.pool.visits("one") == 0
+
+
+async def test_a_model_whose_workers_die_makes_room_and_is_tried_when_it_is_time(
+    tmp_path: Path,
+) -> None:
+    troupe = Troupe(tmp_path)
+    one, two = troupe.models
+    troupe.keeper.start()
+    while one.circuit.state is CircuitState.CLOSED:
+        one.circuit.died(0, 1e12, was_ready=False)
+        one.fate = "out of memory"
+        troupe.keeper.lost(one)
+    assert troupe.pool.residence("one") is Residence.LEAVING
+    troupe.keeper.arrive("two", B)
+    troupe.leave(one)
+    troupe.load(two)
+    assert await troupe.keeper.begin(two) == ""
+    with pytest.raises(Unavailable, match="no worker of 'one' can start: out of memory"):
+        async with troupe.keeper.loading(one, A):
+            pass
+    assert "out of memory" in troupe.keeper.tiers()[0].reason
+
+
+def test_what_a_model_was_is_known_until_its_settings_or_files_change(tmp_path: Path) -> None:
+    config = OriginConfig(model=DEMO_MODEL)
+    KnownModels(tmp_path, {"m": config}).learn("m", KnownModel(READY, 1.5))
+    assert KnownModels(tmp_path, {"m": config}).find("m") == KnownModel(READY, 1.5)
+    assert KnownModels(tmp_path, {"n": config}).find("n") is None
+    for changed in (OriginConfig(kv_mib=7), OriginConfig(model=tmp_path)):
+        assert KnownModels(tmp_path, {"m": changed}).find("m") is None
+    (tmp_path / "models.json").write_text('{"version": 1, "models": {"m": 7')
+    assert KnownModels(tmp_path, {"m": config}).find("m") is None

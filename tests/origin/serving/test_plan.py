@@ -1,0 +1,60 @@
+"""What models take of the caps, and which caps cannot be kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ledger.errors import ConfigError
+from origin.config import DEMO_MODEL, OriginConfig
+from origin.model_table import ModelTable
+from origin.serving.plan import caps, planned
+
+
+def table(**more: Any) -> ModelTable:
+    return ModelTable(folder=DEMO_MODEL, memory_mib=60, device="cpu", **more)
+
+
+def test_every_worker_of_a_model_counts() -> None:
+    tables = {"a": table(workers=2), "b": table(minimum_warm=3), "c": ModelTable(producer="d:e")}
+    origin = OriginConfig(cpu_memory_mib=300, device="cpu")
+    assert [(plan.name, plan.size_mib) for plan in planned(tables, origin)] == [
+        ("a", 120),
+        ("b", 180),
+        ("c", 0),
+    ]
+    assert caps(origin) == {"cpu": 300}
+
+
+@pytest.mark.parametrize(
+    ("tables", "settings", "message"),
+    [
+        (
+            {"a": table(), "b": table(workers=2)},
+            {"cpu_memory_mib": 100},
+            "origin.cpu_memory_mib: 'b' takes 120 MiB, and the cap is 100",
+        ),
+        (
+            {"a": table(pin=True), "b": table(workers=2)},
+            {"cpu_memory_mib": 170},
+            r"always loaded \(a\) takes 60 MiB, and another one needs 120; the cap is 170",
+        ),
+        (
+            {"a": table(pin=True), "b": table(minimum_warm=1)},
+            {"cpu_memory_mib": 100},
+            r"always loaded \(a, b\) takes 120 MiB; the cap is 100",
+        ),
+        (
+            {name: table().model_copy(update={"device": "cuda", "memory_mib": 9000})
+             for name in "ab"},
+            {},
+            "origin.gpu_memory_mib: 'a' and 'b' are to share a GPU",
+        ),
+    ],
+)  # fmt: skip
+def test_a_cap_that_cannot_be_kept_is_named(
+    tables: dict[str, ModelTable], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(tables, OriginConfig(**settings))
