@@ -118,13 +118,19 @@ def replay_pool(
     load_s: Callable[[str], float],
     leave_s: float = LEAVE_S,
     progress: Callable[[int], None] = lambda done: None,
+    origin_began_s: float | None = None,
 ) -> PoolCounts:
-    """A trace through the very pool that serves: with a cap, prewarms, queues and loads."""
+    """A trace through the very pool that serves: with a cap, prewarms, queues and loads.
+
+    It begins with its first request and nothing loaded, or as an origin does that began then.
+    """
     replay = PoolReplay(pool, load_s, leave_s)
     columns = (trace.model.tolist(), trace.arrival_s.tolist(), trace.duration_s.tolist())
     for done, (model, at, service_s) in enumerate(zip(*columns, strict=True)):
         if done == 0:
-            replay.start(at)
+            replay.start(at if origin_began_s is None else origin_began_s)
+            if origin_began_s is not None:
+                replay.carry_out(pool.fill(origin_began_s))
         if done % PROGRESS_EVERY == 0:
             progress(done)
         replay.request(trace.names[model], at, service_s)

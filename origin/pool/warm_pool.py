@@ -135,6 +135,14 @@ class WarmPool:
             kept.tier = tier
         return self.tick(now)
 
+    def fill(self, now: float) -> list[PoolOrder]:
+        """As an origin begins: of those that are away, in their order, as many as fit."""
+        orders: list[PoolOrder] = []
+        for name, kept in self._models.items():
+            if kept.residence is Residence.AWAY and self._fits(kept):
+                orders += self.hint(name, Hint.OPERATOR, now)
+        return orders
+
     def arrive(self, model: str, request: Hashable, now: float) -> list[PoolOrder]:
         """A request wants the model; it is taken at once if that `is_ready`, or else `loaded`."""
         kept = self._of(model)
@@ -324,10 +332,6 @@ class WarmPool:
 
     def residence(self, model: str) -> Residence:
         return self._of(model).residence
-
-    def fits(self, model: str) -> bool:
-        """Whether there is room for it beside all that is there, or is to come."""
-        return self._fits(self._of(model))
 
     def tier(self, model: str) -> Tier:
         return self._of(model).tier

@@ -21,7 +21,6 @@ from ledger.errors import Unavailable
 from ledger.frame import ModelTier
 from origin.generations.stream import GeneratedStream
 from origin.metrics import Metrics
-from origin.pool.hints import Hint
 from origin.pool.records import PoolDecision, PoolRecord, TierChange
 from origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence, Tier
 from origin.pool.warm_pool import PoolOrder
@@ -110,10 +109,8 @@ class ModelKeeper:
 
     def start(self) -> None:
         """Load what is pinned, and then of the others, in their order, as many as fit."""
-        self._do(self.pool.start(self._clock()))
-        for model in self._models:
-            if self.pool.residence(model.name) is Residence.AWAY and self.pool.fits(model.name):
-                self._do(self.pool.hint(model.name, Hint.OPERATOR, self._clock()))
+        now = self._clock()
+        self._do([*self.pool.start(now), *self.pool.fill(now)])
 
     def close(self) -> None:
         if self._timer is not None:
@@ -168,8 +165,8 @@ class ModelKeeper:
         return ""
 
     def expected_s(self, model: str) -> float:
-        """Until it may be asked, as far as loads were measured."""
-        return self.pool.expected_s(model, self._clock())
+        """Until it may be asked, as far as loads were measured; in time as it passes."""
+        return self.pool.expected_s(model, self._clock()) / self._pace
 
     def _too_late(self, model: ServedModel, expected_s: float) -> Unavailable:
         after_ms = round(max(expected_s, LEAST_RETRY_S) * 1000)

@@ -41,8 +41,15 @@ from origin.model_table import ModelTable  # noqa: E402
 from origin.objects import OriginObjects  # noqa: E402
 from origin.open_ledger import open_ledger  # noqa: E402
 from origin.pool.members import PoolMember  # noqa: E402
-from origin.pool.records import ArrivalRecord, PoolRecord, TierChange  # noqa: E402
-from origin.pool.replay import PoolCounts, replay_pool  # noqa: E402
+from origin.pool.records import (  # noqa: E402
+    ArrivalRecord,
+    PoolChoice,
+    PoolDecision,
+    PoolRecord,
+    TierChange,
+)
+from origin.pool.replay import LEAVE_S, PoolCounts, replay_pool  # noqa: E402
+from origin.pool.tiers import Tier  # noqa: E402
 from origin.pool.warm_pool import WarmPool  # noqa: E402
 from origin.serving.plan import planned  # noqa: E402
 from origin.serving.served_model import ServedModels  # noqa: E402
@@ -232,6 +239,7 @@ def _held_against(
             loads[one.model].append(one.took_s)
     every_load = [took_s for some in loads.values() for took_s in some]
     load_s = statistics.fmean(every_load)
+    leave_s = _leave_s(records)
     service = [one.ended_s - one.arrived_s - one.waited_s for one in requests]
     seen = ArrivalTrace.of(
         trace.names,
@@ -241,7 +249,11 @@ def _held_against(
     )
     took = {name: iter(some) for name, some in loads.items()}
     recorded = replay_pool(
-        seen, _pool(policy, trace.names, load_s), lambda name: next(took[name], load_s)
+        seen,
+        _pool(policy, trace.names, load_s),
+        lambda name: next(took[name], load_s),
+        leave_s,
+        origin_began_s=0.0,
     )
     # As the real one was, it has had each model once before the day begins.
     first_s = float(trace.arrival_s[0])
@@ -253,7 +265,8 @@ def _held_against(
         np.concatenate([warm_up, trace.arrival_s + shift]),
         np.full(len(trace) + 3, statistics.fmean(service)),
     )
-    expected = replay_pool(whole, _pool(policy, trace.names, load_s), lambda name: load_s)
+    pool = _pool(policy, trace.names, load_s)
+    expected = replay_pool(whole, pool, lambda name: load_s, leave_s, origin_began_s=0.0)
     return PlayedDay(
         policy=policy,
         requests=real.requests - before.requests,
@@ -265,6 +278,18 @@ def _held_against(
         load_s=round(load_s, 1),
         service_s=round(statistics.fmean(service), 1),
     )
+
+
+def _leave_s(records: list[PoolRecord]) -> float:
+    """From the order until the room was free, in the mean: some ms, but of a clock that runs."""
+    ordered: dict[str, float] = {}
+    took: list[float] = []
+    for one in records:
+        if isinstance(one, PoolDecision) and one.choice is PoolChoice.EVICT:
+            ordered[one.model] = one.at_s
+        elif isinstance(one, TierChange) and one.tier <= Tier.HOST and one.model in ordered:
+            took.append(one.at_s - ordered.pop(one.model))
+    return statistics.fmean(took) if took else LEAVE_S
 
 
 def _pool(policy: str, names: tuple[str, ...], load_s: float) -> WarmPool:
