@@ -139,6 +139,7 @@ class AppRequest:
         self._news = asyncio.Event()
         self._drained = asyncio.Event()
         self._answering = False  # the response has begun
+        self._closes = False  # and it says that it is the connection's last
         self._over = False
         self._gone = False
         self._protocol: ProtocolWrapper | None = None
@@ -147,6 +148,8 @@ class AppRequest:
     # ---- what the connection says ----
 
     def receive(self, data: bytes) -> None:
+        if self._over:
+            return
         self._head = self._head or data  # which comes first, and whole
         self._waiting += data
         self._news.set()
@@ -215,7 +218,10 @@ class AppRequest:
         if isinstance(event, RawData):
             await self._write(event.data)
         elif isinstance(event, Closed):
-            self._client.close()
+            if self._closes:  # what comes of the body still is nobody's
+                self._over = True
+                self._news.set()
+            self._client.close(lingers=self._closes)
         elif isinstance(event, Updated) and event.idle and self._h11() is not None:
             self._end()
 
@@ -233,9 +239,13 @@ class AppRequest:
     def _said(self, data: bytes) -> bytes:
         """The response's head; for h11's refusal of what came, which is bare, one in our words."""
         connection = self._h11()
-        if connection is None or connection.their_state is not h11.ERROR:
+        if connection is not None and connection.their_state is h11.ERROR:
+            return self._rest.error_answer(refusal(int(data[9:12])), self._head)
+        if self.body_is_whole:
             return data
-        return self._rest.error_answer(refusal(int(data[9:12])), self._head)
+        # Hypercorn closes behind it; who is not told might send the next request into that.
+        self._closes = True
+        return data.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1)
 
     def _end(self) -> None:
         """The response has ended, and the connection may be used again."""
@@ -244,9 +254,9 @@ class AppRequest:
         self._over = True
         self._news.set()
         connection = self._h11()
-        if connection is not None and connection.trailing_data[0]:
+        if self._closes or (connection is not None and connection.trailing_data[0]):
             # What came behind chunks h11 has taken in already, and it would go on with that.
-            self._client.close()
+            self._client.close(lingers=self._closes)
         else:
             self._done(bytes(self._waiting))
 

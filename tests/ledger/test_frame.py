@@ -42,6 +42,7 @@ from ledger.frame import (
     Heartbeat,
     Hello,
     Message,
+    ModelTier,
     Open,
     OutputFormat,
     Overflow,
@@ -76,7 +77,10 @@ from ledger.wire.schema import Word
 from tests.schema_text import CLIENT_SCHEMA, canonical, read_schema, schema_hash
 
 SCHEMA = read_schema(CLIENT_SCHEMA)
-PARTS = (Caller, Header, Message, OutputFormat, Sampling, Score, Sibling, TokenScores, Tools)
+PARTS = (
+    *(Caller, Header, Message, ModelTier, OutputFormat),
+    *(Sampling, Score, Sibling, TokenScores, Tools),
+)
 """Structs that are no frames of their own."""
 ENUMS: list[type[Word]] = [
     Durability,

@@ -50,7 +50,7 @@ def test_the_file_in_the_working_directory_is_read_unless_another_is_named(
         ("[edge]\nprot = 2\n", "edge.prot: unknown setting"),
         ("[edge]\nport = 0\n", "edge.port: Input should be greater than or equal to 1, not 0"),
         ("[edge]\nport = 'x'\n", "edge.port: .* not 'x'"),
-        ("[egde]\nport = 2\n", r"unknown table \[egde\].*\[edge\], \[origin\], \[ledger\]"),
+        ("[egde]\nport = 2\n", r"unknown table \[egde\].*\[edge\], \[origin\], \[models\]"),
         ("edge = 3\n", "edge must be a table"),
         ("[edge\n", "tailrace.toml"),
     ],

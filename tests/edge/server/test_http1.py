@@ -48,6 +48,20 @@ async def test_a_connection_is_used_again_by_requests_sent_together_and_apart(
         assert (await client.answer()).status == 200
 
 
+async def test_an_answer_before_the_whole_body_says_that_it_is_the_last(served: Served) -> None:
+    asked = (
+        b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nOrigin: http://elsewhere.example\r\n"
+        b"Content-Length: 4\r\n\r\n"
+    )
+    async with Client.connected(served) as client:
+        await client.send(asked)
+        answer = await client.answer()
+        assert answer.error == "foreign_origin"
+        assert answer.headers["connection"] == "close"
+        await client.send(b"body")  # which is taken, and is no reset
+        assert await client.rest() == b""
+
+
 @pytest.mark.parametrize(
     ("sent", "status", "code"),
     [
