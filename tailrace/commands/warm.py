@@ -20,6 +20,7 @@ from tailrace.extra import extra
 
 if TYPE_CHECKING:
     from origin.warm.trace import ArrivalTrace
+    from origin.workers.kernel_cache import KernelCache
 
 warm_app = typer.Typer(
     help="What keeping models loaded costs: look, simulate, change.",
@@ -222,11 +223,7 @@ def export_cache(
     as_json: JsonOption = False,
 ) -> None:
     """Write the compiled kernels of an origin's folder to FILE, for another machine like it."""
-    with extra("origin"):
-        from origin.config import OriginConfig
-        from origin.workers.kernel_cache import KernelCache
-
-    cache = KernelCache(OriginConfig.load(config, data=data).data)
+    cache = _kernel_cache(config, data)
     with _progress("files") as progress:
         count = cache.export(file, progress)
     said = {"kernels": count, "bytes": file.stat().st_size, "fingerprint": cache.mark}
@@ -244,17 +241,21 @@ def import_cache(
     as_json: JsonOption = False,
 ) -> None:
     """Take in what `export-cache` wrote, where it is of the same code; before an origin starts."""
-    with extra("origin"):
-        from origin.config import OriginConfig
-        from origin.workers.kernel_cache import KernelCache
-
-    cache = KernelCache(OriginConfig.load(config, data=data).data)
+    cache = _kernel_cache(config, data)
     with _progress("files") as progress:
         count = cache.take_in(file, progress)
     if as_json:
         typer.echo(json.dumps({"kernels": count, "fingerprint": cache.mark}))
     else:
         typer.echo(f"{count} compiled kernels that were not there are in {cache.folder}")
+
+
+def _kernel_cache(config: Path | None, data: Path | None) -> KernelCache:
+    with extra("origin"):
+        from origin.config import OriginConfig
+        from origin.workers.kernel_cache import KernelCache
+
+    return KernelCache(OriginConfig.load(config, data=data).data)
 
 
 def _trace(
