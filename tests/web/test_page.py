@@ -43,17 +43,21 @@ class Scene:
         context = await self.browser.new_context(reduced_motion=motion)
         try:
             page = await context.new_page()
-            page.set_default_timeout(PATIENCE_MS)
-            url = f"https://localhost:{port or self.edge.tls_port}/page"
-
-            async def fulfil(route: object) -> None:
-                await route.fulfill(body=html, content_type="text/html")  # type: ignore[attr-defined]
-
-            await page.route(url, fulfil)
-            await page.goto(url)
+            await serve(page, f"https://localhost:{port or self.edge.tls_port}/page", html)
             yield page
         finally:
             await context.close()
+
+
+async def serve(page: Page, url: str, html: str) -> None:
+    """Go to a page of the edge's that only this one finds there."""
+    page.set_default_timeout(PATIENCE_MS)
+
+    async def fulfil(route: object) -> None:
+        await route.fulfill(body=html, content_type="text/html")  # type: ignore[attr-defined]
+
+    await page.route(url, fulfil)
+    await page.goto(url)
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +205,28 @@ async def test_a_component_of_react_shows_a_stream_and_outlives_a_second_mount(
 
 async def is_detached(page: Page) -> None:
     await page.wait_for_function("window.reading.state === 'detached'")
+
+
+TABS = """<output id="answer"></output><script type="module">
+  import { resume, stream } from "/web/tailrace/index.min.js";
+  const [url, storage] = ["/v1/generate", localStorage];
+  const input = { model: "demo", prompt: "words" };
+  window.reading = resume(url, { storage }) ?? stream(url, { input, storage });
+  const answer = document.querySelector("#answer");
+  for await (const frame of reading) answer.textContent = reading.content;
+  window.over = true;
+</script>"""
+
+
+async def test_tabs_share_a_stream(scene: Scene) -> None:
+    async with scene.page(TABS) as page:
+        await has_words(page, 10)
+        other = await page.context.new_page()
+        await serve(other, page.url, TABS)
+        for tab in (page, other):
+            await tab.wait_for_function("window.over")
+            assert await text_of(tab) == WHOLE
+        assert await page.evaluate("reading.id") == await other.evaluate("reading.id")
 
 
 PACED = """<script type="module">
