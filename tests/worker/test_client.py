@@ -40,12 +40,11 @@ const config :Workerd.Config = (services = [
 @pytest.mark.anyio
 async def test_a_stream_is_read_read_on_and_cancelled_in_workerd(tmp_path: Path) -> None:
     flags = ["--bundle", "--format=esm", "--target=es2024", "--external:node:assert/strict"]
+    flags += [f"--outfile={tmp_path / 'reads.js'}", "--log-level=warning"]
+    entry = Path(__file__).parent / "reads.js"
     await asyncio.to_thread(
         subprocess.run,
-        [
-            *(installed(FOLDER) / "esbuild", Path(__file__).parent / "reads.js", *flags),
-            *(f"--outfile={tmp_path / 'reads.js'}", "--log-level=warning"),
-        ],
+        [str(installed(FOLDER) / "esbuild"), str(entry), *flags],
         check=True,
         timeout=BUILD_TIMEOUT_S,
     )
@@ -57,7 +56,7 @@ async def test_a_stream_is_read_read_on_and_cancelled_in_workerd(tmp_path: Path)
         config.write_text(configured(EDGE=edge.url, INPUT=json.dumps(INPUT), WHOLE=whole))
         done = await asyncio.to_thread(
             subprocess.run,
-            [runtime(), "test", config, "--experimental", "--verbose"],
+            [str(runtime()), "test", str(config), "--experimental", "--verbose"],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
