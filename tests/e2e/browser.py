@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright, as a client of an edge over HTTP/3."""
+"""Debian's Chromium, driven by Playwright, as a client of an edge over HTTP/2 or HTTP/3."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def program() -> str:
 
 @asynccontextmanager
 async def browser(certificate: Path, *ports: int) -> AsyncIterator[Browser]:
-    """One that trusts the certificate, and speaks HTTP/3 to localhost at `ports`.
+    """One that trusts the certificate, and speaks HTTP/3 to localhost at `ports`, and nowhere else.
 
     A browser does not follow Alt-Svc to a certificate that no authority has signed, so it is told.
     """
+    quic = ",".join(f"localhost:{port}" for port in ports)
     arguments = [
         "--headless=new",
         "--no-sandbox",
@@ -44,8 +45,7 @@ async def browser(certificate: Path, *ports: int) -> AsyncIterator[Browser]:
         "--disable-background-networking",
         "--disable-component-update",
         "--disable-sync",
-        "--enable-quic",
-        "--origin-to-force-quic-on=" + ",".join(f"localhost:{port}" for port in ports),
+        *(("--enable-quic", f"--origin-to-force-quic-on={quic}") if ports else ("--disable-quic",)),
         "--host-resolver-rules=MAP localhost 127.0.0.1",
         f"--ignore-certificate-errors-spki-list={key_hash(certificate)}",
     ]

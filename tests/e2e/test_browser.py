@@ -1,4 +1,4 @@
-"""A browser reads streams over HTTP/3 by fetch and EventSource, and over a WebSocket.
+"""A browser reads streams over HTTP/2 and HTTP/3, by fetch and EventSource, and over a WebSocket.
 
 From a page of the edge's own origin, and of another one that is allowed; it aborts, goes
 offline, comes back and resumes.
@@ -52,10 +52,11 @@ FUNCTIONS = (Path(__file__).parent / "browser.js").read_text("utf-8")
 
 @dataclass
 class Scene:
-    """An edge with a certificate, a browser, and a page's origin elsewhere."""
+    """An edge with a certificate, browsers, and a page's origin elsewhere."""
 
     edge: Edge
-    browser: Browser
+    browsers: dict[str, Browser]
+    """By the protocol that each speaks to the edge."""
     elsewhere: str
     way: UdpWay
     """To the edge, which can be cut."""
@@ -63,8 +64,8 @@ class Scene:
     """What REQUEST gives."""
 
     @asynccontextmanager
-    async def page(self, url: str) -> AsyncIterator[Page]:
-        context = await self.browser.new_context()
+    async def page(self, url: str, protocol: str = "h3") -> AsyncIterator[Page]:
+        context = await self.browsers[protocol].new_context()
         try:
             page = await context.new_page()
             page.set_default_timeout(PATIENCE_MS)
@@ -104,11 +105,12 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
         async with (
             running(origin, edge),
             UdpWay.open(edge.tls_port) as way,
-            browser(files.certificate, edge.tls_port, way.port) as launched,
+            browser(files.certificate, edge.tls_port, way.port) as over_quic,
+            browser(files.certificate) as over_tcp,
             httpx.AsyncClient(timeout=TIMEOUT) as client,
         ):
             text = (await start(client, edge.url, REQUEST)).text
-            yield Scene(edge, launched, elsewhere, way, text)
+            yield Scene(edge, {"h3": over_quic, "h2": over_tcp}, elsewhere, way, text)
 
 
 async def protocol_of(page: Page, url: str) -> str:
@@ -117,16 +119,23 @@ async def protocol_of(page: Page, url: str) -> str:
     return str(await found.json_value())
 
 
+@pytest.mark.parametrize("protocol", ["h2", "h3"])
 @pytest.mark.parametrize("foreign", [False, True], ids=["same origin", "allowed origin"])
-async def test_a_page_streams_over_http3(scene: Scene, foreign: bool) -> None:
+async def test_a_page_streams_by_fetch_and_event_source(
+    scene: Scene, protocol: str, foreign: bool
+) -> None:
     url = f"{scene.edge.tls_url}/v1/generate"
-    async with scene.page(scene.elsewhere if foreign else f"{scene.edge.tls_url}/healthz") as page:
+    place = scene.elsewhere if foreign else f"{scene.edge.tls_url}/healthz"
+    async with scene.page(place, protocol) as page:
         got = await page.evaluate("([url, body]) => generate(url, body)", [url, REQUEST])
         assert got["text"] == scene.text
         assert got["pieces"] > 1  # it came as it was made
         assert len(got["stream"]) == 32 and got["token"]
+        again = await page.evaluate("url => listen(url)", f"{url}/{got['stream']}")
+        assert (again["text"], again["total"]) == (scene.text, TOKENS)
         if not foreign:  # other sites are not told how
-            assert await protocol_of(page, url) == "h3"
+            assert await protocol_of(page, url) == protocol
+            assert await protocol_of(page, f"{url}/{got['stream']}") == protocol
 
 
 async def test_a_page_aborts_and_resumes(scene: Scene) -> None:
