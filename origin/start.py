@@ -56,13 +56,13 @@ async def _start(
     streams: StreamsConfig,
     several: Sequence[ModelPlan],
 ) -> None:
-    launcher = _launcher(config, [plan.config for plan in several] or [config])
+    launcher = launcher_of(config, [plan.config for plan in several] or [config])
     slots: list[WorkerSlot] = []
     for plan in several:
-        slots += _slots(plan.name, plan.config, launcher, len(slots))
+        slots += slots_of(plan.name, plan.config, launcher, len(slots))
         for slot in slots:
             slot.rest()  # until its model is wanted, and there is room
-    slots = slots or _slots("", config, launcher, 0)
+    slots = slots or slots_of("", config, launcher, 0)
     parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
     running: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in parts]
     running.append(asyncio.create_task(stop_signal().wait()))
@@ -84,7 +84,7 @@ def _planned(tables: Tables, config: OriginConfig) -> list[ModelPlan]:
     return planned(tables, config)
 
 
-def _launcher(config: OriginConfig, models: Sequence[OriginConfig]) -> Launcher | None:
+def launcher_of(config: OriginConfig, models: Sequence[OriginConfig]) -> Launcher | None:
     """One for the workers of all models that make tokens; it imports what any of them needs.
 
     Of several it loads none ahead: which are loaded, and take memory, changes.
@@ -99,7 +99,7 @@ def _launcher(config: OriginConfig, models: Sequence[OriginConfig]) -> Launcher 
     return Launcher(module, settings, worker_environment())
 
 
-def _slots(
+def slots_of(
     name: str, config: OriginConfig, launcher: Launcher | None, first: int
 ) -> list[WorkerSlot]:
     """Of one model, numbered from `first` on."""

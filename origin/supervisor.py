@@ -65,7 +65,7 @@ async def serve(
     `several` are the models that are served instead of the one of `config`.
     """
     own = load_classes(config.objects)
-    models = [_served(plan, slots) for plan in several]
+    models = [served_model(plan, slots) for plan in several]
     reader = PromptReader(config.model) if not models and makes_tokens(config) else None
     clock = KeptClock(config.data)
     ledger = await open_ledger(retention, config.data, clock, config.reached_at)
@@ -83,7 +83,7 @@ async def serve(
         await ledger.close()
 
 
-def _served(plan: ModelPlan, slots: Sequence[WorkerSlot]) -> ServedModel:
+def served_model(plan: ModelPlan, slots: Sequence[WorkerSlot]) -> ServedModel:
     reader = PromptReader(plan.config.model) if makes_tokens(plan.config) else None
     model = ServedModel(plan.name, reader)
     model.slots = [slot for slot in slots if slot.model == plan.name]
@@ -125,7 +125,7 @@ class Supervisor:
             recorder=self._recorder,
             models=models,
         )
-        self._service = Service(
+        self.service = Service(
             ledger=ledger,
             objects=objects,
             runs=self._runs,
@@ -148,7 +148,7 @@ class Supervisor:
             pages=LivePages(self._runs, unix_ms),
             slots=self._slots,
             links=lambda: [link.described() for link in self._links],
-            end=self._service.end,
+            end=self.service.end,
             unix_ms=unix_ms,
         )
 
@@ -158,13 +158,13 @@ class Supervisor:
         models: ServedModels,
         clock: Callable[[], float] = lambda: now_ms() / 1000,
         pace: float = 1.0,
-    ) -> None:
+    ) -> ModelKeeper:
         """Several models come and go within their caps from now on, by that clock."""
         from origin.serving.keeping import keeper_of  # numpy, which takes a while to import
 
         is_open = self._runs.table.by_id.__contains__
         told = self._say_heartbeat, self._metrics
-        self._keeper = keeper_of(
+        self._keeper = keeper = keeper_of(
             self._config,
             plans,
             models,
@@ -175,8 +175,9 @@ class Supervisor:
             pace,
             *told,
         )
-        self._runs.keep_with(self._keeper)
-        self._desk = replace(self._desk, pool=self._keeper.live)
+        self._runs.keep_with(keeper)
+        self._desk = replace(self._desk, pool=keeper.live)
+        return keeper
 
     async def _answer_operator(self, asked: str, request: ObjectRequest) -> ObjectResponse:
         return await self._desk.answer(asked, request)
@@ -228,14 +229,14 @@ class Supervisor:
 
     def _link(self) -> EdgeLink:
         secret = self._config.link_credentials.secret
-        return EdgeLink(self._service, self._links, self._fail, secret)
+        return EdgeLink(self.service, self._links, self._fail, secret)
 
     def _fail(self, error: LedgerFailed) -> None:
         if not self._failed.done():
             self._failed.set_exception(error)
 
     def _say_heartbeat(self) -> None:
-        heartbeat = encode(self._service.heartbeat())
+        heartbeat = encode(self.service.heartbeat())
         for link in self._links:
             link.send(heartbeat)
 

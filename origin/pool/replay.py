@@ -11,7 +11,6 @@ from math import inf
 from origin.pool.warm_pool import PoolOrder, WarmPool
 from origin.warm.trace import ArrivalTrace
 
-PROGRESS_EVERY = 10_000
 LEAVE_S = 0.1
 """What it takes until the memory of a model that leaves is free, unless it was measured."""
 MOST_HELD = 100_000
@@ -25,7 +24,10 @@ class PoolReplay:
     """Feeds a pool with requests, in the order of their arrival, and with what follows of them."""
 
     def __init__(
-        self, pool: WarmPool, load_s: Callable[[str], float], leave_s: float = LEAVE_S
+        self,
+        pool: WarmPool,
+        load_s: Callable[[str], float],
+        leave_s: Callable[[str], float] = lambda model: LEAVE_S,
     ) -> None:
         self.pool = pool
         self.now = 0.0
@@ -48,6 +50,14 @@ class PoolReplay:
         else:
             self._waiting.setdefault(model, []).append((self._count, service_s))
         self.carry_out(orders)
+
+    def play(self, trace: ArrivalTrace) -> None:
+        """Its requests, until all of them are over; what follows the last one is nobody's guess."""
+        rows = (trace.model.tolist(), trace.arrival_s.tolist(), trace.duration_s.tolist())
+        for model, at, service_s in zip(*rows, strict=True):
+            self.request(trace.names[model], at, service_s)
+        while any(one.requests_now for one in self.pool.states()):
+            self.advance(self._events[0][0])
 
     def advance(self, to: float) -> None:
         """All that happens until then."""
@@ -81,7 +91,7 @@ class PoolReplay:
             if order.load:
                 self._at(self.now + self._load_s(order.model), _LOADED, order.model)
             else:
-                self._at(self.now + self._leave_s, _GONE, order.model)
+                self._at(self.now + self._leave_s(order.model), _GONE, order.model)
 
     def _at(self, time_s: float, kind: int, what: Hashable) -> None:
         self._count += 1
@@ -110,35 +120,6 @@ class PoolCounts:
     @property
     def cold_rate(self) -> float:
         return self.cold_starts / self.requests if self.requests else 0.0
-
-
-def replay_pool(
-    trace: ArrivalTrace,
-    pool: WarmPool,
-    load_s: Callable[[str], float],
-    leave_s: float = LEAVE_S,
-    progress: Callable[[int], None] = lambda done: None,
-    origin_began_s: float | None = None,
-) -> PoolCounts:
-    """A trace through the very pool that serves: with a cap, prewarms, queues and loads.
-
-    It begins with its first request and nothing loaded, or as an origin does that began then.
-    """
-    replay = PoolReplay(pool, load_s, leave_s)
-    columns = (trace.model.tolist(), trace.arrival_s.tolist(), trace.duration_s.tolist())
-    for done, (model, at, service_s) in enumerate(zip(*columns, strict=True)):
-        if done == 0:
-            replay.start(at if origin_began_s is None else origin_began_s)
-            if origin_began_s is not None:
-                replay.carry_out(pool.fill(origin_began_s))
-        if done % PROGRESS_EVERY == 0:
-            progress(done)
-        replay.request(trace.names[model], at, service_s)
-    if len(trace):
-        # What follows the last request is the same guess for every policy: none.
-        ends = max(at + service_s for _, at, service_s in zip(*columns, strict=True))
-        replay.advance(ends)
-    return PoolCounts.of(pool)
 
 
 class ShadowPool:

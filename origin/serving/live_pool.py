@@ -44,7 +44,7 @@ class LivePool:
         self.clock_s = clock_s
         self.carry_out: Carry = lambda orders: None
         self._members, self._caps, self._own = members, caps, own
-        self._prices, self._tell = prices, tell
+        self._prices, self.tell = prices, tell
         self._recent: deque[ArrivalRecord] = deque(maxlen=MAX_REMEMBERED)
         self._left_s: dict[str, float] = {}
         self._leave_s = LEAVE_S
@@ -75,7 +75,7 @@ class LivePool:
         pins = {one.model: one.is_pinned for one in self.pool.states()}
         members = [replace(one, is_pinned=pins[one.name]) for one in self._members]
         beside = self._pool_of(members, chosen, self._keep_of_shadow)
-        replay = PoolReplay(beside, self._load_s, self._leave_s)
+        replay = PoolReplay(beside, self.pool.price_s, lambda model: self._leave_s)
         running = ShadowPool(replay, now)
         self.pool.beside = running
         self._shadow = policy, now, running, PoolCounts.of(self.pool)
@@ -127,15 +127,11 @@ class LivePool:
         elif isinstance(record, TierChange) and record.tier <= Tier.HOST:
             left_s = self._left_s.pop(record.model, None)
             self._leave_s = self._leave_s if left_s is None else record.at_s - left_s
-        self._tell(record, False)
+        self.tell(record, False)
 
     def _keep_of_shadow(self, record: PoolRecord) -> None:
         if isinstance(record, PoolDecision):
-            self._tell(record, True)
-
-    def _load_s(self, model: str) -> float:
-        """As it was measured of late."""
-        return self.pool.price_s(model)
+            self.tell(record, True)
 
     def _taught(self, policy: KeepAlivePolicy) -> KeepAlivePolicy:
         """With the gaps between the requests of late."""

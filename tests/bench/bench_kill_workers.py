@@ -45,6 +45,8 @@ SETTINGS = "[origin]\nworker_silence_s = 3\n"
 TIMEOUT = httpx.Timeout(300.0)
 SAY_EVERY = 10
 INTERACTIVE_TURNS = 5
+FAULT_S = 300.0
+"""When streams that have not gone on never will."""
 AFTER_S = (0.0, 1.0)
 """A fault comes so long after every stream has gone on."""
 
@@ -144,8 +146,9 @@ async def faults(
         ready = origin.count("worker.ready")
         os.kill(origin.worker_pid(), number)
         fault = load.fault()
-        await origin.saw("worker.ready", ready + 1)
-        await fault.over.wait()
+        async with asyncio.timeout(FAULT_S):
+            await origin.saw("worker.ready", ready + 1)
+            await fault.over.wait()
         made.append(fault)
         if turn % SAY_EVERY == 0:
             print(f"{turn} {number.name}, {load.findings}", file=sys.stderr)

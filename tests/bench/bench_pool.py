@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from ledger.errors import Unavailable  # noqa: E402
 from ledger.frame import Open, Sampling  # noqa: E402
 from origin.config import DEMO_MODEL, LedgerConfig, OriginConfig, StreamsConfig  # noqa: E402
 from origin.edges.peers import Way  # noqa: E402
+from origin.generations.service import Service  # noqa: E402
 from origin.model_table import ModelTable  # noqa: E402
 from origin.objects import OriginObjects  # noqa: E402
 from origin.open_ledger import open_ledger  # noqa: E402
@@ -48,17 +49,18 @@ from origin.pool.records import (  # noqa: E402
     PoolRecord,
     TierChange,
 )
-from origin.pool.replay import LEAVE_S, PoolCounts, replay_pool  # noqa: E402
+from origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay  # noqa: E402
 from origin.pool.tiers import Tier  # noqa: E402
 from origin.pool.warm_pool import WarmPool  # noqa: E402
+from origin.serving.keeper import ModelKeeper  # noqa: E402
 from origin.serving.plan import planned  # noqa: E402
 from origin.serving.served_model import ServedModels  # noqa: E402
-from origin.start import _launcher, _slots  # noqa: E402
+from origin.start import launcher_of, slots_of  # noqa: E402
 from origin.steady_clock import KeptClock  # noqa: E402
-from origin.supervisor import Supervisor, _served  # noqa: E402
+from origin.supervisor import Supervisor, served_model  # noqa: E402
 from origin.warm.generated import DAY_S, bursty, clockwork, diurnal  # noqa: E402
 from origin.warm.named import named_policy  # noqa: E402
-from origin.warm.prices import WarmPrices  # noqa: E402
+from origin.warm.prices import LOAD_S, WarmPrices  # noqa: E402
 from origin.warm.trace import ArrivalTrace  # noqa: E402
 
 POLICIES = (
@@ -110,6 +112,66 @@ class PlayedDay:
         return abs(self.planned - self.real) / self.real
 
 
+Took = list[tuple[float, float]]
+"""When something began in the real pool's time, and how long it took."""
+
+
+class PoolListener:
+    """What the real pool has told: how long models loaded and left, and how late its timer was."""
+
+    def __init__(self) -> None:
+        self.records: list[PoolRecord] = []
+        self.loads: dict[str, Took] = defaultdict(list)
+        self.leaves: dict[str, Took] = defaultdict(list)
+        self.late: Took = []
+        self.told = asyncio.Event()
+        self._left_s: dict[str, float] = {}
+        self._due: dict[str, tuple[float | None, ...]] = {}
+
+    def hear(self, record: PoolRecord) -> None:
+        self.records.append(record)
+        self.told.set()
+        match record:
+            case TierChange(took_s=float(took_s)):
+                self.loads[record.model].append((record.at_s - took_s, took_s))
+            case PoolDecision():
+                self._decided(record)
+            case TierChange(tier=tier) if tier <= Tier.HOST and record.model in self._left_s:
+                left_s = self._left_s.pop(record.model)
+                self.leaves[record.model].append((left_s, record.at_s - left_s))
+
+    def _decided(self, told: PoolDecision) -> None:
+        """What the timer does comes later than what was decided about the last idle time."""
+        leave_s, again_s, until_s = self._due.get(told.model, (None, None, None))
+        match told.choice:
+            case PoolChoice.KEEP:
+                until_s = told.prewarm_until_s
+                self._due[told.model] = told.keep_until_s, told.prewarm_at_s, until_s
+            case PoolChoice.PREWARM | PoolChoice.DECLINE:
+                self._late(again_s, told.at_s)
+                self._due[told.model] = until_s, None, None
+            case PoolChoice.EVICT:
+                self._left_s[told.model] = told.at_s
+                if told.reason.endswith("its time is over"):
+                    self._late(leave_s, told.at_s)
+
+    def _late(self, due_s: float | None, now: float) -> None:
+        if due_s is not None and due_s < now:
+            self.late.append((due_s, now - due_s))
+
+    @property
+    def begun_s(self) -> float:
+        """When the origin began: it loads what fits."""
+        return next(one.at_s for one in self.records if isinstance(one, PoolDecision))
+
+    @property
+    def requests(self) -> list[ArrivalRecord]:
+        return [one for one in self.records if isinstance(one, ArrivalRecord)]
+
+    def mean_load_s(self) -> float:
+        return statistics.fmean(took_s for some in self.loads.values() for _, took_s in some)
+
+
 async def play(policy: str, trace: ArrivalTrace, day_s: float, folder: Path) -> PlayedDay:
     """The day, through an origin in this process."""
     pace = DAY_S / day_s
@@ -123,11 +185,11 @@ async def play(policy: str, trace: ArrivalTrace, day_s: float, folder: Path) -> 
     )
     table = ModelTable(folder=DEMO_MODEL, kv_mib=16, memory_mib=SIZE_MIB)
     plans = planned(dict.fromkeys(trace.names, table), config)
-    launcher = _launcher(config, [plan.config for plan in plans])
+    launcher = launcher_of(config, [plan.config for plan in plans])
     slots = [
         slot
         for number, plan in enumerate(plans)
-        for slot in _slots(plan.name, plan.config, launcher, number)
+        for slot in slots_of(plan.name, plan.config, launcher, number)
     ]
     for slot in slots:
         slot.rest()
@@ -140,30 +202,21 @@ async def play(policy: str, trace: ArrivalTrace, day_s: float, folder: Path) -> 
         ledger, StreamsConfig(), clock, way=Way("unix", config.link_credentials)
     )
     try:
-        served = ServedModels(*(_served(plan, slots) for plan in plans))
+        served = ServedModels(*(served_model(plan, slots) for plan in plans))
         supervisor = Supervisor(config, ledger_config, ledger, objects, None, clock, served)
         began = time.monotonic()
-        supervisor.keep_models(plans, served, lambda: (time.monotonic() - began) * pace, pace)
-        records: list[PoolRecord] = []
-        ended = asyncio.Event()
-        keeper = supervisor._keeper
-        assert keeper is not None
-        tell = keeper.live._tell
-
-        def keep(record: PoolRecord, of_shadow: bool) -> None:
-            records.append(record)
-            tell(record, of_shadow)
-            if isinstance(record, ArrivalRecord):
-                ended.set()
-
-        keeper.live._tell = keep
-        serving = asyncio.create_task(supervisor.serve(slots, running))
-        return await _asked(policy, trace, pace, supervisor, serving, records, ended)
+        keeper = supervisor.keep_models(
+            plans, served, lambda: (time.monotonic() - began) * pace, pace
+        )
+        heard = PoolListener()
+        keeper.live.tell = lambda record, of_shadow: heard.hear(record)
+        serving = asyncio.create_task(supervisor.serve(slots, tuple(running)))
+        running.append(serving)
+        return await _asked(policy, trace, supervisor.service, keeper, serving, heard, pace)
     finally:
-        serving.cancel()
         for task in running:
             task.cancel()
-        await asyncio.gather(serving, *running, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
         await objects.close()
         await ledger.close()
 
@@ -171,16 +224,13 @@ async def play(policy: str, trace: ArrivalTrace, day_s: float, folder: Path) -> 
 async def _asked(
     policy: str,
     trace: ArrivalTrace,
-    pace: float,
-    supervisor: Supervisor,
+    service: Service,
+    keeper: ModelKeeper,
     serving: asyncio.Task[None],
-    records: list[PoolRecord],
-    ended: asyncio.Event,
+    heard: PoolListener,
+    pace: float,
 ) -> PlayedDay:
     """Every request at its time; then what the pool counted, beside the simulator."""
-    keeper = supervisor._keeper
-    assert keeper is not None
-    # The models are there for the first time before the day begins, so that all are known.
     refused = 0
 
     async def ask(model: str) -> None:
@@ -193,21 +243,24 @@ async def _asked(
             sampling=Sampling(temperature=0.0, seed=1),
         )
         try:
-            await supervisor._service.open(request)
+            await service.open(request)
         except Unavailable as error:
             print(f"{model} refused: {error}", file=sys.stderr)
             refused += 1
 
-    async def quiet() -> None:
-        while any(state.requests_now for state in keeper.pool.states()):
-            ended.clear()
-            await ended.wait()
+    async def until(is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            heard.told.clear()
+            await heard.told.wait()
 
+    def is_quiet() -> bool:
+        return not any(state.requests_now for state in keeper.pool.states())
+
+    # The models are there for the first time before the day begins, so that all are known.
+    await until(lambda: bool(heard.records))
     for model in trace.names:
         await ask(model)
-    await quiet()
-    before = PoolCounts.of(keeper.pool)
-    first_record = len(records)
+    await until(is_quiet)
     begun_s = keeper.live.clock_s()
     asking: list[asyncio.Task[None]] = []
     for model, at_s in zip(trace.model.tolist(), trace.arrival_s.tolist(), strict=True):
@@ -218,85 +271,91 @@ async def _asked(
             serving.result()
         asking.append(asyncio.create_task(ask(trace.names[model])))
     await asyncio.gather(*asking)
-    await quiet()
-    real = PoolCounts.of(keeper.pool)
-    return _held_against(policy, trace, records, first_record, before, real, refused)
+    await until(is_quiet)
+    return _held_against(policy, trace, heard, PoolCounts.of(keeper.pool), refused)
 
 
 def _held_against(
-    policy: str,
-    trace: ArrivalTrace,
-    records: list[PoolRecord],
-    first: int,
-    before: PoolCounts,
-    real: PoolCounts,
-    refused: int,
+    policy: str, trace: ArrivalTrace, heard: PoolListener, real: PoolCounts, refused: int
 ) -> PlayedDay:
-    requests = [one for one in records if isinstance(one, ArrivalRecord)]
-    loads = defaultdict(list)
-    for one in records:
-        if isinstance(one, TierChange) and one.took_s is not None:
-            loads[one.model].append(one.took_s)
-    every_load = [took_s for some in loads.values() for took_s in some]
-    load_s = statistics.fmean(every_load)
-    leave_s = _leave_s(records)
-    service = [one.ended_s - one.arrived_s - one.waited_s for one in requests]
-    seen = ArrivalTrace.of(
-        trace.names,
-        np.array([trace.names.index(one.model) for one in requests]),
-        np.array([one.arrived_s for one in requests]),
-        np.array(service),
-    )
-    took = {name: iter(some) for name, some in loads.items()}
-    recorded = replay_pool(
-        seen,
-        _pool(policy, trace.names, load_s),
-        lambda name: next(took[name], load_s),
-        leave_s,
-        origin_began_s=0.0,
-    )
+    load_s = heard.mean_load_s()
+    service = [one.ended_s - one.arrived_s - one.waited_s for one in heard.requests]
+    service_s = statistics.fmean(service)
     # As the real one was, it has had each model once before the day begins.
-    first_s = float(trace.arrival_s[0])
-    warm_up = np.arange(3) * 2.0 * load_s
-    shift = float(warm_up[-1]) + 2.0 * load_s - first_s
+    count = len(trace.names)
+    warm_up = np.arange(count) * 2.0 * load_s
+    shift = float(warm_up[-1]) + 2.0 * load_s - float(trace.arrival_s[0])
     whole = ArrivalTrace.of(
         trace.names,
-        np.concatenate([np.arange(3), trace.model]),
+        np.concatenate([np.arange(count), trace.model]),
         np.concatenate([warm_up, trace.arrival_s + shift]),
-        np.full(len(trace) + 3, statistics.fmean(service)),
+        np.full(len(trace) + count, service_s),
     )
-    pool = _pool(policy, trace.names, load_s)
-    expected = replay_pool(whole, pool, lambda name: load_s, leave_s, origin_began_s=0.0)
+    planned = PoolReplay(_pool(policy, trace.names, load_s), lambda model: load_s)
     return PlayedDay(
         policy=policy,
-        requests=real.requests - before.requests,
+        requests=len(trace),
         refused=refused,
         real=real.cold_starts,
-        recorded=recorded.cold_starts,
-        planned=expected.cold_starts,
+        recorded=_simulated(recorded(policy, trace.names, heard), seen(trace.names, heard)),
+        planned=_simulated(planned, whole),
         loads=real.loads,
         load_s=round(load_s, 1),
-        service_s=round(statistics.fmean(service), 1),
+        service_s=round(service_s, 1),
     )
 
 
-def _leave_s(records: list[PoolRecord]) -> float:
-    """From the order until the room was free, in the mean: some ms, but of a clock that runs."""
-    ordered: dict[str, float] = {}
-    took: list[float] = []
-    for one in records:
-        if isinstance(one, PoolDecision) and one.choice is PoolChoice.EVICT:
-            ordered[one.model] = one.at_s
-        elif isinstance(one, TierChange) and one.tier <= Tier.HOST and one.model in ordered:
-            took.append(one.at_s - ordered.pop(one.model))
-    return statistics.fmean(took) if took else LEAVE_S
+def seen(names: tuple[str, ...], heard: PoolListener) -> ArrivalTrace:
+    """The requests as they came, and as long as each took once it was taken."""
+    requests = heard.requests
+    return ArrivalTrace.of(
+        names,
+        np.array([names.index(one.model) for one in requests]),
+        np.array([one.arrived_s for one in requests]),
+        np.array([one.ended_s - one.arrived_s - one.waited_s for one in requests]),
+    )
 
 
-def _pool(policy: str, names: tuple[str, ...], load_s: float) -> WarmPool:
+class LatePool(WarmPool):
+    """Looks at what is due by itself as late as the real one did."""
+
+    late: Sequence[tuple[float, float]] = ()
+
+    def wake_at(self, now: float) -> float:
+        due_s = super().wake_at(now)
+        return due_s + nearest(self.late, due_s, 0.0)
+
+
+def nearest(took: Sequence[tuple[float, float]], at_s: float, otherwise_s: float) -> float:
+    """How long it took next to then: what the machine did besides is the same for both pools."""
+    return min(took, key=lambda one: abs(one[0] - at_s), default=(at_s, otherwise_s))[1]
+
+
+def recorded(policy: str, names: tuple[str, ...], heard: PoolListener) -> PoolReplay:
+    pool = _pool(policy, names, LOAD_S)
+    pool.late = heard.late
+    replay = PoolReplay(
+        pool,
+        lambda model: nearest(heard.loads[model], replay.now, LOAD_S),
+        lambda model: nearest(heard.leaves[model], replay.now, LEAVE_S),
+    )
+    replay.now = heard.begun_s
+    return replay
+
+
+def _simulated(replay: PoolReplay, trace: ArrivalTrace) -> int:
+    """Cold starts, of an origin that begins at the replay's time."""
+    replay.start(replay.now)
+    replay.carry_out(replay.pool.fill(replay.now))
+    replay.play(trace)
+    return PoolCounts.of(replay.pool).cold_starts
+
+
+def _pool(policy: str, names: tuple[str, ...], load_s: float) -> LatePool:
     prices = WarmPrices(COLD_COST_GPU_S)
     members = [PoolMember(name, SIZE_MIB, load_s=load_s) for name in names]
     cost = prices.cold_cost_gpu_s
-    return WarmPool(members, named_policy(policy, prices), {"cpu": CAP_MIB}, cold_cost_gpu_s=cost)
+    return LatePool(members, named_policy(policy, prices), {"cpu": CAP_MIB}, cold_cost_gpu_s=cost)
 
 
 async def days(

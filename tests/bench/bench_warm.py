@@ -1,10 +1,12 @@
 """The table of docs/warm-pools.md, how fast TTLs are swept, a cold start, workers that are killed.
 
-python tests/bench/bench_warm.py [--days 7] [--seed 1] [--starts 9] [--kills 200] [--hangs 50]
-                              [--day-s 60]
+    python tests/bench/bench_warm.py [--to FILE] [--only PART …] [--days 7] [--seed 1] [--starts 9]
+                                     [--day-s 60] [--kills 200] [--hangs 50]
 
-Ends with one line of JSON. What is killed and stopped is that of `bench_kill_workers` beside this;
-0 kills leave that out. The day through a real pool is that of `bench_pool`; 0 s leave it out.
+Four parts, half an hour in all on two cores that do nothing else: `table` (policies on generated
+traces, 2 min), `starts` (2 min), `day` (of `bench_pool`, under each policy, 10 min) and `kills` (of
+`bench_kill_workers`, 15 min). With `--to` what each has found is kept in a file, and a part that is
+in it already is not run again. Ends with one line of JSON.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,7 @@ from origin.workers.load_profile import profile  # noqa: E402
 from tests.bench.bench_kill_workers import measure  # noqa: E402
 from tests.bench.bench_pool import POLICIES, days  # noqa: E402
 
+Found = dict[str, Any]
 STREAMS, BATCH = 32, 190
 COLD_COSTS = (60.0, 600.0)
 HINDSIGHT = "best TTL per model in hindsight"
@@ -74,13 +78,14 @@ def ratios(kind: str, days: float, seed: int, prices: WarmPrices) -> dict[str, f
 
 
 def gaps_per_s() -> float:
+    """That go through all of the TTLs."""
     lengths = np.random.default_rng(1).lognormal(4.0, 2.0, GAPS)
     began = time.perf_counter()
     sweep_ttls(lengths, np.geomspace(1.0, 1e5, TTLS).tolist(), WarmPrices())
-    return GAPS * TTLS / (time.perf_counter() - began)
+    return round(GAPS / (time.perf_counter() - began))
 
 
-def cold_start(starts: int) -> dict[str, float]:
+def cold_start(starts: int) -> Found:
     """Of a worker of the demo model."""
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(profile(OriginConfig(data=Path(folder)), starts))
@@ -91,15 +96,7 @@ def cold_start(starts: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--days", type=float, default=7.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--starts", type=int, default=9)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--hangs", type=int, default=50)
-    parser.add_argument("--day-s", type=float, default=60.0)
-    given = parser.parse_args()
+def table(given: argparse.Namespace) -> Found:
     columns: dict[tuple[str, float], dict[str, float]] = {}
     for cold_cost in COLD_COSTS:
         for kind in GENERATED:
@@ -112,19 +109,66 @@ def main() -> None:
         cells = [f"{found[name]:.2f}" if name in found else "" for found in columns.values()]
         print(f"| {name} | " + " | ".join(cells) + " |")
     of_people = [found for (kind, _), found in columns.items() if kind not in REGULAR]
-    said: dict[str, Any] = {
+    return {
         "default_cost_over_opt": round(max(found[DEFAULT_POLICY] for found in of_people), 3),
         "break_even_over_opt": round(max(found["break-even"] for found in of_people), 3),
         "hindsight_over_opt": round(max(found[HINDSIGHT] for found in of_people), 3),
+        "gaps_per_s": gaps_per_s(),
     }
-    said |= {"gap_ttl_pairs_per_s": gaps_per_s(), "load": os.getloadavg()[0]}
-    said |= cold_start(given.starts)
-    if given.day_s:
-        played = asyncio.run(days(POLICIES, given.day_s, given.seed, print))
-        said["sim_vs_real"] = round(max(one.off for one in played), 4)
-    if given.kills:
-        said |= asyncio.run(measure(given.kills, given.hangs, STREAMS, BATCH, given.seed))
-    print(json.dumps(said))
+
+
+def day(given: argparse.Namespace) -> Found:
+    played = asyncio.run(days(POLICIES, given.day_s, given.seed, say))
+    return {
+        "sim_vs_real": round(max(one.off for one in played), 4),
+        "planned_vs_real": round(max(one.planned_off for one in played), 4),
+        "real_days": {one.policy: [one.real, one.recorded, one.planned] for one in played},
+    }
+
+
+def kills(given: argparse.Namespace) -> Found:
+    return asyncio.run(measure(given.kills, given.hangs, STREAMS, BATCH, given.seed))
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
+    "table": table,
+    "starts": lambda given: cold_start(given.starts),
+    "day": day,
+    "kills": kills,
+}
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--to", type=Path)
+    parser.add_argument("--only", action="append", choices=PARTS)
+    parser.add_argument("--days", type=float, default=7.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--starts", type=int, default=9)
+    parser.add_argument("--day-s", type=float, default=60.0)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--hangs", type=int, default=50)
+    given = parser.parse_args()
+    found: dict[str, Found] = {}
+    if given.to is not None and given.to.exists():
+        found = json.loads(given.to.read_text())
+    for name, part in PARTS.items():
+        if name in found or name not in (given.only or PARTS):
+            continue
+        began = time.monotonic()
+        said = part(given)
+        spent_s = round(time.monotonic() - began)
+        found[name] = said | {f"{name}_load": os.getloadavg()[0], f"{name}_s": spent_s}
+        say(f"{name}: {found[name]}")
+        if given.to is not None:
+            given.to.write_text(json.dumps(found))
+    print(json.dumps({key: value for part in found.values() for key, value in part.items()}))
 
 
 if __name__ == "__main__":

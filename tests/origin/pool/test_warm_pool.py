@@ -14,7 +14,7 @@ from ledger.errors import CallerError, ConfigError, Conflict
 from ledger.hints import Hint
 from origin.pool.members import PoolMember
 from origin.pool.records import ArrivalRecord, PoolChoice, PoolDecision, PoolRecord, TierChange
-from origin.pool.replay import PoolReplay, ShadowPool, replay_pool
+from origin.pool.replay import PoolCounts, PoolReplay, ShadowPool
 from origin.pool.schedule import Schedule
 from origin.pool.tiers import HOLDING_ROOM, TRANSITIONS, PoolEvent, Residence, Tier, follow
 from origin.pool.warm_pool import PoolOrder, WarmPool
@@ -168,7 +168,10 @@ def test_with_room_for_all_and_loads_in_no_time_the_pool_is_what_the_simulator_s
     for ttl_s in (0.1, 30.1, 200.1):
         said = replay(idle_gaps(trace), NAMES, FixedTtl(ttl_s), PRICES)
         pool, _ = pool_of(FixedTtl(ttl_s))
-        seen = replay_pool(trace, pool, lambda name: 0.0, leave_s=0.0)
+        player = PoolReplay(pool, lambda name: 0.0, lambda name: 0.0)
+        player.start(0.0)
+        player.play(trace)
+        seen = PoolCounts.of(pool)
         assert (seen.cold_starts, seen.requests) == (said.cold_starts, said.requests)
 
 
