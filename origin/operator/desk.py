@@ -71,7 +71,7 @@ class OperatorDesk:
         if (one := _STREAM.fullmatch(asked)) is not None:
             return await self._stream(bytes.fromhex(one[1]), one[2], request.method, query)
         if asked == "warm" or asked.startswith("warm/"):
-            desk = WarmDesk(self.runs.recorder, self.pool)
+            desk = WarmDesk(self.runs.recorder, self.runs.models, self.pool)
             part = asked.partition("/")[2]
             return await desk.answer(part, query, request.method, request.body)
         if asked == "simulate":

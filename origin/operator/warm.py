@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ledger.errors import CallerError, Conflict, NotFound, Unavailable
 from origin.history import queries
 from origin.history.recorder import HistoryRecorder
-from origin.history.schema import DAY_MS, HOUR_MS
+from origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS
 from origin.history.store import HistoryStore
 from origin.operator.query import Query
+from origin.serving.served_model import ServedModels
 
 if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
     from origin.pool.members import PooledState
@@ -67,10 +68,13 @@ class WantedPolicy(BaseModel):
 
 
 class WarmDesk:
-    """Of one origin, which may have no pool."""
+    """Of one origin; it has no pool where it serves one model, which stays loaded."""
 
-    def __init__(self, recorder: HistoryRecorder, pool: PoolControl | None) -> None:
+    def __init__(
+        self, recorder: HistoryRecorder, models: ServedModels, pool: PoolControl | None
+    ) -> None:
         self._recorder = recorder
+        self._models = models
         self._pool = pool
 
     async def answer(self, asked: str, query: Query, method: str, body: bytes) -> Document:
@@ -98,7 +102,7 @@ class WarmDesk:
 
     async def _summary(self, now_ms: int, days: int) -> Document:
         """Of each model how it is, and what was asked of it."""
-        pooled = {} if self._pool is None else {one.model: one for one in self._pool.states()}
+        served = self._served(now_ms)
         store = self._recorder.store
         lately: dict[str, Document] = {}
         hourly: dict[str, int] = {}
@@ -110,7 +114,7 @@ class WarmDesk:
                 for row in await queries.models(store, now_ms - HOUR_MS)
             }
         models = []
-        for name in sorted({*pooled, *lately}):
+        for name in sorted({*served, *lately}):
             load_s = None if store is None else await queries.typical_load_s(store, name)
             models.append(
                 {
@@ -118,7 +122,7 @@ class WarmDesk:
                     "arrivals_hour": hourly.get(name, 0),
                     **lately.get(name, {"arrivals": 0, "cold": 0, "last_ms": None}),
                     "load_s": load_s,
-                    **({} if name not in pooled else self._state(pooled[name], now_ms)),
+                    **served.get(name, {}),
                 }
             )
         return {
@@ -128,6 +132,16 @@ class WarmDesk:
             "pool": self._pool is not None,
             "shadow": None if self._pool is None else self._pool.shadow(),
             "models": models,
+        }
+
+    def _served(self, now_ms: int) -> dict[str, Document]:
+        """Each model as it is."""
+        if self._pool is not None:
+            return {one.model: self._state(one, now_ms) for one in self._pool.states()}
+        return {
+            one.ready.model: {"tier": HOT if one.up else COLD, "pinned": True}
+            for one in self._models
+            if one.ready is not None
         }
 
     def _state(self, state: PooledState, now_ms: int) -> Document:
@@ -163,9 +177,7 @@ class WarmDesk:
         store = self._store()
         now_ms = self._recorder.now_ms()
         told = await explained(store, model, now_ms, limit)
-        if self._pool is not None:
-            found = [one for one in self._pool.states() if one.model == model]
-            told["now"] = self._state(found[0], now_ms) if found else None
+        told["now"] = self._served(now_ms).get(model)
         return told
 
     def _changed(self, asked: str, body: bytes) -> Document:

@@ -21,9 +21,12 @@ from origin.operator.warm import WarmDesk
 from origin.pool.hints import Hint
 from origin.pool.members import PooledState, PoolMember
 from origin.pool.warm_pool import WarmPool
+from origin.serving.served_model import ServedModel, ServedModels
 from origin.warm.named import named_policy
 from origin.warm.prices import WarmPrices
+from origin.workers.worker_process import WorkerSlot
 from tests.origin.history.test_stores import NOON_MS, Pool
+from tests.origin.stage import READY
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +66,7 @@ class Office:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.loop = Loop(pool.recorder)
-        self.desk = WarmDesk(pool.recorder, self.loop)
+        self.desk = WarmDesk(pool.recorder, ServedModels(), self.loop)
 
     async def ask(self, asked: str, body: Any = None) -> dict[str, Any]:
         part, _, query = asked.partition("?")
@@ -124,11 +127,19 @@ async def test_what_cannot_be_is_refused(office: Office, asked: str, body: Any, 
     assert says in str(caught.value)
 
 
-async def test_an_origin_of_one_model_says_that_it_has_no_pool(tmp_path: Path) -> None:
+async def test_an_origin_of_one_model_says_that_it_stays_loaded(tmp_path: Path) -> None:
     recorder = HistoryRecorder(None, "here", Keeping(DAY_MS, 1000), lambda: NOON_MS)
-    desk = WarmDesk(recorder, None)
+    model = ServedModel()
+    desk = WarmDesk(recorder, ServedModels(model), None)
     told = await desk.answer("", Query("http://operator/"), "GET", b"")
     assert (told["pool"], told["problem"]) == (False, "ledger.history_days is 0")
+    assert told["models"] == []  # it has not said yet what it serves
+    model.ready, model.up = READY, [WorkerSlot(0, ("", ""))]
+    for tier in ("hot", "cold"):
+        told = await desk.answer("", Query("http://operator/"), "GET", b"")
+        [one] = told["models"]
+        assert (one["model"], one["tier"], one["pinned"]) == ("demo", tier, True)
+        model.up = []
     for part, method, says in (("pin", "POST", "no orders"), ("explain", "GET", "no history")):
         with pytest.raises(TailraceError, match=says):
             await desk.answer(part, Query("http://operator/?"), method, b"")
