@@ -36,7 +36,6 @@ from tests.bench.bench_ledger_cold import measure_cold  # noqa: E402
 from tests.bench.bench_ledger_memory import measure_all  # noqa: E402
 from tests.bench.bench_ledger_ours import OurLedger, OurLedgerOfTasks, OurStorage  # noqa: E402
 from tests.bench.bench_ledger_report import Report, Result  # noqa: E402
-from tests.bench.bench_ledger_rows import RowPerFrame  # noqa: E402
 from tests.bench.bench_ledger_work import (  # noqa: E402
     LONG_FRAMES,
     Batch,
@@ -68,7 +67,6 @@ def contenders() -> list[Contender]:
     process, power = Mode.PROCESS, Mode.POWER
     return [
         OurStorage(process),
-        RowPerFrame(process),
         OurLedger(process),
         OurLedgerOfTasks(process),
         RedisStreams("everysec", process),
@@ -76,7 +74,6 @@ def contenders() -> list[Contender]:
         NatsJetStream(process, atomic=True),
         RawFile(),
         OurStorage(power),
-        RowPerFrame(power),
         OurLedger(power),
         OurLedgerOfTasks(power),
         RedisStreams("always", power),
