@@ -34,21 +34,23 @@ async def chat(house: House, *arguments: str) -> Answer:
     return Answer(process.returncode, stdout.decode(), stderr.decode())
 
 
-async def test_a_cut_answer_has_the_same_text_and_shows_where_it_went_on(house: House) -> None:
-    whole = await chat(house, "--raw-prompt", "--max-tokens", "30")
-    cut = await chat(house, "--raw-prompt", "--max-tokens", "30", "--cut-after", "12")
+async def test_a_cut_answer_has_the_same_text_and_shows_where_it_went_on(
+    standing_house: House,
+) -> None:
+    whole = await chat(standing_house, "--raw-prompt", "--max-tokens", "30")
+    cut = await chat(standing_house, "--raw-prompt", "--max-tokens", "30", "--cut-after", "12")
     assert (whole.code, cut.code) == (0, 0)
     assert whole.stdout == cut.stdout
-    marker = f"⟨cut after 12 tokens · resumed on {house.edges[1].url}, from index 12⟩"
+    marker = f"⟨cut after 12 tokens · resumed on {standing_house.edges[1].url}, from index 12⟩"
     assert cut.stderr.splitlines()[0] == marker
     assert "⟨" not in whole.stderr
     summary = r"30 tokens · TTFT \d+ ms · \d+ tok/s · 1 resume · length"
     assert re.fullmatch(summary, cut.stderr.splitlines()[-1])
 
 
-async def test_json_is_one_document_with_the_same_text(house: House) -> None:
-    plain = await chat(house, "--max-tokens", "20")
-    document = await chat(house, "--max-tokens", "20", "--json")
+async def test_json_is_one_document_with_the_same_text(standing_house: House) -> None:
+    plain = await chat(standing_house, "--max-tokens", "20")
+    document = await chat(standing_house, "--max-tokens", "20", "--json")
     said = json.loads(document.stdout)
     assert said["text"] + "\n" == plain.stdout
     assert said["resumes"] == 0
@@ -56,9 +58,9 @@ async def test_json_is_one_document_with_the_same_text(house: House) -> None:
     assert document.stderr == ""
 
 
-async def test_a_request_that_the_origin_refuses_is_wrong_usage(house: House) -> None:
+async def test_a_request_that_the_origin_refuses_is_wrong_usage(standing_house: House) -> None:
     for flag, value in (("--temperature", "9"), ("--max-tokens", "0"), ("--model", "gpt")):
-        answer = await chat(house, flag, value)
+        answer = await chat(standing_house, flag, value)
         assert (answer.code, answer.stdout) == (2, "")
         assert answer.stderr.startswith("error: ")
         assert flag.removeprefix("--").replace("-", "_") in answer.stderr

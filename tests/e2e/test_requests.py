@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import House
-from tests.e2e.sse import SSE, Reading, events
+from tests.e2e.sse import SSE, Reading, events, resume, start
 
 pytestmark = pytest.mark.anyio
 
@@ -81,3 +81,15 @@ async def test_a_steer_is_in_the_text_once_even_if_the_worker_dies(
     assert STEER in before
     again = (await client.get(f"{url}/v1/generate/{stream}")).json()
     assert (again["text"], again["state"]) == (reading.text, "ended")
+
+
+async def test_a_stream_is_cut_at_every_index_and_goes_on_at_another_edge(
+    standing_house: House, client: httpx.AsyncClient
+) -> None:
+    one, two = (edge.url for edge in standing_house.edges)
+    body = REQUEST | {"max_tokens": 60, "ignore_eos": True}
+    whole = await start(client, one, body)
+    reading = await start(client, one, body, stop_after=1)
+    while reading.events[-1].name != "end":
+        await resume(client, (one, two)[len(reading.events) % 2], reading, stop_after=1)
+    assert reading.events == whole.events
