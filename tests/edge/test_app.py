@@ -3,7 +3,7 @@
 import asyncio
 import json
 from base64 import b64decode
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,6 @@ from edge.origins.link import Link
 from edge.reader import WINDOW_FRAMES
 from ledger.errors import Unavailable
 from ledger.frame import (
-    SCHEMA_HASH,
     Cancel,
     Chunk,
     Classification,
@@ -275,31 +274,7 @@ async def test_a_steer_reaches_the_origin_and_says_how_far_the_stream_is(
     assert origin.received == [Steer(STREAM, TOKEN, " but")]
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "field"),
-    [
-        (b"", "invalid_json", None),
-        (b"{}", "invalid_request", "text"),
-        (b'{"text":""}', "invalid_request", "text"),
-        (b'{"text":5}', "invalid_request", "text"),
-        (b'{"txet":"x"}', "unknown_field", "txet"),
-    ],
-)
-async def test_a_steer_that_says_nothing_is_refused(
-    client: httpx.AsyncClient, origin: ScriptedOrigin, body: bytes, code: str, field: str | None
-) -> None:
-    answer = await client.post(f"/v1/generate/{ID}/steer", content=body)
-    assert (answer.status_code, error_of(answer)["code"]) == (400, code)
-    assert error_of(answer).get("field") == field
-    assert origin.received == []
-
-
 # ---- reading again ----
-
-
-async def test_events_go_on_after_the_last_event_id(client: httpx.AsyncClient) -> None:
-    answer = await client.get(f"/v1/generate/{ID}", headers=SSE | {"Last-Event-ID": "1"})
-    assert answer.text == "retry: 500\n\n" + EVENTS[EVENTS.index("id: 2") :]
 
 
 async def test_an_empty_last_event_id_asks_for_all(client: httpx.AsyncClient) -> None:
@@ -330,35 +305,6 @@ async def test_the_head_of_a_running_stream_is_its_head_alone(
     assert [type(frame) for frame in origin.received] == [Resume, Detach]
 
 
-async def test_frames_go_on_after_the_index_in_the_query(
-    client: httpx.AsyncClient, origin: ScriptedOrigin
-) -> None:
-    answer = await client.get(f"/v1/generate/{ID}?after=1", headers=FRAMES)
-    assert [decode(raw)[1] for raw in split(answer.content)] == origin.frames[2:]
-
-
-@pytest.mark.parametrize("view", [SSE, FRAMES])
-async def test_a_reader_that_has_all_of_it_is_told_so(
-    client: httpx.AsyncClient, view: dict[str, str]
-) -> None:
-    answer = await client.get(f"/v1/generate/{ID}?after=3", headers=view)
-    assert (answer.status_code, answer.content) == (204, b"")
-
-
-async def test_the_document_of_an_ended_stream_has_text_and_end(client: httpx.AsyncClient) -> None:
-    document = (await client.get(f"/v1/generate/{ID}")).json()
-    assert document == {
-        "id": ID,
-        "model": "demo",
-        "state": "ended",
-        "next_index": 4,
-        "text": " w0 w1 w2",
-        "finish_reason": "length",
-        "total_tokens": 3,
-        "prompt_tokens": 3,
-    }
-
-
 async def test_the_document_of_a_running_stream_has_its_text_so_far(
     client: httpx.AsyncClient, origin: ScriptedOrigin
 ) -> None:
@@ -384,41 +330,7 @@ async def test_a_reader_presents_its_token(
     assert [frame.token for frame in asked] == ["v1.mine", "v1.mine"]
 
 
-async def test_cancel_answers_where_the_stream_ended(client: httpx.AsyncClient) -> None:
-    answer = await client.post(f"/v1/generate/{ID}/cancel")
-    assert answer.json() == {"id": ID, "state": "ended", "next_index": 4}
-
-
 # ---- errors ----
-
-Ask = Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]
-
-
-@pytest.mark.parametrize(
-    ("ask", "status", "code"),
-    [
-        (lambda c: c.post("/v1/generate", content=b"{"), 400, "invalid_json"),
-        (lambda c: c.post("/v1/generate", json=BODY | {"x": 1}), 400, "unknown_field"),
-        (lambda c: c.post("/v1/generate", json=BODY | {"model": "x"}), 404, "unknown_model"),
-        (lambda c: c.post("/v1/generate", content=b" " * 2049), 413, "too_large"),
-        (lambda c: c.post("/v1/generate", headers={"Accept": "a/b"}), 406, "not_acceptable"),
-        (lambda c: c.post("/v1/generate", headers={"Idempotency-Key": ""}), 400, "invalid_request"),
-        (lambda c: c.get("/v1/generate/%2e%2e"), 404, "unknown_stream"),
-        (lambda c: c.get("/v1/generate/" + "0" * 32), 404, "unknown_stream"),
-        (lambda c: c.get(f"/v1/generate/{ID}?after=9", headers=SSE), 416, "beyond_end"),
-        (lambda c: c.get(f"/v1/generate/{ID}?after=-1", headers=SSE), 400, "invalid_request"),
-        (lambda c: c.post("/v1/generate/x/cancel"), 404, "unknown_stream"),
-        (lambda c: c.get("/v1/nothing"), 404, "not_found"),
-        (lambda c: c.get("/v1/ws"), 426, "upgrade_required"),
-        (lambda c: c.delete("/v1/generate"), 405, "method_not_allowed"),
-    ],
-)
-async def test_every_refusal_is_json_with_its_status(
-    client: httpx.AsyncClient, ask: Ask, status: int, code: str
-) -> None:
-    answer = await ask(client)
-    assert (answer.status_code, error_of(answer)["code"]) == (status, code)
-    assert error_of(answer)["message"]
 
 
 @pytest.mark.parametrize("method", ["POST", "OPTIONS"])
@@ -506,10 +418,6 @@ async def test_without_a_link_an_edge_lives_but_is_not_ready() -> None:
         answer = await client.get("/readyz")
         assert answer.status_code == 503
         assert answer.json()["reasons"] == ["no link to the origin at 127.0.0.1:9"]
-
-
-async def test_the_version_names_the_schema(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/version")).json()["schema"] == SCHEMA_HASH.hex()
 
 
 # ---- one of the two goes away ----

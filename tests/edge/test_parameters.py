@@ -83,18 +83,6 @@ def test_rubbish_is_no_index_wherever_it_stands(text: str) -> None:
     assert (in_header.value.status, in_header.value.field) == (400, "Last-Event-ID")
 
 
-def test_an_empty_query_is_no_index() -> None:
-    with pytest.raises(CallerError):
-        parse_after([""], None)
-
-
-def test_two_different_indexes_contradict_each_other() -> None:
-    with pytest.raises(CallerError):
-        parse_after(["1"], "2")
-    with pytest.raises(CallerError):
-        parse_after(["1", "2"], None)
-
-
 @pytest.mark.parametrize("key", ["a", "6f1c-42", "x" * 255])
 def test_printable_ascii_is_an_idempotency_key(key: str) -> None:
     assert check_idempotency_key(key) == key

@@ -20,7 +20,6 @@ from edge.session import (
 from ledger.errors import CallerError
 from ledger.frame import (
     SCHEMA_HASH,
-    Call,
     Caller,
     Cancel,
     Chunk,
@@ -107,16 +106,6 @@ def test_both_sides_begin_with_hello() -> None:
     assert session.close is None
 
 
-@pytest.mark.parametrize(
-    "first", [encode(OPEN, 1), encode(Hello(b"otherone", "test")), encode(Detach(), 1)]
-)
-def test_a_client_that_does_not_begin_with_this_schema_is_refused(first: bytes) -> None:
-    session = Session()
-    assert forwards(session, first + encode(OPEN, 2)) == []
-    assert errors(session) == [(0, "schema_mismatch", 426)]
-    assert session.close == Close(CloseCode.PROTOCOL_ERROR, "schema_mismatch")
-
-
 # ---- requests ----
 
 
@@ -138,14 +127,6 @@ def test_hello_and_a_request_may_share_a_message() -> None:
 def test_credit_and_detach_for_a_stream_that_has_closed_go_nowhere(session: Session) -> None:
     assert forwards(session, encode(Credit(8), 9) + encode(Detach(), 9)) == []
     assert session.close is None
-
-
-@pytest.mark.parametrize("corr", [0, 1])
-def test_a_corr_that_is_not_free_ends_the_connection(session: Session, corr: int) -> None:
-    session.receive(encode(OPEN, 1))
-    assert forwards(session, encode(Cancel(STREAM), corr)) == []
-    assert errors(session) == [(0, "corr_in_use", 400)]
-    assert session.close == Close(CloseCode.PROTOCOL_ERROR, "corr_in_use")
 
 
 @pytest.mark.parametrize("closing", [END, Status(STREAM, StreamState.ENDED, 2)])
@@ -186,35 +167,6 @@ def test_detaching_costs_the_same_whatever_waits_for_other_streams(
 # ---- bad input ----
 
 
-def test_text_is_unsupported(session: Session) -> None:
-    session.receive("hello")
-    assert errors(session) == [(0, "bad_frame", 400)]
-    assert session.close == Close(CloseCode.UNSUPPORTED_DATA, "bad_frame")
-
-
-@pytest.mark.parametrize(
-    ("message", "code"),
-    [
-        (encode(OPEN, 1)[:-1], "bad_frame"),
-        (encode(OPEN, 1) + b"\x05", "bad_frame"),
-        (b"\x01\x00\x01\x01" + bytes(5), "bad_frame"),  # a length over the limit
-        (b"\x05\x00\x00\x02" + bytes(5), "bad_version"),
-        (b"\x05\x00\x00\x01" + b"\x3f" + bytes(4), "bad_frame"),  # an unknown tag
-        (encode(Token("mine", 0), 1), "bad_frame"),
-        (encode(Call("stream", "a", "GET", "http://edge/a"), 1), "bad_frame"),  # an edge's to make
-        (HELLO, "bad_frame"),
-        (encode(Open("demo"), 0)[:9] + b"\xff", "bad_frame"),
-    ],
-)
-def test_bytes_after_which_nothing_makes_sense_end_the_connection(
-    session: Session, message: bytes, code: str
-) -> None:
-    assert forwards(session, message) == []
-    [(corr, found, _)] = errors(session)
-    assert (corr, found) == (0, code)
-    assert session.close == Close(CloseCode.PROTOCOL_ERROR, code)
-
-
 def test_a_message_that_is_too_long_is_told_so(session: Session) -> None:
     detach = encode(Detach(), 1)
     fits = MAX_MESSAGE_BYTES // len(detach)
@@ -223,26 +175,6 @@ def test_a_message_that_is_too_long_is_told_so(session: Session) -> None:
     assert forwards(session, detach * (fits + 1)) == []
     assert errors(session) == [(0, "too_large", 413)]
     assert session.close == Close(CloseCode.MESSAGE_TOO_BIG, "too_large")
-
-
-@pytest.mark.parametrize(
-    ("frame", "said"),
-    [
-        (encode(Token("mine", 0), 1), "tag 0 is not this side's to send at byte 4"),
-        (
-            encode(Detach(), 1).replace(b"\x14", b"\x17"),
-            "tag 23 is not this side's to send at byte 4",
-        ),
-        (encode(Detach(), 1).replace(b"\x14", b"\x1f"), "unknown tag 31 at byte 4"),
-    ],
-)
-def test_a_tag_of_the_other_side_is_told_from_one_that_nothing_has(
-    session: Session, frame: bytes, said: str
-) -> None:
-    session.receive(frame)
-    [(_, error)] = sent(session)
-    assert isinstance(error, StreamError)
-    assert error.message == said
 
 
 def test_frames_before_the_bad_one_count(session: Session) -> None:
@@ -318,19 +250,6 @@ def test_who_asks_is_not_a_clients_to_say(session: Session, request_frame: Frame
     assert forwards(session, encode(request_frame, 1)) == []
     assert errors(session) == [(1, "invalid_request", 400)]
     assert session.close is None
-
-
-@pytest.mark.parametrize(
-    "request_frame",
-    [
-        Open("demo", credit=MAX_CREDIT_FRAMES + 1),
-        Resume(STREAM, after=5, credit=MAX_CREDIT_FRAMES + 1),
-    ],
-)
-def test_a_request_for_too_much_credit_is_refused(session: Session, request_frame: Frame) -> None:
-    assert forwards(session, encode(request_frame, 1)) == []
-    assert errors(session) == [(1, "too_much_credit", 400)]
-    assert forwards(session, encode(OPEN, 1)) == [encode(OPEN, 1)]
 
 
 def test_credit_counts_from_the_last_frame_that_has_left(session: Session) -> None:

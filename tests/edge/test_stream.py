@@ -132,11 +132,6 @@ async def test_every_method_of_the_protocol_passes(
     assert got.headers["Content-Length"] == "4"
 
 
-async def test_a_method_that_nothing_has_is_refused(client: httpx.AsyncClient) -> None:
-    got = await client.patch(PATH)
-    assert (got.status_code, error_of(got)["code"]) == (405, "method_not_allowed")
-
-
 async def test_the_content_of_a_get_means_nothing(
     origin: ScriptedOrigin, client: httpx.AsyncClient
 ) -> None:

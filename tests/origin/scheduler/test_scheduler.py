@@ -310,19 +310,6 @@ def test_chunks_that_classes_want_at_once_go_by_weight() -> None:
     assert chunks == pytest.approx([40, 20, 5], abs=1)
 
 
-def test_an_interactive_prompt_does_not_wait_for_a_batch_prompt() -> None:
-    target = scheduler(pages=2000, limits=Limits(step_tokens_most=128))
-    for run in range(4):
-        add(target, run, 64 * 100, priority=BATCH)
-    for _ in range(10):
-        step(target)
-    add(target, 9, 64 * 8, priority=INTERACTIVE)
-    steps = 0
-    while not any(work.run == 9 and work.draws for work in step(target).work):
-        steps += 1
-    assert steps <= 9
-
-
 # ---- prefixes ----
 
 

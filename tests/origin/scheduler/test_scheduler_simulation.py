@@ -112,13 +112,6 @@ def test_a_pool_that_holds_one_run_carries_many_to_their_end_with_bounded_waste(
     assert preemptions > 40, "the storm was none"
 
 
-def test_no_run_is_preempted_more_often_than_others_could_have_come_or_grown() -> None:
-    for seed in range(16, 24):
-        simulator = finish(storm(seed))
-        grown = sum(pages_of(outcome.arrival) for outcome in simulator.outcomes)
-        assert max(outcome.preempted for outcome in simulator.outcomes) <= grown
-
-
 @pytest.mark.parametrize("load", [mixed, storm])
 def test_the_same_load_gives_the_same_plans(load: Callable[[int], Simulator]) -> None:
     for seed in range(3):
@@ -250,20 +243,6 @@ def test_no_run_is_preempted_but_for_one_that_starts_or_grows_in_the_same_step(
         assert gained or not plan.preempted
 
 
-def test_an_interactive_run_takes_the_place_of_a_crowd_with_a_common_prefix() -> None:
-    simulator = crowd(pages=34, common=26, runs=12, late=[(INTERACTIVE, 24, 20)], seed=1)
-    late = next(o for o in simulator.outcomes if o.arrival.priority is INTERACTIVE)
-    while not late.ended:
-        simulator.step()
-    waited = late.times[0] - late.arrival.at
-    alone = crowd(pages=34, common=26, runs=0, late=[(INTERACTIVE, 24, 20)], seed=1)
-    finish(alone)
-    [its] = alone.outcomes
-    assert waited < 2 * (its.times[0] - its.arrival.at)
-    finish(simulator)
-    assert simulator.scheduler.load().preemptions < 3 * 12
-
-
 def test_a_long_run_starts_though_short_ones_always_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_table, "PASSING_TOKENS", 4096)
     random = Random(3)
@@ -316,16 +295,6 @@ def test_a_burst_of_one_class_gets_its_first_tokens_in_the_order_in_which_it_cam
     simulator = finish(Simulator(burst, 120, Limits(running=32)))
     first = [outcome.times[0] for outcome in simulator.outcomes]
     assert first == sorted(first)
-
-
-def test_a_long_prompt_leaves_its_neighbours_a_token_in_each_step() -> None:
-    random = Random(5)
-    chats = [Arrival(0, INTERACTIVE, prompt(random, 30), 200, 200) for _ in range(8)]
-    long = Arrival(0.3, INTERACTIVE, prompt(random, 6000), 5, 5)
-    simulator = finish(Simulator([*chats, long], 200, cost=Cost(prefill=0.0005)))
-    for outcome in simulator.outcomes[:8]:
-        gaps = [b - a for a, b in zip(outcome.times, outcome.times[1:], strict=False)]
-        assert max(gaps) <= 0.05 + PAGE_TOKENS * 0.0005
 
 
 @pytest.mark.parametrize(
@@ -385,18 +354,3 @@ def test_batch_runs_that_make_steps_late_as_they_grow_cost_the_others_no_time() 
         assert late < len(waits[priority]) / 100
     assert simulator.scheduler.load().preemptions == 0
     assert max(waits[BATCH]) < 1, "starved"
-
-
-def test_where_rows_cost_next_to_nothing_late_steps_have_as_many_as_ever() -> None:
-    """A slow machine is late, but not for nothing."""
-    simulator = Simulator(
-        backlog({STANDARD: 100}, 200), 2000, Limits(running=32), Cost(0.08, 0.0001, 0.0001)
-    )
-    simulator.until(20)
-    assert len(simulator.plans[-1].work) == 32
-    assert simulator.scheduler.load().row_limit > 32
-
-
-def test_a_machine_too_slow_for_the_target_goes_on_with_the_least() -> None:
-    simulator = finish(Simulator(backlog({STANDARD: 10}, 20), 100, cost=Cost(0.1, 0.1, 0.1)))
-    assert max(plan.tokens for plan in simulator.plans) <= simulator.limits.step_tokens_least
