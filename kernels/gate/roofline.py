@@ -3,7 +3,6 @@
     python -m kernels.gate.roofline                        # the tables of BENCH.md
     python -m kernels.gate.roofline --measured FILE        # with the figures of `make bench-gpu`
     python -m kernels.gate.roofline --aot FILE             # counting what is behind the wait
-    python -m kernels.gate.roofline --picture docs/roofline.svg
 
 A floor is the bytes that an operation must move, divided by the copy bandwidth. What is expected
 adds what the constants below assume of a launch. Bytes come from the kernels' own plans.
@@ -20,7 +19,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kernels.gate.roofline_picture import Point, draw
 from kernels.shapes import REAL_SHAPES, DecoderShape, Family
 from kernels.variant import Variant
 
@@ -276,21 +274,6 @@ def markdown(title: str, operations: list[Operation], measured: Measured) -> str
     return "\n".join(lines) + "\n"
 
 
-def points(operations: list[Operation], measured: Measured) -> list[Point]:
-    """What the picture shows: operations per byte, and operations per second."""
-    return [
-        Point(
-            name=operation.name,
-            intensity=operation.arithmetic / operation.bytes_moved,
-            expected=operation.arithmetic / operation.expected_us() * 1e6,
-            measured=operation.arithmetic / us * 1e6 if us else None,
-        )
-        for operation in operations
-        if operation.arithmetic
-        for us in [measured.us.get(operation.name)]
-    ]
-
-
 def described(operation: Operation, measured: Measured) -> dict[str, Any]:
     """An operation as JSON."""
     return {
@@ -304,12 +287,11 @@ def described(operation: Operation, measured: Measured) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the tables or the JSON, draw the picture if a file is named."""
+    """Print the tables or the JSON."""
     parser = argparse.ArgumentParser(prog="python -m kernels.gate.roofline")
     parser.add_argument("--json", action="store_true", help="one object instead of tables")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="of `make bench-gpu`")
     parser.add_argument("--aot", type=Path, metavar="FILE", help="the last line of `make aot`")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="an SVG to draw")
     chosen = parser.parse_args(arguments)
     try:
         measured = Measured.read(chosen.measured) if chosen.measured else Measured()
@@ -325,11 +307,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"Copy bandwidth {measured.copy_tb_s} TB/s; {measured.title}.\n")
         for title, operations in tables.items():
             print(markdown(title, operations, measured))
-    if chosen.picture:
-        alone = [o for title in tables if "step" not in title for o in tables[title]]
-        bandwidth = measured.copy_tb_s * 1e12
-        picture = draw(points(alone, measured), bandwidth, PEAKS, measured.title)
-        chosen.picture.write_text(picture, "utf-8")
     return 0
 
 

@@ -42,9 +42,9 @@ async def test_a_worker_killed_again_and_again_still_gives_the_same_text(
     assert reading.events == whole.events
     await house.origin.saw("stream.taken_over", len(kills))
     taken_over = [e for e in house.origin.events if e.get("message") == "stream.taken_over"]
-    assert [event["epoch"] for event in taken_over] == [2, 3, 4]
-    for event, killed_at in zip(taken_over, kills, strict=True):
-        assert killed_at <= int(str(event["frames"])) < TOKENS  # it died in the middle
+    assert [each["epoch"] for each in taken_over] == [2, 3, 4]
+    for each, killed_at in zip(taken_over, kills, strict=True):
+        assert killed_at <= each["frames"] < TOKENS  # it died in the middle
 
 
 async def test_all_of_them_are_killed_during_one_stream(

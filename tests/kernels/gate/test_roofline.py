@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -24,7 +23,6 @@ from kernels.gate.roofline import (
     linears,
     main,
     markdown,
-    points,
     read_behind,
     sampling,
     step,
@@ -132,8 +130,6 @@ def test_measurements_are_compared_with_the_copy_of_their_own_run(tmp_path: Path
     assert measured.share(Operation("y", 1)) is None
     row = markdown("title", [operation], measured).splitlines()[-1]
     assert row == "| x | 1 | 20.000 | 5.00 | 7.3 | 5.7 | 10.00 | 50% |"
-    assert points([operation, Operation("y", 5)], measured)[0].measured == pytest.approx(1e14)
-    assert len(points([operation, Operation("y", 5)], measured)) == 1
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"us": 3}', "no json"])
@@ -146,24 +142,14 @@ def test_a_file_that_is_no_measurement_is_refused(
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_the_command_prints_tables_and_draws_the_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, picture = tmp_path / "measured.json", tmp_path / "roofline.svg"
+def test_the_command_prints_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "measured.json"
     name = "bitnet-2b4t.qkv ternary rows=1"
     file.write_text(json.dumps({"us": {name: 2.5}, "copy_tb_s": COPY_TB_S}), "utf-8")
-    assert main(["--measured", str(file), "--picture", str(picture)]) == 0
+    assert main(["--measured", str(file)]) == 0
     tables = capsys.readouterr().out
     assert f"| {name} | 1 | " in tables
     assert "### bitnet-2b4t: a step of one row at 512 tokens" in tables
-    root = ElementTree.parse(picture).getroot()
-    marks = root.findall(f"{SVG}circle[{SVG}title]")
-    titles = [mark[0].text for mark in marks]
-    assert titles.count(name) == 2, "a ring and a disc"
-    assert titles.count("bitnet-2b4t.o ternary rows=1") == 1
-    for mark in marks:
-        assert 0 < float(mark.attrib["cx"]) < 860
-        assert 0 < float(mark.attrib["cy"]) < 560
 
 
 def test_json_holds_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
