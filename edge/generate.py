@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from secrets import token_hex
 
@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 from edge.access.middleware import caller_of
 from edge.attend import attended
 from edge.body import ENCODERS, StreamedBody, frames_of
-from edge.config import EdgeConfig
 from edge.document import Collected, answer_document, collect, state_document
 from edge.origins.link import Link
 from edge.parameters import (
@@ -25,7 +24,7 @@ from edge.parameters import (
     parse_stream_id,
     read_body,
 )
-from edge.reader import WINDOW_BYTES, WINDOW_FRAMES, Reader
+from edge.reader import Reader, link_of
 from edge.request import parse_generate, parse_open, parse_steer
 from ledger.frame import (
     FRAMES_TYPE,
@@ -67,8 +66,8 @@ def asked_to_start(
         if key is not None or wanted.idempotency_key is None:
             wanted = replace(wanted, idempotency_key=ours)
     else:
-        wanted = parse_generate(body, idempotency_key=ours, credit=WINDOW_FRAMES)
-    return replace(wanted, credit=WINDOW_FRAMES, credit_bytes=WINDOW_BYTES, caller=caller)
+        wanted = parse_generate(body, idempotency_key=ours)
+    return replace(wanted, caller=caller)
 
 
 def asked_to_read(
@@ -86,8 +85,6 @@ def asked_to_read(
         after=parse_after(after, last_event_id),
         token=token,
         follow=follow,
-        credit=WINDOW_FRAMES,
-        credit_bytes=WINDOW_BYTES,
         caller=caller,
     )
 
@@ -98,8 +95,7 @@ def asked_to_read(
 async def start(request: Request) -> Response:
     """POST /v1/generate"""
     view = choose_view(request.headers.get("Accept"))
-    config: EdgeConfig = request.app.state.config
-    body = await read_body(request, config.max_body_bytes)
+    body = await read_body(request)
     key = request.headers.get("Idempotency-Key")
     media_type = request.headers.get("Content-Type")
     wanted = asked_to_start(body, key, caller_of(request), media_type)
@@ -124,8 +120,7 @@ async def read(request: Request) -> Response:
 
 async def cancel(request: Request) -> Response:
     """POST /v1/generate/{id}/cancel"""
-    config: EdgeConfig = request.app.state.config
-    await read_body(request, config.max_body_bytes)
+    await read_body(request)
     wanted = Cancel(
         stream=parse_stream_id(request.path_params["id"]),
         token=request.headers.get("Tailrace-Token"),
@@ -136,8 +131,7 @@ async def cancel(request: Request) -> Response:
 
 async def steer(request: Request) -> Response:
     """POST /v1/generate/{id}/steer"""
-    config: EdgeConfig = request.app.state.config
-    body = await read_body(request, config.max_body_bytes)
+    body = await read_body(request)
     wanted = Steer(
         stream=parse_stream_id(request.path_params["id"]),
         token=request.headers.get("Tailrace-Token"),
@@ -149,11 +143,8 @@ async def steer(request: Request) -> Response:
 
 async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
     """What the origin says of a request that is about a stream."""
-    reader = Reader(_link(request))
-    try:
+    with closing(Reader(link_of(request))) as reader:
         status = await attended(request.receive, reader.ask(wanted))
-    finally:
-        reader.close()
     fields = {
         "id": status.stream.hex(),
         "state": status.state.word,
@@ -162,17 +153,12 @@ async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
     return JSONResponse(fields, headers=HEADERS)
 
 
-def _link(request: Request) -> Link:
-    link: Link = request.app.state.link
-    return link
-
-
 # ---- from a request frame to an answer ----
 
 
 async def _stream(request: Request, view: View, wanted: Open | Resume) -> Response:
     """The stream that `wanted` asks for, in the view that the client asked for."""
-    reader = Reader(_link(request))
+    reader = Reader(link_of(request))
     with ExitStack() as unless_handed_on:
         unless_handed_on.callback(reader.close)
         answer = await attended(request.receive, _answer(reader, view, wanted))
@@ -212,19 +198,9 @@ async def _document(reader: Reader, wanted: Open | Resume, opened: Opened) -> di
 
 
 async def _sibling(link: Link, sibling: Sibling, caller: Caller | None) -> Collected:
-    reader = Reader(link)
-    try:
-        wanted = Resume(
-            sibling.stream,
-            token=sibling.token or None,
-            credit=WINDOW_FRAMES,
-            credit_bytes=WINDOW_BYTES,
-            caller=caller,
-        )
-        await reader.open(wanted)
+    with closing(Reader(link)) as reader:
+        await reader.open(Resume(sibling.stream, token=sibling.token or None, caller=caller))
         return await collect(reader)
-    finally:
-        reader.close()
 
 
 async def _nothing_is_left(reader: Reader, wanted: Resume) -> bool:

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from edge import stream
 from edge.origins.link import Link
-from edge.reader import WINDOW_BODIES, WINDOW_BODY_BYTES, Reader
+from edge.reader import whole_answer
 from ledger.deployment import DEPLOYMENT, Deployment
 from ledger.errors import CallerError, NotFound, TailraceError
 from ledger.frame import Call
@@ -76,24 +76,12 @@ class Deploying:
 
     async def _tell(self, address: str) -> TailraceError | None:
         """What the origin says against it."""
-        reader = Reader(self._link, only=address)
-        call = Call(
-            object=DEPLOYMENT,
-            name=self.deployment.script,
-            method="PUT",
-            url=f"http://deployment/{self.deployment.script}",
-            headers=(),
-            body=self.deployment.encoded(),
-            credit=WINDOW_BODIES,
-            credit_bytes=WINDOW_BODY_BYTES,
-            caller=None,
-        )
+        script = self.deployment.script
+        url, body = f"http://deployment/{script}", self.deployment.encoded()
         try:
-            await reader.call(call)
+            await whole_answer(self._link, Call(DEPLOYMENT, script, "PUT", url, body=body), address)
         except TailraceError as error:
             return error
-        finally:
-            reader.close()
         return None
 
 

@@ -19,12 +19,13 @@ _STREAM_ID = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"[0-9]{1,20}")
 
 
-async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The request's body; TooLarge if it exceeds the limit.
+async def read_body(request: Request) -> bytes:
+    """The request's body; TooLarge if it exceeds the limit of the settings.
 
     What is over the limit is read and thrown away, within reason: a client that is still
     sending when the connection closes would see a reset, not the answer (RFC 9112, 9.6).
     """
+    limit_bytes: int = request.app.state.config.max_body_bytes
     most_bytes = limit_bytes + MAX_DISCARDED_BYTES
     declared = request.headers.get("Content-Length", "")
     if _NUMBER.fullmatch(declared) and int(declared) > most_bytes:

@@ -8,11 +8,15 @@ costs at most a window of frames here, and the origin parks it.
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
+
+from starlette.requests import Request
 
 from edge.origins.link import Link
 from edge.telemetry.exchange import current, note_error, note_stream, traced
-from ledger.errors import CallerError
+from ledger.errors import CallerError, TooLarge
 from ledger.frame import (
     LINK_CODEC,
     MAX_CALL_HEAD_BYTES,
@@ -38,17 +42,31 @@ from ledger.frame import (
 from ledger.window import Window
 
 WINDOW_FRAMES = 128
-"""Frames in flight per response; the `credit` that its Open or Resume must carry."""
+"""Frames in flight per response."""
 WINDOW_BYTES = 8 << 10
-"""Bytes of frames in flight per response; its `credit_bytes`. One frame may exceed them."""
+"""Bytes of frames in flight per response. One frame may exceed them."""
 WINDOW_BODIES = 16
-"""Body frames in flight per response, of at most 16 KiB each; the credit of its Call."""
+"""Body frames in flight per response, of at most 16 KiB each."""
 WINDOW_BODY_BYTES = 128 << 10
 """Bytes of them."""
+MAX_WHOLE_BYTES = 8 << 20
+"""Of an object's answer that is taken whole."""
 CORR = 0
 """One HTTP request, one corr: nothing else rides on this sink."""
 
 A = TypeVar("A", bound=Frame)
+R = TypeVar("R", bound=Open | Resume)
+
+
+def credited(request: R, frames: int = WINDOW_FRAMES) -> R:
+    """The request, with credit for what a response may have in flight."""
+    return replace(request, credit=frames, credit_bytes=WINDOW_BYTES)
+
+
+def link_of(request: Request) -> Link:
+    """The way to the origins of the edge that a request came to."""
+    link: Link = request.app.state.link
+    return link
 
 
 class Piece(NamedTuple):
@@ -89,8 +107,9 @@ class Reader:
 
     # ---- requests: each waits for its answer, and raises what a StreamError says ----
 
-    async def open(self, request: Open | Resume) -> Opened:
-        """The stream's frames follow."""
+    async def open(self, request: Open | Resume, frames: int = WINDOW_FRAMES) -> Opened:
+        """The stream's frames follow, at first at most so many."""
+        request = credited(request, frames)
         self._window = Window.starting(
             request.start, request.credit, WINDOW_FRAMES, request.credit_bytes
         )
@@ -102,6 +121,7 @@ class Reader:
 
     async def call(self, call: Call) -> Answer:
         """The pieces of its body follow."""
+        call = replace(call, credit=WINDOW_BODIES, credit_bytes=WINDOW_BODY_BYTES)
         raw = LINK_CODEC.encode(call, CORR)
         if len(raw) - len(call.body) > MAX_CALL_HEAD_BYTES:
             raise CallerError(
@@ -188,3 +208,16 @@ class Reader:
     def _settle(self) -> None:
         if not self._queue:
             self._filled.clear()
+
+
+async def whole_answer(link: Link, call: Call, only: str | None = None) -> tuple[int, bytes]:
+    """The status and the body of an object's answer; raises what is said instead of one."""
+    body, ended = bytearray(), False
+    with closing(Reader(link, only)) as reader:
+        answer = await reader.call(call)
+        while not ended:
+            data, ended = await reader.take_piece()
+            body += data
+            if len(body) > MAX_WHOLE_BYTES:
+                raise TooLarge("the origin's answer is too large")
+    return answer.status, bytes(body)

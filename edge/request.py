@@ -126,7 +126,7 @@ class _Settings(BaseModel):
         None, description='"run", "pause", "cancel" or such as {"then": "pause", "after_s": 30}'
     )
 
-    def to_open(self, *, idempotency_key: str, credit: int) -> Open:
+    def to_open(self, *, idempotency_key: str) -> Open:
         """The frame that says the same; CallerError for a word that names no enum member."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         # None is the default; "" is a word like any other, and none that is known.
@@ -146,7 +146,6 @@ class _Settings(BaseModel):
             unread=Unread.from_word(unread.then),
             unread_after_s=unread.after_s,
             idempotency_key=idempotency_key,
-            credit=credit,
         )
 
 
@@ -184,9 +183,9 @@ class GenerateBody(Settings):
         None, description='an object such as {"json_schema": {...}} or {"regex": "[0-9]+"}'
     )
 
-    def to_open(self, *, idempotency_key: str, credit: int) -> Open:
+    def to_open(self, *, idempotency_key: str) -> Open:
         return replace(
-            super().to_open(idempotency_key=idempotency_key, credit=credit),
+            super().to_open(idempotency_key=idempotency_key),
             prompt=self.prompt,
             messages=tuple(Message(turn.role, turn.content) for turn in self.messages or ()),
             max_tokens=self.max_tokens,
@@ -210,13 +209,12 @@ class SteerBody(BaseModel):
     text: Annotated[str, Field(min_length=1, description="a string that is not empty")]
 
 
-def parse_generate(body: bytes, *, idempotency_key: str, credit: int) -> Open:
+def parse_generate(body: bytes, *, idempotency_key: str) -> Open:
     """The Open frame of a request body.
 
     Raises CallerError naming the first field at fault and what would be right.
     """
-    parsed = _parse(GenerateBody, body, GENERATE_EXAMPLE)
-    return parsed.to_open(idempotency_key=idempotency_key, credit=credit)
+    return _parse(GenerateBody, body, GENERATE_EXAMPLE).to_open(idempotency_key=idempotency_key)
 
 
 def parse_open(body: bytes) -> Open:

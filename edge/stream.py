@@ -19,9 +19,8 @@ from starlette.types import Scope
 from edge.access.middleware import caller_of
 from edge.attend import attended
 from edge.body import StreamedBody, answer_of
-from edge.config import EdgeConfig
 from edge.parameters import read_body
-from edge.reader import WINDOW_BODIES, WINDOW_BODY_BYTES, Reader
+from edge.reader import Reader, link_of
 from ledger.errors import CallerError, NotFound
 from ledger.frame import CALL_METHODS, RESERVED_NAME, SAFE_METHODS, STREAM_PATH, Call, Header
 from ledger.objects.object import MAX_KEY_CHARS
@@ -51,14 +50,12 @@ async def call(request: Request) -> Response:
 
 async def pass_on(request: Request, object_class: str, name: str) -> Response:
     """What the object answers."""
-    config: EdgeConfig = request.app.state.config
-    wanted = await _call(request, object_class, name, config.max_body_bytes)
-    return await _answer(request, wanted)
+    return await _answer(request, await _call(request, object_class, name))
 
 
-async def _call(request: Request, object_class: str, name: str, limit_bytes: int) -> Call:
+async def _call(request: Request, object_class: str, name: str) -> Call:
     """The request as a Call; raises CallerError for one that cannot be."""
-    body = await read_body(request, limit_bytes)
+    body = await read_body(request)
     if any(_NOT_A_VALUE.search(value) for _, value in request.headers.raw):
         raise CallerError("a header holds a character that none can", field="headers")
     return Call(
@@ -71,14 +68,12 @@ async def _call(request: Request, object_class: str, name: str, limit_bytes: int
         ),
         # Content of a GET or HEAD means nothing (RFC 9110, 9.3.1).
         body=b"" if request.method in SAFE_METHODS else body,
-        credit=WINDOW_BODIES,
-        credit_bytes=WINDOW_BODY_BYTES,
         caller=caller_of(request),
     )
 
 
 async def _answer(request: Request, wanted: Call) -> Response:
-    reader = Reader(request.app.state.link)
+    reader = Reader(link_of(request))
     with ExitStack() as unless_handed_on:
         unless_handed_on.callback(reader.close)
         answer = await attended(request.receive, reader.call(wanted))

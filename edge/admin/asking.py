@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 
 from edge.admin.merge import Document
 from edge.origins.link import Link
-from edge.reader import WINDOW_BODIES, WINDOW_BODY_BYTES, Reader
-from ledger.errors import OriginUnreachable, TailraceError, TooLarge
+from edge.reader import whole_answer
+from ledger.errors import OriginUnreachable, TailraceError
 from ledger.frame import Call, Caller
 
 OPERATOR = "operator"
@@ -19,7 +19,6 @@ OPERATOR = "operator"
 PATIENCE_S = 5.0
 """An origin that has not answered by then is left out: the others' answers are shown."""
 SIMULATION_PATIENCE_S = 70.0
-MAX_ANSWER_BYTES = 8 << 20
 
 
 class Asking:
@@ -72,35 +71,16 @@ class Asking:
         """What one origin says; raises what it refuses with, OriginUnreachable if it is silent."""
         if not any(one.usable and one.address == address for one in self._link.origins):
             raise OriginUnreachable("there is no link to this origin")
-        reader = Reader(self._link, only=address)
-        call = Call(
-            object=OPERATOR,
-            name=asked,
-            method=method,
-            url=f"http://operator/{asked}?{urlencode(query)}",
-            headers=(),
-            body=body,
-            credit=WINDOW_BODIES,
-            credit_bytes=WINDOW_BODY_BYTES,
-            caller=self._caller,
-        )
+        url = f"http://operator/{asked}?{urlencode(query)}"
+        call = Call(OPERATOR, asked, method, url, body=body, caller=self._caller)
         try:
             async with asyncio.timeout(patience_s):
-                answer = await reader.call(call)
-                said = bytearray()
-                ended = False
-                while not ended:
-                    data, ended = await reader.take_piece()
-                    said += data
-                    if len(said) > MAX_ANSWER_BYTES:
-                        raise TooLarge("the origin's answer is too large")
+                status, said = await whole_answer(self._link, call, address)
         except TimeoutError:
             raise OriginUnreachable(f"no answer within {patience_s:g} s") from None
-        finally:
-            reader.close()
         document: Any = json.loads(said)
-        if answer.status >= 400:
-            raise _error(answer.status, document["error"])
+        if status >= 400:
+            raise _error(status, document["error"])
         return dict(document)
 
 

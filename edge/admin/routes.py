@@ -16,8 +16,8 @@ from edge.admin.asking import SIMULATION_PATIENCE_S, Asking
 from edge.admin.merge import one_page, side_by_side, whose
 from edge.admin.operators import require_operator
 from edge.config import EdgeConfig
-from edge.origins.link import Link
 from edge.parameters import parse_stream_id, read_body
+from edge.reader import link_of
 from ledger.errors import CallerError, NotFound
 from ledger.frame import SCHEMA_HASH
 from ledger.version import tailrace_version
@@ -71,18 +71,16 @@ async def _change(
     act: str, request: Request, asking: Asking, query: dict[str, str]
 ) -> dict[str, object]:
     """At every origin, or the one that is chosen."""
-    config: EdgeConfig = request.app.state.config
-    body = await read_body(request, config.max_body_bytes)
+    body = await read_body(request)
     chosen = _chosen(request, query)
     return side_by_side(await asking.all(f"warm/{act}", query, chosen, method="POST", body=body))
 
 
 async def streams(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
     """Those that run or wait, of all origins or one."""
-    link: Link = request.app.state.link
     chosen = _chosen(request, query)
     offset, limit = (_number(query, *one) for one in (("offset", "0"), ("limit", DEFAULT_PAGE)))
-    many = len(link.origins) > 1 and chosen is None
+    many = len(link_of(request).origins) > 1 and chosen is None
     if many:
         if offset + limit > MAX_MERGED:
             raise CallerError(
@@ -127,7 +125,7 @@ async def _place(request: Request, asking: Asking) -> tuple[str, str]:
 
 async def health(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
     """This edge, and the origins as it sees them and as they see themselves."""
-    link: Link = request.app.state.link
+    link = link_of(request)
     answers = side_by_side(await asking.all("health", query))
     heartbeat = link.heartbeat
     seen = {origin.address: origin.described() for origin in link.origins}
@@ -149,11 +147,9 @@ async def health(request: Request, asking: Asking, query: dict[str, str]) -> dic
 
 async def simulate(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
     """By the first origin that is there: what it answers does not depend on which."""
-    config: EdgeConfig = request.app.state.config
-    link: Link = request.app.state.link
-    body = await read_body(request, config.max_body_bytes)
+    body = await read_body(request)
     return await asking.one(
-        link.address,
+        link_of(request).address,
         "simulate",
         query,
         method="POST",
@@ -167,9 +163,9 @@ def _chosen(request: Request, query: dict[str, str]) -> list[str] | None:
     wanted = query.pop("origin", None)
     if wanted is None:
         return None
-    link: Link = request.app.state.link
-    if wanted not in {origin.address for origin in link.origins}:
-        hint = ", ".join(origin.address for origin in link.origins)
+    addresses = [origin.address for origin in link_of(request).origins]
+    if wanted not in addresses:
+        hint = ", ".join(addresses)
         raise NotFound("no such origin", field="origin", hint=hint)
     return [wanted]
 

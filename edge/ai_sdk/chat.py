@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -19,12 +20,10 @@ from edge.ai_sdk.chat_request import EXAMPLE, ChatBody, check_chat, to_open
 from edge.ai_sdk.ui_events import HEADER, UiEvents, refusal
 from edge.attend import attended
 from edge.body import StreamedBody, frames_of
-from edge.config import EdgeConfig
 from edge.generate import stream_headers
 from edge.openai.request import read_body
-from edge.origins.link import Link
 from edge.parameters import read_body as whole_body
-from edge.reader import WINDOW_BODIES, WINDOW_BODY_BYTES, WINDOW_BYTES, WINDOW_FRAMES, Reader
+from edge.reader import Reader, link_of, whole_answer
 from ledger.errors import NotFound, TailraceError, Unavailable
 from ledger.frame import Call, Caller, Open, Opened, Resume, Status, StreamState, decode
 
@@ -38,9 +37,7 @@ OBJECT = "chat"
 
 async def send(request: Request) -> Response:
     """POST /api/chat"""
-    config: EdgeConfig = request.app.state.config
-    whole = await whole_body(request, config.max_body_bytes)
-    body, headers = read_body(ChatBody, whole, EXAMPLE)
+    body, headers = read_body(ChatBody, await whole_body(request), EXAMPLE)
     caller = caller_of(request)
     body.model = body.model or _only_model(request)
     wanted = to_open(body, request.headers.get("Idempotency-Key"), caller)
@@ -111,7 +108,7 @@ async def _begun(request: Request, wanted: Open, chat: str | None, caller: Calle
 
 
 async def _opened(request: Request, wanted: Open | Resume) -> Begun:
-    reader = Reader(_link(request))
+    reader = Reader(link_of(request))
     try:
         return reader, await reader.open(wanted)
     except BaseException:
@@ -124,21 +121,13 @@ async def _unfinished(
 ) -> Resume | None:
     """A request for the latest stream of a chat; None if it has ended. NotFound if it is gone."""
     stream = await _ask(request, "GET", chat, caller)
-    wanted = Resume(
-        stream,
-        token=token,
-        follow=True,
-        credit=WINDOW_FRAMES,
-        credit_bytes=WINDOW_BYTES,
-        caller=caller,
-    )
-    with closing(Reader(_link(request))) as reader:
-        begun = await reader.open(Resume(stream, token=token, follow=False, caller=caller))
+    wanted = Resume(stream, token=token, caller=caller)
+    with closing(Reader(link_of(request))) as reader:
+        begun = await reader.open(replace(wanted, follow=False), frames=0)
     if begun.next_index == 0:
         return wanted
-    with closing(Reader(_link(request))) as reader:
-        last = begun.next_index - 1
-        await reader.open(Resume(stream, last, token, follow=False, caller=caller))
+    with closing(Reader(link_of(request))) as reader:
+        await reader.open(replace(wanted, after=begun.next_index - 1, follow=False), frames=0)
         _, status = decode((await reader.take())[0])
     has_ended = isinstance(status, Status) and status.state is StreamState.ENDED
     return None if has_ended else wanted
@@ -148,30 +137,14 @@ async def _ask(
     request: Request, method: str, chat: str, caller: Caller | None, body: bytes = b""
 ) -> bytes:
     """What the object of a chat answers."""
-    call = Call(
-        object=OBJECT,
-        name=chat,
-        method=method,
-        url="",
-        headers=(),
-        body=body,
-        credit=WINDOW_BODIES,
-        credit_bytes=WINDOW_BODY_BYTES,
-        caller=caller,
-    )
-    with closing(Reader(_link(request))) as reader:
-        await reader.call(call)
-        return (await reader.take_piece()).data
+    call = Call(OBJECT, chat, method, url="", body=body, caller=caller)
+    _, answer = await whole_answer(link_of(request), call)
+    return answer
 
 
 def _only_model(request: Request) -> str:
     """The model that an edge has; the first one where there are several."""
-    models = _link(request).heartbeat.models
+    models = link_of(request).heartbeat.models
     if not models:
         raise Unavailable("no model is loaded", code="loading")
     return models[0]
-
-
-def _link(request: Request) -> Link:
-    link: Link = request.app.state.link
-    return link

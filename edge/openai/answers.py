@@ -14,7 +14,6 @@ from starlette.routing import Route
 from edge.access.middleware import caller_of
 from edge.attend import attended
 from edge.body import SILENCE_S, StreamedBody, frames_of
-from edge.config import EdgeConfig
 from edge.document import Collected, collect
 from edge.generate import stream_headers
 from edge.openai.dialect import Dialect
@@ -23,7 +22,7 @@ from edge.openai.events import FINISH, ChunkEncoder, chunk_head, end_error, erro
 from edge.openai.request import StreamOptions, read_body
 from edge.origins.link import Link
 from edge.parameters import read_body as whole_body
-from edge.reader import WINDOW_BYTES, WINDOW_FRAMES, Reader
+from edge.reader import Reader, link_of
 from edge.telemetry.exchange import note_error
 from ledger.errors import TailraceError
 from ledger.frame import CLOSING, Open, Opened, Resume, StreamEnd, tag_of
@@ -54,13 +53,12 @@ class Choice:
 
 
 async def _start(dialect: Dialect, request: Request) -> Response:
-    config: EdgeConfig = request.app.state.config
-    body = await whole_body(request, config.max_body_bytes)
+    body = await whole_body(request)
     parsed, headers = read_body(dialect.body, body, dialect.example)
     opens = parsed.opens(request.headers.get("Idempotency-Key"), caller_of(request))
-    link: Link = request.app.state.link
     with ExitStack() as unless_handed_on:
-        choices = await attended(request.receive, _choices(link, opens, unless_handed_on))
+        work = _choices(link_of(request), opens, unless_handed_on)
+        choices = await attended(request.receive, work)
         headers |= stream_headers(choices[0].opened)
         if not parsed.stream:
             return await attended(request.receive, _whole(dialect, choices, len(opens), headers))
@@ -78,9 +76,8 @@ async def _read(dialect: Dialect, request: Request) -> Response:
     resume, is_streamed, options = dialect.resume(
         request.path_params["id"], request.query_params.multi_items(), token, caller_of(request)
     )
-    link: Link = request.app.state.link
     with ExitStack() as unless_handed_on:
-        reader = Reader(link)
+        reader = Reader(link_of(request))
         unless_handed_on.callback(reader.close)
         work = reader.open(replace(resume, follow=is_streamed))
         choice = Choice(reader, await attended(request.receive, work))
@@ -112,14 +109,8 @@ async def _choices(link: Link, opens: Sequence[Open], opened: ExitStack) -> list
         first = await ask(wanted)
         choices.append(first)
         for sibling in first.opened.siblings:
-            resume = Resume(
-                sibling.stream,
-                token=sibling.token or None,
-                credit=WINDOW_FRAMES,
-                credit_bytes=WINDOW_BYTES,
-                caller=wanted.caller,
-            )
-            choices.append(await ask(resume))
+            token = sibling.token or None
+            choices.append(await ask(Resume(sibling.stream, token=token, caller=wanted.caller)))
     return choices
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from base64 import b64encode
+from contextlib import closing
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 
 from edge.access.middleware import caller_of
 from edge.attend import attended
-from edge.config import EdgeConfig
 from edge.document import Collected, collect
 from edge.generate import HEADERS
 from edge.openai.completions import key_of
@@ -21,7 +21,7 @@ from edge.openai.events import end_error
 from edge.openai.request import invalid, open_of, read_body, refuse_parameters
 from edge.origins.link import Link
 from edge.parameters import read_body as whole_body
-from edge.reader import Reader
+from edge.reader import Reader, link_of
 from edge.request import Settings
 from edge.telemetry.exchange import note_error
 from ledger.errors import CallerError
@@ -74,12 +74,10 @@ class EmbeddingBody(BaseModel):
 
 async def embed(request: Request) -> Response:
     """POST /v1/embeddings"""
-    config: EdgeConfig = request.app.state.config
-    body = await whole_body(request, config.max_body_bytes)
+    body = await whole_body(request)
     parsed, headers = read_body(EmbeddingBody, body, EXAMPLE)
     opens = parsed.opens(request.headers.get("Idempotency-Key"), caller_of(request))
-    link: Link = request.app.state.link
-    turns = asyncio.Semaphore(AT_A_TIME)
+    link, turns = link_of(request), asyncio.Semaphore(AT_A_TIME)
     work = together(*(_computed(link, wanted, turns) for wanted in opens))
     found = await attended(request.receive, work)
     is_base64 = parsed.encoding_format == "base64"
@@ -107,12 +105,9 @@ async def _computed(
 ) -> tuple[Opened, list[float], int]:
     """The stream, its vector, and how many tokens its text has."""
     async with turns:
-        reader = Reader(link)
-        try:
+        with closing(Reader(link)) as reader:
             opened = await reader.open(wanted)
             collected = await collect(reader)
-        finally:
-            reader.close()
     end = collected.closing
     assert isinstance(end, StreamEnd)
     if (error := end_error(end)) is not None:

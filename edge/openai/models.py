@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edge.origins.hints import Hints
-from edge.origins.link import Link
+from edge.reader import link_of
 from ledger.errors import NotFound, OriginUnreachable
 from ledger.hints import Hint
 
@@ -36,9 +36,9 @@ def _hint(request: Request, name: str = "") -> None:
 
 
 def _names(request: Request) -> tuple[str, ...]:
-    link: Link = request.app.state.link
-    names = link.heartbeat.models
-    if not names and not link.heartbeat.ready:
+    heartbeat = link_of(request).heartbeat
+    names = heartbeat.models
+    if not names and not heartbeat.ready:
         raise OriginUnreachable("no origin tells what it serves", retry_after_ms=1000)
     return names
 

@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
 from edge.parameters import check_idempotency_key
-from edge.reader import WINDOW_BYTES, WINDOW_FRAMES
 from edge.request import Count, Settings, read_object, shown
 from ledger.errors import CallerError
 from ledger.frame import Caller, FormatKind, Open, OutputFormat
@@ -69,8 +68,7 @@ def open_of(settings: Settings, key: str | None, caller: Caller | None, **more: 
     """A request for a stream; `more` are fields of Open. `key` is its Idempotency-Key."""
     # A key of our own lets the request be sent again when the origin link breaks.
     key = token_hex(16) if key is None else check_idempotency_key(key)
-    wanted = settings.to_open(idempotency_key=key, credit=WINDOW_FRAMES)
-    return replace(wanted, credit_bytes=WINDOW_BYTES, caller=caller, **more)
+    return replace(settings.to_open(idempotency_key=key), caller=caller, **more)
 
 
 def output_format(kind: object, schema: object, field: str) -> OutputFormat | None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from ssl import SSLContext, SSLObject, SSLSocket
 
 from edge.origins.link import Link
-from edge.reader import WINDOW_BODIES, WINDOW_BODY_BYTES, Reader
+from edge.reader import whole_answer
 from ledger.errors import TailraceError
 from ledger.frame import Call
 from ledger.hints import HINT, Hint
@@ -68,21 +68,7 @@ class Hints:
         await asyncio.gather(*(self._tell_one(address, hint, model) for address in usable))
 
     async def _tell_one(self, address: str, hint: Hint, model: str) -> None:
-        reader = Reader(self._link, only=address)
-        call = Call(
-            object=HINT,
-            name=hint.value,
-            method="POST",
-            url=f"http://hint/{hint.value}",
-            headers=(),
-            body=model.encode(),
-            credit=WINDOW_BODIES,
-            credit_bytes=WINDOW_BODY_BYTES,
-            caller=None,
-        )
-        try:
-            with suppress(TailraceError, TimeoutError):
-                async with asyncio.timeout(PATIENCE_S):
-                    await reader.call(call)
-        finally:
-            reader.close()
+        call = Call(HINT, hint.value, "POST", f"http://hint/{hint.value}", body=model.encode())
+        with suppress(TailraceError, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await whole_answer(self._link, call, address)

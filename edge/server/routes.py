@@ -21,6 +21,7 @@ from edge.openai.fast import OPENAI_ROUTES
 from edge.openai.responses.fast import ResponseRoute
 from edge.origins.link import Link
 from edge.parameters import View, choose_view
+from edge.reader import credited
 from edge.server.deadlines import Deadlines
 from edge.server.fast_route import FastRoute, Wanted
 from edge.server.outlet import Handler, Headers, Outlet, Request, Turn
@@ -96,7 +97,7 @@ class StreamRoutes:
             self._deadlines,
             outlet,
             wanted.encoder,
-            with_trace(wanted.request, exchange),
+            with_trace(credited(wanted.request), exchange),
             [*access, *fields_of(wanted.headers)],
             partial(self._rules.done, admission),
             exchange,

@@ -19,7 +19,7 @@ from ledger.frame import (
 
 
 def parse(body: bytes) -> Open:
-    return parse_generate(body, idempotency_key="key", credit=7)
+    return parse_generate(body, idempotency_key="key")
 
 
 def refused(body: bytes) -> CallerError:
@@ -30,7 +30,7 @@ def refused(body: bytes) -> CallerError:
 
 def test_a_prompt_alone_takes_the_defaults_of_the_wire() -> None:
     assert parse(b'{"model":"demo","prompt":"Once"}') == Open(
-        model="demo", prompt="Once", idempotency_key="key", credit=7
+        model="demo", prompt="Once", idempotency_key="key"
     )
 
 
@@ -53,7 +53,6 @@ def test_every_field_reaches_the_frame() -> None:
         durability=Durability.POWER,
         priority=Priority.BATCH,
         idempotency_key="key",
-        credit=7,
         sampling=Sampling(
             temperature=1.0,
             top_k=0,
@@ -144,7 +143,7 @@ def test_what_becomes_of_an_unread_stream_is_a_word_or_a_word_and_a_time(
     unread: bytes, then: Unread, after_s: int | None
 ) -> None:
     body = b'{"model":"demo","unread":' + unread + b"}"
-    request = parse_generate(body, idempotency_key="k", credit=1)
+    request = parse_generate(body, idempotency_key="k")
     assert (request.unread, request.unread_after_s) == (then, after_s)
 
 
@@ -168,7 +167,7 @@ def test_a_conversation_may_have_so_many_messages() -> None:
     for count in (MAX_MESSAGES, MAX_MESSAGES + 1):
         body = b'{"model":"demo","messages":[' + b",".join([message] * count) + b"]}"
         if count <= MAX_MESSAGES:
-            assert len(parse_generate(body, idempotency_key="k", credit=1).messages) == count
+            assert len(parse_generate(body, idempotency_key="k").messages) == count
         else:
             error = refused(body)
             assert (error.field, error.hint) == ("messages", "at most 1024")

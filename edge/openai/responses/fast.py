@@ -13,7 +13,6 @@ from edge.access.head import Head
 from edge.openai.request import read_body
 from edge.openai.responses.events import PREFIX, ResponseEvents, renamed
 from edge.openai.responses.request import EXAMPLE, ResponseBody, to_open
-from edge.reader import WINDOW_BYTES, WINDOW_FRAMES
 from edge.server.fast_route import Wanted
 from edge.server.outlet import Request
 from ledger.errors import TailraceError
@@ -62,15 +61,8 @@ class ResponseRoute:
         assert found is not None  # it was claimed
         if dict(_query(request)).get("stream") != "true":
             return None
-        resume = Resume(
-            bytes.fromhex(found[1].decode()),
-            token=head.value(b"tailrace-token"),
-            follow=True,
-            credit=WINDOW_FRAMES,
-            credit_bytes=WINDOW_BYTES,
-            caller=caller,
-        )
-        return Wanted(resume, ResponseEvents())
+        stream, token = bytes.fromhex(found[1].decode()), head.value(b"tailrace-token")
+        return Wanted(Resume(stream, token=token, caller=caller), ResponseEvents())
 
 
 def _query(request: Request) -> list[tuple[str, str]]:

@@ -19,7 +19,6 @@ from starlette.routing import Route
 from edge.access.middleware import caller_of
 from edge.attend import attended
 from edge.body import StreamedBody, frames_of
-from edge.config import EdgeConfig
 from edge.document import MAX_DOCUMENT_BYTES
 from edge.generate import stream_headers
 from edge.openai.request import read_body
@@ -27,9 +26,8 @@ from edge.openai.responses.events import PREFIX, ResponseEvents, StreamedRespons
 from edge.openai.responses.fast import PATH
 from edge.openai.responses.note import read_note
 from edge.openai.responses.request import EXAMPLE, REFERENCE, Items, ResponseBody, to_open
-from edge.origins.link import Link
 from edge.parameters import read_body as whole_body
-from edge.reader import WINDOW_BYTES, WINDOW_FRAMES, Reader
+from edge.reader import Reader, link_of
 from ledger.errors import BeyondEnd, CallerError, NotFound, TailraceError, TooLarge
 from ledger.frame import (
     CLOSING,
@@ -66,16 +64,9 @@ class Asking:
     token: str | None
     caller: Caller | None
 
-    def resume(self, *, follow: bool, credit: int = WINDOW_FRAMES) -> Resume:
+    def resume(self, *, follow: bool) -> Resume:
         """All of it from the beginning: the last events need that anyway."""
-        return Resume(
-            self.stream,
-            token=self.token,
-            follow=follow,
-            credit=credit,
-            credit_bytes=WINDOW_BYTES,
-            caller=self.caller,
-        )
+        return Resume(self.stream, token=self.token, follow=follow, caller=self.caller)
 
 
 # ---- endpoints ----
@@ -83,9 +74,7 @@ class Asking:
 
 async def create(request: Request) -> Response:
     """POST /v1/responses"""
-    config: EdgeConfig = request.app.state.config
-    whole = await whole_body(request, config.max_body_bytes)
-    body, headers = read_body(ResponseBody, whole, EXAMPLE)
+    body, headers = read_body(ResponseBody, await whole_body(request), EXAMPLE)
     caller = caller_of(request)
     earlier: Items = []
     if body.previous_response_id is not None:
@@ -131,8 +120,7 @@ async def retrieve(request: Request) -> Response:
 
 async def cancel(request: Request) -> Response:
     """POST /v1/responses/{id}/cancel"""
-    config: EdgeConfig = request.app.state.config
-    await whole_body(request, config.max_body_bytes)
+    await whole_body(request)
     asking = _asking(request)
     await attended(request.receive, _cancel(request, asking))
     opened, document = await attended(request.receive, _document(request, asking))
@@ -255,8 +243,7 @@ def _page(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, An
 
 
 def _reader(request: Request, unless_handed_on: ExitStack) -> Reader:
-    link: Link = request.app.state.link
-    reader = Reader(link)
+    reader = Reader(link_of(request))
     unless_handed_on.callback(reader.close)
     return reader
 
@@ -306,20 +293,20 @@ async def _collected(
     request: Request, asking: Asking, most: int = MAX_DOCUMENT_BYTES
 ) -> tuple[Opened, StreamedResponse, int]:
     """A response, and how many bytes of frames it is."""
-    with closing(Reader(request.app.state.link)) as reader:
+    with closing(Reader(link_of(request))) as reader:
         opened = await reader.open(asking.resume(follow=False))
         response = StreamedResponse(opened)
         return opened, response, await _read(reader, response.add, most)
 
 
 async def _opened(request: Request, asking: Asking) -> Opened:
-    with closing(Reader(request.app.state.link)) as reader:
-        return await reader.open(asking.resume(follow=False, credit=0))
+    with closing(Reader(link_of(request))) as reader:
+        return await reader.open(asking.resume(follow=False), frames=0)
 
 
 async def _cancel(request: Request, asking: Asking, *, forget: bool = False) -> None:
     wanted = Cancel(asking.stream, asking.token, asking.caller, forget=forget)
-    with closing(Reader(request.app.state.link)) as reader:
+    with closing(Reader(link_of(request))) as reader:
         await reader.ask(wanted)
 
 
