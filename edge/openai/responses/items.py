@@ -7,7 +7,7 @@ yet: `edge.openai.responses.events` numbers it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from edge.openai.scores import scores_of
 from ledger.frame import Frame, Reasoning, Revision, ScoredToken, Token, TokenScores, ToolCall
@@ -21,41 +21,85 @@ INCOMPLETE = "incomplete"
 IN_PROGRESS = "in_progress"
 
 
-class Item(Protocol):
+class Item:
     """One item of the output; `at` is its place there."""
 
-    id: str
-    at: int
+    prefix: ClassVar[str]
+    """Of its id."""
+    said: ClassVar[str]
+    """What the events of its text are called."""
+
+    def __init__(self, stream: str, at: int) -> None:
+        self.id, self.at = f"{self.prefix}_{stream}{at:04x}", at
+        self._place: Fields = {"item_id": self.id, "output_index": at}
 
     def takes(self, frame: Frame) -> bool:
         """Whether the frame is a part of this item; another one ends it."""
+        raise NotImplementedError
 
-    def begin(self) -> Iterator[Fields]: ...
+    def begin(self) -> Iterator[Fields]:
+        yield self._whole("added", self.fields(IN_PROGRESS))
 
-    def add(self, frame: Frame) -> Iterator[Fields]: ...
+    def add(self, frame: Frame) -> Iterator[Fields]:
+        raise NotImplementedError
 
-    def end(self, status: str) -> Iterator[Fields]: ...
+    def end(self, status: str) -> Iterator[Fields]:
+        yield self._told("done", **self._all_said())
+        yield self._whole("done", self.fields(status))
 
     def fields(self, status: str) -> Fields:
         """The item as far as it has got."""
+        raise NotImplementedError
+
+    def _all_said(self) -> Fields:
+        raise NotImplementedError
+
+    def _told(self, what: str, **fields: Any) -> Fields:
+        return {"type": f"response.{self.said}.{what}", **self._place, **fields}
+
+    def _whole(self, what: str, item: Fields) -> Fields:
+        return {"type": f"response.output_item.{what}", "output_index": self.at, "item": item}
 
 
-class MessageItem:
-    """Text of the answer."""
+class TextItem(Item):
+    """An item whose content is one part of text."""
 
     def __init__(self, stream: str, at: int) -> None:
-        self.id, self.at = f"msg_{stream}{at:04x}", at
+        super().__init__(stream, at)
+        self._place["content_index"] = 0
+
+    def begin(self) -> Iterator[Fields]:
+        yield self._whole("added", self._item([], IN_PROGRESS))
+        yield {"type": "response.content_part.added", **self._place, "part": self._part()}
+
+    def end(self, status: str) -> Iterator[Fields]:
+        done, whole = super().end(status)
+        yield done
+        yield {"type": "response.content_part.done", **self._place, "part": self._part()}
+        yield whole
+
+    def fields(self, status: str) -> Fields:
+        return self._item([self._part()], status)
+
+    def _item(self, content: list[Fields], status: str) -> Fields:
+        raise NotImplementedError
+
+    def _part(self) -> Fields:
+        raise NotImplementedError
+
+
+class MessageItem(TextItem):
+    """Text of the answer."""
+
+    prefix, said = "msg", "output_text"
+
+    def __init__(self, stream: str, at: int) -> None:
+        super().__init__(stream, at)
         self.text = AppendedText()
         self._scores: list[TokenScores] = []
-        self._place = {"item_id": self.id, "output_index": at, "content_index": 0}
 
     def takes(self, frame: Frame) -> bool:
         return isinstance(frame, Token | ScoredToken | Revision)
-
-    def begin(self) -> Iterator[Fields]:
-        item = self._item([], IN_PROGRESS)
-        yield {"type": "response.output_item.added", "output_index": self.at, "item": item}
-        yield {"type": "response.content_part.added", **self._place, "part": _text_part("", [])}
 
     def add(self, frame: Frame) -> Iterator[Fields]:
         delta, scores = self.text.added(frame), []
@@ -63,131 +107,74 @@ class MessageItem:
             self._scores += frame.scores
             scores = scores_of(frame.scores)
         if delta or scores:
-            yield {
-                "type": "response.output_text.delta",
-                **self._place,
-                "delta": delta,
-                "logprobs": scores,
-            }
+            yield self._told("delta", delta=delta, logprobs=scores)
 
-    def end(self, status: str) -> Iterator[Fields]:
-        text, scores = self.text.text, scores_of(self._scores)
-        yield {
-            "type": "response.output_text.done",
-            **self._place,
-            "text": text,
-            "logprobs": scores,
-        }
-        part = _text_part(text, scores)
-        yield {"type": "response.content_part.done", **self._place, "part": part}
-        item = self._item([part], status)
-        yield {"type": "response.output_item.done", "output_index": self.at, "item": item}
+    def _all_said(self) -> Fields:
+        return {"text": self.text.text, "logprobs": scores_of(self._scores)}
 
-    def fields(self, status: str) -> Fields:
-        return self._item([_text_part(self.text.text, scores_of(self._scores))], status)
+    def _part(self) -> Fields:
+        scores = scores_of(self._scores)
+        text = {"type": "output_text", "text": self.text.text}
+        return {**text, "annotations": [], "logprobs": scores}
 
     def _item(self, content: list[Fields], status: str) -> Fields:
-        return {
-            "id": self.id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }
+        begun = {"id": self.id, "type": "message", "status": status}
+        return {**begun, "role": "assistant", "content": content}
 
 
-class ReasoningItem:
+class ReasoningItem(TextItem):
     """What the model thought apart from its answer."""
 
+    prefix, said = "rs", "reasoning_text"
+
     def __init__(self, stream: str, at: int) -> None:
-        self.id, self.at = f"rs_{stream}{at:04x}", at
+        super().__init__(stream, at)
         self._texts: list[str] = []
-        self._place = {"item_id": self.id, "output_index": at, "content_index": 0}
 
     def takes(self, frame: Frame) -> bool:
         return isinstance(frame, Reasoning)
 
-    def begin(self) -> Iterator[Fields]:
-        item = self._item([], IN_PROGRESS)
-        yield {"type": "response.output_item.added", "output_index": self.at, "item": item}
-        part = _reasoning_part("")
-        yield {"type": "response.content_part.added", **self._place, "part": part}
-
     def add(self, frame: Frame) -> Iterator[Fields]:
         assert isinstance(frame, Reasoning), frame
         self._texts.append(frame.text)
-        yield {"type": "response.reasoning_text.delta", **self._place, "delta": frame.text}
+        yield self._told("delta", delta=frame.text)
 
-    def end(self, status: str) -> Iterator[Fields]:
-        text = "".join(self._texts)
-        yield {"type": "response.reasoning_text.done", **self._place, "text": text}
-        part = _reasoning_part(text)
-        yield {"type": "response.content_part.done", **self._place, "part": part}
-        item = self._item([part], status)
-        yield {"type": "response.output_item.done", "output_index": self.at, "item": item}
+    def _all_said(self) -> Fields:
+        return {"text": "".join(self._texts)}
 
-    def fields(self, status: str) -> Fields:
-        return self._item([_reasoning_part("".join(self._texts))], status)
+    def _part(self) -> Fields:
+        return {"type": "reasoning_text", **self._all_said()}
 
     def _item(self, content: list[Fields], status: str) -> Fields:
-        return {
-            "id": self.id,
-            "type": "reasoning",
-            "status": status,
-            "summary": [],
-            "content": content,
-        }
+        begun = {"id": self.id, "type": "reasoning", "status": status}
+        return {**begun, "summary": [], "content": content}
 
 
-class FunctionCallItem:
+class FunctionCallItem(Item):
     """One call of a tool; pieces of several calls may come in turns."""
 
+    prefix, said = "fc", "function_call_arguments"
+
     def __init__(self, stream: str, at: int, first: ToolCall) -> None:
-        self.id, self.at = f"fc_{stream}{at:04x}", at
-        self._call, self._call_id, self._name = first.call, first.id, first.name
+        super().__init__(stream, at)
+        self._first = first
         self._arguments: list[str] = []
-        self._place = {"item_id": self.id, "output_index": at}
 
     def takes(self, frame: Frame) -> bool:
-        return isinstance(frame, ToolCall) and frame.call == self._call
-
-    def begin(self) -> Iterator[Fields]:
-        item = self._item("", IN_PROGRESS)
-        yield {"type": "response.output_item.added", "output_index": self.at, "item": item}
+        return isinstance(frame, ToolCall) and frame.call == self._first.call
 
     def add(self, frame: Frame) -> Iterator[Fields]:
         assert isinstance(frame, ToolCall), frame
         if frame.arguments:
             self._arguments.append(frame.arguments)
-            yield {
-                "type": "response.function_call_arguments.delta",
-                **self._place,
-                "delta": frame.arguments,
-            }
+            yield self._told("delta", delta=frame.arguments)
 
-    def end(self, status: str) -> Iterator[Fields]:
-        arguments = "".join(self._arguments)
-        yield {
-            "type": "response.function_call_arguments.done",
-            **self._place,
-            "name": self._name,
-            "arguments": arguments,
-        }
-        item = self._item(arguments, status)
-        yield {"type": "response.output_item.done", "output_index": self.at, "item": item}
+    def _all_said(self) -> Fields:
+        return {"name": self._first.name, "arguments": "".join(self._arguments)}
 
     def fields(self, status: str) -> Fields:
-        return self._item("".join(self._arguments), status)
-
-    def _item(self, arguments: str, status: str) -> Fields:
-        return {
-            "id": self.id,
-            "type": "function_call",
-            "status": status,
-            "call_id": self._call_id,
-            "name": self._name,
-            "arguments": arguments,
-        }
+        begun = {"id": self.id, "type": "function_call", "status": status}
+        return {**begun, "call_id": self._first.id, **self._all_said()}
 
 
 def item_of(frame: Frame, stream: str, at: int) -> Item | None:
@@ -200,11 +187,3 @@ def item_of(frame: Frame, stream: str, at: int) -> Item | None:
         case ToolCall():
             return FunctionCallItem(stream, at, frame)
     return None
-
-
-def _text_part(text: str, scores: list[Fields]) -> Fields:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": scores}
-
-
-def _reasoning_part(text: str) -> Fields:
-    return {"type": "reasoning_text", "text": text}
