@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,11 +14,10 @@ from rich.console import Console
 from ledger.frame import FinishReason, StreamEnd
 from tailrace.client import Client
 from tailrace.client_stream import Stream
+from tailrace.commands.options import api_key
 from tailrace.viewer import Summary, Viewer, printable
 
 DEFAULT_EDGES = ("http://127.0.0.1:8080",)
-KEY_VARIABLE = "TAILRACE_API_KEY"
-"""The environment variable that holds an API key: a command line is everybody's to see."""
 PATIENCE_S = 15.0  # without a new frame; a person watches
 FAILURES = {FinishReason.FAILED, FinishReason.ORIGIN_LOST}
 
@@ -47,9 +45,8 @@ async def _chat(options: ChatOptions) -> bool:
         cut_after=options.cut_after,
     )
     edges = options.edges or DEFAULT_EDGES
-    key = os.environ.get(KEY_VARIABLE)
     async with Client(
-        edges, api_key=key, on_state=viewer.on_state, patience_s=PATIENCE_S
+        edges, api_key=api_key(), on_state=viewer.on_state, patience_s=PATIENCE_S
     ) as client:
         stream = client.generate(**options.request)
         try:

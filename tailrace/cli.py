@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -114,6 +114,7 @@ def up(
 
 @app.command()
 def edge(
+    context: typer.Context,
     config: ConfigOption = None,
     http: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="HTTP/1.1 and 2.")] = None,
     https: Annotated[
@@ -151,18 +152,7 @@ def edge(
         from edge.config import EdgeConfig
         from edge.serve import run
 
-    flags = {
-        "http": http,
-        "https": https,
-        "http3": http3,
-        "origin": origin,
-        "certificate": certificate,
-        "key": key,
-        "api_keys": api_keys,
-        "allow_public_without_keys": allow_public_without_keys,
-        "metrics": metrics,
-    }
-    deployment = None
+    flags, deployment = _said(context, EdgeConfig), None
     if wrangler is not None:
         from tailrace.wrangler import load, settings_of
 
@@ -176,6 +166,7 @@ def edge(
 
 @app.command()
 def origin(
+    context: typer.Context,
     config: ConfigOption = None,
     link: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where edges connect.")
@@ -223,28 +214,18 @@ def origin(
     tables = {} if producer or upstream else load_tables(config)
     folder = model[0] if model is not None and len(model) == 1 else None
     is_alone = folder is not None and folder not in tables
-    settings = OriginConfig.load(
-        config,
-        link=link,
-        data=data,
-        model=folder if is_alone else None,
-        device=device,
-        weights=weights,
-        kv_cache=kv_cache,
-        head=head,
-        workers=workers,
-        metrics=metrics,
-        producer=producer,
-        upstream=upstream,
-        upstream_model=upstream_model,
-        upstream_key_env=upstream_key_env,
-        upstream_lost=upstream_lost,
-    )
+    said = _said(context, OriginConfig) | {"model": folder if is_alone else None}
+    settings = OriginConfig.load(config, **said)
     models = {} if is_alone else chosen(tables, model or (), settings)
     retention, streams = LedgerConfig.load(config), StreamsConfig.load(config)
     _watch_parent(until_eof)
     with extra("origin"):  # most of it is imported only now
         run(settings, retention, streams, models)
+
+
+def _said(context: typer.Context, part: type[Settings]) -> dict[str, Any]:
+    """The settings of `part` that were given as options, which go by the same names."""
+    return {name: value for name, value in context.params.items() if name in part.model_fields}
 
 
 def _check_wrangler(wrangler: Path | None, env: str | None, config: Path | None) -> None:

@@ -35,7 +35,9 @@ class Audit:
         return not self.findings
 
 
-async def verify(reader: LedgerReader, progress: Callable[[int], None] | None = None) -> Audit:
+async def verify(
+    reader: LedgerReader, progress: Callable[[int], None] = lambda _done: None
+) -> Audit:
     """Look at everything; `progress` is called with the number of streams done."""
     verdict = Audit(findings=[Finding(None, what) async for what in reader.damage()])
     await reader.release()
@@ -48,8 +50,7 @@ async def verify(reader: LedgerReader, progress: Callable[[int], None] | None = 
             if piece.last:
                 verdict.streams += 1
                 verdict.ended += stream.ended_at is not None
-                if progress is not None:
-                    progress(verdict.streams)
+                progress(verdict.streams)
     except Damaged as error:
         verdict.findings.append(Finding(None, error.message))
     return verdict

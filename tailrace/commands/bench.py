@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +14,14 @@ from typing import Annotated, Any
 import typer
 
 from ledger.errors import CallerError
-from tailrace.commands.options import JsonOption
+from tailrace.commands.options import (
+    ChartOption,
+    JsonOption,
+    api_key,
+    check_chart,
+    check_url,
+    progress,
+)
 from tailrace.extra import extra
 
 bench_app = typer.Typer(
@@ -59,9 +64,7 @@ def serve(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures, as JSON.")
     ] = None,
-    chart: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw them: .svg or .png.", dir_okay=False)
-    ] = None,
+    chart: ChartOption = None,
     against: Annotated[
         Path | None,
         typer.Option(metavar="OLD.json", help="Compare; status 3 where something got slower."),
@@ -75,8 +78,6 @@ def serve(
 
     TAILRACE_API_KEY is sent, if it is set.
     """
-    import os
-
     with extra("edge"):
         from tailrace.load.compare import compare
         from tailrace.load.drive import Demand, drive, poisson
@@ -84,20 +85,17 @@ def serve(
 
     if api not in APIS:
         raise CallerError(f"{api!r} is no API", field="--api", hint=", ".join(APIS))
-    if not url.startswith(("http://", "https://")):
-        raise CallerError("is no http:// or https:// URL", field="URL")
+    check_url(url, "URL")
     if cuts and api != "native":
         raise CallerError("only native streams can be cut and resumed", field="--cuts")
-    if chart is not None and chart.suffix not in (".png", ".svg"):
-        raise CallerError(f"{chart.suffix!r} is no picture", field="--chart", hint=".svg or .png")
+    check_chart(chart)
     old = None if against is None else _read(against)
     due = poisson(rate, seconds, seed) if trace is None else _times(trace, speed, seconds)
     if not due:
         raise CallerError("no request is due within this time", field="--seconds")
-    key = os.environ.get("TAILRACE_API_KEY")
-    load = Demand(url, api, model, prompt_words, max_tokens, cuts, seed, timeout, key)  # type: ignore[arg-type]
-    with _progress(len(due)) as progress:
-        samples = asyncio.run(drive(load, due, progress))
+    load = Demand(url, api, model, prompt_words, max_tokens, cuts, seed, timeout, api_key())  # type: ignore[arg-type]
+    with progress(f"of {len(due)} requests") as told:
+        samples = asyncio.run(drive(load, due, told))
     asked = {
         "url": url,
         "api": api,
@@ -181,25 +179,3 @@ def _print_verdict(verdict: Any) -> None:
         f"{verdict.figure:10} {verdict.word:8} {verdict.old:.2f} -> {verdict.new:.2f}, "
         f"x{verdict.ratio:.2f} ({verdict.low:.2f} to {verdict.high:.2f})"
     )
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, as the samples come in."""
-    import sys
-
-    if not sys.stderr.isatty():
-        yield lambda _done, _under_way: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns: Sequence[Any] = (
-        TextColumn("requests"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[under_way]} under way"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("requests", total=total, under_way=0)
-        yield lambda done, under_way: bar.update(task, completed=done, under_way=under_way)

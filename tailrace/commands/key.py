@@ -33,6 +33,7 @@ KeysOption = Annotated[
 
 @key_app.command("add")
 def key_add(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="What the key is for; shown in lists.")],
     tenant: Annotated[str, typer.Option(help="Whose streams it makes and sees.")] = "default",
     rights: Annotated[
@@ -81,13 +82,8 @@ def key_add(
         created=now,
         expires=None if expires_days is None else now + timedelta(days=expires_days),
     )
-    limits = {
-        "requests_per_s": requests_per_s,
-        "max_concurrent": max_concurrent,
-        "max_unfinished": max_unfinished,
-        "tokens_per_s": tokens_per_s,
-    }
-    given = {limit: value for limit, value in limits.items() if value is not None}
+    options = {limit: context.params[limit] for limit in StoredLimits.model_fields}
+    given = {limit: value for limit, value in options.items() if value is not None}
     path = _path(keys, config)
     with changing(path) as stored:
         before = stored.tenants.get(tenant, StoredLimits())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec
 import typer
 
 from ledger.errors import ConfigError
-from tailrace.commands.options import ConfigOption, JsonOption
+from tailrace.commands.options import ConfigOption, JsonOption, progress
 from tailrace.extra import extra
 
 if TYPE_CHECKING:
@@ -164,7 +164,8 @@ async def verify(
     from ledger.tools.verify import verify as check
 
     async with _reading(path, url, config) as reader:
-        verdict = await check(reader, _progress("verifying", await reader.stream_count()))
+        with progress("streams") as told:
+            verdict = await check(reader, told)
     if as_json:
         typer.echo(json.dumps(asdict(verdict) | {"whole": verdict.whole}))
     else:
@@ -205,12 +206,13 @@ async def export(
         raise ConfigError(f"no format {form!r}", field="--format", hint="jsonl, frames or copy")
     ids = [parse_stream(stream) for stream in streams or ()]
     async with _reading(path, url, config) as reader:
-        rows = _rows(reader, ids) if ids else _with_progress(reader)
-        if form == "frames":
-            await _write_bytes(raw_frames(reader, rows), out)
-        else:
-            lines = json_lines(reader, rows)
-            await _write_bytes((f"{line}\n".encode() async for line in lines), out)
+        with progress("streams") as told:
+            rows = _rows(reader, ids, told)
+            if form == "frames":
+                await _write_bytes(raw_frames(reader, rows), out)
+            else:
+                lines = json_lines(reader, rows)
+                await _write_bytes((f"{line}\n".encode() async for line in lines), out)
 
 
 @command
@@ -333,9 +335,18 @@ async def _write_bytes(pieces: AsyncIterator[bytes], out: Path | None) -> None:
         file.flush()
 
 
-async def _rows(reader: LedgerReader, streams: list[bytes]) -> AsyncIterator[StreamRow]:
+async def _rows(
+    reader: LedgerReader, streams: list[bytes], told: Callable[[int], None]
+) -> AsyncIterator[StreamRow]:
+    """Those streams; all of them where none is named."""
+    done = 0
     for stream in streams:
         yield await reader.stream(stream)
+    if not streams:
+        async for row in reader.streams():
+            yield row
+            done += 1
+            told(done)
 
 
 # ---- for people ----
@@ -347,29 +358,6 @@ def _tell(figures: Mapping[str, object], *, as_json: bool) -> None:
         return
     for name, value in figures.items():
         typer.echo(f"{name:16} {_readable(name, value)}")
-
-
-def _progress(what: str, total: int) -> Callable[[int], None] | None:
-    """A counter on a terminal; nothing where nobody looks."""
-    if not sys.stderr.isatty():
-        return None
-
-    def show_count(done: int) -> None:
-        if done % 100 == 0 or done == total:
-            print(f"\r{what} {done}/{total} streams", end="", file=sys.stderr, flush=True)
-        if done == total:
-            print(file=sys.stderr)
-
-    return show_count
-
-
-async def _with_progress(reader: LedgerReader) -> AsyncIterator[StreamRow]:
-    show_count, done = _progress("exporting", await reader.stream_count()), 0
-    async for row in reader.streams():
-        yield row
-        done += 1
-        if show_count is not None:
-            show_count(done)
 
 
 def _readable(name: str, value: object) -> str:

@@ -38,11 +38,6 @@ model_app = typer.Typer(
 )
 
 
-@model_app.callback()
-def model() -> None:
-    """Look at a checkpoint before it is served."""
-
-
 @model_app.command()
 def check(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Checkpoint folder.")],
@@ -258,8 +253,6 @@ def _rows(report: ModelReport, memory_bytes: int | None) -> list[tuple[str, ...]
 
 def _size(count: int) -> str:
     """Bytes for a person, in powers of 1024."""
-    size, units = float(count), iter(("B", "KiB", "MiB", "GiB", "TiB"))
-    unit = next(units)
-    while size >= 1024 and unit != "TiB":
-        size, unit = size / 1024, next(units)
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+    from pydantic import ByteSize
+
+    return ByteSize(count).human_readable(separator=" ")

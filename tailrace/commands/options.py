@@ -1,14 +1,66 @@
-"""Options that several commands have."""
+"""What several commands have: options, checks of what is said by them, and how they show things."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ledger.errors import CallerError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Settings; default tailrace.toml if present."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+ChartOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw it: .svg or .png.", dir_okay=False)
+]
+PIPE_COLUMNS = 160
+
+
+def check_url(url: str, option: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise CallerError("is no http:// or https:// URL", field=option)
+
+
+def check_chart(chart: Path | None) -> None:
+    if chart is not None and chart.suffix not in (".png", ".svg"):
+        raise CallerError(f"{chart.suffix!r} is no picture", field="--chart", hint=".svg or .png")
+
+
+def api_key() -> str | None:
+    """Of the environment: a command line is everybody's to see."""
+    return os.environ.get("TAILRACE_API_KEY")
+
+
+def key_headers() -> dict[str, str]:
+    key = api_key()
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def wide_console() -> Console:
+    """A file or a pipe has no width of its own to keep to."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+
+
+@contextmanager
+def progress(unit: str) -> Iterator[Callable[[int], None]]:
+    """How many have been done: on stderr, and only where somebody watches."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(unit) as status:
+        yield lambda done: status.update(f"{done:,} {unit}")

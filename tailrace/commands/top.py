@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from ledger.errors import CallerError
-from tailrace.commands.options import JsonOption
+from tailrace.commands.options import JsonOption, check_url, key_headers, wide_console
 from tailrace.extra import extra
-
-PIPE_COLUMNS = 160
 
 
 def top(
@@ -31,8 +27,7 @@ def top(
     as_json: JsonOption = False,
 ) -> None:
     """Live streams, rates, and workers. TAILRACE_API_KEY is sent, of an administrator."""
-    if not url.startswith(("http://", "https://")):
-        raise CallerError("is no http:// or https:// URL", field="URL")
+    check_url(url, "URL")
     if as_json and not once:
         raise CallerError("goes with --once", field="--json")
     with suppress(KeyboardInterrupt):  # how one leaves it
@@ -45,24 +40,21 @@ async def _top(url: str, interval: float, rows: int, once: bool, as_json: bool) 
 
         from tailrace.edges import unreachable
         from tailrace.top.look import TIMEOUT_S, document, look
-    from rich.console import Console
     from rich.live import Live
 
     from tailrace.top.show import shown
 
-    key = os.environ.get("TAILRACE_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S) as http:
+    async with httpx.AsyncClient(base_url=url, headers=key_headers(), timeout=TIMEOUT_S) as http:
         try:
             before = await look(http, rows)
             await asyncio.sleep(interval)
             now = await look(http, rows)
             if once:
                 told = document(before, now)
-                text = json.dumps({"url": url, **told}) if as_json else None
-                # A file or a pipe has no width of its own to keep to.
-                wide = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
-                print(text) if text else wide.print(shown(url, told))
+                if as_json:
+                    print(json.dumps({"url": url, **told}))
+                else:
+                    wide_console().print(shown(url, told))
                 return
             with Live(shown(url, document(before, now)), screen=True) as live:
                 while True:

@@ -6,16 +6,21 @@ Like tailrace/cli.py, only typer is imported before a command runs.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ledger.errors import CallerError
-from tailrace.commands.options import ConfigOption, JsonOption
+from tailrace.commands.options import (
+    ChartOption,
+    ConfigOption,
+    JsonOption,
+    check_chart,
+    progress,
+    wide_console,
+)
 from tailrace.extra import extra
 
 if TYPE_CHECKING:
@@ -56,7 +61,6 @@ POLICIES = (
     *("greedy-dual", "adaptive-ttl", "predictive-prewarm"),
 )
 HISTORY = "history"
-PIPE_COLUMNS = 160
 SWEEP_TTLS = 20
 SHORTEST_TTL_S = 1.0
 LONGEST_TTL_S = 86_400.0
@@ -94,10 +98,8 @@ def simulate(
     if memory is None and "greedy-dual" in names:
         raise CallerError("greedy-dual needs a cap", field="--memory")
     sizes = _sizes(arrivals, size or [])
-    with _progress("gaps") as progress:
-        outcomes, method = compare(
-            arrivals, chosen, prices, sizes=sizes, cap=memory, progress=progress
-        )
+    with progress("gaps") as told:
+        outcomes, method = compare(arrivals, chosen, prices, sizes=sizes, cap=memory, progress=told)
     if as_json:
         from dataclasses import asdict
 
@@ -127,9 +129,7 @@ def frontier(
     cold_cost: ColdCostOption = 60.0,
     load: LoadOption = None,
     here: Annotated[float | None, typer.Option(help="The TTL that you have, in seconds.")] = None,
-    chart: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it: .svg or .png.", dir_okay=False)
-    ] = None,
+    chart: ChartOption = None,
     seed: SeedOption = 0,
     days: DaysOption = 7.0,
     config: ConfigOption = None,
@@ -202,8 +202,8 @@ def import_(
         from origin.warm.importers import TokenSpeeds, import_trace, write_trace
 
     speeds = TokenSpeeds(prefill, decode)
-    with _progress("requests") as progress:
-        arrivals = import_trace(form, file, speeds=speeds, seed=seed, progress=progress)
+    with progress("requests") as told:
+        arrivals = import_trace(form, file, speeds=speeds, seed=seed, progress=told)
     try:
         write_trace(arrivals, to)
     except OSError as error:
@@ -224,8 +224,8 @@ def export_cache(
 ) -> None:
     """Write the compiled kernels of an origin's folder to FILE, for another machine like it."""
     cache = _kernel_cache(config, data)
-    with _progress("files") as progress:
-        count = cache.export(file, progress)
+    with progress("files") as told:
+        count = cache.export(file, told)
     said = {"kernels": count, "bytes": file.stat().st_size, "fingerprint": cache.mark}
     if as_json:
         typer.echo(json.dumps({**said, "file": str(file)}))
@@ -242,8 +242,8 @@ def import_cache(
 ) -> None:
     """Take in what `export-cache` wrote, where it is of the same code; before an origin starts."""
     cache = _kernel_cache(config, data)
-    with _progress("files") as progress:
-        count = cache.take_in(file, progress)
+    with progress("files") as told:
+        count = cache.take_in(file, told)
     if as_json:
         typer.echo(json.dumps({"kernels": count, "fingerprint": cache.mark}))
     else:
@@ -276,12 +276,12 @@ def _trace(
         from origin.operator.simulation import recorded
 
         place = history_of(config) if name == HISTORY else name
-        with _progress("history") as progress:
-            progress(0)
+        with progress("history") as told:
+            told(0)
             arrivals, measured_s = asyncio.run(recorded(place, days))
         return arrivals, measured_s or default_s if load_s is None else load_s
-    with _progress("requests") as progress:
-        return import_trace("tailrace", Path(name), progress=progress), default_s
+    with progress("requests") as told:
+        return import_trace("tailrace", Path(name), progress=told), default_s
 
 
 def history_of(config: Path | None) -> str:
@@ -290,11 +290,6 @@ def history_of(config: Path | None) -> str:
     from origin.history.opening import history_place
 
     return history_place(LedgerConfig.load(config), OriginConfig.load(config).data)
-
-
-def check_chart(chart: Path | None) -> None:
-    if chart is not None and chart.suffix not in (".png", ".svg"):
-        raise CallerError(f"{chart.suffix!r} is no picture", field="--chart", hint=".svg or .png")
 
 
 def _sizes(arrivals: ArrivalTrace, given: list[str]) -> dict[str, float]:
@@ -315,22 +310,7 @@ def _sizes(arrivals: ArrivalTrace, given: list[str]) -> dict[str, float]:
     return sizes
 
 
-@contextmanager
-def _progress(unit: str) -> Iterator[Callable[[int], None]]:
-    """On stderr, and only where somebody watches."""
-    from rich.console import Console
-    from rich.status import Status
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done: None
-        return
-    with Status(unit, console=console) as status:
-        yield lambda done: status.update(f"{done:,} {unit}")
-
-
 def show_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(*columns, title=title, title_justify="left")
@@ -339,5 +319,4 @@ def show_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, .
         column.justify = "right"
     for row in rows:
         table.add_row(*row)
-    # A file or a pipe has no width of its own to keep to.
-    Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)
+    wide_console().print(table)

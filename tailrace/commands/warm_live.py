@@ -6,7 +6,6 @@ Like tailrace/cli.py, only typer is imported before a command runs.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,9 +13,16 @@ from typing import Annotated, Any
 
 import typer
 
-from ledger.errors import CallerError, NotFound
-from tailrace.commands.options import ConfigOption, JsonOption
-from tailrace.commands.warm import HISTORY, check_chart, history_of, show_table
+from ledger.errors import NotFound
+from tailrace.commands.options import (
+    ChartOption,
+    ConfigOption,
+    JsonOption,
+    check_chart,
+    check_url,
+    key_headers,
+)
+from tailrace.commands.warm import HISTORY, history_of, show_table
 from tailrace.extra import extra
 
 Document = dict[str, Any]
@@ -30,12 +36,8 @@ OriginOption = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="One origin of it; default all.")
 ]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL")]
-ChartOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Draw it: .svg or .png.", dir_okay=False)
-]
 LOCAL = "http://127.0.0.1:8080"
 TIMEOUT_S = 15.0
-SHOWN_DECISIONS = 10
 
 
 def status(
@@ -157,22 +159,17 @@ def _ask(
     edge: str, asked: str, query: dict[str, str], body: Document | None = None
 ) -> list[Document]:
     """What each origin answers; raises the error of an edge, or of all of its origins."""
-    if not edge.startswith(("http://", "https://")):
-        raise CallerError("is no http:// or https:// URL", field="--edge")
+    check_url(edge, "--edge")
     with extra("edge"):
         import httpx
 
         from tailrace.edges import http_error, unreachable
 
-    key = os.environ.get("TAILRACE_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     url = f"{edge.rstrip('/')}/v1/admin/{asked}"
     try:
-        with httpx.Client(headers=headers, timeout=TIMEOUT_S) as http:
-            if body is None:
-                answer = http.get(url, params=query)
-            else:
-                answer = http.post(url, params=query, json=body)
+        with httpx.Client(headers=key_headers(), timeout=TIMEOUT_S) as http:
+            method = "GET" if body is None else "POST"
+            answer = http.request(method, url, params=query, json=body)
     except httpx.TransportError as error:
         raise unreachable(edge, error) from None
     if answer.status_code != 200:

@@ -57,9 +57,9 @@ def poisson(rate_per_s: float, seconds: float, seed: int) -> list[float]:
 
 
 async def drive(
-    load: Demand, due_s: Sequence[float], progress: Callable[[int, int], None]
+    load: Demand, due_s: Sequence[float], progress: Callable[[int], None]
 ) -> list[Sample]:
-    """One sample for each time; `progress` is told how many are done, and how many under way."""
+    """One sample for each time; `progress` is told how many are done."""
     loop = asyncio.get_running_loop()
     samples = [Sample(due) for due in due_s]
     done, under_way = 0, 0
@@ -79,7 +79,7 @@ async def drive(
         finally:
             sample.whole_s = loop.time() - begun_s - sample.due_s
             done, under_way = done + 1, under_way - 1
-            progress(done, under_way)
+            progress(done)
 
     async with AsyncExitStack() as stack:
         ask: _Native | _OpenAI
