@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import ExitStack
 from typing import Protocol
 
 import structlog
@@ -103,16 +104,30 @@ class StreamedBody(StreamingResponse):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(pieces, status, headers)
-        self._source = source
+        self._source, self._pieces = source, pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            if scope["method"] == "HEAD":  # its head alone: how long the body will be nobody knows
+                await self._pieces.aclose()
             await super().__call__(scope, receive, send)
         except TailraceError as error:
             log.warning("stream.cut", url=scope["path"], error=str(error))
             # It is not ended: the server breaks it off, and the client can see that.
         finally:
             self._source.close()
+
+
+def stream_body(
+    source: ExitStack,
+    reader: Reader,
+    encoder: Encoder,
+    headers: Mapping[str, str],
+    begin: bytes = b"",
+) -> StreamedBody:
+    """The answer that shows a stream, `begin` before all else; what `source` holds is its now."""
+    typed = {**headers, "Content-Type": encoder.media_type}
+    return StreamedBody(source.pop_all(), frames_of(reader, encoder, begin), headers=typed)
 
 
 async def frames_of(reader: Reader, encoder: Encoder, begin: bytes = b"") -> AsyncGenerator[bytes]:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from edge.access.middleware import caller_of
 from edge.attend import attended
-from edge.body import ENCODERS, StreamedBody, frames_of
+from edge.body import ENCODERS, stream_body
 from edge.document import Collected, answer_document, collect, state_document
 from edge.origins.link import Link
 from edge.parameters import (
@@ -158,18 +158,12 @@ async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
 
 async def _stream(request: Request, view: View, wanted: Open | Resume) -> Response:
     """The stream that `wanted` asks for, in the view that the client asked for."""
-    reader = Reader(link_of(request))
-    with ExitStack() as unless_handed_on:
-        unless_handed_on.callback(reader.close)
-        answer = await attended(request.receive, _answer(reader, view, wanted))
-        if isinstance(answer, StreamedBody) and request.method == "HEAD":
-            return _head_of(answer)
-        if isinstance(answer, StreamedBody):
-            unless_handed_on.pop_all()  # the body closes it when it has been sent
-        return answer
+    with ExitStack() as source:
+        reader = source.enter_context(closing(Reader(link_of(request))))
+        return await attended(request.receive, _answer(source, reader, view, wanted))
 
 
-async def _answer(reader: Reader, view: View, wanted: Open | Resume) -> Response:
+async def _answer(source: ExitStack, reader: Reader, view: View, wanted: Open | Resume) -> Response:
     opened = await reader.open(wanted)
     headers = stream_headers(opened, view.value)
     if view is View.JSON:
@@ -177,16 +171,7 @@ async def _answer(reader: Reader, view: View, wanted: Open | Resume) -> Response
         return JSONResponse(document, headers=headers)
     if isinstance(wanted, Resume) and await _nothing_is_left(reader, wanted):
         return Response(status_code=204, headers=headers)
-    encoder = ENCODERS[view]()
-    headers["Content-Type"] = encoder.media_type
-    return StreamedBody(reader, frames_of(reader, encoder), headers=headers)
-
-
-def _head_of(answer: StreamedBody) -> Response:
-    """Its head alone; how long the body will be nobody knows yet."""
-    head = Response(status_code=answer.status_code)
-    head.raw_headers = answer.raw_headers
-    return head
+    return stream_body(source, reader, ENCODERS[view](), headers)
 
 
 async def _document(reader: Reader, wanted: Open | Resume, opened: Opened) -> dict[str, object]:

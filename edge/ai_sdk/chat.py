@@ -7,7 +7,7 @@ known to an object of the origin, so that any edge finds it.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,13 @@ from edge.access.middleware import caller_of
 from edge.ai_sdk.chat_request import EXAMPLE, ChatBody, check_chat, to_open
 from edge.ai_sdk.ui_events import HEADER, UiEvents, refusal
 from edge.attend import attended
-from edge.body import StreamedBody, frames_of
+from edge.body import stream_body
 from edge.generate import stream_headers
 from edge.openai.request import read_body
 from edge.parameters import read_body as whole_body
 from edge.reader import Reader, link_of, whole_answer
 from ledger.errors import NotFound, TailraceError, Unavailable
-from ledger.frame import Call, Caller, Open, Opened, Resume, Status, StreamState, decode
+from ledger.frame import Call, Open, Resume, Status, StreamState, decode
 
 PATH = "/api/chat"
 OBJECT = "chat"
@@ -38,24 +38,22 @@ OBJECT = "chat"
 async def send(request: Request) -> Response:
     """POST /api/chat"""
     body, headers = read_body(ChatBody, await whole_body(request), EXAMPLE)
-    caller = caller_of(request)
     body.model = body.model or _only_model(request)
-    wanted = to_open(body, request.headers.get("Idempotency-Key"), caller)
+    wanted = to_open(body, request.headers.get("Idempotency-Key"), caller_of(request))
     chat = None if body.id is None else check_chat(body.id)
-    return await _answered(request, _begun(request, wanted, chat, caller), headers)
+    return await _answered(request, wanted, headers, chat)
 
 
 async def resume(request: Request) -> Response:
     """GET /api/chat/{id}/stream: the whole answer from its start, while it is being made."""
-    chat, caller = check_chat(request.path_params["id"]), caller_of(request)
-    token = request.headers.get("Tailrace-Token")
+    chat = check_chat(request.path_params["id"])
     try:
-        wanted = await attended(request.receive, _unfinished(request, chat, token, caller))
+        wanted = await attended(request.receive, _unfinished(request, chat))
     except NotFound:
         wanted = None
     if wanted is None:
         return Response(status_code=204, headers={"Cache-Control": "no-store"})
-    return await _answered(request, _opened(request, wanted), {})
+    return await _answered(request, wanted, {})
 
 
 def _refusing(
@@ -79,49 +77,25 @@ ROUTES = [
 # ---- from a request to a stream ----
 
 
-Begun = tuple[Reader, Opened]
-
-
 async def _answered(
-    request: Request, work: Coroutine[Any, Any, Begun], headers: dict[str, str]
+    request: Request, wanted: Open | Resume, headers: dict[str, str], chat: str | None = None
 ) -> Response:
-    reader, opened = await attended(request.receive, work)
+    """`chat` is one that knows of the stream before anybody is told."""
     encoder = UiEvents()
-    encoder.opened(opened)
-    headers |= stream_headers(opened) | HEADER | {"Content-Type": encoder.media_type}
-    if request.method == "HEAD":
-        reader.close()
-        return Response(headers=headers)
-    return StreamedBody(reader, frames_of(reader, encoder), headers=headers)
-
-
-async def _begun(request: Request, wanted: Open, chat: str | None, caller: Caller | None) -> Begun:
-    """A new stream, which its chat knows of before anybody is told."""
-    reader, opened = await _opened(request, wanted)
-    try:
+    with ExitStack() as source:
+        reader = source.enter_context(closing(Reader(link_of(request))))
+        opened = await attended(request.receive, reader.open(wanted))
         if chat is not None:
-            await _ask(request, "PUT", chat, caller, opened.stream)
-    except BaseException:
-        reader.close()
-        raise
-    return reader, opened
+            await attended(request.receive, _ask(request, "PUT", chat, opened.stream))
+        encoder.opened(opened)
+        return stream_body(source, reader, encoder, headers | stream_headers(opened) | HEADER)
 
 
-async def _opened(request: Request, wanted: Open | Resume) -> Begun:
-    reader = Reader(link_of(request))
-    try:
-        return reader, await reader.open(wanted)
-    except BaseException:
-        reader.close()
-        raise
-
-
-async def _unfinished(
-    request: Request, chat: str, token: str | None, caller: Caller | None
-) -> Resume | None:
+async def _unfinished(request: Request, chat: str) -> Resume | None:
     """A request for the latest stream of a chat; None if it has ended. NotFound if it is gone."""
-    stream = await _ask(request, "GET", chat, caller)
-    wanted = Resume(stream, token=token, caller=caller)
+    token = request.headers.get("Tailrace-Token")
+    stream = await _ask(request, "GET", chat)
+    wanted = Resume(stream, token=token, caller=caller_of(request))
     with closing(Reader(link_of(request))) as reader:
         begun = await reader.open(replace(wanted, follow=False), frames=0)
     if begun.next_index == 0:
@@ -133,11 +107,9 @@ async def _unfinished(
     return None if has_ended else wanted
 
 
-async def _ask(
-    request: Request, method: str, chat: str, caller: Caller | None, body: bytes = b""
-) -> bytes:
+async def _ask(request: Request, method: str, chat: str, body: bytes = b"") -> bytes:
     """What the object of a chat answers."""
-    call = Call(OBJECT, chat, method, url="", body=body, caller=caller)
+    call = Call(OBJECT, chat, method, url="", body=body, caller=caller_of(request))
     _, answer = await whole_answer(link_of(request), call)
     return answer
 

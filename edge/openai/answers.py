@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from edge.access.middleware import caller_of
 from edge.attend import attended
-from edge.body import SILENCE_S, StreamedBody, frames_of
+from edge.body import SILENCE_S, StreamedBody, stream_body
 from edge.document import Collected, collect
 from edge.generate import stream_headers
 from edge.openai.dialect import Dialect
@@ -64,7 +64,9 @@ async def _start(dialect: Dialect, request: Request) -> Response:
             return await attended(request.receive, _whole(dialect, choices, len(opens), headers))
         options = parsed.stream_options or StreamOptions()
         if len(choices) == 1:
-            return _streamed(choices[0], dialect.encoder(options), headers, unless_handed_on)
+            encoder = dialect.encoder(options)
+            encoder.opened(choices[0].opened)
+            return stream_body(unless_handed_on, choices[0].reader, encoder, headers)
         pieces = _merged(dialect, choices, len(opens), include_usage=bool(options.include_usage))
         headers["Content-Type"] = ChunkEncoder.media_type
         return StreamedBody(unless_handed_on.pop_all(), pieces, headers=headers)
@@ -77,31 +79,22 @@ async def _read(dialect: Dialect, request: Request) -> Response:
         request.path_params["id"], request.query_params.multi_items(), token, caller_of(request)
     )
     with ExitStack() as unless_handed_on:
-        reader = Reader(link_of(request))
-        unless_handed_on.callback(reader.close)
+        reader = unless_handed_on.enter_context(closing(Reader(link_of(request))))
         work = reader.open(replace(resume, follow=is_streamed))
         choice = Choice(reader, await attended(request.receive, work))
         headers = stream_headers(choice.opened)
         if not is_streamed:
             return await attended(request.receive, _whole(dialect, [choice], 1, headers))
         encoder = dialect.encoder(options, resumes=resume.after is not None)
-        return _streamed(choice, encoder, headers, unless_handed_on)
-
-
-def _streamed(
-    choice: Choice, encoder: ChunkEncoder, headers: dict[str, str], source: ExitStack
-) -> Response:
-    encoder.opened(choice.opened)
-    headers["Content-Type"] = encoder.media_type
-    return StreamedBody(source.pop_all(), frames_of(choice.reader, encoder), headers=headers)
+        encoder.opened(choice.opened)
+        return stream_body(unless_handed_on, reader, encoder, headers)
 
 
 async def _choices(link: Link, opens: Sequence[Open], opened: ExitStack) -> list[Choice]:
     """All streams of a request, in the order of its prompts; `opened` closes them."""
 
     async def ask(wanted: Open | Resume) -> Choice:
-        reader = Reader(link)
-        opened.callback(reader.close)
+        reader = opened.enter_context(closing(Reader(link)))
         return Choice(reader, await reader.open(wanted))
 
     choices: list[Choice] = []

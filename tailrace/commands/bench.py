@@ -94,8 +94,8 @@ def serve(
     if not due:
         raise CallerError("no request is due within this time", field="--seconds")
     load = Demand(url, api, model, prompt_words, max_tokens, cuts, seed, timeout, api_key())  # type: ignore[arg-type]
-    with progress(f"of {len(due)} requests") as told:
-        samples = asyncio.run(drive(load, due, told))
+    with progress(f"of {len(due)} requests") as show:
+        samples = asyncio.run(drive(load, due, show))
     asked = {
         "url": url,
         "api": api,

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from edge.access.middleware import caller_of
 from edge.attend import attended
-from edge.body import StreamedBody, frames_of
+from edge.body import stream_body
 from edge.document import MAX_DOCUMENT_BYTES
 from edge.generate import stream_headers
 from edge.openai.request import read_body
@@ -82,13 +82,13 @@ async def create(request: Request) -> Response:
     given = await attended(request.receive, _resolved(request, body.items()))
     wanted = to_open(body, earlier, given, request.headers.get("Idempotency-Key"), caller)
     with ExitStack() as unless_handed_on:
-        reader = _reader(request, unless_handed_on)
+        reader = unless_handed_on.enter_context(closing(Reader(link_of(request))))
         opened = await attended(request.receive, reader.open(wanted))
         headers |= stream_headers(opened)
         if body.stream:
             encoder = ResponseEvents()
             encoder.opened(opened)
-            return _streamed(request, reader, encoder, headers, unless_handed_on)
+            return stream_body(unless_handed_on, reader, encoder, headers)
         response = StreamedResponse(opened)
         if not body.background:
             await attended(request.receive, _read(reader, response.add))
@@ -103,7 +103,7 @@ async def retrieve(request: Request) -> Response:
         return JSONResponse(document, headers=stream_headers(opened))
     after = _after(query.get("starting_after"))
     with ExitStack() as unless_handed_on:
-        reader = _reader(request, unless_handed_on)
+        reader = unless_handed_on.enter_context(closing(Reader(link_of(request))))
         opened = await attended(request.receive, reader.open(asking.resume(follow=True)))
         encoder = ResponseEvents(after)
         encoder.opened(opened)
@@ -115,7 +115,7 @@ async def retrieve(request: Request) -> Response:
         if ended:
             headers["Content-Type"] = encoder.media_type
             return Response(begin, headers=headers)
-        return _streamed(request, reader, encoder, headers, unless_handed_on, begin)
+        return stream_body(unless_handed_on, reader, encoder, headers, begin)
 
 
 async def cancel(request: Request) -> Response:
@@ -240,28 +240,6 @@ def _page(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, An
 
 
 # ---- from a stream to an answer ----
-
-
-def _reader(request: Request, unless_handed_on: ExitStack) -> Reader:
-    reader = Reader(link_of(request))
-    unless_handed_on.callback(reader.close)
-    return reader
-
-
-def _streamed(
-    request: Request,
-    reader: Reader,
-    encoder: ResponseEvents,
-    headers: dict[str, str],
-    unless_handed_on: ExitStack,
-    begin: bytes = b"",
-) -> Response:
-    """`begin`, and the events that follow it."""
-    headers["Content-Type"] = encoder.media_type
-    if request.method == "HEAD":
-        return Response(headers=headers)
-    unless_handed_on.pop_all()  # the body closes it when it has been sent
-    return StreamedBody(reader, frames_of(reader, encoder, begin), headers=headers)
 
 
 async def _read(
