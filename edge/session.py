@@ -65,6 +65,10 @@ WINDOW_BYTES = 8 << 10
 LEAST_WINDOW_BYTES = 4 << 10
 """Of logged frames that wait here for a client: WINDOW_BYTES for all of its streams together, but
 at least so many for each, and one frame. The client's credit does not bound them by itself."""
+LEAST_LEFT_BYTES = LEAST_WINDOW_BYTES // 2
+"""Of a stream's credit at the origin, before it is renewed."""
+SMALL_BYTES = 125
+"""Of a message whose length is one byte (RFC 6455, 5.2)."""
 MAX_WAITING_REPLIES = 64
 """Refusals that may wait for a client that does not read; then it is not read either."""
 
@@ -340,6 +344,22 @@ class Session:
 
     # ---- to the client ----
 
+    def pass_on(self, raw: bytes, room: int) -> bytes | None:
+        """The same as `deliver` and `next_message`, for nearly all of the traffic: a small Token
+        that nothing waits before, and that asks for no credit. None: `deliver` is to have it."""
+        tag, corr = tag_and_corr_of(raw)
+        size = len(raw)
+        if tag != Token.tag or size > SMALL_BYTES or size > room:
+            return None
+        if self._turns or self._replies or self._heartbeat is not None or self.close is not None:
+            return None
+        stream = self._streams.get(corr)
+        if stream is None or stream.granted_bytes - stream.sent_bytes - size < LEAST_LEFT_BYTES:
+            return None
+        stream.next_index += 1
+        stream.sent_bytes += size
+        return raw
+
     @property
     def has_frames(self) -> bool:
         """Frames of streams wait for the client."""
@@ -380,7 +400,7 @@ class Session:
             elif tag in LOGGED:
                 stream.next_index += 1
                 stream.sent_bytes += size
-                if stream.granted_bytes - stream.sent_bytes < LEAST_WINDOW_BYTES // 2:
+                if stream.granted_bytes - stream.sent_bytes < LEAST_LEFT_BYTES:
                     self._renew(corr, stream)
         beat = self._heartbeat
         if beat is not None and self._greeted and (len(beat) <= left or not frames):

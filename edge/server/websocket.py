@@ -21,7 +21,7 @@ from edge.access.rules import Admission
 from edge.server.deadlines import Deadline
 from edge.server.outlet import Headers, Request
 from edge.server.wire import Shared, Wire
-from edge.session import MAX_MESSAGE_BYTES, Session, Unfinished
+from edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, Unfinished
 from edge.telemetry.exchange import Exchange
 
 SESSION_PATH = b"/v1/ws"
@@ -33,6 +33,7 @@ MISSED_PINGS = 2
 """So many may be unanswered, for 40 s together; then the client is gone."""
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _BINARY = 0x82  # the whole message in one frame
+_HEADERS = tuple(bytes((_BINARY, size)) for size in range(SMALL_BYTES + 1))
 
 
 def accepts(request: Request) -> bytes | None:
@@ -86,6 +87,7 @@ class WebSocket:
             failed=self._exchange.failed,
         )
         self._protocol = Connection(ConnectionType.SERVER)
+        self._came: list[bytes] = []  # from the link in this turn
         self._parts: list[bytes] = []  # of a message that is not whole
         self._size = 0
         self._missed = 0
@@ -158,16 +160,39 @@ class WebSocket:
     # ---- to the client ----
 
     def deliver(self, raw: bytes) -> None:
-        self._session.deliver(raw)
+        # The session is looked at once a turn: with many connections, what it is made of is no
+        # longer near the processor when its turn to be flushed comes.
+        self._came.append(raw)
         self._turn.touched[self] = None
 
     def flush(self) -> None:
         """What the session has for the client, as far as there is room."""
         if self._closed:
             return
+        session, wire, came = self._session, self._wire, self._came
+        room = wire.room()
+        if len(came) == 1 and (raw := session.pass_on(came[0], room)) is not None:
+            came.clear()
+            wire.write(_HEADERS[len(raw)] + raw)
+            self._turn.writes += 1
+            return
+        for raw in came:
+            session.deliver(raw)
+        came.clear()
+        room = self._write(room)
+        if not session.has_frames:
+            self._held_s = None
+        elif self._held_s is None:
+            self._held_s = self._turn.since()
+            self._exchange.stalled()
+        if session.close is not None and room > 0:
+            self._say_goodbye(session.close.code, session.close.reason)
+
+    def _write(self, room: int) -> int:
+        """All that waits, until there is no room; how much there is then. Who has been told that
+        there is none is who is told when there is some again."""
         session = self._session
-        # Until there is no room: it is who has been told so that is told when there is some again.
-        while (room := self._wire.room()) > 0:
+        while room > 0:
             # A message takes all that there is and has room: what is left is too large for it.
             data = b""
             while room > 0 and (message := session.next_message(room)) is not None:
@@ -183,13 +208,8 @@ class WebSocket:
                 self._link.submit(self, raw)
             if not session.congested:
                 self._wire.resume_reading()
-        if not session.has_frames:
-            self._held_s = None
-        elif self._held_s is None:
-            self._held_s = self._turn.since()
-            self._exchange.stalled()
-        if session.close is not None and room > 0:
-            self._say_goodbye(session.close.code, session.close.reason)
+            room = self._wire.room()
+        return room
 
     def drained(self) -> None:
         self._turn.touch(self)
@@ -240,8 +260,8 @@ class WebSocket:
 
 def _header(size: int) -> bytes:
     """Of a whole binary message of that size (RFC 6455, 5.2)."""
-    if size < 126:
-        return bytes((_BINARY, size))
+    if size <= SMALL_BYTES:
+        return _HEADERS[size]
     if size < 1 << 16:
         return bytes((_BINARY, 126)) + size.to_bytes(2)
     return bytes((_BINARY, 127)) + size.to_bytes(8)

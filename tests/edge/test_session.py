@@ -337,6 +337,66 @@ def test_an_edge_that_goes_away_closes_the_connection(session: Session) -> None:
     assert session.close.code is CloseCode.GOING_AWAY
 
 
+# ---- tokens that pass at once ----
+
+
+def reading(session: Session, corr: int) -> None:
+    """A stream is read there, and nothing waits."""
+    session.receive(encode(Resume(STREAM, credit=1000), corr))
+    session.deliver(encode(Opened(STREAM, 0, "", "demo", 3), corr))
+    sent(session)
+
+
+def test_a_token_passes_as_it_came_until_credit_is_due(session: Session) -> None:
+    reading(session, 1)
+    sizes, index = 0, 0
+    while session.pass_on(raw := encode(Token("a", index), 1), len(raw)) == raw:
+        sizes, index = sizes + len(raw), index + 1
+    assert 0 < sizes < WINDOW_BYTES
+    assert session.credits() == []
+    session.deliver(raw)
+    assert sent(session) == [(1, Token("a", index))]
+    [credit] = session.credits()
+    assert decode(credit) == (1, Credit(1000, sizes + len(raw) + WINDOW_BYTES))
+    again = encode(Token("a", index + 1), 1)
+    assert session.pass_on(again, 100) == again
+    most = encode(Credit(index + 2 + MAX_CREDIT_FRAMES), 1)  # it counts what has passed
+    assert session.receive(most) != [] and errors(session) == []
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        encode(Token("b", 0), 2),
+        encode(Heartbeat(1, ready=True)),
+        encode(StreamError("unavailable", "this edge goes away", True, 503)),
+    ],
+    ids=["a frame", "a heartbeat", "the farewell"],
+)
+def test_a_token_does_not_overtake_what_waits(session: Session, waits: bytes) -> None:
+    reading(session, 1)
+    reading(session, 2)
+    session.deliver(waits)
+    assert session.pass_on(encode(Token("a", 0), 1), 100) is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "room"),
+    [
+        (encode(Token("a", 0), 1), 5),
+        (encode(Token("a" * 125, 0), 1), 1000),
+        (encode(END, 1), 100),
+        (encode(Token("a", 0), 2), 100),
+    ],
+    ids=["no room", "large", "an end", "nobody reads it"],
+)
+def test_only_a_small_token_of_a_stream_passes_where_there_is_room(
+    session: Session, raw: bytes, room: int
+) -> None:
+    reading(session, 1)
+    assert session.pass_on(raw, room) is None
+
+
 # ---- bytes of credit ----
 
 
