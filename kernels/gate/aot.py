@@ -12,84 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from queue import SimpleQueue
-from threading import Timer
-from typing import Any
 
 from kernels.gate.aot_gate import Compiled, Gate
 from kernels.gate.aot_report import Progress, print_report
-
-ANSWER_SECONDS = 600
-"""How long a worker may compile one variant, or import everything."""
-ERROR_LINES = 12
-"""Lines of a worker's last words that are shown."""
-
-
-class WorkerError(Exception):
-    """A worker ended or was ended; the text is the end of its standard error."""
-
-
-class Worker:
-    """A process of `kernels.gate.aot_worker`; `contents` is what there is to compile."""
-
-    def __init__(self, package: str) -> None:
-        # A file, not a pipe: nobody reads it while the process runs.
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "kernels.gate.aot_worker", package],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environment,
-            text=True,
-        )
-        self.contents = self._answer()
-
-    def compile(self, place: int) -> dict[str, Any]:
-        """The machine code of the variant at `place`; raises WorkerError, which ends it."""
-        assert self._process.stdin is not None
-        print(place, file=self._process.stdin, flush=True)
-        return self._answer()
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.kill()
-        self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._errors.close()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        alarm = Timer(ANSWER_SECONDS, self._process.kill)
-        alarm.start()
-        line = self._process.stdout.readline()
-        alarm.cancel()
-        if not line.endswith("\n"):
-            raise WorkerError(self._last_words())
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _last_words(self) -> str:
-        code = self._process.wait()
-        self._errors.seek(0)
-        lines = self._errors.read().decode("utf-8", "replace").splitlines()
-        self.close()
-        return "\n".join(lines[-ERROR_LINES:]) or f"no answer, exit status {code}"
+from kernels.processes import ProcessError, Processes
 
 
 def compile_all(package: str, only: str, jobs: int, progress: Progress) -> Gate:
-    """Compile what there is, identical compilations once; raises WorkerError if it cannot list."""
-    first = Worker(package)
-    contents = first.contents
+    """Compile what there is, identical compilations once; raises ProcessError if it cannot list."""
+    processes = Processes(jobs, "kernels.gate.aot_worker", package)
+    contents = processes.greeting
     chosen: dict[str, list[int]] = {}
     wanted = [
         (place, variant)
@@ -102,31 +37,18 @@ def compile_all(package: str, only: str, jobs: int, progress: Progress) -> Gate:
         # An ordinary launch is its dependent twin without the wait: one of them is enough.
         if variant["key"] in chosen and variant["twin"] in chosen.keys() - {variant["key"]}:
             chosen[variant["twin"]] += chosen.pop(variant["key"])
-    idle: SimpleQueue[Worker | None] = SimpleQueue()
-    for worker in [first, *[None] * (jobs - 1)]:
-        idle.put(worker)
-
-    def compile_one(places: list[int]) -> Compiled:
-        uses = [contents["variants"][place] for place in places]
-        worker = idle.get()
-        try:
-            worker = worker or Worker(package)
-            return Compiled(uses, worker.compile(places[0]))
-        except WorkerError as error:
-            worker = None
-            return Compiled(uses, None, str(error))
-        finally:
-            idle.put(worker)
-
-    with ThreadPoolExecutor(jobs) as threads:
-        futures = [threads.submit(compile_one, places) for places in chosen.values()]
-        for done, future in enumerate(as_completed(futures), start=1):
-            progress.show(done, len(futures), future.result().name)
-    for _ in range(jobs):
-        if worker := idle.get():
-            worker.close()
+    places = list(chosen.values())
+    compiled: dict[int, Compiled] = {}
+    try:
+        for at, answer in processes.answers([str(some[0]) for some in places]):
+            uses = [contents["variants"][place] for place in places[at]]
+            failed = isinstance(answer, ProcessError)
+            compiled[at] = Compiled(uses, *((None, str(answer)) if failed else (answer,)))
+            progress.show(len(compiled), len(places), compiled[at].name)
+    finally:
+        processes.close()
     launched = [] if only else contents["launched"]
-    return Gate(contents["triton"], [future.result() for future in futures], launched)
+    return Gate(contents["triton"], [compiled[at] for at in range(len(places))], launched)
 
 
 def main(arguments: list[str] | None = None, clock: Callable[[], float] = time.monotonic) -> int:
@@ -142,7 +64,7 @@ def main(arguments: list[str] | None = None, clock: Callable[[], float] = time.m
         gate = compile_all(
             chosen.package, chosen.only, max(1, chosen.jobs), Progress(quiet=chosen.json)
         )
-    except WorkerError as error:
+    except ProcessError as error:
         print(f"error: the kernels cannot be listed:\n{error}", file=sys.stderr)
         return 1
     offenders = gate.offenders() or ([] if gate.compiled else ["nothing was compiled"])

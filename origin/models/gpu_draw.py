@@ -41,14 +41,18 @@ class GpuDraw:
             self._masks(draws),
             self._counts(draws),
         )
-        drawn = self._drawn[:, : len(draws)]
-        sample_rows(logits, rows, drawn[0], drawn[1], self._workspace, dependent=self._dependent)
-        ids, faults = drawn.tolist()
+        ids, faults = self.launch(logits, rows).tolist()
         if FAULT_EMPTY_MASK in faults:
             raise ValueError("mask: it allows no token")
         tokens = [NO_TOKEN if fault else id for id, fault in zip(ids, faults, strict=True)]
         scores = scores_of(logits, draws, tokens)
         return [Drawn(*pair) for pair in zip(tokens, scores, strict=True)]
+
+    def launch(self, logits: Tensor, rows: SamplerRows) -> Tensor:
+        """int32 [2, rows]: ids and faults, of a buffer that the next call overwrites."""
+        drawn = self._drawn[:, : len(logits)]
+        sample_rows(logits, rows, drawn[0], drawn[1], self._workspace, dependent=self._dependent)
+        return drawn
 
     def _masks(self, draws: Sequence[Draw]) -> Tensor | None:
         """int32 [rows, words]; None if no row has one."""

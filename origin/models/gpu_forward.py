@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.decoder import Chunks, Decoder, Rows
 from kernels.step_graph import NO_PAGE, StepGraph
-from origin.models.model import PREFILL_CHUNK_TOKENS, Piece, Progress
+from origin.models.model import PREFILL_CHUNK_TOKENS, Piece
 
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Rows of a captured step; fewer rows are filled up with such that do nothing."""
@@ -87,15 +87,10 @@ def row_groups(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:
 
 
 class GpuForward:
-    """Pieces in, hidden rows out; the steps that it captures work in the decoder's buffers.
+    """Pieces in, hidden rows out; the steps that it captures work in the decoder's buffers."""
 
-    Kernels are compiled when a shape first needs them, which takes long: `progress` is told before.
-    """
-
-    def __init__(self, decoder: Decoder, progress: Progress = lambda *_: None) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._progress = progress
-        self._prefilled: set[int] = set()
         self._steps: dict[tuple[int, int, bool], StepGraph] = {}
 
     def __call__(self, pieces: Sequence[Piece]) -> Tensor:
@@ -117,9 +112,6 @@ class GpuForward:
     def _prefill(self, group: list[Span]) -> Tensor:
         device = self._decoder.device
         owners = [index for index, span in enumerate(group) for _ in span.ids]
-        if len(owners) not in self._prefilled:
-            self._progress("compile", len(self._prefilled), 0)
-            self._prefilled.add(len(owners))
         rows = Rows.of(_ids(group), _positions(group), owners, device)
         starts = [span.positions.start for span in group]
         chunks = Chunks.of([*map(len, group)], starts, range(len(group)), device)
@@ -138,7 +130,6 @@ class GpuForward:
         longest = min(step_length(length), self._decoder.max_length)
         key = count, longest, distinct
         if key not in self._steps:
-            self._progress("compile", len(self._steps), 0)
             self._steps[key] = StepGraph(self._decoder, count, longest, distinct=distinct)
         return self._steps[key]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels.attention.paged_kv import FP8, SCALED_DTYPES, PagedKv
 from kernels.attention.rope import Rope, rope_table
 from kernels.decoder import Decoder
+from kernels.launch import INTERPRETED
 from kernels.layers import (
     DenseHead,
     DenseLayer,
@@ -164,7 +165,7 @@ class DecoderParts:
             ffn_norm=layer.ffn_norm,
             down=layer.down,
             # The interpreter takes seconds for the many programs of one; the bits are the same.
-            gemv_rows=gemv_rows(self.shape) if self._device.type == "cuda" else 0,
+            gemv_rows=0 if INTERPRETED else gemv_rows(self.shape),
         )
 
     def _dense_layer(self, layer: LayerTensors[Weight], workspace: LinearWorkspace) -> DenseLayer:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import triton
 from torch import Tensor
+from triton.runtime import driver
 
 import kernels
 from kernels.shapes import HEAD_DIMS
@@ -17,6 +18,7 @@ from origin.checkpoint.file_digests import FileDigests
 from origin.checkpoint.formats_check import refuse_formats
 from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, read_config
 from origin.formats import AS_STORED, Formats
+from origin.models.gpu_ahead import have_compiled
 from origin.models.gpu_draw import GpuDraw
 from origin.models.gpu_forward import MAX_STEP_ROWS, GpuForward
 from origin.models.gpu_layers import DecoderParts
@@ -57,8 +59,11 @@ class GpuModel:
         parts = DecoderParts(config, tensors, device, progress, formats, dependent=dependent)
         self.pages = parts.pages_within(kv_bytes)
         self._decoder = parts.decoder(self.pages)
-        self._forward = GpuForward(self._decoder, progress)
+        self._forward = GpuForward(self._decoder)
         self._draw = GpuDraw(MAX_STEP_ROWS, config.vocab, device, dependent=dependent)
+        if device.type == "cuda":
+            target = driver.active.get_current_target()
+            have_compiled(self._decoder, self._draw, target, progress)
 
     @torch.inference_mode()
     def forward(self, pieces: Sequence[Piece]) -> Tensor:

@@ -14,6 +14,7 @@ from ledger.errors import NotFound, Unavailable
 from origin.checkpoint.prompt import PromptReader
 from origin.workers.circuit import Circuit
 from origin.workers.liveness import SILENT_S
+from origin.workers.load_spans import COMPILE
 from origin.workers.worker_frame import LoadProgress, Ready
 from origin.workers.worker_process import WorkerSlot
 
@@ -60,8 +61,11 @@ class ServedModel:
             return ()
         if self.loading is None:
             return (f"starting a worker{again}",)
-        how_far = f" {self.loading.done}/{self.loading.total}" if self.loading.total else ""
-        return (f"loading: {self.loading.stage}{how_far}{again}",)
+        stage, done, total = self.loading.stage, self.loading.done, self.loading.total
+        if stage == COMPILE:
+            return (f"compiling {done} of {total} kernels{again}",)
+        how_far = f" {done}/{total}" if total else ""
+        return (f"loading: {stage}{how_far}{again}",)
 
     def check_starts(self, now: float, random: Random) -> None:
         """Raises `Unavailable` where it was never loaded, or its workers die before they are."""

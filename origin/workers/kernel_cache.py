@@ -17,6 +17,7 @@ import shutil
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,6 +74,14 @@ def offer(data: Path) -> None:
         log.error("kernels.not_kept", error=str(error))
         return
     os.environ[VARIABLE] = str(cache.folder)
+
+
+def keep_compiled(data: Path) -> None:
+    """From now, what this process has had compiled into the folder that it was offered."""
+    folder = data.resolve() / FOLDER
+    if Path(os.environ.get(VARIABLE, "")).parent == folder:
+        with suppress(OSError):  # it is compiled again then
+            KernelCache(data).keep()
 
 
 class KernelCache:
@@ -224,7 +233,7 @@ class KernelCache:
 
     def _write(self, groups: Groups) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        new = self.folder / f"{MANIFEST}.new"
+        new = self.folder / f"{MANIFEST}.{os.getpid()}.new"
         new.write_bytes(self._manifest(groups))
         os.replace(new, self.folder / MANIFEST)
 

@@ -28,6 +28,9 @@ class LoadStage(NamedTuple):
 FORKED, SPAWNED = "fork", "spawn"
 """How a worker's process began, and the stage of its start until it runs our code."""
 
+COMPILE = "compile"
+"""The stage whose progress is in kernels, and which a worker stays in for minutes, once."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:

@@ -46,6 +46,7 @@ from origin.models.tensors import checkpoint_bytes
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PagePool
 from origin.workers.at_work import AtWork
+from origin.workers.kernel_cache import keep_compiled
 from origin.workers.liveness import BEAT_S
 from origin.workers.load_spans import OF_THIS_PROCESS
 from origin.workers.watchdog import Watchdog
@@ -289,6 +290,7 @@ def _load(config: OriginConfig, progress: Progress) -> tuple[Model, Surroundings
     model = _load_model(config.model, config, progress)
     progress("tokenizer", 0, 1)
     around = _surroundings(model, config, progress)
+    keep_compiled(config.data)
     progress("warm-up", 0, 1)
     _warm_up(model, around)
     return model, around

@@ -27,7 +27,7 @@ from origin.workers.circuit import SETTLED_S, Circuit, CircuitState
 from origin.workers.death import Death, count_oom_kills, kind_of_exit
 from origin.workers.forked import ChildProcess, Launcher
 from origin.workers.liveness import LOOK_S, Patience, Pulse
-from origin.workers.load_spans import FORKED, SPAWNED, LoadStage, WorkerStart
+from origin.workers.load_spans import COMPILE, FORKED, SPAWNED, LoadStage, WorkerStart
 from origin.workers.worker_frame import Begun, Fault, Frame, Load, LoadProgress, Ready, Step
 
 STOP_GRACE_S = 2.0
@@ -317,6 +317,9 @@ class WorkerSlot:
             case Fault():
                 self._fault = frame.error, Death.of(frame.kind)
             case LoadProgress():
+                if frame.stage == COMPILE:
+                    where = {"slot": self.number, "model": self.model}
+                    log.info("worker.compiling", kernel=frame.done, of=frame.total, **where)
                 owner.worker_loading(self, frame)
             case Ready():
                 self.ready = frame

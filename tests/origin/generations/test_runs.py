@@ -417,8 +417,9 @@ async def test_room_is_kept_for_all_streams_of_a_request_or_for_none(stage: Stag
 
 async def test_readiness_tells_what_is_awaited(stage: Stage) -> None:
     reasons = [stage.runs.reasons]
-    stage.runs.worker_loading(stage.slots[0], LoadProgress("unpack", 2, 6))
-    reasons.append(stage.runs.reasons)
+    for stage_of_load in ("unpack", "compile"):
+        stage.runs.worker_loading(stage.slots[0], LoadProgress(stage_of_load, 2, 6))
+        reasons.append(stage.runs.reasons)
     await stage.ready(stage.slots[0])
     reasons.append(stage.runs.reasons)
     await stage.lost(stage.slots[0])
@@ -426,10 +427,11 @@ async def test_readiness_tells_what_is_awaited(stage: Stage) -> None:
     assert reasons == [
         ("starting a worker",),
         ("loading: unpack 2/6",),
+        ("compiling 2 of 6 kernels",),
         (),
         ("starting a worker; 1 died before, the last: ended by SIGKILL",),
     ]
-    assert stage.changes == 3
+    assert stage.changes == 4
 
 
 async def test_readiness_and_clients_are_told_of_a_crash_loop(stage: Stage) -> None:

@@ -1,0 +1,121 @@
+"""Work shared out to several processes, which answer line by line; compilers, that is.
+
+A process is `python -m MODULE ARGUMENTS`. It first writes a greeting, then an answer to each line
+that it reads, all as one line of JSON each, until its input ends: so it ends with whoever asked. An
+error ends it, and its last words are found in the exception.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from queue import SimpleQueue
+from threading import Timer
+from typing import Any
+
+ANSWER_SECONDS = 600
+"""How long a process may take for one answer, or to import everything."""
+ERROR_LINES = 12
+"""Lines of a process's last words that are shown."""
+
+Answer = dict[str, Any]
+
+
+class ProcessError(Exception):
+    """A process ended or was ended; the text is the end of its standard error."""
+
+
+class Processes:
+    """Up to `jobs` of them, started as they are needed; one that died is replaced.
+
+    `greeting` is that of the first, which is started at once. Raises ProcessError if that fails.
+    """
+
+    def __init__(self, jobs: int, *command: str) -> None:
+        self._command = command
+        self._jobs = jobs
+        first = _Process(command)
+        self.greeting = first.greeting
+        self._idle: SimpleQueue[_Process | None] = SimpleQueue()
+        for process in [first, *[None] * (jobs - 1)]:
+            self._idle.put(process)
+
+    def answers(self, lines: Sequence[str]) -> Iterator[tuple[int, Answer | ProcessError]]:
+        """The place of each line with what became of it, in the order in which they come."""
+        with ThreadPoolExecutor(self._jobs) as threads:
+            places = {threads.submit(self._ask, line): at for at, line in enumerate(lines)}
+            for future in as_completed(places):
+                yield places[future], future.result()
+
+    def close(self) -> None:
+        """End them; nobody may wait for an answer."""
+        for _ in range(self._jobs):
+            if process := self._idle.get():
+                process.close()
+
+    def _ask(self, line: str) -> Answer | ProcessError:
+        process = self._idle.get()
+        try:
+            process = process or _Process(self._command)
+            return process.ask(line)
+        except ProcessError as error:
+            process = None
+            return error
+        finally:
+            self._idle.put(process)
+
+
+class _Process:
+    def __init__(self, command: Sequence[str]) -> None:
+        # A file, not a pipe: nobody reads it while the process runs.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        safe = ["-P"] if sys.flags.safe_path else []
+        self._process = subprocess.Popen(
+            [sys.executable, *safe, "-m", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+            text=True,
+        )
+        self.greeting = self._answer()
+
+    def ask(self, line: str) -> Answer:
+        assert self._process.stdin is not None
+        try:
+            print(line, file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise ProcessError(self._last_words()) from None
+        return self._answer()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _answer(self) -> Answer:
+        assert self._process.stdout is not None
+        alarm = Timer(ANSWER_SECONDS, self._process.kill)
+        alarm.start()
+        line = self._process.stdout.readline()
+        alarm.cancel()
+        if not line.endswith("\n"):
+            raise ProcessError(self._last_words())
+        answer: Answer = json.loads(line)
+        return answer
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").splitlines()
+        self.close()
+        return "\n".join(lines[-ERROR_LINES:]) or f"no answer, exit status {code}"
