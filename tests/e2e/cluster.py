@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -10,15 +11,18 @@ from urllib.parse import urlencode
 import httpx
 from psycopg.conninfo import conninfo_to_dict
 
+from edge.origins.choice import PREFIX_CHARS, Candidate, by_key
+from edge.origins.link import wanted_by
+from ledger.frame import Open
 from tests.e2e.processes import Edge, Origin
 from tests.e2e.sse import SSE, Reading, events
 
 
-def request(seed: int, tokens: int) -> dict[str, Any]:
+def request(seed: int, tokens: int, prompt: str = "Once upon a time") -> dict[str, Any]:
     """A body that gives the same text each time."""
     return {
         "model": "demo",
-        "prompt": "Once upon a time",
+        "prompt": prompt,
         "max_tokens": tokens,
         "temperature": 0.8,
         "seed": seed,
@@ -46,6 +50,22 @@ class Cluster:
 
     def origin(self, name: str, port: int | None = None) -> Origin:
         return Origin(self.folder / name, port, config=self.settings)
+
+    def prompt_of(self, origin: int) -> str:
+        """One that every edge asks this origin for, as long as it is up and not overloaded.
+
+        A short prompt goes to whoever has least to do, which is a matter of heartbeats.
+        """
+        candidates = [Candidate(each.link) for each in self.origins]
+        for number in itertools.count():
+            prompt = f"Once upon a time, {number} days ago, there was a little girl. ".ljust(
+                PREFIX_CHARS, "."
+            )
+            key = wanted_by(Open("demo", prompt)).key
+            assert key is not None
+            if by_key(candidates, key)[0] is candidates[origin]:
+                return prompt
+        raise AssertionError("unreachable: the counter does not end")
 
     def count(self, origin: int, message: str) -> int:
         """How often an origin has logged that."""

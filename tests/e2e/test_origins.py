@@ -20,7 +20,7 @@ from tests.ledger.postgres_server import PostgresServer
 pytestmark = pytest.mark.anyio
 
 TOKENS = 150
-LONG = 400
+LONG = 600
 BEFORE_THE_KILL = 20
 """Events that every reader has when an origin is killed."""
 
@@ -55,8 +55,8 @@ async def cluster(server: PostgresServer, tmp_path: Path) -> AsyncIterator[Clust
 async def test_a_killed_origins_streams_go_on_at_the_other(
     cluster: Cluster, client: httpx.AsyncClient, dead: int
 ) -> None:
-    bodies = [request(seed, TOKENS) for seed in (1, 2, 3, 4)]
-    whole = [await start(client, cluster.edges[0].url, body) for body in bodies]
+    bodies = [request(seed, LONG, cluster.prompt_of(seed % 2)) for seed in range(4)]
+    whole = await asyncio.gather(*(start(client, cluster.edges[0].url, body) for body in bodies))
     readers = [Reader(BEFORE_THE_KILL) for _ in bodies]
     async with asyncio.TaskGroup() as group:
         for number, (reader, body) in enumerate(zip(readers, bodies, strict=True)):
@@ -68,9 +68,10 @@ async def test_a_killed_origins_streams_go_on_at_the_other(
         assert reader.reading.text == uninterrupted.text
         assert reader.reading.indexes == uninterrupted.indexes
         assert reader.reading.end == uninterrupted.end
+    await cluster.origins[1 - dead].saw("stream.taken_over", 2)
     taken = cluster.logged(1 - dead, "stream.taken_over")
-    assert {event["epoch"] for event in taken} == {2}  # some had begun at the one that died
-    assert all(BEFORE_THE_KILL <= int(event["frames"]) < TOKENS for event in taken)
+    assert [event["epoch"] for event in taken] == [2, 2]  # of those that had begun at the dead one
+    assert all(BEFORE_THE_KILL <= int(event["frames"]) < LONG for event in taken)
 
 
 async def test_of_three_origins_two_die_and_one_that_loads_is_not_asked(
@@ -104,8 +105,8 @@ async def test_of_three_origins_two_die_and_one_that_loads_is_not_asked(
 async def test_a_frozen_origins_readers_move_on_when_its_lease_is_over(
     cluster: Cluster, client: httpx.AsyncClient
 ) -> None:
-    bodies = [request(seed, TOKENS) for seed in (1, 2, 3, 4)]
-    whole = [await start(client, cluster.edges[1].url, body) for body in bodies]
+    bodies = [request(seed, LONG, cluster.prompt_of(seed % 2)) for seed in range(4)]
+    whole = await asyncio.gather(*(start(client, cluster.edges[1].url, body) for body in bodies))
     readers = [Reader(BEFORE_THE_KILL) for _ in bodies]
     frozen, edge = cluster.origins[0], cluster.edges[0]
     async with asyncio.TaskGroup() as group:
@@ -119,7 +120,8 @@ async def test_a_frozen_origins_readers_move_on_when_its_lease_is_over(
         assert reader.reading.events == uninterrupted.events
     down = await edge.saw("origin link down")
     assert down["reason"] == f"the origin was silent for {LedgerConfig().lease_s:g} s"
-    assert 0 < cluster.count(1, "stream.taken_over") < len(bodies)
+    await cluster.origins[1].saw("stream.taken_over", 2)
+    assert cluster.count(1, "stream.taken_over") == 2
 
 
 async def test_a_stream_is_resumed_at_the_other_origin_while_the_first_generates_it(
