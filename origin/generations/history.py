@@ -47,10 +47,11 @@ class History:
 
 
 async def read_history(ledger: Ledger, stream: bytes, turn: asyncio.Lock) -> History:
-    """All of a stream's log. Whoever reads holds `turn`, so that many together block no loop: a
-    ledger's `read` waits for the disk or the server, and others have their turns meanwhile."""
+    """All of a stream's log. Whoever reads holds `turn`, so that many together block no loop:
+    others have their turns between two logs, and while a `read` waits for disk or server."""
     history = History()
     async with turn:
+        await asyncio.sleep(0)  # a short log is in memory, and is read without waiting
         while records := await ledger.read(stream, history.next_index, SLICE_RECORDS):
             for record in records:
                 history.add(record)

@@ -45,22 +45,14 @@ from origin.generations.recipe import Recipe
 from origin.generations.spans import record_span
 from origin.generations.stream import TEXT, GeneratedStream, find, log_refusal, tell_first
 from origin.generations.suspects import judge
-from origin.generations.table import StreamTable
+from origin.generations.table import Placed, StreamTable
 from origin.history.recorder import HistoryRecorder, no_history
 from origin.history.schema import COLD, HOT
 from origin.metrics import Metrics
 from origin.serving.served_model import ServedModel, ServedModels
 from origin.workers.circuit import CircuitState
 from origin.workers.cold_starts import ColdStarts
-from origin.workers.worker_frame import (
-    Attend,
-    Begun,
-    Halt,
-    Load,
-    LoadProgress,
-    Ready,
-    Step,
-)
+from origin.workers.worker_frame import Attend, Begun, Halt, Load, LoadProgress, Ready, Step
 from origin.workers.worker_process import WorkerSlot
 
 MOST_WAIT_S = 60.0
@@ -247,8 +239,12 @@ class Runs:
             [slot for slot in self._slots if not slot.is_silent], may_take
         ):
             # Whoever waits may be cancelled as its worker goes; streams of others are handed over.
-            handing = asyncio.gather(*(self._hand_over(*each) for each in placed))
-            await asyncio.shield(handing)
+            await asyncio.shield(self._hand_over_all(placed))
+
+    async def _hand_over_all(self, placed: Sequence[Placed]) -> None:
+        """Class by class: none waits until less urgent streams are taken over."""
+        for _, some in itertools.groupby(placed, lambda each: each[0].recipe.priority):
+            await asyncio.gather(*(self._hand_over(*each) for each in some))
 
     async def _hand_over(self, stream: GeneratedStream, slot: WorkerSlot, run: int) -> None:
         claim = unreadable = None

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -153,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
     """Run a worker; returns the exit status."""
     path, settings = argv
     OF_THIS_PROCESS.enter("connect")
-    config = OriginConfig.model_validate_json(settings)
+    config = _config_of(settings)
     # Ctrl-C in a terminal reaches every process; the supervisor decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(TORCH_THREADS)
@@ -171,7 +172,7 @@ def main(argv: Sequence[str]) -> int:
 def prepare(settings: str) -> None:
     """Import what a worker with these settings will import later, load what may be loaded for all
     of them, and begin nothing. `settings` may be a device alone: nothing is loaded then."""
-    config = None if settings in [*Device] else OriginConfig.model_validate_json(settings)
+    config = None if settings in [*Device] else _config_of(settings)
     device = Device(settings if config is None else config.device)
     torch.set_num_threads(TORCH_THREADS)
     if device != Device.CUDA:
@@ -184,6 +185,12 @@ def prepare(settings: str) -> None:
     if is_cpu and config is not None:
         with suppress(Exception):  # whatever it is, a worker meets it too, and can say it
             _load_ahead(config)
+
+
+@lru_cache(1)
+def _config_of(settings: str) -> OriginConfig:
+    """Checked once, by the launcher: that takes milliseconds, of which a worker has few."""
+    return OriginConfig.model_validate_json(settings)
 
 
 def _load_ahead(config: OriginConfig) -> None:

@@ -183,9 +183,14 @@ async def beside_batch(
     client: httpx.AsyncClient, edge: Edge, origin: Origin, batch: int
 ) -> dict[str, Any]:
     """Five interactive streams beside so many of class batch: their first tokens without a kill
-    of the worker, and right after one."""
+    of the worker, and right after one, each when the batch streams are under way."""
     url = f"{edge.url}/v1/generate"
-    under_way, counted = asyncio.Event(), 0
+    news, counted = asyncio.Condition(), 0
+
+    async def under_way() -> None:
+        enough = counted + batch * 4
+        async with news:
+            await news.wait_for(lambda: counted >= enough)
 
     async def keep_busy(seed: int) -> None:
         nonlocal counted
@@ -193,15 +198,15 @@ async def beside_batch(
         async with client.stream("POST", url, json=body, headers=SSE) as response:
             async for _ in events(response):
                 counted += 1
-                if counted > batch * 4:
-                    under_way.set()
+                async with news:
+                    news.notify_all()
 
     waits: dict[str, list[float]] = {"without": [], "with": []}
     tasks = [asyncio.create_task(keep_busy(1000 + one)) for one in range(batch)]
     try:
-        await under_way.wait()
         for turn in range(INTERACTIVE_TURNS):
             for name in waits:
+                await under_way()
                 ready = origin.count("worker.ready")
                 if name == "with":
                     os.kill(origin.worker_pid(), signal.SIGKILL)

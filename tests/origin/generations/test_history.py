@@ -18,7 +18,6 @@ from tests.origin.stage import RECIPE, Stage
 pytestmark = pytest.mark.anyio
 
 STREAMS = 4
-TOKENS = 3 * SLICE_RECORDS
 
 
 class Turns:
@@ -44,15 +43,16 @@ class Turns:
         self._handle.cancel()
 
 
-async def test_many_long_streams_that_are_taken_over_block_the_loop_for_a_slice_at_a_time(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("tokens", [8, 3 * SLICE_RECORDS])
+async def test_streams_that_are_taken_over_block_the_loop_for_a_slice_of_one_of_them_at_a_time(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tokens: int
 ) -> None:
     streams = [bytes([number]) * 16 for number in range(1, STREAMS + 1)]
     for stream in streams:
         await stage.ledger.create(
             NewStream(stream, RECIPE.model_dump_json(), Durability.PROCESS, 60)
         )
-        records = [Record(encode(Token("x", at)), (5,)) for at in range(TOKENS)]
+        records = [Record(encode(Token("x", at)), (5,)) for at in range(tokens)]
         appends = [Append(stream, 1, at, record) for at, record in enumerate(records)]
         assert await stage.ledger.append(appends) == []
     turns = Turns(stage.ledger)
@@ -62,8 +62,8 @@ async def test_many_long_streams_that_are_taken_over_block_the_loop_for_a_slice_
     turns.stop()
     orders = [order for _, order in stage.slots[0].sent]
     assert len(orders) == STREAMS
-    assert all(isinstance(order, Run) and len(order.generated_ids) == TOKENS for order in orders)
-    assert max(turns.records.values()) <= SLICE_RECORDS
+    assert all(isinstance(order, Run) and len(order.generated_ids) == tokens for order in orders)
+    assert max(turns.records.values()) <= min(tokens, SLICE_RECORDS)
 
 
 def history_of(frames: Sequence[Logged]) -> History:

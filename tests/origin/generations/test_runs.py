@@ -195,6 +195,24 @@ async def test_an_urgent_stream_is_handed_over_first(stage: Stage) -> None:
     assert [stream.id for stream in stage.runs.table.on(stage.slots[0])] == [C, B, A]
 
 
+async def test_an_urgent_stream_does_not_wait_until_others_are_taken_over(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage.create(A, RECIPE.model_copy(update={"priority": "batch"}).model_dump_json())
+    await stage.create(B, RECIPE.model_copy(update={"priority": "interactive"}).model_dump_json())
+    await stage.runs.restore([A, B])
+    one, take_over = stage.slots[0], stage.ledger.take_over
+    ordered_before: dict[bytes, int] = {}
+
+    async def noted(stream: bytes) -> int:
+        ordered_before[stream] = len(one.sent)
+        return await take_over(stream)
+
+    monkeypatch.setattr(stage.ledger, "take_over", noted)
+    await stage.ready(one)
+    assert ordered_before == {B: 0, A: 1}
+
+
 async def test_a_stream_that_makes_tokens_between_deaths_goes_on(stage: Stage) -> None:
     one = stage.slots[0]
     await stage.start(A)
