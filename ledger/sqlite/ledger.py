@@ -307,12 +307,13 @@ class SqliteLedger:
         return await self._replay.records(tail, start, limit)
 
     def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
-        self._residents.tails[stream].watchers.append(wake)
+        self._residents.tails[stream].watchers += (wake,)
 
     def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None:
         tail = self._residents.tails.get(stream)
         if tail is not None and wake in tail.watchers:
-            tail.watchers.remove(wake)
+            at = tail.watchers.index(wake)
+            tail.watchers = tail.watchers[:at] + tail.watchers[at + 1 :]
             if tail.ended and tail.idle:
                 self._residents.forget(tail)
 

@@ -92,22 +92,26 @@ class Log:
         """Put the log row into a group's commit; everything else can be stored behind it."""
         if not group.tails:
             return
-        commit = group.commit
+        commit, residents = group.commit, self._residents
         self._seq += 1
         commit.seq = self._seq
-        # What is accepted from now on is in the next group.
-        group.reached = [(tail, tail.accepted) for tail in dict.fromkeys(group.tails)]
+        for tail in dict.fromkeys(group.tails):
+            # What is accepted from now on is in the next group.
+            group.reached.append((tail, tail.accepted))
+            if tail.gone:
+                continue
+            sid = tail.sid
+            if sid not in residents.unstored:
+                tail.oldest_seq = commit.seq
+                residents.unstored[sid] = tail
+            if tail.ripe:
+                residents.ripe[sid] = tail
         sids = [tail.sid for tail in group.tails]
         commit.log = pack_batch(sids, group.indexes, group.frames, group.ids)
         self._rows.add(self._seq, len(commit.log))
 
     def tidy(self, group: Group, commit: Commit) -> int:
-        """Note where a group's frames lie, and put into `commit` what becomes a segment now.
-
-        Returns how many bytes of frames do.
-        """
-        if group.tails:
-            self._note(group)
+        """Put into `commit` what becomes a segment now; returns how many bytes of frames do."""
         self._note_aged(self._seq)
         # Some ripe tails, as far as they are accepted: the rest of them is in this group.
         due = -(-len(self._residents.ripe) // SEGMENT_COMMITS)
@@ -117,20 +121,6 @@ class Log:
         if (keep_from := self._rows.prune(oldest, all_=self.closes)) is not None:
             commit.keep_from = keep_from
         return size
-
-    def _note(self, group: Group) -> None:
-        """Of every tail: in which log row it lies, and whether it is to become a segment."""
-        seq, residents = group.commit.seq, self._residents
-        unstored = residents.unstored
-        for tail, _ in group.reached:
-            sid = tail.sid
-            if sid not in unstored:
-                if residents.by_sid.get(sid) is not tail:
-                    continue  # it has been deleted
-                tail.oldest_seq = seq
-                unstored[sid] = tail
-            if tail.ripe:
-                residents.ripe[sid] = tail
 
     def _note_aged(self, seq: int) -> None:
         ripe = self._residents.ripe

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 import structlog
 
 from ledger.errors import FrameError, LedgerFull, StreamFull, TooLarge
-from ledger.frame import HEADER_BYTES, LOGGED, Durability, StreamEnd
+from ledger.frame import HEADER_BYTES, LOGGED, TAG_OFFSET, Durability, StreamEnd
 from ledger.interface import Record, StreamInfo, why_refused
 from ledger.sqlite.record import MAX_ID, MAX_IDS, pack_segment
 from ledger.sqlite.storage import SegmentRow
-from ledger.wire.codec import LENGTH_MASK, PREFIX_BYTES
+from ledger.wire.codec import CORR_OFFSET, LENGTH_MASK, PREFIX_BYTES
 
 log = structlog.get_logger("ledger")
 
@@ -41,6 +41,10 @@ class Space:
     spent: bool = False
 
 
+MAX_KNOWN_BYTES = 1024
+_sizes: dict[bytes, int] = {}
+"""By header and tag, the size of frames of so many bytes at most that were found to be whole and
+no end: nearly every token is such a one, and need not be looked at closer."""
 _header = struct.Struct("<I").unpack_from
 
 
@@ -68,7 +72,7 @@ class Tail:
     stored_bytes: int = 0  # in segments
     room: int = sys.maxsize  # what `unstored_bytes` may grow to
     spent: bool = False  # the room is gone because the ledger's is
-    watchers: list[Callable[[], None]] = field(default_factory=list)
+    watchers: tuple[Callable[[], None], ...] = ()  # one may go while all are told
     durability: Durability = field(init=False)  # at hand: every append asks for it
 
     def __post_init__(self) -> None:
@@ -98,19 +102,9 @@ class Tail:
         if ids and (len(ids) > 1 or not 0 <= ids[0] <= MAX_ID):
             _check_ids(ids)
         size = len(frame)
-        # Log rows and segments are cut into frames by the lengths that these say.
-        if size < PREFIX_BYTES or size - HEADER_BYTES != _header(frame)[0] & LENGTH_MASK:
-            raise FrameError(
-                f"a frame of {size} bytes says another length",
-                field="header.length",
-                offset=0,
-                hint="one whole frame for each record",
-            )
-        tag = frame[HEADER_BYTES]
-        if tag not in LOGGED:
-            raise FrameError(f"a frame of tag {tag} is never logged", field="tag", offset=4)
+        ends = _sizes.get(frame[:CORR_OFFSET]) != size and _ends(frame)
         unstored = self.unstored_bytes + size
-        if tag == StreamEnd.tag:
+        if ends:
             self.end_accepted = True
         elif unstored > self.room:
             self._refuse_for_room()
@@ -148,7 +142,7 @@ class Tail:
     # ---- reading ----
 
     def wake(self) -> None:
-        for watcher in tuple(self.watchers):
+        for watcher in self.watchers:
             try:
                 watcher()
             except Exception:  # the others, and who waits for the commit, are told all the same
@@ -253,6 +247,25 @@ class Tail:
         """Whether nothing would be lost by forgetting it until somebody asks again."""
         at_rest = self.stored == self.accepted == self.released and not self.in_commit
         return at_rest and not self.watchers
+
+
+def _ends(frame: bytes) -> bool:
+    """Whether it is a StreamEnd; `FrameError` for what can be none of a log's frames."""
+    size = len(frame)
+    # Log rows and segments are cut into frames by the lengths that these say.
+    if size < PREFIX_BYTES or size - HEADER_BYTES != _header(frame)[0] & LENGTH_MASK:
+        raise FrameError(
+            f"a frame of {size} bytes says another length",
+            field="header.length",
+            offset=0,
+            hint="one whole frame for each record",
+        )
+    tag = frame[TAG_OFFSET]
+    if tag not in LOGGED:
+        raise FrameError(f"a frame of tag {tag} is never logged", field="tag", offset=TAG_OFFSET)
+    if tag != StreamEnd.tag and size <= MAX_KNOWN_BYTES:
+        _sizes[frame[:CORR_OFFSET]] = size
+    return tag == StreamEnd.tag
 
 
 def _check_ids(ids: tuple[int, ...]) -> None:

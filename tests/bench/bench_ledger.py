@@ -1,11 +1,13 @@
 """The ledger beside its peers: the same frames, the same disk, in one run.
 
-    python tests/bench/bench_ledger.py [--only redis,ledger] [--rounds 5] [--json]
+    python tests/bench/bench_ledger.py [--only redis,ledger] [--rounds 5] [--turns 40] [--json]
 
 A step is one frame of 18 bytes for each of 64 streams (then for one stream), and the next
 step begins when all of it is acknowledged. In every round each contender does 500 steps,
-in an order that is drawn anew; figures are medians of the rounds, ratios are made within a
-round. The last line of output is one JSON object. LEDGER.md says more.
+in an order that is drawn anew. Then the ledger, Redis and the raw file take 40 turns more,
+directly one after the other and in the opposite order each time. Figures are medians of rounds
+and turns, ratios are made within one. The last line of output is one JSON object. LEDGER.md
+says more.
 """
 
 from __future__ import annotations
@@ -35,7 +37,14 @@ from ledger.process import look_less_often  # noqa: E402
 from tests.bench.bench_ledger_cold import measure_cold  # noqa: E402
 from tests.bench.bench_ledger_memory import measure_all  # noqa: E402
 from tests.bench.bench_ledger_ours import OurLedger, OurLedgerOfTasks, OurStorage  # noqa: E402
-from tests.bench.bench_ledger_report import Report, Result  # noqa: E402
+from tests.bench.bench_ledger_report import (  # noqa: E402
+    ALWAYS,
+    EVERYSEC,
+    FLOOR,
+    LEDGER,
+    Report,
+    Result,
+)
 from tests.bench.bench_ledger_work import (  # noqa: E402
     LONG_FRAMES,
     Batch,
@@ -51,6 +60,7 @@ from tests.bench.peers.raw_file import RawFile  # noqa: E402
 from tests.bench.peers.redis_streams import RedisStreams  # noqa: E402
 
 ROUNDS = 5
+TURNS = 40
 STREAMS = 64
 STEPS = 500
 WARM_UP_STEPS = 20
@@ -59,6 +69,12 @@ LONG_REPLAYS = 5
 SEED = 1
 FAILURES = (Missing, OSError, RuntimeError, ValueError, TailraceError, psycopg.Error)
 """What a contender may fail of without ending the run; its row says so."""
+
+BESIDE = (
+    [(LEDGER, Mode.PROCESS), EVERYSEC],
+    [(LEDGER, Mode.POWER), ALWAYS, FLOOR],
+)
+"""Who is measured in turns: what one of them is to be within is said of another."""
 
 T = TypeVar("T")
 
@@ -129,6 +145,18 @@ class Bench:
                 for contender in self.able:
                     self._append(contender, batch)
                 self._written = batch
+
+    def take_turns(self, turns: int) -> None:
+        """What else the machine does meets neighbours alike, where it lasts longer than a turn."""
+        for group in BESIDE:
+            beside = [one for one in self.able if (one.name, one.mode) in group]
+            beside.sort(key=lambda one: group.index((one.name, one.mode)))
+            self._status(f"in turns: {', '.join(one.name for one in beside)}")
+            for _ in range(turns if len(beside) == len(group) else 0):
+                batch = self._batch(STREAMS, STEPS)
+                for contender in beside:
+                    self._append(contender, batch)
+                beside.reverse()
 
     def _append(self, contender: Contender, batch: Batch) -> None:
         steps = min(batch.steps, contender.max_steps)
@@ -218,6 +246,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--only", default="", help="words of names, with commas: redis,storage")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--folder", type=Path, default=ROOT / ".tailrace", help="on which disk")
     parser.add_argument("--json", action="store_true", help="print only the last line")
     options = parser.parse_args()
@@ -227,7 +256,7 @@ def main() -> int:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
         with place(options.folder) as folder:
-            report = measure(folder, chosen(options.only), options.rounds, console)
+            report = measure(folder, chosen(options.only), options, console)
             if not options.only:
                 measure_the_rest(folder, report, console)
             report.print(quiet=options.json)
@@ -236,13 +265,16 @@ def main() -> int:
     return 0
 
 
-def measure(folder: Path, some: Sequence[Contender], rounds: int, console: Console) -> Report:
+def measure(
+    folder: Path, some: Sequence[Contender], options: argparse.Namespace, console: Console
+) -> Report:
     """Appends, bytes on disk and replays of the contenders."""
     report = Report(folder, [(one.name, one.mode) for one in some])
     bench = Bench(some, report, console)
     try:
         bench.start(folder)
-        bench.append(rounds)
+        bench.append(options.rounds)
+        bench.take_turns(options.turns)
         bench.settle()
         bench.replay()
     finally:

@@ -22,6 +22,7 @@ from tests.bench.bench_ledger_memory import STREAMS as IDLE_STREAMS
 from tests.bench.bench_ledger_memory import Memory
 from tests.bench.bench_ledger_work import Disk, Mode, Sample, percentile
 from tests.bench.machine import cpu, disk
+from tests.bench.measured import median_interval
 
 WIDTH = 160  # columns
 MIB = 1024 * 1024
@@ -84,22 +85,37 @@ class Report:
 
     def ratio(self, key: Key, peers: Sequence[Key]) -> float | None:
         """How many times the rate of the quickest of the peers, as a median of rounds."""
+        interval = self.ratio_interval(key, peers)
+        return interval and interval[1]
+
+    def ratio_interval(self, key: Key, peers: Sequence[Key]) -> tuple[float, float, float] | None:
+        """The same between the bounds in which it lies, as sure as so few rounds can be."""
         mine, theirs = self._wide(key), [self._wide(peer) for peer in peers]
         theirs = [samples for samples in theirs if samples]
         if not mine or not theirs:
             return None
         best = max(theirs, key=lambda samples: statistics.median(map(_rate, samples)))
-        pairs = zip(mine, best, strict=False)
-        return statistics.median(_rate(one) / _rate(other) for one, other in pairs)
-
-    def in_fsyncs(self, key: Key) -> float | None:
-        """The p99 of an append in units of the median fdatasync of the same round."""
-        pairs = list(zip(self._wide(key), self._wide(FLOOR), strict=False))
-        if not pairs:
-            return None
-        return statistics.median(
-            percentile(mine.waits, 0.99) / percentile(floor.waits, 0.5) for mine, floor in pairs
+        return median_interval(
+            _rate(one) / _rate(other) for one, other in zip(mine, best, strict=False)
         )
+
+    def ratio_of_medians(self, key: Key, peer: Key) -> float | None:
+        """How many times as quick a step is by its p50, in which pauses of the machine are not."""
+        found = [
+            percentile(theirs.waits, 0.5) / percentile(mine.waits, 0.5)
+            for mine, theirs in zip(self._wide(key), self._wide(peer), strict=False)
+        ]
+        return statistics.median(found) if found else None
+
+    def in_fsyncs(self, key: Key, less: Key | None = None) -> float | None:
+        """The p99 of an append, or how far above another's, in median fdatasyncs of its round."""
+        columns = self._wide(key), self._wide(FLOOR), self._wide(less or key)
+        found = [
+            (percentile(mine.waits, 0.99) - (percentile(other.waits, 0.99) if less else 0))
+            / percentile(floor.waits, 0.5)
+            for mine, floor, other in zip(*columns, strict=False)
+        ]
+        return statistics.median(found) if found else None
 
     def replay_ms(self, key: Key, *, long: bool) -> float | None:
         result = self.results.get(key)
@@ -121,8 +137,7 @@ class Report:
         idle_mb = _of(self.memory, lambda m: m.watched_rss * IDLE_STREAMS / 1e6)
         subscriber_kib = _of(self.memory, lambda m: m.subscriber_rss / 1024)
         nats, synced = self._nats(process), self._nats(power)
-        ours, floor = self.in_fsyncs(durable), self.in_fsyncs(FLOOR)
-        behind = None if ours is None or floor is None else ours - floor
+        behind = self.in_fsyncs(durable, less=FLOOR)
         return [
             at_least("process: storage / Redis everysec", 1.1, self.ratio(storage, [EVERYSEC])),
             at_least("process: storage / NATS default, its best", 2, self.ratio(storage, nats)),
@@ -149,6 +164,8 @@ class Report:
             "process_storage_appends_per_s": self.rate(storage),
             "process_vs_redis_everysec": self.ratio(storage, [EVERYSEC]),
             "process_ledger_vs_redis_everysec": self.ratio(ledger, [EVERYSEC]),
+            "process_ledger_vs_redis_everysec_by_p50": self.ratio_of_medians(ledger, EVERYSEC),
+            "power_vs_redis_always_by_p50": self.ratio_of_medians(durable, ALWAYS),
             "process_vs_nats": self.ratio(storage, self._nats(process)),
             "power_appends_per_s": self.rate(durable),
             "power_storage_appends_per_s": self.rate(storage_durable),
@@ -173,6 +190,9 @@ class Report:
         }
         return {
             **{name: _rounded(value) for name, value in figures.items()},
+            "process_ledger_vs_redis_everysec_interval": self.ratio_interval(ledger, [EVERYSEC]),
+            "power_vs_redis_always_interval": self.ratio_interval(durable, [ALWAYS]),
+            "power_p99_over_raw_in_fsyncs": _rounded(self.in_fsyncs(durable, less=FLOOR)),
             "targets_missed": [target.name for target in self.targets() if target.met is False],
             "peers": self._peers(),
             "disk": self._disk,

@@ -1,14 +1,17 @@
-"""A process that a bench measures."""
+"""A process that a bench measures, and how sure the median of what it found is."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import statistics
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from math import comb
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+DOUBT = 0.05
 
 
 @asynccontextmanager
@@ -36,3 +39,17 @@ def cpu_s(pid: int) -> float:
     """Processor time that all threads of a process have had, to the nanosecond."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def median_interval(values: Iterable[float]) -> tuple[float, float, float]:
+    """The median between the bounds in which that of all such values lies, but for `DOUBT`.
+
+    It supposes nothing of how they are spread: of n values that are each as likely above the true
+    median as below it, the kth and the kth from the end. Fewer than six can never be so sure.
+    """
+    ordered = sorted(values)
+    many = len(ordered)
+    skip, outside = 0, 2 / 2**many
+    while (more := outside + 2 * comb(many, skip + 1) / 2**many) <= DOUBT:
+        skip, outside = skip + 1, more
+    return ordered[skip], statistics.median(ordered), ordered[many - 1 - skip]

@@ -6,17 +6,22 @@ import socket
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from tests.bench.bench_ledger_report import ALWAYS, EVERYSEC, LEDGER, STORAGE, Report
+from tests.bench.bench_ledger import Bench
+from tests.bench.bench_ledger_report import ALWAYS, EVERYSEC, FLOOR, LEDGER, STORAGE, Report
 from tests.bench.bench_ledger_work import (
     FRAME_BYTES,
     LONG_FRAMES,
+    Batch,
+    Contender,
     Mode,
     Sample,
     check_replay,
     frame,
     percentile,
 )
+from tests.bench.measured import median_interval
 from tests.bench.peers.durable_streams import content_length, read_answer
 
 
@@ -85,3 +90,31 @@ def test_what_was_not_measured_is_neither_met_nor_missed(
     out = capsys.readouterr().out
     assert "apt-get install redis-server" in out
     assert "MISSED" not in out
+
+
+def test_the_bounds_of_a_median_are_those_that_so_few_values_allow() -> None:
+    assert median_interval([3, 1, 2]) == (1, 2, 3)
+    twelve = [float(n) for n in range(12, 0, -1)]
+    # Of 4,096 ways for twelve to lie above or below, 158 have ten or more on one side: 3.9 %.
+    assert median_interval(twelve) == (3, 6.5, 10)
+
+
+def test_the_ledger_redis_and_the_raw_file_take_turns(tmp_path: Path) -> None:
+    turns: list[str] = []
+
+    class Named(Contender):
+        def __init__(self, key: tuple[str, Mode]) -> None:
+            self.name, self.mode = key
+
+        def start(self, folder: Path) -> None: ...
+
+        def append(self, batch: Batch) -> Sample:
+            turns.append(self.name)
+            return Sample(1, 1.0, [1.0])
+
+        def stop(self) -> None: ...
+
+    keys = [FLOOR, (LEDGER, Mode.POWER), ALWAYS, EVERYSEC]
+    Bench([Named(key) for key in keys], Report(tmp_path, keys), Console(quiet=True)).take_turns(2)
+    power = [LEDGER, ALWAYS[0], FLOOR[0]]
+    assert turns == [*power, *reversed(power)], "those whose neighbours are missing take none"

@@ -250,7 +250,7 @@ async def test_a_reader_that_goes_is_not_watched_for(tmp_path: Path) -> None:
             await asyncio.wait([waiting])
             await body.aclose()  # type: ignore[attr-defined]
         (tail,) = world.ledger._residents.tails.values()
-        assert tail.watchers == []
+        assert not tail.watchers
 
 
 async def test_frames_are_the_ledgers_own_up_to_the_end(tmp_path: Path) -> None:
