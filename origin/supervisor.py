@@ -176,6 +176,7 @@ class Supervisor:
             *told,
         )
         self._runs.keep_with(keeper)
+        self._recorder.learner = keeper.learn
         self._desk = replace(self._desk, pool=keeper.live)
         return keeper
 

@@ -45,6 +45,7 @@ def recorder_of(config: LedgerConfig, data: Path, registry: CollectorRegistry) -
         now_ms,
         registry,
         place=place,
+        is_shared=config.url is not None,
     )
 
 

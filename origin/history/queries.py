@@ -51,6 +51,23 @@ async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
     return ArrivalTrace.of(tuple(names), models, at_s - at_s[0], np.maximum(took_s, 0.0))
 
 
+async def lately(
+    store: HistoryStore, origin: str, before_ms: int, limit: int
+) -> list[tuple[str, int, int]]:
+    """The last requests until then, the earliest first: the model, when it came and when it ended.
+
+    Of a store that origins share, those of one of them.
+    """
+    rows = await store.rows(
+        """SELECT model, at_ms, at_ms + coalesce(took_ms, 0) FROM arrival
+        WHERE at_ms < $1 AND ($2 = '' OR origin = $2) ORDER BY at_ms DESC LIMIT $3""",
+        before_ms,
+        origin,
+        limit,
+    )
+    return [(model, begun, ended) for model, begun, ended in reversed(rows)]
+
+
 async def models(store: HistoryStore, since_ms: int) -> list[Document]:
     """Of each model what was asked of it since then, the most wanted first."""
     rows = await store.rows(

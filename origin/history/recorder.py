@@ -44,7 +44,7 @@ class HistoryRecorder:
     """`opening` opens what keeps the history; without one nothing is recorded.
 
     `now_ms` is Unix time, `clock_s` the clock of workers' starts. `place` is where
-    it lies, for processes beside this one.
+    it lies, for processes beside this one; `is_shared` says that other origins write there, too.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class HistoryRecorder:
         registry: CollectorRegistry | None = None,
         clock_s: Callable[[], float] = time.monotonic,
         place: str | None = None,
+        is_shared: bool = False,
     ) -> None:
         self.place = place if opening else None
         self.store: HistoryStore | None = None
@@ -63,11 +64,13 @@ class HistoryRecorder:
         self.dropped = 0
         self.written = 0
         self._opening = opening
-        self._origin = _clean(origin)
+        self._origin, self._is_shared = _clean(origin), is_shared
         self._keeping = keeping
         self.now_ms = now_ms
         self._clock_s = clock_s
         self._queue: deque[HistoryEntry] = deque()
+        self.learner: Callable[[HistoryStore, str], Coroutine[Any, Any, None]] | None = None
+        """Is told once when the store is open, with our name if the store is not ours alone."""
         self._shapes: set[tuple[str, str, str]] = set()
         names = ("tailrace_history_written", "tailrace_history_dropped")
         helps = ("Entries of the history that are stored", "Entries that found the queue full")
@@ -189,6 +192,7 @@ class HistoryRecorder:
         try:
             while self._opening is not None:
                 await self.attempt(self.flush)
+                await self.attempt(self._teach)
                 if self.store is not None and (kept_s is None or loop.time() - kept_s > KEEP_S):
                     kept_s = loop.time()
                     await self.attempt(self.keep)
@@ -215,6 +219,12 @@ class HistoryRecorder:
                 self._queue.popleft()
             self.written += len(batch)
             self._counters[0].inc(len(batch))
+
+    async def _teach(self) -> None:
+        learner = self.learner
+        if learner is not None and self.store is not None:
+            self.learner = None
+            await learner(self.store, self._origin if self._is_shared else "")
 
     async def keep(self) -> None:
         """Roll up and forget what is too old."""

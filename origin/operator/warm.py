@@ -43,7 +43,7 @@ class PoolControl(Protocol):
 
     def pin(self, model: str, *, pinned: bool) -> None: ...
 
-    def apply(self, policy: str, *, shadow: bool) -> None:
+    async def apply(self, policy: str, *, shadow: bool) -> None:
         """Have this policy decide from now on, or only beside the one that does."""
 
     def shadow(self) -> Document | None:
@@ -85,7 +85,7 @@ class WarmDesk:
         if method != "POST":
             raise _only("POST")
         query.done()
-        return self._changed(asked, body)
+        return await self._changed(asked, body)
 
     async def _told(self, asked: str, query: Query) -> Document:
         if asked == "explain":
@@ -180,7 +180,7 @@ class WarmDesk:
         told["now"] = self._served(now_ms).get(model)
         return told
 
-    def _changed(self, asked: str, body: bytes) -> Document:
+    async def _changed(self, asked: str, body: bytes) -> Document:
         if asked not in ("apply", "prewarm", "pin"):
             raise NotFound(f"an operator cannot ask for {f'warm/{asked}'!r}")
         if self._pool is None:
@@ -190,7 +190,7 @@ class WarmDesk:
             )
         if asked == "apply":
             policy = _parsed(WantedPolicy, body)
-            self._pool.apply(policy.policy, shadow=policy.shadow)
+            await self._pool.apply(policy.policy, shadow=policy.shadow)
             return {"policy": policy.policy, "shadow": policy.shadow}
         if asked == "pin":
             pin = _parsed(WantedPin, body)

@@ -299,8 +299,13 @@ class WarmPool:
         self._policy = policy
         if isinstance(policy, GreedyDual):
             self._ranking = policy
+        return self.use_own(self._policies, now)
+
+    def use_own(self, policies: Mapping[str, KeepAlivePolicy], now: float) -> list[PoolOrder]:
+        """The same of the models that have one of their own."""
+        self._policies = dict(policies)
         for kept in self._models.values():
-            if kept.residence is Residence.READY and not kept.visits:
+            if self._is_idle(kept):
                 self._decide(kept, now)
         return self.tick(now)
 

@@ -20,12 +20,14 @@ from ledger.backoff import spread_ms
 from ledger.errors import Unavailable
 from ledger.frame import ModelTier
 from origin.generations.stream import GeneratedStream
+from origin.history import queries
+from origin.history.store import HistoryStore
 from origin.metrics import Metrics
-from origin.pool.records import PoolDecision, PoolRecord, TierChange
+from origin.pool.records import ArrivalRecord, PoolDecision, PoolRecord, TierChange
 from origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence, Tier
 from origin.pool.warm_pool import PoolOrder
 from origin.serving.known_models import KnownModel, KnownModels
-from origin.serving.live_pool import LivePool
+from origin.serving.live_pool import MAX_REMEMBERED, LivePool
 from origin.serving.served_model import ServedModel, ServedModels
 from origin.workers.circuit import CircuitState
 from origin.workers.worker_process import WorkerSlot
@@ -87,6 +89,7 @@ class ModelKeeper:
         self._models = models
         self._known = known
         self._clock = clock
+        self._began_s = clock()
         self._withdraw = withdraw
         self._is_open = is_open
         self._random = random or Random()
@@ -111,6 +114,17 @@ class ModelKeeper:
         """Load what is pinned, and then of the others, in their order, as many as fit."""
         now = self._clock()
         self._do([*self.pool.start(now), *self.pool.fill(now)])
+
+    async def learn(self, store: HistoryStore, origin: str) -> None:
+        """What a history says of these models before this origin began."""
+        rows = await queries.lately(store, origin, round(self._began_s * 1e3), MAX_REMEMBERED)
+        past = [
+            ArrivalRecord(model, at_ms / 1e3, 0.0, ended_ms / 1e3, Tier.HOT, was_idle=False)
+            for model, at_ms, ended_ms in rows
+            if self._models.serves(model)
+        ]
+        await self.live.learn(past)
+        log.info("models.learnt", requests=len(past))
 
     def close(self) -> None:
         if self._timer is not None:

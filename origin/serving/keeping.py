@@ -52,7 +52,7 @@ def keeper_of(
             clock,
         )
         if config.shadow_policy is not None:
-            live.apply(config.shadow_policy, shadow=True)
+            live.run_shadow(config.shadow_policy)
     except CallerError as error:
         raise ConfigError(error.message, field=error.field, hint=error.hint) from error
     return ModelKeeper(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -44,6 +45,7 @@ class LivePool:
         self.clock_s = clock_s
         self.carry_out: Carry = lambda orders: None
         self._members, self._caps, self._own = members, caps, own
+        self._policy = policy
         self._prices, self.tell = prices, tell
         self._recent: deque[ArrivalRecord] = deque(maxlen=MAX_REMEMBERED)
         self._left_s: dict[str, float] = {}
@@ -64,21 +66,40 @@ class LivePool:
     def pin(self, model: str, *, pinned: bool) -> None:
         self.carry_out(self.pool.pin(model, self.clock_s(), pinned=pinned))
 
-    def apply(self, policy: str, *, shadow: bool) -> None:
-        """It knows what has been asked since the origin began. Models with a policy of their own
-        keep it."""
+    async def apply(self, policy: str, *, shadow: bool) -> None:
+        """It knows what has been asked of late. Models with a policy of their own keep it."""
+        chosen = await self._taught(named_policy(policy, self._prices))
+        if shadow:
+            self._run_beside(policy, chosen)
+        else:
+            self._policy = policy
+            self.carry_out(self.pool.use(chosen, self.clock_s()))
+
+    async def learn(self, past: Sequence[ArrivalRecord]) -> None:
+        """From requests before this one's time, in the order in which they came: all policies."""
+        self._recent = deque([*past, *self._recent], MAX_REMEMBERED)
+        own = {name: await self._taught(one) for name, one in self._own_policies().items()}
+        self.carry_out(self.pool.use_own(own, self.clock_s()))
+        name = self._policy
+        chosen = await self._taught(named_policy(name, self._prices))
+        if name == self._policy:  # an operator has not applied another one meanwhile
+            self.carry_out(self.pool.use(chosen, self.clock_s()))
+        if self._shadow is not None:
+            await self.apply(self._shadow[0], shadow=True)
+
+    def run_shadow(self, policy: str) -> None:
+        """From the beginning, when there is nothing to be learnt yet."""
+        self._run_beside(policy, named_policy(policy, self._prices))
+
+    def _run_beside(self, name: str, policy: KeepAlivePolicy) -> None:
         now = self.clock_s()
-        chosen = self._taught(named_policy(policy, self._prices))
-        if not shadow:
-            self.carry_out(self.pool.use(chosen, now))
-            return
         pins = {one.model: one.is_pinned for one in self.pool.states()}
         members = [replace(one, is_pinned=pins[one.name]) for one in self._members]
-        beside = self._pool_of(members, chosen, self._keep_of_shadow)
+        beside = self._pool_of(members, policy, self._keep_of_shadow)
         replay = PoolReplay(beside, self.pool.price_s, lambda model: self._leave_s)
         running = ShadowPool(replay, now)
         self.pool.beside = running
-        self._shadow = policy, now, running, PoolCounts.of(self.pool)
+        self._shadow = name, now, running, PoolCounts.of(self.pool)
 
     def shadow(self) -> dict[str, Any] | None:
         """Both since the shadow began: `cold_rate` is what it would have come to."""
@@ -110,12 +131,14 @@ class LivePool:
     def _pool_of(
         self, members: Sequence[PoolMember], policy: KeepAlivePolicy, keep: KeepRecord
     ) -> WarmPool:
-        own = {
+        own, cost = self._own_policies(), self._prices.cold_cost_gpu_s
+        return WarmPool(members, policy, self._caps, cold_cost_gpu_s=cost, policies=own, keep=keep)
+
+    def _own_policies(self) -> dict[str, KeepAlivePolicy]:
+        return {
             name: named_policy(one, self._prices, f"models.{name}.policy")
             for name, one in self._own.items()
         }
-        cost = self._prices.cold_cost_gpu_s
-        return WarmPool(members, policy, self._caps, cold_cost_gpu_s=cost, policies=own, keep=keep)
 
     # ---- what it learns ----
 
@@ -133,13 +156,18 @@ class LivePool:
         if isinstance(record, PoolDecision):
             self.tell(record, True)
 
-    def _taught(self, policy: KeepAlivePolicy) -> KeepAlivePolicy:
-        """With the gaps between the requests of late."""
-        ended_s: dict[str, float] = {}
-        for one in sorted(self._recent, key=lambda one: one.arrived_s):
-            last_s = ended_s.get(one.model)
-            if last_s is not None and one.arrived_s > last_s:
-                policy.decide(one.model, last_s)
-                policy.observe(one.model, one.arrived_s - last_s)
-            ended_s[one.model] = max(one.ended_s, last_s or 0.0)
+    async def _taught(self, policy: KeepAlivePolicy) -> KeepAlivePolicy:
+        """In another thread, as it takes a second; what is asked in that one it does not learn."""
+        await asyncio.to_thread(teach, policy, tuple(self._recent))
         return policy
+
+
+def teach(policy: KeepAlivePolicy, past: Sequence[ArrivalRecord]) -> None:
+    """The gaps between requests, as if it had decided about each."""
+    ended_s: dict[str, float] = {}
+    for one in sorted(past, key=lambda one: one.arrived_s):
+        last_s = ended_s.get(one.model)
+        if last_s is not None and one.arrived_s > last_s:
+            policy.decide(one.model, last_s)
+            policy.observe(one.model, one.arrived_s - last_s)
+        ended_s[one.model] = max(one.ended_s, last_s or 0.0)

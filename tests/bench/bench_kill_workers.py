@@ -53,9 +53,13 @@ AFTER_S = (0.0, 1.0)
 
 @dataclass
 class Findings:
-    """What readers got wrong: tokens that never came, came twice, or are not the right ones."""
+    """What readers got wrong: tokens that never came, came twice, or are not the right ones.
+
+    `refused` are requests that were told to come again later, and did.
+    """
 
     streams: int = 0
+    refused: int = 0
     lost: int = 0
     doubled: int = 0
     changed: int = 0
@@ -110,12 +114,17 @@ class Load:
     async def _read(self, client: httpx.AsyncClient, seed: int) -> list[Event]:
         got: list[Event] = []
         body = request(seed, self._tokens)
-        async with client.stream("POST", self._url, json=body, headers=SSE) as response:
-            response.raise_for_status()
-            async for event in events(response):
-                got.append(event)
-                self._counts[seed] = len(got)
-                self._heard(seed)
+        while not got:
+            async with client.stream("POST", self._url, json=body, headers=SSE) as response:
+                if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+                    self.findings.refused += 1
+                    await asyncio.sleep(float(response.headers["Retry-After"]))
+                    continue
+                response.raise_for_status()
+                async for event in events(response):
+                    got.append(event)
+                    self._counts[seed] = len(got)
+                    self._heard(seed)
         del self._counts[seed]
         return got
 
@@ -263,6 +272,7 @@ async def measure(kills: int, hangs: int, streams: int, batch: int, seed: int) -
         "kills": len(killed),
         "hangs": len(stopped),
         "streams": findings.streams,
+        "refused": findings.refused,
         "lost": findings.lost,
         "doubled": findings.doubled,
         "changed": findings.changed,

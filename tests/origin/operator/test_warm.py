@@ -53,7 +53,7 @@ class Loop:
     def pin(self, model: str, *, pinned: bool) -> None:
         self.pool.pin(model, self.now_s, pinned=pinned)
 
-    def apply(self, policy: str, *, shadow: bool) -> None:
+    async def apply(self, policy: str, *, shadow: bool) -> None:
         if shadow:
             raise Conflict("no shadow here")
         self.pool.use(named_policy(policy, WarmPrices()), self.now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -10,8 +11,10 @@ import pytest
 
 from ledger.errors import Unavailable
 from origin.config import DEMO_MODEL, OriginConfig
+from origin.history.sqlite_file import SqliteHistory
 from origin.metrics import Metrics
 from origin.pool.members import PoolMember
+from origin.pool.records import PoolDecision, PoolRecord
 from origin.pool.tiers import Residence
 from origin.serving.keeper import ModelKeeper
 from origin.serving.known_models import KnownModel, KnownModels
@@ -21,6 +24,7 @@ from origin.warm.prices import WarmPrices
 from origin.workers.circuit import CircuitState
 from origin.workers.worker_frame import Ready
 from origin.workers.worker_process import WorkerSlot
+from tests.origin.history.test_stores import Pool
 from tests.origin.stage import READY, A, B
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +33,13 @@ pytestmark = pytest.mark.anyio
 class Troupe:
     """Two models of which one fits; nothing of them runs but what the test says."""
 
-    def __init__(self, folder: Path, wait_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        wait_s: float = 60.0,
+        policy: str = "greedy-dual",
+        now_s: float = 1000.0,
+    ) -> None:
         self.models = [ServedModel(name) for name in ("one", "two")]
         for number, model in enumerate(self.models):
             slot = WorkerSlot(number, ("", ""), model=model.name)
@@ -37,17 +47,19 @@ class Troupe:
             slot.rest()
             slot.is_resting = True
             model.slots = [slot]
-        self.now_s = 1000.0
+        self.now_s = now_s
+        self.told: list[PoolDecision] = []
+        self._news = asyncio.Event()
         self.open: set[bytes] = set()
         self.metrics = Metrics()
         configs = {model.name: OriginConfig(producer="a:b") for model in self.models}
         live = LivePool(
             [PoolMember(model.name, load_s=3.0) for model in self.models],
-            "greedy-dual",
+            policy,
             {"cpu": 1.0},
             WarmPrices(60.0),
             {},
-            lambda record, of_shadow: None,
+            self._hear,
             lambda: self.now_s,
         )
         self.pool = live.pool
@@ -62,6 +74,17 @@ class Troupe:
             is_open=self.open.__contains__,
             random=Random(1),
         )
+
+    def _hear(self, record: PoolRecord, of_shadow: bool) -> None:
+        if isinstance(record, PoolDecision):
+            self.told.append(record)
+            self._news.set()
+
+    async def saw(self, is_it: Callable[[PoolDecision], bool]) -> PoolDecision:
+        while not (found := [*filter(is_it, self.told)]):
+            self._news.clear()
+            await self._news.wait()
+        return found[0]
 
     def wanted(self) -> list[str]:
         """The models that are to have workers."""
@@ -141,6 +164,34 @@ async def test_a_model_whose_workers_die_makes_room_and_is_tried_when_it_is_time
         async with troupe.keeper.loading(one, A):
             pass
     assert "out of memory" in troupe.keeper.tiers()[0].reason
+
+
+async def test_a_restarted_origin_has_learnt_from_the_requests_in_its_history(
+    tmp_path: Path,
+) -> None:
+    """Of 40 gaps of 300 s, so that its policy would keep nothing for as long as break-even."""
+    store = await SqliteHistory.open(tmp_path / "history.db", 0)
+    try:
+        before = Pool(store)
+        for _ in range(41):
+            before.request("one", 1000)
+            before.request("gone", 1000)
+            before.now_ms += 301_000
+        await before.recorder.flush()
+        troupe = Troupe(tmp_path, policy="adaptive-ttl", now_s=before.now_ms / 1e3)
+        one, _ = troupe.models
+        troupe.keeper.start()
+        troupe.load(one)
+        restarted = Pool(store)
+        restarted.recorder.learner = troupe.keeper.learn
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(restarted.recorder.run())
+            keep = await troupe.saw(lambda told: told.features.get("gaps", 0.0) > 30.0)
+            running.cancel()
+        assert (keep.model, keep.policy) == ("one", "adaptive-ttl")
+        assert keep.features["ttl_s"] < 60.0
+    finally:
+        await store.close()
 
 
 def test_what_a_model_was_is_known_until_its_settings_or_files_change(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from origin.pool.warm_pool import PoolOrder
 from origin.serving.live_pool import LivePool
 from origin.warm.prices import WarmPrices
 
+pytestmark = pytest.mark.anyio
+
 NAMES = ("a", "b", "c")
 LOAD_S = 7.0
 
@@ -49,10 +51,10 @@ class Played:
         return self.live.pool.residence(model)
 
 
-def test_a_shadow_predicts_what_its_policy_comes_to_when_it_is_applied() -> None:
+async def test_a_shadow_predicts_what_its_policy_comes_to_when_it_is_applied() -> None:
     """Within 10 %: of the same requests, by a pool that lets two and one that has it decide."""
     served, applied = Played("greedy-dual"), Played("ttl-2")
-    served.live.apply("ttl-2", shadow=True)
+    await served.live.apply("ttl-2", shadow=True)
     for one in (served, applied):
         one.requests(600, 12.0)
         one.player.advance(one.player.now + 1000.0)
@@ -67,10 +69,10 @@ def test_a_shadow_predicts_what_its_policy_comes_to_when_it_is_applied() -> None
     assert all(one.policy == "ttl-2" for one in of_shadow if isinstance(one, PoolDecision))
 
 
-def test_a_policy_that_is_applied_has_learnt_from_what_was_asked_before() -> None:
+async def test_a_policy_that_is_applied_has_learnt_from_what_was_asked_before() -> None:
     played = Played("greedy-dual")
     played.requests(120, 400.0)
-    played.live.apply("adaptive-ttl", shadow=False)
+    await played.live.apply("adaptive-ttl", shadow=False)
     played.requests(3, 400.0)
     decisions = [one for one, _ in played.told if isinstance(one, PoolDecision)]
     [*_, last] = [one for one in decisions if one.choice.value == "keep"]
@@ -79,9 +81,9 @@ def test_a_policy_that_is_applied_has_learnt_from_what_was_asked_before() -> Non
     assert last.features["ttl_s"] < 60.0  # break-even, where nothing is known
 
 
-def test_a_model_keeps_its_own_policy_whatever_is_applied() -> None:
+async def test_a_model_keeps_its_own_policy_whatever_is_applied() -> None:
     played = Played("greedy-dual", {"b": "ttl-0"})
-    played.live.apply("break-even", shadow=False)
+    await played.live.apply("break-even", shadow=False)
     assert [state.policy for state in played.live.states()] == ["break-even", "ttl-0", "break-even"]
 
 
@@ -103,10 +105,10 @@ def test_operators_prewarm_and_pin_and_edges_hint() -> None:
     assert played.residence("a") is Residence.AWAY
 
 
-def test_what_cannot_be_applied_is_refused_with_what_can() -> None:
+async def test_what_cannot_be_applied_is_refused_with_what_can() -> None:
     played = Played("ttl-0")
     with pytest.raises(CallerError, match=r"no policy is called 'lucky' \(ttl-SECONDS, adaptive"):
-        played.live.apply("lucky", shadow=False)
+        await played.live.apply("lucky", shadow=False)
     with pytest.raises(CallerError, match=r"origin\.policy: 'ttl-x' names no time"):
         Played("ttl-x")
     with pytest.raises(CallerError, match=r"models\.b\.policy: no policy is called 'x'"):
