@@ -127,6 +127,14 @@ def why_refused(
     )
 
 
+def reused_key() -> Conflict:
+    return Conflict(
+        "this idempotency key was used for another request",
+        field="idempotency_key",
+        hint="use a new key for a new request",
+    )
+
+
 # ---- objects ----
 
 
@@ -142,6 +150,14 @@ class Alarm(NamedTuple):
 
     at_ms: int
     retries: int = 0
+
+
+def stale_object(key: ObjectKey, epoch: int) -> StaleEpoch:
+    return StaleEpoch(
+        f"epoch {epoch} of {key.kind} {key.name!r} was replaced",
+        field="epoch",
+        hint="the object has another owner now",
+    )
 
 
 @dataclass(frozen=True, slots=True)

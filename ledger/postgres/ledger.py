@@ -25,6 +25,7 @@ from ledger.interface import (
     Refusal,
     StreamInfo,
     StreamKind,
+    reused_key,
 )
 from ledger.postgres.commit import Writer
 from ledger.postgres.lease import Lease, Reached
@@ -184,11 +185,7 @@ class PostgresLedger:
             return None
         [(stream, its_hash)] = rows
         if bytes(its_hash) != request_hash:
-            raise Conflict(
-                "this idempotency key was used for another request",
-                field="idempotency_key",
-                hint="use a new key for a new request",
-            )
+            raise reused_key()
         return bytes(stream)
 
     async def info(self, stream: bytes) -> StreamInfo:

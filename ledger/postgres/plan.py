@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ledger.errors import Conflict, StaleEpoch, TailraceError, unknown_stream
+from ledger.errors import Conflict, TailraceError, unknown_stream
 from ledger.frame import StreamEnd, tag_of
-from ledger.interface import Alarm, Append, NewStream, ObjectKey, ObjectWrite
+from ledger.interface import Alarm, Append, NewStream, ObjectKey, ObjectWrite, stale_object
 from ledger.postgres.rows import pack_ids
 from ledger.postgres.tail import StreamHead
 
@@ -182,11 +182,3 @@ def _write_values(write: ObjectWrite, found: Object) -> None:
     found.values.update(write.puts)
     if write.sets_alarm:
         found.alarm, found.sets_alarm = write.alarm, True
-
-
-def stale_object(key: ObjectKey, epoch: int) -> StaleEpoch:
-    return StaleEpoch(
-        f"epoch {epoch} of {key.kind} {key.name!r} was replaced",
-        field="epoch",
-        hint="the object has another owner now",
-    )

@@ -8,7 +8,7 @@ a hundred subscribers at the tip cost one read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ledger.errors import Conflict, LedgerFailed
 from ledger.interface import Append, StreamInfo, why_refused
@@ -135,14 +135,5 @@ class PostgresTail:
 
     def snapshot(self) -> StreamInfo:
         """The stream as a reader may know it at this moment."""
-        info, head = self.info, self.head
-        return StreamInfo(
-            info.stream,
-            head.epoch,
-            head.next_index,
-            head.ended,
-            info.durability,
-            info.recipe,
-            info.created_ms,
-            info.kind,
-        )
+        head = self.head
+        return replace(self.info, epoch=head.epoch, next_index=head.next_index, ended=head.ended)

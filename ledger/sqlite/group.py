@@ -87,17 +87,13 @@ class GroupCommit:
             raise self._failure
 
     @property
-    def has_room(self) -> bool:
-        return self.forming.size < MAX_FORMING_BYTES
-
-    @property
     def ready(self) -> bool:
         """Whether the forming group may grow now."""
         return self._failure is None and self.forming.size < MAX_FORMING_BYTES
 
     async def room(self) -> None:
         """Wait until the forming group may grow; raises the failure of a broken ledger."""
-        while not self.has_room and self._failure is None:
+        while self.forming.size >= MAX_FORMING_BYTES and self._failure is None:
             await self._wait_in(self._room_waiters)
         self.check()
 

@@ -17,7 +17,6 @@ from socket import gethostname
 from typing import Any
 
 from ledger.errors import (
-    Conflict,
     LedgerFailed,
     LedgerFull,
     NotFound,
@@ -34,6 +33,7 @@ from ledger.interface import (
     Refusal,
     StreamInfo,
     StreamKind,
+    reused_key,
 )
 from ledger.sqlite.disk.file import SqliteFile
 from ledger.sqlite.disk.sync import SyncOf, sync_of
@@ -165,11 +165,7 @@ class SqliteLedger:
         if first is None:
             return None
         if first.request_hash != request_hash:
-            raise Conflict(
-                "this idempotency key was used for another request",
-                field="idempotency_key",
-                hint="use a new key for a new request",
-            )
+            raise reused_key()
         return first.stream if isinstance(first, NewStream) else first.id
 
     async def info(self, stream: bytes) -> StreamInfo:
@@ -263,9 +259,7 @@ class SqliteLedger:
         """Wait for room and until every stream that there is is resident."""
         unknown = set[bytes]()
         while True:
-            if not self._commits.has_room:
-                await self._commits.room()
-            self._commits.check()
+            await self._commits.room()
             known = self._residents.tails.keys() | unknown
             away = [stream for stream in streams if stream not in known]
             if not away:

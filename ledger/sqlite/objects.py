@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ledger.errors import CallerError, NotFound, StaleEpoch, TailraceError, WrongIndex
+from ledger.errors import CallerError, NotFound, TailraceError
 from ledger.frame import Durability
 from ledger.interface import (
     MAX_LIST,
     Alarm,
-    Append,
     ObjectKey,
     ObjectState,
     ObjectWrite,
     StreamKind,
+    stale_object,
 )
 from ledger.sqlite.group import GroupCommit
 from ledger.sqlite.residents import Residents
@@ -179,11 +179,7 @@ class SqliteObjects:
     def _owner(self, write: ObjectWrite) -> Owned:
         owned = self._owned.get(write.key)
         if owned is None or owned.epoch != write.epoch:
-            raise StaleEpoch(
-                f"epoch {write.epoch} of {write.key.kind} {write.key.name!r} was replaced",
-                field="epoch",
-                hint="the object has another owner now",
-            )
+            raise stale_object(write.key, write.epoch)
         return owned
 
     async def _tails_of(self, write: ObjectWrite) -> dict[bytes, Tail]:
@@ -208,30 +204,19 @@ class SqliteObjects:
     def _put_streams(self, write: ObjectWrite, tails: dict[bytes, Tail]) -> None:
         group = self._commits.forming
         before = {stream: tail.accepted for stream, tail in tails.items()}
-        later = {new.stream for new in write.creates}
-        _check_first_appends(write.appends, later)
-        accepted: list[Append] = []
-        made: list[Tail] = []
+        made = {new.stream: self._residents.add(new, group.commit) for new in write.creates}
+        tails = tails | made
         try:
             for append in write.appends:
-                if append.stream not in later:
-                    tails[append.stream].accept(append.epoch, append.index, *append.record)
-                    accepted.append(append)
-            for new in write.creates:
-                made.append(self._residents.add(new, group.commit))
-                tails[new.stream] = made[-1]
-                group.commit.power |= new.durability is Durability.POWER
-            for append in write.appends:
-                if append.stream in later:
-                    tails[append.stream].accept(append.epoch, append.index, *append.record)
-                    accepted.append(append)
+                tails[append.stream].accept(append.epoch, append.index, *append.record)
         except TailraceError:
             for stream, index in before.items():
                 tails[stream].withdraw(index)
-            for tail in made:
+            for tail in made.values():
                 self._residents.drop(tail, group.commit)
             raise
-        for append in accepted:
+        group.commit.power |= any(new.durability is Durability.POWER for new in write.creates)
+        for append in write.appends:
             tail, (frame, ids) = tails[append.stream], append.record
             group.add((tail,), (append.index,), (frame,), (ids,))
             group.size += len(frame)
@@ -263,20 +248,6 @@ def _size(write: ObjectWrite) -> int:
     values = sum(len(name) + len(value) + ROW_BYTES for name, value in write.puts.items())
     frames = sum(len(append.record.frame) for append in write.appends)
     return values + frames + len(write.creates) * ROW_BYTES
-
-
-def _check_first_appends(appends: Sequence[Append], created: set[bytes]) -> None:
-    """What is appended to a stream that does not exist yet must be 0, 1, 2, … of epoch 1."""
-    expected = dict.fromkeys(created, 0)
-    for append in appends:
-        if append.stream in expected:
-            if (append.epoch, append.index) != (1, expected[append.stream]):
-                raise WrongIndex(
-                    f"epoch {append.epoch}, index {append.index} of a new stream",
-                    field="index",
-                    hint=f"epoch 1, index {expected[append.stream]}",
-                )
-            expected[append.stream] += 1
 
 
 def after_prefix(prefix: str) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 from ledger.errors import Damaged, damaged_stream, unknown_stream
 from ledger.interface import Record
@@ -18,6 +19,8 @@ FRAMES_PER_SEGMENT = 64
 REMEMBERED = 8
 """Unpacked cold segments that are kept for the next read: each about 120 KB."""
 
+T = TypeVar("T")
+
 
 class Replay:
     """Reads for the ledger that owns the tails. Raises `Damaged` where a stream is not whole."""
@@ -28,30 +31,31 @@ class Replay:
 
     async def frames(self, tail: Tail, start: int, limit: int) -> list[bytes]:
         """At most `limit` released frames from index `start` on."""
-        # Segments may be stored before what is in them is released.
-        limit = min(limit, tail.released - start)
-        frames: list[bytes] = []
-        while len(frames) < limit:
-            at, room = start + len(frames), limit - len(frames)
-            found = tail.take(at, room)
-            if found is None:
-                rows = await self._stored(tail, at, room)
-                found = [frame for row in rows for frame in self._frames_of(tail, row, at)]
-            frames += found or await self._missing(tail, at)
-        return frames[: max(0, limit)]
+        return await self._released(tail, start, limit, tail.take, self._frames_of)
 
     async def records(self, tail: Tail, start: int, limit: int) -> list[Record]:
         """The same with their ids."""
+        return await self._released(tail, start, limit, tail.records, self._records_of)
+
+    async def _released(
+        self,
+        tail: Tail,
+        start: int,
+        limit: int,
+        held: Callable[[int, int], list[T] | None],
+        of_row: Callable[[Tail, SegmentRow, int], list[T]],
+    ) -> list[T]:
+        # Segments may be stored before what is in them is released.
         limit = min(limit, tail.released - start)
-        records: list[Record] = []
-        while len(records) < limit:
-            at, room = start + len(records), limit - len(records)
-            found = tail.records(at, room)
+        out: list[T] = []
+        while len(out) < limit:
+            at, room = start + len(out), limit - len(out)
+            found = held(at, room)
             if found is None:
                 rows = await self._stored(tail, at, room)
-                found = [record for row in rows for record in self._records_of(tail, row, at)]
-            records += found or await self._missing(tail, at)
-        return records[: max(0, limit)]
+                found = [each for row in rows for each in of_row(tail, row, at)]
+            out += found or await self._missing(tail, at)
+        return out[: max(0, limit)]
 
     async def _stored(self, tail: Tail, start: int, limit: int) -> list[SegmentRow]:
         """Consecutive segments, the first of which holds index `start`, with `limit` records."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -170,17 +170,7 @@ class Tail:
 
     def snapshot(self) -> StreamInfo:
         """The stream as a reader may know it at this moment."""
-        info = self.info
-        return StreamInfo(
-            info.stream,
-            self.epoch,
-            self.released,
-            self.ended,
-            info.durability,
-            info.recipe,
-            info.created_ms,
-            info.kind,
-        )
+        return replace(self.info, epoch=self.epoch, next_index=self.released, ended=self.ended)
 
     # ---- storing ----
 

@@ -88,11 +88,6 @@ class Wal:
     def size_bytes(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
 
-    @property
-    def is_moved(self) -> bool:
-        """Whether a checkpoint is under way."""
-        return self._checkpoint is not None
-
     async def rest(self) -> None:
         """Wait for a checkpoint under way; cancelling who waits does not end it."""
         if self._checkpoint is not None:
