@@ -12,6 +12,7 @@ import httpx
 
 from ledger.errors import Unavailable
 from ledger.frame import FinishReason
+from ledger.silence import LONGEST_LOOK_S, Silence
 from origin.config import OriginConfig
 from origin.producer import Reasoning, Text
 from origin.producers.upstream_reply import CallDelta, Reply, Usage, read_reply, refusal
@@ -21,6 +22,9 @@ from origin.tools import CallPiece
 
 MAX_ERROR_BYTES = 64 * 1024
 """Of the body of an answer that is an error."""
+LOOKS = 4
+"""At a server that is silent, before it is taken for lost; time in which this process stood still
+counts as one of them, as what the server said meanwhile may lie unread in the socket."""
 AFTER_FINISH_S = 2.0
 """How long the usage and the end of the connection are waited for, once the text is complete."""
 
@@ -50,7 +54,9 @@ class UpstreamCall:
         self._url = url
         self._body = body
         self._config = config
-        self._deadline = 0.0
+        self._patience_s = 0.0
+        self._silence = Silence(0.0)
+        self._timer: asyncio.TimerHandle | None = None
         self._calls: dict[int, tuple[int, str]] = {}  # ours, and the id, by the server's number
         self._count = 0
 
@@ -140,17 +146,34 @@ class UpstreamCall:
         return pieces
 
     def _wait(self, seconds: float) -> None:
-        self._deadline = asyncio.get_running_loop().time() + seconds
+        """From now on the server may be silent for so long."""
+        self._patience_s = seconds
+        look_s = min(seconds / LOOKS, LONGEST_LOOK_S)
+        self._silence = Silence(asyncio.get_running_loop().time(), look_s)
 
     async def _within(self, step: Coroutine[Any, Any, T]) -> T:
-        """The step's result; Unavailable where it fails, or is not there by the deadline."""
+        """The step's result; Unavailable where it fails, or the server is silent for too long."""
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with asyncio.timeout(None) as limit:
+                self._look(limit)
                 return await step
         except TimeoutError as error:
             raise Unavailable("the upstream server stalled", code="upstream_stalled") from error
         except httpx.TransportError as error:
             raise lost(error) from error
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _look(self, limit: asyncio.Timeout) -> None:
+        """Now and then, while something is waited for: whether it is to be waited for still."""
+        loop = asyncio.get_running_loop()
+        left_s = self._patience_s - self._silence.seconds(loop.time())
+        if left_s <= 0:
+            limit.reschedule(loop.time())
+        else:
+            wait_s = min(left_s, self._patience_s / LOOKS, LONGEST_LOOK_S)
+            self._timer = loop.call_later(wait_s, self._look, limit)
 
 
 def lost(error: httpx.TransportError) -> Unavailable:
