@@ -21,7 +21,7 @@ async function generate(url, body, enough = Infinity) {
   while (true) {
     const { value, done } = await reader.read();
     if (done) return got;
-    got.pieces += 1;
+    window.pieces = got.pieces += 1;
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const event of events) {

@@ -4,6 +4,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.held import HeldOrigin
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import TIMEOUT
 
@@ -11,15 +12,21 @@ from tests.e2e.sse import TIMEOUT
 class House:
     """An origin with two edges."""
 
-    def __init__(self, data: Path) -> None:
-        self.origin = Origin(data)
-        self.edges = [Edge(self.origin), Edge(self.origin)]
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.edges = [Edge(origin), Edge(origin)]
+
+
+class HeldHouse(House):
+    """One whose streams go as far as a test lets them."""
+
+    origin: HeldOrigin
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def house(tmp_path: Path) -> AsyncIterator[HeldHouse]:
     """For tests that kill: nobody else's."""
-    made = House(tmp_path)
+    made = HeldHouse(HeldOrigin(tmp_path / "data"))
     async with running(made.origin, *made.edges):
         yield made
 
@@ -27,7 +34,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 @pytest.fixture(scope="module")
 async def standing_house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
     """For tests that leave it as it was; one for all of a file."""
-    made = House(tmp_path_factory.mktemp("house"))
+    made = House(Origin(tmp_path_factory.mktemp("house")))
     async with running(made.origin, *made.edges):
         yield made
 

@@ -59,7 +59,11 @@ class FaultProxy:
         self._open.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:  # nobody is there at the moment
+            writer.transport.abort()
+            return
         for one in (writer, back):
             self._writers.add(one)
         for source, sink in ((reader, back), (there, writer)):
@@ -78,11 +82,14 @@ class FaultProxy:
             while data := await source.read(PIECE_BYTES):
                 await asyncio.sleep(self.delay_s)
                 await way.wait()
-                sink.write(data)
-                await sink.drain()
+                await self._let_pass(data, sink)
         except OSError:
             pass  # it was cut
         finally:
             for writer in both:
                 writer.transport.abort()
                 self._writers.discard(writer)
+
+    async def _let_pass(self, data: bytes, sink: asyncio.StreamWriter) -> None:
+        sink.write(data)
+        await sink.drain()

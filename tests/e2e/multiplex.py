@@ -90,6 +90,12 @@ class Multiplex:
         stream.frames.append(frame)
         return corr - 1, frame
 
+    async def opened(self) -> None:
+        """Read until every stream has an id."""
+        while not all(stream.id for stream in self.streams):
+            for raw in split(await self._socket.recv(decode=False)):
+                self._keep(*decode(raw))
+
     async def drain(self) -> None:
         """Read until every stream has ended."""
         if all(stream.ended for stream in self.streams):

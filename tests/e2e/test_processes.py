@@ -20,6 +20,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from edge.quic.steer import can_steer
 from tailrace.certificate import CertificateFiles, development_certificate
 from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.sse import TIMEOUT
 from tests.e2e.udp_way import UdpWay
 from tests.edge.quic.fetching import Fetching
 
@@ -105,11 +106,11 @@ async def test_what_each_process_counts_adds_up(several: Several) -> None:
         ours = [line for line in lines if line.startswith(REQUESTS) and "/version" in line]
         return sum(float(line.rpartition(" ")[2]) for line in ours)
 
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT) as client:
         assert (await client.get(f"{several.edge.url}/metrics")).status_code == 404
         before = await counted(client)
         for _ in range(CLIENTS):
-            async with httpx.AsyncClient(trust_env=False) as another:
+            async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT) as another:
                 assert (await another.get(f"{several.edge.url}/version")).status_code == 200
         async with asyncio.timeout(60):
             while await counted(client) < before + CLIENTS:
@@ -127,7 +128,7 @@ async def test_one_that_is_killed_is_replaced_and_the_others_serve_on(several: S
     for _ in range(CLIENTS):
         async with several.client(several.edge.tls_port) as client:
             assert b"ok" in await client.get(b"/healthz")
-    async with httpx.AsyncClient() as over_tcp:
+    async with httpx.AsyncClient(timeout=TIMEOUT) as over_tcp:
         answers = [await over_tcp.get(f"{several.edge.url}/healthz") for _ in range(CLIENTS)]
     assert [answer.status_code for answer in answers] == [200] * CLIENTS
 

@@ -144,7 +144,7 @@ async def test_http3_gives_the_json_document_too(secured: Secured, reference: Re
 
 async def test_http11_says_where_http3_is(secured: Secured) -> None:
     context = ssl.create_default_context(cafile=str(secured.certificate))
-    async with httpx.AsyncClient(verify=context) as client:
+    async with httpx.AsyncClient(verify=context, timeout=TIMEOUT) as client:
         answer = await client.get(f"{secured.edge.tls_url}/healthz")
     assert f'h3=":{secured.edge.tls_port}"' in answer.headers["alt-svc"]
 

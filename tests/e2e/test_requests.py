@@ -7,13 +7,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import House
+from tests.e2e.conftest import HeldHouse, House
 from tests.e2e.sse import SSE, Reading, events, resume, start
 
 pytestmark = pytest.mark.anyio
 
 REQUEST = {"model": "demo", "prompt": "Once upon a time", "temperature": 0.8, "seed": 7}
 STEER = " BUT THE WOLF"
+TOKENS = 300
+AHEAD = 40
+"""Characters that a stream may be ahead of its reader, who has its steer taken before the end."""
 
 
 async def generate(client: httpx.AsyncClient, house: House, **more: Any) -> dict[str, Any]:
@@ -53,17 +56,19 @@ async def test_a_format_is_kept_to(standing_house: House, client: httpx.AsyncCli
 
 @pytest.mark.parametrize("dies", [False, True])
 async def test_a_steer_is_in_the_text_once_even_if_the_worker_dies(
-    house: House, client: httpx.AsyncClient, dies: bool
+    house: HeldHouse, client: httpx.AsyncClient, dies: bool
 ) -> None:
-    body = REQUEST | {"max_tokens": 120, "ignore_eos": True}
+    body = REQUEST | {"max_tokens": TOKENS, "ignore_eos": True}
     reading = Reading()
     url = house.edges[0].url
     asked: list[asyncio.Task[httpx.Response]] = []
+    house.origin.hold(AHEAD)
     async with client.stream("POST", f"{url}/v1/generate", json=body, headers=SSE) as response:
         token = {"Tailrace-Token": response.headers["Tailrace-Token"]}
         stream = response.headers["Tailrace-Stream"]
         async for event in events(response):
             reading.events.append(event)
+            house.origin.hold(len(reading.text) + AHEAD)
             if len(reading.events) == 3:
                 if dies:
                     await house.origin.kill_worker()
@@ -76,7 +81,7 @@ async def test_a_steer_is_in_the_text_once_even_if_the_worker_dies(
     answer = await asked[0]
     assert answer.status_code == 200, answer.text
     assert reading.text.count(STEER) == 1
-    assert reading.end["total_tokens"] == 120
+    assert reading.end["total_tokens"] == TOKENS
     before = "".join(e.data["text"] for e in reading.events[: answer.json()["next_index"]])
     assert STEER in before
     again = (await client.get(f"{url}/v1/generate/{stream}")).json()

@@ -13,15 +13,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.held import HeldOrigin
+from tests.e2e.processes import Edge, free_port, running
 from tests.e2e.sse import SSE, Reading, events, start
 
 pytestmark = pytest.mark.anyio
 
 DEMO = Path(__file__).resolve().parents[2] / "origin" / "demo" / "model"
-TOKENS = 900
+TOKENS = 200
 BEGUN = 30
-"""Of them, when a stream is under way: far from its end, however late its reader is."""
+"""Of them, when a stream is under way."""
 
 
 KEPT = '[origin]\npolicy = "greedy-dual"\n'
@@ -51,7 +52,7 @@ class Two:
     def __init__(self, folder: Path) -> None:
         file = folder / "tailrace.toml"
         file.write_text(KEPT + tables("one", "two"))
-        self.origin = Origin(folder / "data", config=file)
+        self.origin = HeldOrigin(folder / "data", config=file)
         self.edge = Edge(self.origin)
 
     def worker_pid(self, model: str) -> int:
@@ -72,10 +73,12 @@ class Three:
 
     def __init__(self, folder: Path, wait_s: float, served: str = OURS) -> None:
         file = folder / "tailrace.toml"
+        self.metrics = f"127.0.0.1:{free_port()}"
         origin = f"{KEPT}cpu_memory_mib = 130\ncold_wait_s = {wait_s}\n"
+        origin += f'metrics = "{self.metrics}"\n'
         each = served + "memory_mib = 60\n"
         file.write_text(origin + tables("one", "two", "three", each=each))
-        self.origin = Origin(folder / "data", config=file)
+        self.origin = HeldOrigin(folder / "data", config=file)
         self.edge = Edge(self.origin)
 
     async def decided(self, choice: str) -> dict[str, Any]:
@@ -85,6 +88,13 @@ class Three:
             if decision["choice"] == choice:
                 return decision
         raise AssertionError
+
+    async def wanted(self, client: httpx.AsyncClient, model: str) -> None:
+        """Wait until a request for it runs or waits here."""
+        line, shown = f'tailrace_model_requests{{model="{model}"}} 1.0', ""
+        async with asyncio.timeout(60):
+            while line not in shown:
+                shown = (await client.get(f"http://{self.metrics}/metrics")).text
 
     def loaded(self) -> list[str]:
         """The models that have a worker, by what was logged."""
@@ -143,15 +153,19 @@ async def test_of_three_models_two_fit_and_the_third_waits_for_its_turn(
         assert house.loaded() == ["three", "two"]
         # While both of them stream, the first one waits for room; no stream is cut for it.
         both = {name: asyncio.Event() for name in ("two", "three")}
+        house.origin.hold_behind(whole, BEGUN)
         async with asyncio.TaskGroup() as tasks:
             running_both = [
                 tasks.create_task(read(client, url, name, begun)) for name, begun in both.items()
             ]
             for begun in both.values():
                 await begun.wait()
-            again = await start(client, url, request("one"))
+            waiting = tasks.create_task(start(client, url, request("one")))
+            await house.wanted(client, "one")
+            house.origin.go_on()
         for task in running_both:
             assert (task.result().text, task.result().indexes) == (whole.text, whole.indexes)
+        again = waiting.result()
         notice = again.events[0]
         assert (notice.id, notice.name, notice.data["code"]) == (0, "notice", "loading")
         assert "'one' is being loaded, which takes about" in notice.data["message"]
@@ -187,12 +201,14 @@ async def test_a_worker_killed_leaves_the_other_model_alone_and_its_own_goes_on(
     whole = await start(client, url, request("two"))
     other_pid = two.worker_pid("two")
     begun = {name: asyncio.Event() for name in ("one", "two")}
+    two.origin.hold_behind(whole, BEGUN)
     async with asyncio.TaskGroup() as tasks:
         one, other = (
             tasks.create_task(read(client, url, name, event)) for name, event in begun.items()
         )
         await begun["one"].wait()
         os.kill(two.worker_pid("one"), signal.SIGKILL)
+        two.origin.go_on()
     for reading in (one.result(), other.result()):
         assert (reading.text, reading.indexes, reading.end) == (
             whole.text,

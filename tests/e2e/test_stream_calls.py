@@ -177,7 +177,7 @@ async def test_a_generation_asks_for_its_token_here_too(
     tmp_path: Path, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TAILRACE_ORIGIN_REQUIRE_TOKEN", "true")
-    house = House(tmp_path)
+    house = House(Origin(tmp_path))
     try:
         await house.origin.ready()
         await house.edges[0].ready()
@@ -207,6 +207,7 @@ async def test_a_live_tail_goes_on_at_another_edge_when_its_own_is_killed(
         path = "/v1/stream/tail"
         await client.put(writing.url + path, headers=TEXT)
         heard, offset = "", "-1"
+        is_killed = asyncio.Event()
 
         async def read(edge: Edge, until: str) -> None:
             nonlocal heard, offset
@@ -216,9 +217,12 @@ async def test_a_live_tail_goes_on_at_another_edge_when_its_own_is_killed(
                     heard, offset = heard + data, control["streamNextOffset"]
                     if until in heard:
                         await edge.kill()
+                        is_killed.set()
 
         async def write() -> None:
             for word in words:
+                if word == "word20 ":
+                    await is_killed.wait()  # the reader may be late
                 answer = await client.post(writing.url + path, content=word, headers=TEXT)
                 assert answer.status_code == 204
             await client.post(writing.url + path, headers={"Stream-Closed": "true"})

@@ -24,6 +24,7 @@ import pytest
 from ledger.frame import Reasoning, Token
 from origin.config import DEMO_MODEL
 from tailrace.client import Client
+from tests.e2e.fault_proxy import FaultProxy
 from tests.e2e.processes import START_TIMEOUT_S, Edge, Origin, free_port, running
 from tests.e2e.sse import SSE, TIMEOUT, Event, Reading, events, resume, start
 from tests.origin.producers.raw_server import (
@@ -316,6 +317,21 @@ async def test_a_real_server_is_served_as_it_would_answer_itself(
             assert (await resume(client, edge.url, again)).events == reading.events
 
 
+class Holding(FaultProxy):
+    """Lets `most` events of a stream pass, and keeps the rest until the connection is cut."""
+
+    most = 0
+
+    async def _let_pass(self, data: bytes, sink: asyncio.StreamWriter) -> None:
+        *events, rest = data.split(b"\n\n")
+        passes = [event + b"\n\n" for event in events[: self.most]]
+        self.most -= len(passes)
+        has_passed = len(passes) == len(events)
+        await super()._let_pass(b"".join(passes) + (rest if has_passed else b""), sink)
+        if not has_passed:
+            await asyncio.Event().wait()
+
+
 @needs_serve
 async def test_a_real_server_that_is_killed_goes_on_from_what_was_read(
     serve: Serve, tmp_path: Path, client: httpx.AsyncClient
@@ -323,9 +339,13 @@ async def test_a_real_server_that_is_killed_goes_on_from_what_was_read(
     settings = tmp_path / "tailrace.toml"
     settings.write_text("[origin]\nupstream_retry_s = 280\n")  # it takes its time to come back
     flags = {"upstream-model": str(DEMO_MODEL), "config": settings}
-    async with served(tmp_path, serve.url, **flags) as (_, edge):
-        body = {"model": str(DEMO_MODEL), **STORY}
-        read = await _read_and_kill(client, edge, serve, body)
+    proxy = Holding(serve.port)
+    body = {"model": str(DEMO_MODEL), **STORY}
+    async with (
+        proxy.serving(),
+        served(tmp_path, f"http://{proxy.link}/v1", **flags) as (_, edge),
+    ):
+        read = await _read_and_kill(client, edge, serve, proxy, body)
     assert [event.id for event in read] == list(range(len(read)))
     at = next(n for n, event in enumerate(read) if event.name == "notice")
     before = "".join(event.data["text"] for event in read[:at])
@@ -337,15 +357,18 @@ async def test_a_real_server_that_is_killed_goes_on_from_what_was_read(
 
 
 async def _read_and_kill(
-    client: httpx.AsyncClient, edge: Edge, serve: Serve, body: dict[str, Any]
+    client: httpx.AsyncClient, edge: Edge, serve: Serve, proxy: Holding, body: dict[str, Any]
 ) -> list[Event]:
     """All events of a stream whose server is killed, and started again, after the third."""
     read: list[Event] = []
     url = f"{edge.url}/v1/generate"
+    proxy.most = 6  # of 24: it may have more to say before we can kill it
     async with client.stream("POST", url, json=body, headers=SSE) as response:
         async for event in events(response):
             read.append(event)
             if len(read) == 3:
                 await serve.kill()
+                proxy.most = 100
+                proxy.cut()
                 await serve.start()
     return read

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.processes import START_TIMEOUT_S, Origin, Process, free_port, running
+from tests.e2e.sse import TIMEOUT
 
 POLL_S = 0.05
 
@@ -28,7 +29,8 @@ async def test_an_edge_listens_where_a_wrangler_file_says_and_goes_by_its_routes
     edge = await Process("edge", "--wrangler", file, "--env", "live").start()
     try:
         await edge.saw(f"Running on http://127.0.0.1:{port}")
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        url = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT) as client:
             for host, status in (("api.example.com", 200), ("other.example.com", 421)):
                 answer = await client.get("/healthz", headers={"Host": host})
                 assert answer.status_code == status

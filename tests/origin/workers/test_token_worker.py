@@ -36,6 +36,7 @@ from origin.workers.worker_frame import (
     encode,
 )
 from tests.origin.engine.runs import continuation, end_of, frame_of, make_run
+from tests.origin.held_text import FACTORY, PLACE, Brake
 
 HELLO = Hello(SCHEMA_HASH, "test")
 SOCKET_TIMEOUT_S = 60.0
@@ -173,18 +174,29 @@ def test_a_run_sent_right_behind_the_hello_is_not_lost(supervisor: Supervisor) -
     assert end_of(list(supervisor.emissions(3))).total_tokens == 2
 
 
-def test_it_takes_runs_and_halts_while_generating(supervisor: Supervisor) -> None:
-    supervisor.greet()
-    long_run = make_run(**SAMPLED | {"max_tokens": 250})
-    supervisor.send(long_run, 1)
-    next(supervisor.emissions(1))
-    supervisor.send(make_run(max_tokens=2), 2)
-    assert end_of(list(supervisor.emissions(2))).finish_reason is FinishReason.LENGTH
-    supervisor.send(Halt(), 1)
-    *_, last = supervisor.emissions(1)
-    end = frame_of(last)
-    assert isinstance(end, StreamEnd)
-    assert end.finish_reason is FinishReason.CANCELLED
+def test_it_takes_runs_and_halts_while_generating(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brake = Brake(tmp_path / "held")
+    monkeypatch.setenv(PLACE, str(brake.place))
+    brake.hold(20)
+    supervisor = Supervisor(tmp_path, checkpoint, filter=FACTORY)
+    try:
+        supervisor.greet()
+        supervisor.send(make_run(**SAMPLED | {"max_tokens": 250}), 1)
+        next(supervisor.emissions(1))
+        supervisor.send(make_run(max_tokens=2), 2)
+        supervisor.send(Halt(), 1)
+        brake.go_on()
+        ends: dict[int, FinishReason] = {}
+        while len(ends) < 2:
+            if isinstance(step := next(supervisor.frames), Step):
+                made = [(emission.run, frame_of(emission)) for emission in step.emissions]
+                ends |= {run: end.finish_reason for run, end in made if isinstance(end, StreamEnd)}
+        assert ends == {1: FinishReason.CANCELLED, 2: FinishReason.LENGTH}
+        assert supervisor.close() == (0, "")
+    finally:
+        supervisor.process.kill()
 
 
 def test_another_schema_is_refused(supervisor: Supervisor) -> None:
