@@ -137,11 +137,11 @@ async def test_they_are_served_over_http_until_the_origin_stops() -> None:
     metrics.worker_load(0, LOAD)
     with exposed(metrics.registry, ("127.0.0.1", 0), "origin.metrics") as port:
         url = f"http://127.0.0.1:{port}/metrics"
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             answer = await client.get(url)
             assert answer.status_code == 200
             assert 'tailrace_generation_tokens_total{worker="0"} 1000.0' in answer.text
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         with pytest.raises(httpx.ConnectError):
             await client.get(url)
 

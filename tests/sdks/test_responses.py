@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from tests.e2e.conftest import House
 from tests.e2e.processes import Edge
+from tests.e2e.sse import TIMEOUT
 from tests.sdks.conftest import Script
 
 pytestmark = pytest.mark.anyio
@@ -290,7 +291,7 @@ async def test_a_stream_of_another_route_can_be_read_as_a_response(
     chat = await clients[0].chat.completions.create(
         model="demo", messages=[{"role": "user", "content": "Hello"}], max_tokens=8
     )
-    async with httpx.AsyncClient(base_url=house.edges[0].url) as http:
+    async with httpx.AsyncClient(base_url=house.edges[0].url, timeout=TIMEOUT) as http:
         body = {"model": "demo", "prompt": "Once", "max_tokens": 8}
         native = (await http.post("/v1/generate", json=body)).json()
     for stream, text in (

@@ -102,8 +102,8 @@ async def site(folder: Path) -> AsyncIterator[Site]:
         settings.write_text(f'[edge]\nallowed_origins = ["{made.url}"]\n')
         origin = Origin(folder / "data")
         made.edge = Edge(origin, config=settings)
-        async with running(origin, made.edge), httpx.AsyncClient() as client:
+        async with running(origin, made.edge), httpx.AsyncClient(timeout=60) as client:
             url = f"{made.edge.url}/v1/generate"
-            whole = await client.post(url, json=INPUT, timeout=60)
+            whole = await client.post(url, json=INPUT)
             made.world = {"generate": url, "text": whole.json()["text"]}
             yield made

@@ -41,7 +41,7 @@ async def served(origin: ScriptedOrigin) -> AsyncIterator[Served]:
 @pytest.fixture
 async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
     url = f"http://127.0.0.1:{served.port}"
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -136,7 +136,7 @@ async def test_a_stream_that_is_asked_for_again_is_a_resume_of_the_edge() -> Non
         origins[0]._backoff = Backoff(0, 0)
         url = f"http://127.0.0.1:{served.port}/v1/generate"
         async with (
-            httpx.AsyncClient(trust_env=False) as client,
+            httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as client,
             client.stream("POST", url, json=BODY, headers=SSE) as answer,
             asyncio.timeout(PATIENCE_S),
         ):
@@ -178,7 +178,7 @@ async def test_where_others_may_ask_or_one_process_is_not_all_no_metrics_are_sho
 ) -> None:
     async with (
         serving(origin, **settings) as served,
-        httpx.AsyncClient(trust_env=False) as client,
+        httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as client,
     ):
         answer = await client.get(f"http://127.0.0.1:{served.port}/metrics")
     assert answer.status_code == 404

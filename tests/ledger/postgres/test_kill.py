@@ -157,7 +157,7 @@ async def test_nobody_loses_its_streams_because_the_server_was_away(
     server: PostgresServer,
 ) -> None:
     """All leases lapse while nobody can renew; that does not count for one lease."""
-    dsn, lease_s = server.dsn(), 0.5
+    dsn, lease_s = server.dsn(), 3.0
     one = await PostgresLedger.open(dsn, Clock(), owner="one", lease_s=lease_s)
     other = await PostgresLedger.open(dsn, Clock(), owner="other", lease_s=lease_s)
     await one.create(new(A))
