@@ -49,6 +49,8 @@ class PoolChoice(StrEnum):
     LOAD = "load"
     PREWARM = "prewarm"
     EVICT = "evict"
+    DRAIN = "drain"
+    """It takes no more requests, so that another model has its turn."""
     DECLINE = "decline"
     """A hint or a prewarm that was not followed."""
 

@@ -52,6 +52,8 @@ class Residence(Enum):
     """It is wanted, and there is no room yet."""
     LOADING = "loading"
     READY = "ready"
+    DRAINING = "draining"
+    """It takes no more requests, and leaves when those that it has are over: others' turn."""
     LEAVING = "leaving"
     RETURNING = "returning"
     """It is leaving, and was asked for again: it is loaded once it has gone."""
@@ -68,6 +70,8 @@ class PoolEvent(Enum):
     """Its last worker died; its slots start another one."""
     GIVEN_UP = "given_up"
     """No worker of it starts; it holds no room until it is asked for again."""
+    DRAINED = "drained"
+    """Another one has waited for its room for long enough."""
     EVICTED = "evicted"
     GONE = "gone"
     """Its workers have ended, and their memory is free."""
@@ -86,6 +90,11 @@ TRANSITIONS: dict[tuple[Residence, PoolEvent], Residence] = {
     (Residence.READY, PoolEvent.LOADED): Residence.READY,
     (Residence.READY, PoolEvent.LOST): Residence.LOADING,
     (Residence.READY, PoolEvent.EVICTED): Residence.LEAVING,
+    (Residence.READY, PoolEvent.DRAINED): Residence.DRAINING,
+    (Residence.DRAINING, PoolEvent.WANTED): Residence.DRAINING,
+    (Residence.DRAINING, PoolEvent.LOADED): Residence.DRAINING,
+    (Residence.DRAINING, PoolEvent.LOST): Residence.LOADING,
+    (Residence.DRAINING, PoolEvent.EVICTED): Residence.LEAVING,
     (Residence.LEAVING, PoolEvent.WANTED): Residence.RETURNING,
     (Residence.LEAVING, PoolEvent.LOST): Residence.LEAVING,
     (Residence.LEAVING, PoolEvent.GONE): Residence.AWAY,

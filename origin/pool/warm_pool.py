@@ -8,13 +8,14 @@ cannot race: each call ends in a state of the table in `tiers` beside this.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
 from ledger.errors import CallerError
 from ledger.hints import Hint
 from origin.pool.hints import HINT_WINDOW_S, HintRecord
+from origin.pool.kept import TURN_S, KeptModel, Visit
 from origin.pool.members import LEAST_SIZE, PooledState, PoolMember, check_members, check_pins
 from origin.pool.records import (
     ArrivalRecord,
@@ -23,7 +24,6 @@ from origin.pool.records import (
     PoolDecision,
     TierChange,
 )
-from origin.pool.schedule import Schedule
 from origin.pool.tiers import ABOUT_TO_GO, HOLDING_ROOM, PoolEvent, Residence, Tier, follow
 from origin.warm.policies import GreedyDual, KeepAlivePolicy
 from origin.warm.prices import COLD_COST_GPU_S
@@ -39,55 +39,6 @@ class PoolOrder:
     model: str
     load: bool
     reason: str
-
-
-@dataclass(slots=True)
-class _Visit:
-    model: str
-    arrived_s: float
-    tier: Tier
-    was_idle: bool
-    taken_s: float | None = None
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What is known of a model."""
-
-    member: PoolMember
-    load_s: float
-    is_pinned: bool
-    schedules: tuple[Schedule, ...]
-    residence: Residence = Residence.AWAY
-    tier: Tier = Tier.COLD
-    visits: int = 0
-    waiting: list[Hashable] = field(default_factory=list)
-    ended_s: float | None = None
-    """When it last fell idle; None while it is busy, or was never asked."""
-    keep_until_s: float = 0.0
-    prewarm_at_s: float = inf
-    prewarm_until_s: float = inf
-    loading_s: float = 0.0
-    loading_from: Tier = Tier.COLD
-    reason: str = ""
-    prices: dict[Tier, float] = field(default_factory=dict)
-    hints: dict[Hint, HintRecord] = field(default_factory=dict)
-    cold_starts: int = 0
-    requests: int = 0
-    loads: int = 0
-    idle_from_s: float | None = None
-    """Since when it is ready and nobody asks, if so."""
-    wasted_s: float = 0.0
-
-    @property
-    def is_ready(self) -> bool:
-        return self.residence is Residence.READY
-
-    def idles(self, now: float, *, idle: bool) -> None:
-        """From now on it is ready and nobody asks, or that is over."""
-        if self.idle_from_s is not None:
-            self.wasted_s += now - self.idle_from_s
-        self.idle_from_s = now if idle else None
 
 
 class Beside(Protocol):
@@ -120,9 +71,9 @@ class WarmPool:
         check_members(members, self._caps, self._policies)
         self._ranking = policy if isinstance(policy, GreedyDual) else GreedyDual(cold_cost_gpu_s)
         self._models = {
-            one.name: _Kept(one, one.load_s, one.is_pinned, one.schedules) for one in members
+            one.name: KeptModel(one, one.load_s, one.is_pinned, one.schedules) for one in members
         }
-        self._visits: dict[Hashable, _Visit] = {}
+        self._visits: dict[Hashable, Visit] = {}
         self._queue: list[str] = []
         """Models that wait for room, longest first."""
         self.beside: Beside | None = None
@@ -143,11 +94,16 @@ class WarmPool:
                 orders += self.hint(name, Hint.OPERATOR, now)
         return orders
 
-    def arrive(self, model: str, request: Hashable, now: float) -> list[PoolOrder]:
-        """A request wants the model; it is taken at once if that `is_ready`, or else `loaded`."""
+    def arrive(
+        self, model: str, request: Hashable, now: float, *, begun: bool = False
+    ) -> list[PoolOrder]:
+        """A request wants the model; it is taken at once if that `is_ready`, or else `loaded`.
+
+        One that has `begun` is a stream already: a model that drains takes it, too.
+        """
         kept = self._of(model)
         idle = not kept.visits
-        self._visits[request] = visit = _Visit(model, now, kept.tier, idle)
+        self._visits[request] = visit = Visit(model, now, kept.tier, idle)
         if self.beside is not None:
             self.beside.arrived(model, request, now)
         kept.visits += 1
@@ -163,7 +119,7 @@ class WarmPool:
             if not kept.is_ready:
                 kept.cold_starts += 1
                 visit.tier = min(kept.tier, Tier.DEVICE)  # what is leaving cannot be asked
-        if kept.is_ready:
+        if kept.is_ready or (begun and kept.residence is Residence.DRAINING):
             visit.taken_s = now
             self._reach(kept, Tier.HOT, now, "asked")
             return []
@@ -187,6 +143,8 @@ class WarmPool:
         if request in kept.waiting:
             kept.waiting.remove(request)
         kept.visits -= 1
+        if kept.residence is Residence.DRAINING and kept.visits == len(kept.waiting):
+            return self._leave_to_others(kept, now)
         if kept.visits:
             return []
         kept.ended_s = now
@@ -214,6 +172,7 @@ class WarmPool:
         known = kept.prices.get(kept.loading_from)
         price = took_s if known is None else known + PRICE_WEIGHT * (took_s - known)
         kept.prices[kept.loading_from] = kept.load_s = price
+        kept.ready_s = now
         self._reach(kept, Tier.COMPILED, now, kept.reason, took_s)
         for request in kept.waiting:
             self._visits[request].taken_s = now
@@ -230,7 +189,7 @@ class WarmPool:
         kept = self._of(model)
         before = kept.residence
         kept.residence = follow(before, PoolEvent.LOST)
-        if before is Residence.READY:
+        if before in (Residence.READY, Residence.DRAINING):
             kept.idles(now, idle=False)
             kept.loading_s, kept.loading_from, kept.reason = now, Tier.HOST, "its worker died"
             self._reach(kept, Tier.HOST, now, kept.reason)
@@ -253,7 +212,7 @@ class WarmPool:
         kept.residence = follow(kept.residence, PoolEvent.GONE)
         self._reach(kept, tier, now, kept.reason)
         if kept.residence is Residence.QUEUED:
-            self._queue.append(model)
+            self._enqueue(kept, now)
         return self.tick(now)
 
     def hint(self, model: str, hint: Hint, now: float) -> list[PoolOrder]:
@@ -387,7 +346,7 @@ class WarmPool:
 
     # ---- the rules ----
 
-    def _decide(self, kept: _Kept, now: float) -> None:
+    def _decide(self, kept: KeptModel, now: float) -> None:
         """It is idle: ask its policy."""
         policy = self._policy_of(kept.member.name)
         decision = policy.decide(kept.member.name, now)
@@ -395,7 +354,7 @@ class WarmPool:
         kept.prewarm_at_s, kept.prewarm_until_s = decision.prewarm_at_s, decision.prewarm_until_s
         self._log(kept, now, PoolChoice.KEEP, decision.reason, decision.features)
 
-    def _until(self, kept: _Kept, now: float) -> float:
+    def _until(self, kept: KeptModel, now: float) -> float:
         """How long an idle model stays."""
         if kept.is_pinned:
             return inf
@@ -408,7 +367,7 @@ class WarmPool:
                 until_s = max(until_s, hours.end_s)
         return until_s
 
-    def _override(self, kept: _Kept, now: float) -> str:
+    def _override(self, kept: KeptModel, now: float) -> str:
         """Why the operator wants it now, if so."""
         if kept.is_pinned:
             return "pinned"
@@ -416,15 +375,17 @@ class WarmPool:
             return "scheduled"
         return ""
 
-    def _due(self, kept: _Kept, now: float) -> float:
+    def _due(self, kept: KeptModel, now: float) -> float:
         if self._is_idle(kept):
             return self._until(kept, now)
+        if kept.residence is Residence.QUEUED and kept.visits:
+            return self._turn_s(kept, now)
         if kept.residence is not Residence.AWAY or kept.visits:
             return inf
         begins = [one.next_hours(now).begin_s - kept.load_s for one in kept.schedules]
         return min([kept.prewarm_at_s, *begins])
 
-    def _prewarm(self, kept: _Kept, now: float) -> list[PoolOrder]:
+    def _prewarm(self, kept: KeptModel, now: float) -> list[PoolOrder]:
         """Its policy wants it again, though nobody asked yet."""
         until_s, kept.prewarm_at_s = kept.prewarm_until_s, inf
         if until_s <= now:
@@ -436,7 +397,12 @@ class WarmPool:
         return self._want(kept, now, PoolChoice.PREWARM, "its next request is foreseen", {})
 
     def _want(
-        self, kept: _Kept, now: float, choice: PoolChoice, reason: str, features: dict[str, float]
+        self,
+        kept: KeptModel,
+        now: float,
+        choice: PoolChoice,
+        reason: str,
+        features: dict[str, float],
     ) -> list[PoolOrder]:
         """See to it that it is loaded, now or when there is room."""
         before = kept.residence
@@ -445,8 +411,12 @@ class WarmPool:
             kept.reason = reason
             self._log(kept, now, choice, reason, features)
         if before is Residence.AWAY:
-            self._queue.append(kept.member.name)
+            self._enqueue(kept, now)
         return self._admit(now)
+
+    def _enqueue(self, kept: KeptModel, now: float) -> None:
+        self._queue.append(kept.member.name)
+        kept.queued_s = now
 
     def _admit(self, now: float) -> list[PoolOrder]:
         """Give room to those that wait for it: who is asked for first, then who came first.
@@ -466,16 +436,21 @@ class WarmPool:
                 orders += self._make_room(kept, missing, now)
         return orders
 
-    def _make_room(self, kept: _Kept, missing: float, now: float) -> list[PoolOrder]:
+    def _make_room(self, kept: KeptModel, missing: float, now: float) -> list[PoolOrder]:
         """Have idle models leave, if that is enough together with those that leave already."""
         near = [one for one in self._models.values() if one.member.device == kept.member.device]
-        missing -= sum(one.member.size for one in near if one.residence in ABOUT_TO_GO)
+        going = ABOUT_TO_GO | {Residence.DRAINING}
+        missing -= sum(one.member.size for one in near if one.residence in going)
         idle = {
             one.member.name: one.member.size
             for one in near
             if self._is_idle(one) and not self._override(one, now)
         }
-        if missing <= 0 or sum(idle.values()) < missing:
+        if missing <= 0:
+            return []
+        if sum(idle.values()) < missing:
+            if kept.visits and now >= kept.queued_s + TURN_S:
+                self._drain(kept, near, missing - sum(idle.values()), now)
             return []
         orders: list[PoolOrder] = []
         for name in self._ranking.victims(idle, idle, missing):
@@ -483,14 +458,52 @@ class WarmPool:
             orders += self._evict(self._models[name], now, reason)
         return orders
 
-    def _load(self, kept: _Kept, now: float) -> PoolOrder:
+    def _drain(
+        self, kept: KeptModel, near: Sequence[KeptModel], missing: float, now: float
+    ) -> None:
+        """Have busy models leave in their turn, the one that has been ready longest first."""
+        over: list[KeptModel] = []
+        for one in sorted(self._busy(near, now), key=lambda one: one.ready_s):
+            if missing > 0 and one.turn_ends_s <= now:
+                over.append(one)
+                missing -= one.member.size
+        for one in over if missing <= 0 else ():
+            one.residence = follow(one.residence, PoolEvent.DRAINED)
+            one.reason = f"{kept.member.name} has waited for its room"
+            features = {"waited_s": now - kept.queued_s, "requests": float(one.visits)}
+            self._log(one, now, PoolChoice.DRAIN, one.reason, features)
+
+    def _busy(self, near: Sequence[KeptModel], now: float) -> list[KeptModel]:
+        """Those that are asked, and might leave."""
+        return [one for one in near if one.is_ready and one.visits and not self._override(one, now)]
+
+    def _leave_to_others(self, kept: KeptModel, now: float) -> list[PoolOrder]:
+        """It drained, and the last of its streams is over; who waits for it waits on."""
+        orders = self._evict(kept, now, kept.reason)
+        if kept.waiting:
+            kept.residence = follow(kept.residence, PoolEvent.WANTED)
+            kept.cold_starts += 1
+            kept.reason = "a request waits for it"
+        else:
+            kept.ended_s = now
+            self._decide(kept, now)
+        return orders
+
+    def _turn_s(self, kept: KeptModel, now: float) -> float:
+        """When it may have its turn, as far as that is a matter of time."""
+        near = [one for one in self._models.values() if one.member.device == kept.member.device]
+        ends_s = min((one.turn_ends_s for one in self._busy(near, now)), default=inf)
+        turn_s = max(kept.queued_s + TURN_S, ends_s)
+        return turn_s if turn_s > now else inf
+
+    def _load(self, kept: KeptModel, now: float) -> PoolOrder:
         self._queue.remove(kept.member.name)
         kept.residence = follow(kept.residence, PoolEvent.ADMITTED)
         kept.loading_s, kept.loading_from = now, kept.tier
         kept.loads += 1
         return PoolOrder(kept.member.name, True, kept.reason)
 
-    def _evict(self, kept: _Kept, now: float, reason: str) -> list[PoolOrder]:
+    def _evict(self, kept: KeptModel, now: float, reason: str) -> list[PoolOrder]:
         kept.residence = follow(kept.residence, PoolEvent.EVICTED)
         kept.reason = reason
         kept.idles(now, idle=False)
@@ -498,7 +511,7 @@ class WarmPool:
         self._log(kept, now, PoolChoice.EVICT, reason, {"idle_s": idle_s})
         return [PoolOrder(kept.member.name, False, reason)]
 
-    def _fits(self, kept: _Kept) -> bool:
+    def _fits(self, kept: KeptModel) -> bool:
         device = kept.member.device
         waiting = sum(
             one.member.size
@@ -507,13 +520,13 @@ class WarmPool:
         )
         return self.used(device) + waiting + kept.member.size <= self._caps.get(device, inf)
 
-    def _is_idle(self, kept: _Kept) -> bool:
+    def _is_idle(self, kept: KeptModel) -> bool:
         return kept.is_ready and not kept.visits
 
     # ---- what is told ----
 
     def _reach(
-        self, kept: _Kept, tier: Tier, now: float, reason: str, took_s: float | None = None
+        self, kept: KeptModel, tier: Tier, now: float, reason: str, took_s: float | None = None
     ) -> None:
         if tier is kept.tier and took_s is None:
             return
@@ -521,7 +534,12 @@ class WarmPool:
         self._keep(TierChange(kept.member.name, now, before, tier, reason, took_s))
 
     def _log(
-        self, kept: _Kept, now: float, choice: PoolChoice, reason: str, features: dict[str, float]
+        self,
+        kept: KeptModel,
+        now: float,
+        choice: PoolChoice,
+        reason: str,
+        features: dict[str, float],
     ) -> None:
         name = kept.member.name
         kept_until = kept.keep_until_s if choice is PoolChoice.KEEP else None
@@ -543,7 +561,7 @@ class WarmPool:
     def _policy_of(self, model: str) -> KeepAlivePolicy:
         return self._policies.get(model, self._policy)
 
-    def _of(self, model: str) -> _Kept:
+    def _of(self, model: str) -> KeptModel:
         kept = self._models.get(model)
         if kept is None:
             hint = f"this pool has {', '.join(self._models)}"

@@ -132,11 +132,11 @@ class ModelKeeper:
 
     # ---- requests ----
 
-    def arrive(self, model: str, stream: bytes) -> None:
+    def arrive(self, model: str, stream: bytes, *, begun: bool = True) -> None:
         """A stream wants its model, or a request for one does; told again, nothing changes."""
         if stream not in self._visits and self._models.serves(model):
             self._visits.add(stream)
-            self._do(self.pool.arrive(model, stream, self._clock()))
+            self._do(self.pool.arrive(model, stream, self._clock(), begun=begun))
 
     def end(self, stream: bytes) -> None:
         """It is over, or waits no longer."""
@@ -147,7 +147,7 @@ class ModelKeeper:
     @asynccontextmanager
     async def loading(self, model: ServedModel, stream: bytes) -> AsyncIterator[str]:
         """Within, a stream of that id can be opened: see `begin`. It stays a visit if it was."""
-        self.arrive(model.name, stream)
+        self.arrive(model.name, stream, begun=False)
         try:
             yield await self.begin(model)
         finally:

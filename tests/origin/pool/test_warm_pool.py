@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ledger.errors import CallerError, ConfigError, Conflict
 from ledger.hints import Hint
+from origin.pool.kept import TURN_S
 from origin.pool.members import PoolMember
 from origin.pool.records import ArrivalRecord, PoolChoice, PoolDecision, PoolRecord, TierChange
 from origin.pool.replay import PoolCounts, PoolReplay, ShadowPool
@@ -49,6 +50,7 @@ class PoolOfThree(RuleBasedStateMachine):
         self.now = 0.0
         self.pool, self.kept = pool_of(GreedyDual(60.0), 2.0)
         self.open: dict[int, str] = {}
+        self.taken: set[int] = set()
         self.coming: set[str] = set()
         self.going: set[str] = set()
         self.count = 0
@@ -61,7 +63,7 @@ class PoolOfThree(RuleBasedStateMachine):
                 self.coming.add(order.model)
             else:
                 assert order.model not in self.coming | self.going
-                assert order.model not in self.open.values()
+                assert order.model not in {self.open[request] for request in self.taken}
                 self.going.add(order.model)
 
     @rule(model=st.sampled_from(NAMES), after=st.floats(0, 100))
@@ -69,6 +71,8 @@ class PoolOfThree(RuleBasedStateMachine):
         self.now += after
         self.count += 1
         self.open[self.count] = model
+        if self.pool.is_ready(model):
+            self.taken.add(self.count)
         self.carry_out(self.pool.arrive(model, self.count, self.now))
 
     @precondition(lambda self: self.open)
@@ -76,14 +80,21 @@ class PoolOfThree(RuleBasedStateMachine):
     def end(self, data: st.DataObject, after: float) -> None:
         self.now += after
         request = data.draw(st.sampled_from(sorted(self.open)))
+        self._end(request)
+
+    def _end(self, request: int) -> None:
         del self.open[request]
+        self.taken.discard(request)
         self.carry_out(self.pool.end(request, self.now))
 
     @precondition(lambda self: self.coming)
     @rule(data=st.data())
     def load(self, data: st.DataObject) -> None:
-        model = data.draw(st.sampled_from(sorted(self.coming)))
+        self._load(data.draw(st.sampled_from(sorted(self.coming))))
+
+    def _load(self, model: str) -> None:
         self.coming.remove(model)
+        self.taken |= {request for request, name in self.open.items() if name == model}
         self.carry_out(self.pool.loaded(model, self.now))
 
     @precondition(lambda self: self.coming)
@@ -92,8 +103,7 @@ class PoolOfThree(RuleBasedStateMachine):
         model = data.draw(st.sampled_from(sorted(self.coming)))
         self.coming.remove(model)
         for request in [one for one, name in self.open.items() if name == model]:
-            del self.open[request]  # its waiters are told
-            self.carry_out(self.pool.end(request, self.now))
+            self._end(request)  # its waiters are told
         self.carry_out(self.pool.given_up(model, self.now, "no worker of it starts"))
 
     @precondition(lambda self: self.going)
@@ -122,7 +132,8 @@ class PoolOfThree(RuleBasedStateMachine):
     def the_cap_holds(self) -> None:
         assert self.pool.used("cpu") <= 2.0
         held = {one.model for one in self.pool.states() if one.residence in HOLDING_ROOM}
-        ready = {one.model for one in self.pool.states() if one.residence is Residence.READY}
+        up = (Residence.READY, Residence.DRAINING)
+        ready = {one.model for one in self.pool.states() if one.residence in up}
         assert held == self.coming | self.going | ready
 
     def teardown(self) -> None:
@@ -132,12 +143,9 @@ class PoolOfThree(RuleBasedStateMachine):
                 self.going.remove(model)
                 self.carry_out(self.pool.gone(model, self.now))
             for model in sorted(self.coming):
-                self.coming.remove(model)
-                self.carry_out(self.pool.loaded(model, self.now))
-            for request, model in list(self.open.items()):
-                if self.pool.is_ready(model):
-                    del self.open[request]
-                    self.carry_out(self.pool.end(request, self.now))
+                self._load(model)
+            for request in sorted(self.taken):
+                self._end(request)
         assert not self.open
 
 
@@ -218,6 +226,48 @@ def test_who_is_asked_for_while_it_leaves_comes_back_and_one_that_no_longer_wait
     assert residence(pool, "b") is Residence.AWAY
     assert [(one.model, one.load) for one in pool.gone("a", 3.0)] == [("a", True)]
     assert residence(pool, "a") is Residence.LOADING
+
+
+def test_one_that_waits_while_two_stay_busy_has_its_turn_when_the_older_of_them_has_drained() -> (
+    None
+):
+    pool, kept = pool_of(cap=2.0)
+    for model, request in (("a", 1), ("b", 2)):
+        pool.arrive(model, request, 0.0)
+    for model, at in (("a", 1.0), ("b", 2.0)):
+        pool.loaded(model, at)
+    pool.arrive("c", 3, 3.0)
+    assert pool.wake_at(3.0) == 3.0 + TURN_S
+    assert pool.tick(17.9) == [] and pool.is_ready("a")
+    assert pool.tick(18.0) == [] and residence(pool, "a") is Residence.DRAINING
+    assert residence(pool, "b") is Residence.READY and pool.wake_at(18.0) == inf
+    drain = kept[-1]
+    assert isinstance(drain, PoolDecision) and drain.choice is PoolChoice.DRAIN
+    assert (drain.reason, drain.features["waited_s"]) == ("c has waited for its room", 15.0)
+    pool.arrive("a", 4, 19.0, begun=True)  # of a request that it has already
+    pool.arrive("a", 5, 19.0)
+    assert pool.end(1, 20.0) == []
+    assert [(one.model, one.load) for one in pool.end(4, 21.0)] == [("a", False)]
+    assert [(one.model, one.load) for one in pool.gone("a", 22.0)] == [("c", True)]
+    assert residence(pool, "a") is Residence.QUEUED
+    pool.loaded("c", 23.0)
+    # Who waits for a in its turn has b drain, which has been ready for longer than c.
+    pool.tick(37.0)
+    assert residence(pool, "b") is Residence.DRAINING and pool.is_ready("c")
+
+
+def test_three_models_that_are_always_asked_take_turns_in_room_for_two() -> None:
+    """Each has a request under way at any time; without turns the third would wait forever."""
+    pool, kept = pool_of(cap=2.0)
+    player = PoolReplay(pool, lambda name: 2.0)
+    player.start(0.0)
+    for nth in range(300):
+        player.request(NAMES[nth % 3], 2.0 * nth, 10.0)
+    player.advance(2000.0)
+    ended = [one for one in kept if isinstance(one, ArrivalRecord)]
+    assert len(ended) == 300
+    # The drain of ten seconds, the load and a turn of the others, each for both of them.
+    assert max(one.waited_s for one in ended) < 2 * (TURN_S + 10.0 + 2.0 + 1.0)
 
 
 def test_a_pin_and_a_schedule_come_before_the_policy() -> None:

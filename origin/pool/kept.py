@@ -1,0 +1,72 @@
+"""What a pool knows of a model, and of a request for it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from math import inf
+
+from ledger.hints import Hint
+from origin.pool.hints import HintRecord
+from origin.pool.members import PoolMember
+from origin.pool.schedule import Schedule
+from origin.pool.tiers import Residence, Tier
+
+TURN_S = 15.0
+"""A model whose requests have waited so long for room that busy ones hold has its turn: of these,
+the one that has been ready longest drains, if that is as long, and as long as its load took."""
+
+
+@dataclass(slots=True)
+class Visit:
+    model: str
+    arrived_s: float
+    tier: Tier
+    was_idle: bool
+    taken_s: float | None = None
+
+
+@dataclass(slots=True)
+class KeptModel:
+    """What is known of a model."""
+
+    member: PoolMember
+    load_s: float
+    is_pinned: bool
+    schedules: tuple[Schedule, ...]
+    residence: Residence = Residence.AWAY
+    tier: Tier = Tier.COLD
+    visits: int = 0
+    waiting: list[Hashable] = field(default_factory=list)
+    ended_s: float | None = None
+    """When it last fell idle; None while it is busy, or was never asked."""
+    keep_until_s: float = 0.0
+    prewarm_at_s: float = inf
+    prewarm_until_s: float = inf
+    queued_s: float = 0.0
+    ready_s: float = 0.0
+    loading_s: float = 0.0
+    loading_from: Tier = Tier.COLD
+    reason: str = ""
+    prices: dict[Tier, float] = field(default_factory=dict)
+    hints: dict[Hint, HintRecord] = field(default_factory=dict)
+    cold_starts: int = 0
+    requests: int = 0
+    loads: int = 0
+    idle_from_s: float | None = None
+    """Since when it is ready and nobody asks, if so."""
+    wasted_s: float = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.residence is Residence.READY
+
+    @property
+    def turn_ends_s(self) -> float:
+        return self.ready_s + max(TURN_S, self.load_s)
+
+    def idles(self, now: float, *, idle: bool) -> None:
+        """From now on it is ready and nobody asks, or that is over."""
+        if self.idle_from_s is not None:
+            self.wasted_s += now - self.idle_from_s
+        self.idle_from_s = now if idle else None
