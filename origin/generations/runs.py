@@ -506,7 +506,6 @@ class Runs:
 
     def worker_load(self, slot: WorkerSlot, load: Load) -> None:
         self._metrics.worker_load(slot.number, load)
-        self.recorder.saw_load(slot.ready, load)
 
     async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
         """Store what one engine step made, in one group commit."""

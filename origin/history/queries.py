@@ -181,13 +181,3 @@ async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:
     pooled = {(lane.origin, lane.model) for lane in lanes if lane.worker < 0}
     told = [one for one in lanes if one.worker < 0 or (one.origin, one.model) not in pooled]
     return sorted(told, key=lambda lane: lane.from_ms)
-
-
-async def shapes(store: HistoryStore, model: str, fingerprint: str) -> list[str]:
-    """Those that an engine has met, by name."""
-    rows = await store.rows(
-        "SELECT shape FROM shape_seen WHERE model = $1 AND fingerprint = $2 ORDER BY shape",
-        model,
-        fingerprint,
-    )
-    return [shape for (shape,) in rows]

@@ -21,7 +21,6 @@ from origin.history.schema import COLD, HOT, HistoryEntry, Keeping
 from origin.history.store import HistoryStore
 from origin.pool.records import ArrivalRecord, PoolDecision, PoolRecord, TierChange
 from origin.workers.load_spans import WorkerStart
-from origin.workers.worker_frame import Load, Ready
 
 MAX_QUEUED = 16_384
 """Entries that wait to be written; more are dropped, and counted."""
@@ -71,7 +70,6 @@ class HistoryRecorder:
         self._queue: deque[HistoryEntry] = deque()
         self.learner: Callable[[HistoryStore, str], Coroutine[Any, Any, None]] | None = None
         """Is told once when the store is open, with our name if the store is not ours alone."""
-        self._shapes: set[tuple[str, str, str]] = set()
         names = ("tailrace_history_written", "tailrace_history_dropped")
         helps = ("Entries of the history that are stored", "Entries that found the queue full")
         self._counters = [
@@ -156,19 +154,6 @@ class HistoryRecorder:
                 )
             case ArrivalRecord():
                 pass
-
-    def saw_load(self, ready: Ready | None, load: Load) -> None:
-        """A worker works on so many rows: by powers of two, as kernels are planned."""
-        if ready is not None:
-            rows = 1 << max(sum(load.running) - 1, 0).bit_length()
-            self.saw_shape(ready.model, ready.fingerprint, f"rows={rows}")
-
-    def saw_shape(self, model: str, fingerprint: str, shape: str) -> None:
-        """Told of every one; recorded once in a life of this process."""
-        seen = (model, fingerprint, shape)
-        if seen not in self._shapes:
-            self._shapes.add(seen)
-            self._put(schema.SAW_SHAPE, _clean(model), fingerprint, shape, self.now_ms())
 
     def _put(self, statement: str, *values: str | int | float | None) -> None:
         if self._opening is None:

@@ -77,14 +77,6 @@ CREATE TABLE IF NOT EXISTS decision (
 );
 CREATE INDEX IF NOT EXISTS decision_by_model ON decision (model, at_ms);
 CREATE INDEX IF NOT EXISTS decision_by_time ON decision (at_ms);
-CREATE TABLE IF NOT EXISTS shape_seen (
-    model       text   NOT NULL,
-    fingerprint text   NOT NULL,
-    shape       text   NOT NULL,
-    first_ms    bigint NOT NULL,
-    last_ms     bigint NOT NULL,
-    PRIMARY KEY (model, fingerprint, shape)
-);
 """
 HOT, COLD = "hot", "cold"
 """How a request finds its model, where there are no tiers between."""
@@ -102,9 +94,6 @@ CHANGED_TIER = """INSERT INTO tier (origin, worker, at_ms, model, tier, reason)
     VALUES ($1, $2, $3, $4, $5, $6)"""
 DECIDED = """INSERT INTO decision (origin, at_ms, model, policy, shadow, action, reason, features,
     until_ms, prewarm_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"""
-SAW_SHAPE = """INSERT INTO shape_seen (model, fingerprint, shape, first_ms, last_ms)
-    VALUES ($1, $2, $3, $4, $4) ON CONFLICT (model, fingerprint, shape)
-    DO UPDATE SET last_ms = excluded.last_ms"""
 
 # What is too old goes: $1 is a time, or of how many requests the newest is asked for that is one
 # too many.
@@ -126,7 +115,6 @@ FORGET_DETAILS = (
     "DELETE FROM load_span WHERE asked_ms < $1",
     "DELETE FROM tier WHERE at_ms < $1",
     "DELETE FROM decision WHERE at_ms < $1",
-    "DELETE FROM shape_seen WHERE last_ms < $1",
 )
 FORGET_HOURS = "DELETE FROM arrival_hour WHERE hour_ms < $1"
 
@@ -156,7 +144,7 @@ class Keeping(NamedTuple):
         yield FORGET_HOURS, now_ms - HOURS_KEPT_MS
 
 
-ORDER = (ARRIVED, SERVED, LOADED, CHANGED_TIER, DECIDED, SAW_SHAPE)
+ORDER = (ARRIVED, SERVED, LOADED, CHANGED_TIER, DECIDED)
 
 
 def in_groups(entries: Sequence[HistoryEntry]) -> Iterator[tuple[str, list[tuple[object, ...]]]]:

@@ -470,7 +470,8 @@ class WarmPool:
         for one in over if missing <= 0 else ():
             one.residence = follow(one.residence, PoolEvent.DRAINED)
             one.reason = f"{kept.member.name} has waited for its room"
-            features = {"waited_s": now - kept.queued_s, "requests": float(one.visits)}
+            due_s = max(kept.queued_s + TURN_S, one.turn_ends_s)
+            features = {"waited_s": now - kept.queued_s, "late_s": now - due_s}
             self._log(one, now, PoolChoice.DRAIN, one.reason, features)
 
     def _busy(self, near: Sequence[KeptModel], now: float) -> list[KeptModel]:

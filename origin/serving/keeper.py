@@ -161,22 +161,24 @@ class ModelKeeper:
         Raises `Unavailable` where it takes too long, with when to ask again.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.wait_s
+        begun, has_waited = loop.time(), False
+        deadline = begun + self.wait_s
         while not self.pool.is_ready(model.name):
             left_s, expected_s = deadline - loop.time(), self.expected_s(model.name)
             if self.pool.residence(model.name) is Residence.LOADING:
-                if expected_s > left_s or left_s <= 0:
+                # Of one that was never loaded it is a guess, which refuses nobody.
+                if left_s <= 0 or (model.ready is not None and expected_s > left_s):
                     raise self._too_late(model, expected_s)
                 if model.ready is not None:
                     return f"{model.name!r} is being loaded, which takes about {expected_s:.1f} s"
             self._check_circuit(model)
-            news = self._news
+            news, has_waited = self._news, True
             try:
                 async with asyncio.timeout_at(deadline):
                     await news.wait()
             except TimeoutError:
                 raise self._too_late(model, expected_s) from None
-        return ""
+        return f"{model.name!r} was waited for {loop.time() - begun:.1f} s" if has_waited else ""
 
     def expected_s(self, model: str) -> float:
         """Until it may be asked, as far as loads were measured; in time as it passes."""

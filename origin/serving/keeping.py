@@ -15,6 +15,7 @@ from origin.pool.schedule import Schedule
 from origin.serving.keeper import ModelKeeper, log_record
 from origin.serving.known_models import KnownModels
 from origin.serving.live_pool import LivePool
+from origin.serving.memory_need import first_load_s
 from origin.serving.plan import ModelPlan, caps
 from origin.serving.served_model import ServedModels
 from origin.warm.prices import LOAD_S, WarmPrices
@@ -82,7 +83,7 @@ def _member(plan: ModelPlan, known: KnownModels) -> PoolMember:
         plan.name,
         plan.size_mib,
         plan.device,
-        LOAD_S if found is None else found.load_s,
+        first_load_s(plan.config) if found is None else found.load_s,
         is_pinned=plan.table.is_kept,
         schedules=tuple(Schedule.parse(text, field) for text in plan.table.schedule),
     )

@@ -1,7 +1,9 @@
-"""What a worker of a model takes of its device, from the headers of its files; no torch."""
+"""What a worker of a model takes of its device, and its first load of time, from its files; no
+torch."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from ledger.errors import ConfigError
@@ -12,6 +14,7 @@ from origin.checkpoint.model_memory import cpu_footprint, gpu_footprint
 from origin.config import OriginConfig
 from origin.formats import AS_STORED, Formats
 from origin.model_table import ModelTable
+from origin.warm.prices import LOAD_S
 from origin.workers.program import makes_tokens
 
 MIB = 1 << 20
@@ -20,6 +23,10 @@ KV_MIB = {CPU: 512, GPU: 2048}
 """Of the KV cache of one of several models, where nothing says how large it is."""
 BESIDE_MIB = {CPU: 0, GPU: 1024}
 """What a process takes of its device beside weights and KV cache; an allowance, not measured."""
+FIRST_START_S = {CPU: 2.0, GPU: 20.0}
+"""Of the first load of a model: imports, and kernels to be compiled."""
+FIRST_BYTES_PER_S = 1e9
+"""At which its weights are read, hashed, looked through and moved; the hash alone has 1.3e9."""
 NVIDIA = Path("/dev/nvidiactl")
 
 
@@ -56,6 +63,16 @@ def needed(name: str, table: ModelTable, config: OriginConfig) -> tuple[int, Ori
         )
     size = total if table.memory_mib is None else table.memory_mib * MIB
     return size, config.model_copy(update={"kv_mib": kv_mib})
+
+
+def first_load_s(config: OriginConfig) -> float:
+    """What a load is taken to take until one was measured."""
+    if not makes_tokens(config):
+        return LOAD_S
+    with suppress(OSError):
+        size = sum(path.stat().st_size for path in config.model.iterdir())
+        return FIRST_START_S[device_of(config)] + size / FIRST_BYTES_PER_S
+    return LOAD_S
 
 
 def _weights(folder: Path, device: str, formats: Formats) -> int:

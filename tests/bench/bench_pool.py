@@ -53,6 +53,7 @@ from origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay  # noqa: E402
 from origin.pool.tiers import Tier  # noqa: E402
 from origin.pool.warm_pool import WarmPool  # noqa: E402
 from origin.serving.keeper import ModelKeeper  # noqa: E402
+from origin.serving.memory_need import first_load_s  # noqa: E402
 from origin.serving.plan import planned  # noqa: E402
 from origin.serving.served_model import ServedModels  # noqa: E402
 from origin.start import launcher_of, slots_of  # noqa: E402
@@ -154,6 +155,8 @@ class PoolListener:
                 self._left_s[told.model] = told.at_s
                 if told.reason.endswith("its time is over"):
                     self._late(leave_s, told.at_s)
+            case PoolChoice.DRAIN:
+                self._late(told.at_s - told.features["late_s"], told.at_s)
 
     def _late(self, due_s: float | None, now: float) -> None:
         if due_s is not None and due_s < now:
@@ -332,7 +335,7 @@ def nearest(took: Sequence[tuple[float, float]], at_s: float, otherwise_s: float
 
 
 def recorded(policy: str, names: tuple[str, ...], heard: PoolListener) -> PoolReplay:
-    pool = _pool(policy, names, LOAD_S)
+    pool = _pool(policy, names, first_load_s(OriginConfig()))
     pool.late = heard.late
     replay = PoolReplay(
         pool,

@@ -146,9 +146,12 @@ async def test_of_three_models_two_fit_and_the_third_waits_for_its_turn(
         whole = await start(client, url, request("one"))
         await start(client, url, request("two", 5))
         await start(client, url, request("two", 5, seed=8))
-        # It was never loaded: nothing can be opened before it is.
+        # It was never loaded: nothing can be opened before it is, and then its reader is told.
         third = await start(client, url, request("three"))
-        assert (third.text, third.indexes) == (whole.text, whole.indexes)
+        told = third.events[0]
+        assert (told.id, told.name, told.data["code"]) == (0, "notice", "loading")
+        assert "'three' was waited for" in told.data["message"]
+        assert third.text == whole.text
         await house.origin.saw("worker.left")
         assert house.loaded() == ["three", "two"]
         # While both of them stream, the first one waits for room; no stream is cut for it.

@@ -82,14 +82,12 @@ async def test_requests_are_read_as_a_trace_and_counted_by_model(store: HistoryS
     assert await queries.models(store, pool.now_ms + 1) == []
 
 
-async def test_starts_decisions_tiers_and_shapes_are_told_again(store: HistoryStore) -> None:
+async def test_starts_decisions_and_tiers_are_told_again(store: HistoryStore) -> None:
     pool = Pool(store)
     now_s = NOON_MS / 1e3
     stages = (LoadStage("fork", now_s - 3, now_s - 2), LoadStage("read", now_s - 2, now_s, 1 << 33))
     pool.recorder.loaded(0, "a", WorkerStart("fork", now_s - 3, now_s, stages))
     pool.recorder.decided("a", "break-even", "keep", "it pays", {"cold": 60.0}, until_ms=NOON_MS)
-    pool.recorder.saw_shape("a", "f", "rows=8")
-    pool.recorder.saw_shape("a", "f", "rows=8")
     pool.now_ms += 5000
     pool.recorder.changed_tier(0, "a", COLD, "it died")
     await pool.recorder.flush()
@@ -118,8 +116,7 @@ async def test_starts_decisions_tiers_and_shapes_are_told_again(store: HistorySt
     await pool.recorder.flush()
     lanes = [(lane.worker, lane.model) for lane in await queries.residence(store, 0)]
     assert lanes == [(1, "b"), (-1, "a")]  # the pool knows better than a's workers
-    assert await queries.shapes(store, "a", "f") == ["rows=8"]
-    assert pool.recorder.written == 11
+    assert pool.recorder.written == 10
 
 
 async def test_what_is_too_old_becomes_counts_by_the_hour_and_then_nothing(

@@ -19,6 +19,7 @@ from origin.pool.tiers import Residence
 from origin.serving.keeper import ModelKeeper
 from origin.serving.known_models import KnownModel, KnownModels
 from origin.serving.live_pool import LivePool
+from origin.serving.memory_need import first_load_s
 from origin.serving.served_model import ServedModel, ServedModels
 from origin.warm.prices import WarmPrices
 from origin.workers.circuit import CircuitState
@@ -131,6 +132,29 @@ async def test_who_asks_for_a_cold_model_waits_until_another_has_left(tmp_path: 
     assert value("tailrace_model_loads_total", {"model": "two"}) == 1
     assert value("tailrace_model_leaves_total", {"model": "one"}) == 1
     assert value("tailrace_model_tier", {"model": "two"}) == 5
+
+
+async def test_a_first_load_is_waited_for_however_long_its_guess_and_its_reader_told(
+    tmp_path: Path,
+) -> None:
+    troupe = Troupe(tmp_path, wait_s=2.0)  # a load is taken to take 3 s
+    one, _ = troupe.models
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(held(troupe.keeper, one))
+        await asyncio.sleep(0)
+        troupe.load(one)  # which was ordered
+    assert waiting.result().startswith("'one' was waited for ")
+
+
+async def held(keeper: ModelKeeper, model: ServedModel) -> str:
+    async with keeper.loading(model, A) as told:
+        return told
+
+
+def test_a_first_load_is_taken_to_take_what_its_files_would() -> None:
+    size = sum(path.stat().st_size for path in DEMO_MODEL.iterdir())
+    assert first_load_s(OriginConfig(device="cpu")) == pytest.approx(2.0 + size / 1e9)
+    assert first_load_s(OriginConfig(producer="a:b")) == 10.0
 
 
 async def test_a_load_that_takes_longer_than_one_waits_is_refused_at_once(tmp_path: Path) -> None:
