@@ -19,22 +19,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.linear.dense_triton import dense_linear, dense_plan
 from kernels.linear.epilogue import Epilogue
+from kernels.linear.float_triton import Weight, float_linear
 from kernels.linear.int8_triton import GEMV_MAX_IN, int8_gemm, int8_gemv
 from kernels.linear.int8_triton import GEMV_MAX_ROWS as INT8_GEMV_MAX_ROWS
-from kernels.linear.linear_plan import NORM_MAX_INPUTS, NORM_MAX_ROWS, LinearPlan, LinearWorkspace
+from kernels.linear.linear_plan import NORM_MAX_INPUTS, NORM_MAX_ROWS, LinearWorkspace
 from kernels.linear.ternary_gemm_triton import ternary_gemm
 from kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
 from kernels.linear.ternary_weights import TernaryWeights
-from kernels.linear.weight_only import WeightOnly
-from kernels.linear.weight_only_triton import weight_only_linear, weight_only_plan
 from kernels.rows.activation_triton import relu2_gate_norm_int8
 from kernels.rows.norm_triton import rms_norm, rms_norm_int8
 from kernels.shapes import DecoderShape
-
-Weight = Tensor | WeightOnly
-"""bf16, fp16 or fp32 [out, in], or int8 or int4 with bf16 activations."""
 
 
 class Layer(Protocol):
@@ -250,34 +245,3 @@ def normed_linear(
     normed = scratch.normed(len(x), x.shape[1], dtype)
     rms_norm(x, norm, eps, normed, dependent=dependent)
     float_linear(normed, weight, out, workspace=workspace, epilogue=epilogue, dependent=dependent)
-
-
-def float_linear(
-    x: Tensor,
-    weight: Weight,
-    out: Tensor,
-    *,
-    workspace: LinearWorkspace,
-    norm: Tensor | None = None,
-    eps: float = 1e-5,
-    epilogue: Epilogue = Epilogue.STORE,
-    dependent: bool = False,
-) -> None:
-    """`dense_linear` or `weight_only_linear`, as the weight is; see there."""
-    if isinstance(weight, Tensor):
-        dense_linear(
-            x, weight, out, workspace=workspace, norm=norm, eps=eps, epilogue=epilogue,
-            dependent=dependent,
-        )  # fmt: skip
-    else:
-        weight_only_linear(
-            x, weight, out, workspace=workspace, norm=norm, eps=eps, epilogue=epilogue,
-            dependent=dependent,
-        )  # fmt: skip
-
-
-def float_plan(weight: Weight, epilogue: Epilogue = Epilogue.STORE) -> LinearPlan:
-    """How `float_linear` is launched; for a workspace that has room for it."""
-    if isinstance(weight, Tensor):
-        return dense_plan(weight, epilogue)
-    return weight_only_plan(weight, epilogue)

@@ -25,10 +25,9 @@ from kernels.layers import (
     Layer,
     Scratch,
     TernaryLayer,
-    Weight,
-    float_plan,
 )
 from kernels.linear.epilogue import Epilogue
+from kernels.linear.float_triton import Weight, float_plan
 from kernels.linear.int8_linear import quantise_rows
 from kernels.linear.linear_plan import LinearWorkspace
 from kernels.linear.ternary_triton import gemv_rows

@@ -18,11 +18,9 @@ from kernels.layers import (
     Layer,
     Scratch,
     TernaryLayer,
-    Weight,
-    float_plan,
 )
-from kernels.linear.dense_triton import dense_plan
 from kernels.linear.epilogue import Epilogue
+from kernels.linear.float_triton import Weight, float_plan
 from kernels.linear.int8_linear import quantise_rows
 from kernels.linear.linear_plan import LinearWorkspace
 from kernels.linear.ternary_weights import TernaryWeights
@@ -154,7 +152,7 @@ class _Draw:
         if recipe.int8_head:
             weight, scale = quantise_rows(table)
             return Int8Head(self._scratch, shape.norm_eps, norm, weight, scale)
-        workspace = LinearWorkspace([dense_plan(table)], recipe.rows, recipe.device)
+        workspace = LinearWorkspace([float_plan(table)], recipe.rows, recipe.device)
         return DenseHead(self._scratch, workspace, shape.norm_eps, norm, table)
 
     def _rope(self) -> Rope:

@@ -13,8 +13,8 @@ from kernels.attention.attention_triton import decode_attention
 from kernels.attention.paged_kv import PagedKv
 from kernels.attention.splits_triton import DecodeWorkspace
 from kernels.decoder import Decoder, Rows
-from kernels.linear.dense_triton import dense_linear, dense_plan
 from kernels.linear.epilogue import Epilogue
+from kernels.linear.float_triton import float_linear, float_plan
 from kernels.linear.int8_linear import quantise_rows
 from kernels.linear.int8_triton import GEMV_MAX_ROWS as INT8_GEMV_MAX_ROWS
 from kernels.linear.int8_triton import int8_gemm, int8_gemv
@@ -116,10 +116,10 @@ def _dense_launch(
     weight = place.normal(outputs, inputs, dtype=torch.bfloat16)
     epilogue = _epilogue(name, Epilogue.SWIGLU)
     out = place.normal(rows, outputs // (2 if epilogue.gated else 1))
-    plan = plan or dense_plan(weight, epilogue)
+    plan = plan or float_plan(weight, epilogue)
     workspace = LinearWorkspace([plan], rows, place.device)
     x = place.normal(rows, inputs)
-    return partial(dense_linear, x, weight, out, workspace=workspace, epilogue=epilogue, plan=plan)
+    return partial(float_linear, x, weight, out, workspace=workspace, epilogue=epilogue, plan=plan)
 
 
 def tiles(place: Place, shape: DecoderShape, rows: int) -> Iterator[tuple[str, Case, list[Case]]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.decoder import Decoder, Rows
-from kernels.linear.dense_triton import dense_linear, dense_plan
+from kernels.linear.float_triton import float_linear, float_plan
 from kernels.linear.int8_linear import int8_linear, quantise_rows
 from kernels.linear.int8_triton import int8_gemv
 from kernels.linear.linear_plan import LinearWorkspace
@@ -72,7 +72,7 @@ def _dense(shape: DecoderShape, device: torch.device) -> float:
     weight = _normal((shape.hidden, shape.ffn), device, seed=5).mul_(shape.ffn**-0.5).bfloat16()
     x = _normal((3, shape.ffn), device, seed=6)
     out = torch.zeros(3, shape.hidden, device=device)
-    dense_linear(x, weight, out, workspace=LinearWorkspace([dense_plan(weight)], 3, device))
+    float_linear(x, weight, out, workspace=LinearWorkspace([float_plan(weight)], 3, device))
     return difference(out, x.bfloat16().double() @ weight.double().T)
 
 

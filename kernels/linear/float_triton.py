@@ -1,4 +1,9 @@
-"""Linear layers of bf16, fp16 or fp32 weights on the GPU, and what all float linears share."""
+"""Linear layers of float activations on the GPU: of bf16, fp16, fp32, int8 or int4 weights.
+
+One kernel for all; quantised weights become whole numbers in bf16, exactly, in the registers that
+the tensor cores read. Scales are applied to fp32 sums: to a row's in int8, to those of a group of
+128 inputs in int4.
+"""
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -24,22 +29,27 @@ from kernels.linear.linear_plan import (
     plan_linear,
 )
 from kernels.linear.linear_triton import linear_kernel
+from kernels.linear.weight_only import GROUP, WORD_BITS, WeightOnly
 from kernels.shapes import DecoderShape, Family
 from kernels.variant import Variant
 
+Weight = Tensor | WeightOnly
+"""bf16, fp16 or fp32 [out, in], or int8 or int4 with bf16 activations."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _EPILOGUES = {"o": Epilogue.ADD, "down": Epilogue.ADD, "gate_up": Epilogue.SWIGLU}
 _NORMED = ("qkv", "gate_up", "head")
 
 
-def dense_plan(weight: Tensor, epilogue: Epilogue = Epilogue.STORE) -> LinearPlan:
+def float_plan(weight: Weight, epilogue: Epilogue = Epilogue.STORE) -> LinearPlan:
     """How a linear of this weight is launched; for a workspace that has room for it."""
+    if isinstance(weight, WeightOnly):
+        return plan_linear(*weight.shape, 2, weight.bits, epilogue.gated)
     return plan_linear(*weight.shape, weight.element_size(), gated=epilogue.gated)
 
 
-def dense_linear(
+def float_linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     out: Tensor,
     *,
     workspace: LinearWorkspace,
@@ -53,7 +63,8 @@ def dense_linear(
 
     x: fp32, or already rounded to the weight's type, [rows, in]; above 16 rows the latter moves
     half as much. weight: bf16, fp16 or fp32 [out, in]; [2 F, in], gate rows before up rows, for
-    SWIGLU. Any sizes; rows of 16-byte multiples are read fast. out: fp32 [rows, out] or
+    SWIGLU. Any sizes; rows of 16-byte multiples are read fast. Of a quantised one the type is
+    bf16; it moves in * out * bits / 8 bytes and the scales. out: fp32 [rows, out] or
     [rows, F], not overlapping x. norm: fp32 [in] with fp32 x of up to NORM_MAX_ROWS rows and
     NORM_MAX_INPUTS inputs; the bits are those of a norm computed before. What is multiplied is
     rounded to the weight's type, half to even (beyond fp16's range to infinity); sums are fp32.
@@ -62,18 +73,37 @@ def dense_linear(
     one, for a bench; bits differ between plans.
 
     A row has the same bits in any batch; a row with NaN or infinite values spoils no other.
-    Moves the weight once per 64 rows, x and out. Raises TypeError and ValueError that name the
-    argument.
+    Moves the weight once per 64 rows (per 32 of fp32 x where shared memory holds no more), x and
+    out. Raises TypeError and ValueError that name the argument.
     """
     check_epilogue(epilogue)
-    check_tensor("weight", weight, DTYPES, None, None)
-    plan = plan or dense_plan(weight, epilogue)
-    check_linear(x, weight.dtype, out, norm, eps, plan)
-    check_same_device(x=x, weight=weight, out=out, norm=norm, workspace=workspace.partials)
-    launch_linear(plan, x, weight, None, None, out, workspace, norm, eps, epilogue, dependent)
+    if isinstance(weight, WeightOnly):
+        _check_quantised(weight)
+        words, scale, zero, dtype = weight.words, weight.scale, weight.zero, torch.bfloat16
+    else:
+        check_tensor("weight", weight, DTYPES, None, None)
+        words, scale, zero, dtype = weight, None, None, weight.dtype
+    plan = plan or float_plan(weight, epilogue)
+    _check(x, dtype, out, norm, eps, plan)
+    check_same_device(
+        x=x, weight=words, scale=scale, zero=zero, out=out, norm=norm, workspace=workspace.partials
+    )
+    rows = len(x)
+    if rows == 0:
+        return
+    workspace.check(plan, rows)
+    groups = plan.groups(rows, x.element_size())
+    dependent, options = dependent_launch(dependent)
+    grid = (-(-rows // (ROWS * groups)), plan.tiles, plan.splits)
+    linear_kernel[grid](
+        x, words, scale, zero, norm, out, workspace.partials, workspace.counters, rows, eps,
+        **constants(plan, groups, norm is not None, epilogue),
+        PDL=dependent, INTERPRETED=INTERPRETED,
+        num_warps=plan.tile.num_warps, num_stages=plan.tile.num_stages, **options,
+    )  # fmt: skip
 
 
-def check_linear(
+def _check(
     x: Tensor, dtype: torch.dtype, out: Tensor, norm: Tensor | None, eps: float, plan: LinearPlan
 ) -> None:
     """Refuse activations, results and norms that do not fit the weight of `plan`."""
@@ -96,33 +126,20 @@ def check_linear(
         raise ValueError(f"eps: {eps}, expected a number above 0")
 
 
-def launch_linear(
-    plan: LinearPlan,
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor | None,
-    zero: Tensor | None,
-    out: Tensor,
-    workspace: LinearWorkspace,
-    norm: Tensor | None,
-    eps: float,
-    epilogue: Epilogue,
-    dependent: bool,
-) -> None:
-    """Launch what has been checked; no rows, no launch."""
-    rows = len(x)
-    if rows == 0:
+def _check_quantised(weights: WeightOnly) -> None:
+    """Refuse words, scales and zeros that do not fit one another."""
+    if weights.bits not in (4, 8):
+        raise ValueError(f"weights: {weights.bits} bits, expected 4 or 8")
+    words = GROUP * weights.bits // WORD_BITS
+    check_tensor("words", weights.words, torch.int16, None, None, words)
+    groups, out, _ = weights.words.shape
+    if (weights.zero is None) != (weights.bits == 8):
+        raise ValueError("zero: expected with 4 bits, and none with 8, which are symmetric")
+    if weights.zero is None:
+        check_tensor("scale", weights.scale, torch.float32, out)
         return
-    workspace.check(plan, rows)
-    groups = plan.groups(rows, x.element_size())
-    dependent, options = dependent_launch(dependent)
-    grid = (-(-rows // (ROWS * groups)), plan.tiles, plan.splits)
-    linear_kernel[grid](
-        x, weight, scale, zero, norm, out, workspace.partials, workspace.counters, rows, eps,
-        **constants(plan, groups, norm is not None, epilogue),
-        PDL=dependent, INTERPRETED=INTERPRETED,
-        num_warps=plan.tile.num_warps, num_stages=plan.tile.num_stages, **options,
-    )  # fmt: skip
+    check_tensor("scale", weights.scale, torch.float32, groups, out)
+    check_tensor("zero", weights.zero, torch.uint8, groups, out)
 
 
 def constants(plan: LinearPlan, groups: int, norm: bool, epilogue: Epilogue) -> dict[str, Any]:
@@ -141,16 +158,22 @@ def constants(plan: LinearPlan, groups: int, norm: bool, epilogue: Epilogue) -> 
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """All compilations that serving `shape` in bf16 launches; of BitNet that is the head."""
+    """All compilations that serving `shape` launches: in bf16, and with quantised linears.
+
+    Of BitNet that is the head.
+    """
     linears = {"head": (shape.vocab, shape.hidden)}
     if shape.family is not Family.BITNET:
         linears |= shape.linears
     for step, (out, inputs) in linears.items():
         plan = plan_linear(out, inputs, 2, gated=step == "gate_up")
-        yield from linear_variants(f"{shape.name}.{step} dense bf16", step, plan, "*bf16")
+        yield from _variants(f"{shape.name}.{step} dense bf16", step, plan, "*bf16")
+        for bits in (8, 4) if step != "head" else ():
+            plan = plan_linear(out, inputs, 2, bits, gated=step == "gate_up")
+            yield from _variants(f"{shape.name}.{step} int{bits}", step, plan, "*i16")
 
 
-def linear_variants(name: str, step: str, plan: LinearPlan, weight_type: str) -> Iterator[Variant]:
+def _variants(name: str, step: str, plan: LinearPlan, weight_type: str) -> Iterator[Variant]:
     """What the linear `step` launches at batches of 1, 16 and 64 rows."""
     normed = step in _NORMED
     for rows, norm, dependent in (
