@@ -44,7 +44,7 @@ def compile_all(package: str, only: str, jobs: int, progress: Progress) -> Gate:
             uses = [contents["variants"][place] for place in places[at]]
             failed = isinstance(answer, ProcessError)
             compiled[at] = Compiled(uses, *((None, str(answer)) if failed else (answer,)))
-            progress.show(len(compiled), len(places), compiled[at].name)
+            progress.show(len(compiled), len(places))
     finally:
         processes.close()
     launched = [] if only else contents["launched"]

@@ -31,8 +31,6 @@ from kernels.gate.roofline import (
 from kernels.shapes import BITNET_2B4T, LLAMA_8B, DecoderShape
 from kernels.variant import Variant
 
-SVG = "{http://www.w3.org/2000/svg}"
-
 
 @pytest.fixture(scope="module")
 def plan() -> dict[DecoderShape, list[Variant]]:
