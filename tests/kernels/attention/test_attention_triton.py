@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from tests.kernels.paging import (
     random_rope,
     shuffled_tables,
 )
+from tests.kernels.refusals import assert_refused
 
 TOLERANCE = {torch.float32: 2e-6}
 """Of other caches, for which queries and weights are rounded to bf16: 1e-2."""
@@ -292,36 +294,21 @@ def test_no_rows_are_no_launch(device: torch.device) -> None:
 
 def test_arguments_that_do_not_fit_are_refused_by_name(device: torch.device) -> None:
     made = stage([10], device, heads=4, kv_heads=2, rows=1)
-    cache, tables, space = made.guarded.cache, made.tables, made.workspace
     q, row = normal(1, 128, device=device), int32([1], device)
-
-    def launch(
-        x: Tensor = q,
-        lengths: Tensor = row,
-        out: Tensor = q,
-        faults: Tensor = row,
-        workspace: DecodeWorkspace = space,
-        max_length: int = 10,
-    ) -> None:
-        decode_attention(
-            x, lengths, row, cache, tables, out, faults, workspace, max_length=max_length
-        )
-
-    with pytest.raises(TypeError, match=r"^x: dtype"):
-        launch(x=q.double())
-    with pytest.raises(ValueError, match=r"^x: shape"):
-        launch(x=normal(1, 100, device=device))
-    with pytest.raises(ValueError, match=r"^x: strides"):
-        launch(x=normal(128, 2, device=device).T)
-    with pytest.raises(TypeError, match="lengths"):
-        launch(lengths=row.long())
-    with pytest.raises(ValueError, match="out"):
-        launch(out=normal(2, 128, device=device))
-    with pytest.raises(TypeError, match="faults"):
-        launch(faults=row.float())
-    with pytest.raises(ValueError, match="max_length"):
-        launch(max_length=SPLIT_TOKENS)
-    with pytest.raises(ValueError, match="max_length"):
-        launch(max_length=0)
-    with pytest.raises(ValueError, match="workspace"):
-        launch(workspace=DecodeWorkspace(1, 2, 2, 32, 10, device))
+    narrow = DecodeWorkspace(1, 2, 2, 32, 10, device)
+    assert_refused(
+        partial(decode_attention, cache=made.guarded.cache, tables=made.tables),
+        {
+            "x": q,
+            "lengths": row,
+            "sequences": row.clone(),
+            "out": q.clone(),
+            "faults": row.clone(),
+            "workspace": made.workspace,
+            "max_length": 10,
+        },
+        (ValueError, "x: shape (1, 100)", {"x": normal(1, 100, device=device)}),
+        (ValueError, "max_length", {"max_length": SPLIT_TOKENS}),
+        (ValueError, "max_length", {"max_length": 0}),
+        (ValueError, "workspace", {"workspace": narrow}),
+    )

@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import pytest
@@ -22,6 +23,7 @@ from tests.kernels.paging import (
     normal,
     shuffled_tables,
 )
+from tests.kernels.refusals import assert_refused
 
 Chunk = tuple[int, int, int]
 """(sequence, position of the first token, tokens)"""
@@ -183,25 +185,17 @@ def test_chunks_without_rows_and_no_chunks_are_left_alone(device: torch.device) 
 
 def test_arguments_that_do_not_fit_are_refused_by_name(device: torch.device) -> None:
     made = stage([40], device)
-    cache, tables = made.guarded.cache, made.tables
-    q, one, two = normal(1, 32, device=device), int32([0], device), int32([0, 1], device)
-
-    def launch(
-        x: Tensor = q,
-        first: Tensor = two,
-        starts: Tensor = one,
-        faults: Tensor = one,
-        most: int = 1,
-    ) -> None:
-        prefill_attention(x, first, starts, one, cache, tables, q, faults, max_tokens=most)
-
-    with pytest.raises(TypeError, match=r"^q: dtype"):
-        launch(x=q.double())
-    with pytest.raises(ValueError, match=r"^first_rows"):
-        launch(first=one)
-    with pytest.raises(TypeError, match=r"^starts"):
-        launch(starts=one.long())
-    with pytest.raises(ValueError, match=r"^faults"):
-        launch(faults=two)
-    with pytest.raises(ValueError, match=r"^max_tokens"):
-        launch(most=-1)
+    q = normal(1, 32, device=device)
+    assert_refused(
+        partial(prefill_attention, cache=made.guarded.cache, tables=made.tables),
+        {
+            "q": q,
+            "first_rows": int32([0, 1], device),
+            "starts": int32([0], device),
+            "sequences": int32([0], device),
+            "out": q.clone(),
+            "faults": int32([0], device),
+            "max_tokens": 1,
+        },
+        (ValueError, "max_tokens", {"max_tokens": -1}),
+    )

@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from tests.kernels.paging import (
     random_rope,
     shuffled_tables,
 )
+from tests.kernels.refusals import assert_refused
 
 HEADS, KV_HEADS, PAGES = 4, 2, 6
 
@@ -157,20 +160,20 @@ def test_no_rows_are_no_launch(device: torch.device) -> None:
 
 def test_arguments_that_do_not_fit_are_refused_by_name(device: torch.device) -> None:
     cache = guarded_cache(1, 1, 32, torch.float32, device).cache
-    rope, tables = random_rope(32, device), int32([[0]], device)
-    qkv, row, q_out = normal(1, 96, device=device), int32([0], device), normal(1, 32, device=device)
-    with pytest.raises(TypeError, match="qkv"):
-        rope_write(qkv.double(), row, row, rope, cache, tables, q_out, row)
-    with pytest.raises(ValueError, match="qkv"):
-        rope_write(qkv[:, :64].contiguous(), row, row, rope, cache, tables, q_out, row)
-    with pytest.raises(TypeError, match="positions"):
-        rope_write(qkv, row.long(), row, rope, cache, tables, q_out, row)
-    with pytest.raises(ValueError, match="q_out"):
-        rope_write(qkv, row, row, rope, cache, tables, qkv, row)
-    with pytest.raises(ValueError, match="faults"):
-        rope_write(qkv, row, row, rope, cache, tables, q_out, int32([0, 0], device))
-    with pytest.raises(ValueError, match="cos"):
-        rope_write(qkv, row, row, random_rope(64, device), cache, tables, q_out, row)
+    row = int32([0], device)
+    assert_refused(
+        partial(rope_write, cache=cache, tables=int32([[0]], device)),
+        {
+            "qkv": normal(1, 96, device=device),
+            "positions": row,
+            "sequences": row.clone(),
+            "rope": random_rope(32, device),
+            "q_out": normal(1, 32, device=device),
+            "faults": row.clone(),
+        },
+        (ValueError, "qkv: shape (1, 64)", {"qkv": normal(1, 64, device=device)}),
+        (ValueError, "cos", {"rope": random_rope(64, device)}),
+    )
 
 
 def test_a_rope_that_is_not_whole_is_refused_by_name() -> None:

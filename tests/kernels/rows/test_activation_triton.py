@@ -15,6 +15,7 @@ from kernels.rows.activation_triton import relu2_gate_norm_int8, silu, variants
 from kernels.rows.norm_triton import MAX_COLUMNS
 from kernels.shapes import BITNET_2B4T, LLAMA_8B
 from tests.kernels.guarded import Guarded
+from tests.kernels.refusals import assert_refused
 
 EPS = 1e-5
 
@@ -106,27 +107,25 @@ def test_an_empty_batch_is_no_launch(device: torch.device) -> None:
 
 
 def test_what_does_not_fit_is_refused_by_name(device: torch.device) -> None:
-    gate_up, weight = torch.ones(2, 16, device=device), torch.ones(8, device=device)
-    q, factor = torch.empty(2, 8, dtype=torch.int8, device=device), torch.empty(2, device=device)
-    with pytest.raises(TypeError, match=r"^gate_up: dtype torch.float16"):
-        relu2_gate_norm_int8(gate_up.half(), weight, EPS, q, factor)
-    with pytest.raises(ValueError, match=r"^gate_up: 15 columns"):
-        relu2_gate_norm_int8(gate_up[:, :15].contiguous(), weight, EPS, q, factor)
-    with pytest.raises(ValueError, match=r"^gate_up: 0 columns"):
-        relu2_gate_norm_int8(gate_up[:, :0].contiguous(), weight, EPS, q, factor)
-    with pytest.raises(ValueError, match=r"^gate_up: strides"):
-        relu2_gate_norm_int8(gate_up[:, :8], weight, EPS, q, factor)
-    with pytest.raises(ValueError, match=r"^weight: shape"):
-        relu2_gate_norm_int8(gate_up, weight[:4], EPS, q, factor)
-    with pytest.raises(TypeError, match=r"^q: dtype"):
-        relu2_gate_norm_int8(gate_up, weight, EPS, q.float(), factor)
-    with pytest.raises(ValueError, match=r"^factor: shape"):
-        relu2_gate_norm_int8(gate_up, weight, EPS, q, factor[:1])
-    with pytest.raises(ValueError, match=r"^eps: "):
-        relu2_gate_norm_int8(gate_up, weight, 0.0, q, factor)
-    wide = torch.ones(1, 2 * MAX_COLUMNS + 2, device=device)
-    with pytest.raises(ValueError, match=r"^gate_up: rows of 16385"):
-        relu2_gate_norm_int8(wide, weight, EPS, q, factor)
+    gate_up = torch.ones(2, 16, device=device)
+    assert_refused(
+        relu2_gate_norm_int8,
+        {
+            "gate_up": gate_up,
+            "weight": torch.ones(8, device=device),
+            "eps": EPS,
+            "q": torch.empty(2, 8, dtype=torch.int8, device=device),
+            "factor": torch.empty(2, device=device),
+        },
+        (ValueError, "gate_up: 15 columns", {"gate_up": gate_up[:, :15].contiguous()}),
+        (ValueError, "gate_up: 0 columns", {"gate_up": gate_up[:, :0].contiguous()}),
+        (ValueError, "eps: ", {"eps": 0.0}),
+        (
+            ValueError,
+            "gate_up: rows of 16385",
+            {"gate_up": torch.ones(1, 2 * MAX_COLUMNS + 2, device=device)},
+        ),
+    )
 
 
 def test_only_bitnet_has_an_activation_that_is_a_launch() -> None:

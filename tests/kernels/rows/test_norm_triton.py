@@ -14,6 +14,7 @@ from kernels.rows.norm_triton import (
 )
 from kernels.shapes import BITNET_2B4T, LLAMA_8B
 from tests.kernels.guarded import Guarded
+from tests.kernels.refusals import assert_refused
 
 EPS = 1e-5
 
@@ -152,27 +153,11 @@ def test_an_empty_batch_is_no_launch(device: torch.device) -> None:
 
 def test_what_does_not_fit_is_refused_by_name(device: torch.device) -> None:
     x, weight = torch.ones(2, 8, device=device), torch.ones(8, device=device)
-    out, q = torch.empty_like(x), torch.empty(2, 8, dtype=torch.int8, device=device)
-    factor = torch.empty(2, device=device)
-    with pytest.raises(TypeError, match=r"^x: dtype torch.float64"):
-        rms_norm(x.double(), weight, EPS, out)
-    with pytest.raises(ValueError, match=r"^x: shape \(8,\)"):
-        rms_norm(x[0], weight, EPS, out)
-    with pytest.raises(ValueError, match=r"^x: strides"):
-        rms_norm(torch.ones(8, 2, device=device).t(), weight, EPS, out)
-    with pytest.raises(ValueError, match=r"^weight: shape \(4,\), expected \[8\]"):
-        rms_norm(x, weight[:4], EPS, out)
-    with pytest.raises(TypeError, match=r"^weight: dtype torch.bfloat16"):
-        rms_norm(x, weight.bfloat16(), EPS, out)
-    with pytest.raises(ValueError, match=r"^out: shape"):
-        rms_norm(x, weight, EPS, out[:1])
-    with pytest.raises(TypeError, match=r"^q: dtype torch.uint8"):
-        rms_norm_int8(x, weight, EPS, q.view(torch.uint8), factor)
-    with pytest.raises(ValueError, match=r"^factor: shape"):
-        rms_norm_int8(x, weight, EPS, q, factor[:1])
-    for eps in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match=r"^eps: "):
-            rms_norm(x, weight, eps, out)
+    bad = [(ValueError, "eps: ", {"eps": eps}) for eps in (0.0, -1.0, float("nan"))]
+    arguments = {"x": x, "weight": weight, "eps": EPS}
+    assert_refused(rms_norm, {**arguments, "out": torch.empty_like(x)}, *bad)
+    q, factor = torch.empty_like(x, dtype=torch.int8), torch.empty(2, device=device)
+    assert_refused(rms_norm_int8, {**arguments, "q": q, "factor": factor}, *bad)
 
 
 @pytest.mark.parametrize("size", [0, MAX_COLUMNS + 1])
