@@ -23,7 +23,6 @@ pytestmark = pytest.mark.anyio
 PROMPT = "The fox ran"
 TOKENS = 150
 SHAPES = {
-    Family.BITNET: Shape(packed=False),
     Family.LLAMA: Shape(family=Family.LLAMA, heads=6, head_dim=16, tied_head=False, shards=2),
     Family.QWEN3: Shape(family=Family.QWEN3, heads=3, kv_heads=1, head_dim=32),
 }

@@ -136,18 +136,6 @@ async def test_a_stream_is_resumed_at_the_other_origin_while_the_first_generates
     assert standing.count(1, "stream.taken_over") == 0
 
 
-async def test_a_token_of_one_origin_is_good_at_the_other(
-    standing: Cluster, client: httpx.AsyncClient
-) -> None:
-    one, two = standing.edges
-    reading = await start(client, one.url, request(6, 10))
-    answer = await client.get(
-        f"{two.url}/v1/generate/{reading.stream}", headers={"Tailrace-Token": reading.token}
-    )
-    assert answer.status_code == 200
-    assert answer.json()["text"] == reading.text
-
-
 async def test_a_stream_is_cancelled_at_the_other_origin(
     standing: Cluster, client: httpx.AsyncClient
 ) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.e2e.processes import Edge, Origin, running
-from tests.e2e.sse import SSE, events, resume, start
+from tests.e2e.sse import resume, start
 
 pytestmark = pytest.mark.anyio
 SPEECH = "tests.origin.producers.text_producers:speech"
@@ -61,22 +60,3 @@ async def test_a_cut_stream_of_revisions_goes_on_where_it_was_cut(
     await resume(client, speech, reading)
     assert shown(reading.events) == FINAL
     assert reading.indexes == list(range(len(reading.events)))
-
-
-async def test_a_worker_that_is_killed_repeats_nothing_that_was_read(
-    tmp_path: Path, client: httpx.AsyncClient
-) -> None:
-    origin = Origin(tmp_path, producer="tests.origin.producers.text_producers:counting")
-    edge = Edge(origin)
-    async with running(origin, edge):
-        body = {"model": "counting", "prompt": "200"}
-        url = f"{edge.url}/v1/generate"
-        read: list[Any] = []
-        async with client.stream("POST", url, json=body, headers=SSE) as response:
-            async for event in events(response):
-                read.append(event)
-                if len(read) == 20:
-                    await origin.kill_worker()
-    assert [event.id for event in read] == list(range(201))
-    assert [event.data["text"] for event in read[:-1]] == [f"{n} " for n in range(200)]
-    assert read[-1].data["finish_reason"] == "stop"

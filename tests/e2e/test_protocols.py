@@ -133,15 +133,6 @@ async def test_over_http3_cut_and_resumed(secured: Secured, reference: Reading) 
     assert text_of(whole_events + rest.content) == reference.text
 
 
-async def test_http3_gives_the_json_document_too(secured: Secured, reference: Reading) -> None:
-    ask: Callable[[], Any] = lambda: curl_cffi.post(  # noqa: E731
-        f"{secured.edge.tls_url}/v1/generate", json=REQUEST, **over_http3(secured)
-    )
-    answer = await asyncio.to_thread(ask)
-    assert answer.http_version == CurlHttpVersion.V3
-    assert answer.json()["text"] == reference.text
-
-
 async def test_http11_says_where_http3_is(secured: Secured) -> None:
     context = ssl.create_default_context(cafile=str(secured.certificate))
     async with httpx.AsyncClient(verify=context, timeout=TIMEOUT) as client:

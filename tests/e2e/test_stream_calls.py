@@ -18,9 +18,8 @@ from curl_cffi import CurlHttpVersion
 
 from ledger.frame import Chunk, Splitter, StreamEnd, decode
 from tailrace.certificate import development_certificate
-from tests.e2e.conftest import House
 from tests.e2e.processes import Edge, Origin
-from tests.e2e.sse import TIMEOUT, start
+from tests.e2e.sse import TIMEOUT
 
 pytestmark = pytest.mark.anyio
 
@@ -149,51 +148,6 @@ async def test_http_2_and_3_carry_the_same(tmp_path: Path) -> None:
         headers = BYTES | {"Stream-Closed": "true"}
         again = await asyncio.to_thread(curl_cffi.put, url, data=whole, headers=headers, **three)
         assert again.status_code == 200
-
-
-async def test_a_generation_is_a_stream_too(
-    standing_house: House, client: httpx.AsyncClient
-) -> None:
-    url = standing_house.edges[0].url
-    request = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 40, "seed": 7}
-    reading = await start(client, url, request)
-    stream = f"{standing_house.edges[1].url}/v1/stream/{reading.stream}"
-    read = await client.get(stream)
-    assert (read.text, read.headers["Stream-Closed"]) == (reading.text, "true")
-    half = reading.events[20].id + 1
-    offset = f"{half:016d}_{0:016d}"
-    rest = await client.get(stream, params={"offset": offset})
-    assert rest.text == "".join(e.data["text"] for e in reading.events[21:] if e.name == "message")
-    raw = await client.get(stream, params={"offset": "-1", "live": "frames"})
-    frames = [decode(raw)[1] for raw in Splitter().feed(raw.content)]
-    assert isinstance(frames[-1], StreamEnd)
-    assert len(frames) == len(reading.events)
-    for method in ("PUT", "POST", "DELETE"):
-        refused = await client.request(method, stream, content=b"x", headers=TEXT)
-        assert refused.status_code == 405
-
-
-async def test_a_generation_asks_for_its_token_here_too(
-    tmp_path: Path, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TAILRACE_ORIGIN_REQUIRE_TOKEN", "true")
-    house = House(Origin(tmp_path))
-    try:
-        await house.origin.ready()
-        await house.edges[0].ready()
-        request = {"model": "demo", "prompt": "Once", "max_tokens": 3}
-        reading = await start(client, house.edges[0].url, request)
-        stream = f"{house.edges[0].url}/v1/stream/{reading.stream}"
-        assert (await client.get(stream)).status_code == 401
-        forged = await client.get(stream, headers={"Tailrace-Token": "v1.x.y.z"})
-        assert (forged.status_code, forged.json()["error"]["code"]) == (401, "bad_token")
-        read = await client.get(stream, headers={"Tailrace-Token": reading.token})
-        assert (read.status_code, read.text) == (200, reading.text)
-        plain = f"{house.edges[0].url}/v1/stream/plain"  # of no generation
-        assert (await client.put(plain, headers=TEXT)).status_code == 201
-    finally:
-        await house.edges[0].stop()
-        await house.origin.stop()
 
 
 # ---- what survives ----
@@ -377,27 +331,3 @@ async def test_a_worker_is_woken_through_the_edge_and_after_a_kill_its_lease_sti
             assert again["generation"] == 2
         finally:
             await second.stop()
-
-
-async def test_paths_with_tricks_end_at_the_edge(tmp_path: Path, client: httpx.AsyncClient) -> None:
-    async with streams_only(tmp_path) as (_, [edge]):
-        for path in ("../generate", "%2e%2e/x", "a%2Fb", "a%00b", "a//b", ".", "%c0%af"):
-            status = await raw_status(
-                edge, f"GET /v1/stream/{path} HTTP/1.1\r\nHost: localhost\r\n"
-            )
-            assert status == 404
-        too_long = f"GET /v1/stream/{'x' * 600} HTTP/1.1\r\nHost: localhost\r\n"
-        assert await raw_status(edge, too_long) == 400
-        large = await client.post(f"{edge.url}/v1/stream/a", content=bytes(10 * MIB))
-        assert large.status_code == 413
-        off = await client.get(f"{edge.url}/v1/stream/__ds/jwks.json")
-        assert (off.status_code, off.json()["error"]["code"]) == (404, "subscriptions_off")
-
-
-async def raw_status(edge: Edge, head: str) -> int:
-    """The status of an answer to a request that no library would send."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", edge.port)
-    writer.write(f"{head}Connection: close\r\n\r\n".encode())
-    line = await asyncio.wait_for(reader.readline(), 30)
-    writer.close()
-    return int(line.split()[1])

@@ -158,17 +158,6 @@ async def test_a_killed_worker_goes_on_from_what_the_ledger_has(
     assert made.indexes == list(range(len(made.events)))
 
 
-async def test_lost_end_ends_the_stream_for_its_reader(
-    tmp_path: Path, client: httpx.AsyncClient
-) -> None:
-    flags = {"upstream-lost": "end"}
-    async with serving(Counter(5)) as server, served(tmp_path, server.url, **flags) as (_, edge):
-        reading = await start(client, edge.url, PROMPT)
-    assert reading.text == "0 1 2 3 4 "
-    assert reading.end["finish_reason"] == "origin-lost"
-    assert reading.end["message"] == "the upstream server broke off"
-
-
 async def test_thoughts_are_frames_of_their_own_and_no_text(
     shared: House, client: httpx.AsyncClient
 ) -> None:

@@ -19,7 +19,6 @@ from ledger.frame import (
     Frame,
     Logged,
     StreamEnd,
-    StreamError,
     Token,
     encode,
     error_frame,
@@ -147,20 +146,6 @@ async def test_a_post_without_an_answer_is_sent_again_with_its_key() -> None:
     assert first.headers["idempotency-key"] == second.headers["idempotency-key"] != ""
 
 
-async def test_frames_that_come_twice_are_given_once() -> None:
-    async with edges([ok(body(*FRAMES[:3])), ok(body(*FRAMES))]) as served:
-        frames, _, _ = await read(served)
-    assert frames == FRAMES
-
-
-async def test_a_frame_that_is_missing_is_asked_for_again() -> None:
-    gap = ok(body(FRAMES[0], FRAMES[2]))
-    async with edges([gap, ok(body(*FRAMES[1:]))]) as served:
-        frames, _, _ = await read(served)
-        assert served[0].requests[1].line.endswith("?after=0 HTTP/1.1")
-    assert frames == FRAMES
-
-
 @pytest.mark.parametrize(
     "busy",
     [
@@ -180,15 +165,6 @@ async def test_what_cannot_succeed_is_raised() -> None:
     async with edges([refused(404, "not_found", retryable=False)]) as served:
         with pytest.raises(NotFound):
             await read(served)
-
-
-async def test_frames_before_a_final_error_are_read_first() -> None:
-    data = body(*FRAMES[:2], StreamError("not_found", "gone", False, 404))
-    async with edges([ok(data)]) as served, Client([served[0].url]) as client:
-        stream = client.generate(prompt="Once")
-        assert [await anext(stream), await anext(stream)] == FRAMES[:2]
-        with pytest.raises(NotFound):
-            await anext(stream)
 
 
 async def test_patience_has_an_end() -> None:

@@ -148,22 +148,6 @@ async def test_pruning_spares_what_no_segment_holds_yet(tmp_path: Path) -> None:
         assert await ledger.read(A, 0, 10) == [token(0), token(1)]
 
 
-async def test_short_streams_that_come_faster_than_commits_do_not_pile_up_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ledger.sqlite.log.MAX_TAIL_BATCHES", 10)
-    streams = [bytes([1, *number.to_bytes(15)]) for number in range(1200)]
-    async with opened(tmp_path) as ledger:
-        for at in range(0, len(streams), 12):
-            group = streams[at : at + 12]
-            await asyncio.gather(*[ledger.create(new(stream)) for stream in group])
-            for index in range(4):
-                await ledger.append([Append(one, 1, index, token(index)) for one in group])
-        in_memory = [stream for stream in streams if ledger.tail(stream).take(0, 1) is not None]
-        assert 0 < len(in_memory) < 200
-        assert indexes(await ledger.read(streams[0], 0, 9)) == [0, 1, 2, 3]
-
-
 async def test_a_second_process_cannot_open_the_same_ledger(tmp_path: Path) -> None:
     async with opened(tmp_path):
         with pytest.raises(ConfigError, match="in use by another process"):

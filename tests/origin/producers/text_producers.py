@@ -61,17 +61,6 @@ class Speech(Echo):
         yield Data(bytes(range(256)))
 
 
-class Counting(Echo):
-    """Counts to the number in the prompt, slowly enough to be killed on the way."""
-
-    about = About("counting", "counting 1", Resumption.REPEATS)
-
-    async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
-        for number in range(int(request.recipe.prompt or "0")):
-            yield Text(f"{number} ")
-            await asyncio.sleep(0.005)
-
-
 class Forking(Echo):
     """Has a child process that holds whatever was open; its number goes to a file."""
 
@@ -107,5 +96,5 @@ def stuck() -> Echo:
     return Echo()
 
 
-echo, endless, speech, counting = Echo, Endless, Speech, Counting
+echo, endless, speech = Echo, Endless, Speech
 forking, waiting, blocking = Forking, Waiting, Blocking
