@@ -67,26 +67,6 @@ async def test_over_tls(secured: Secured, reference: Reading, http2: bool) -> No
     assert (joined.text, joined.indexes) == (reference.text, reference.indexes)
 
 
-async def test_an_http2_connection_outlives_its_thousandth_request(secured: Secured) -> None:
-    """A page that appends token by token, and reads, asks so often in a minute."""
-    context = ssl.create_default_context(cafile=str(secured.certificate))
-    url = f"{secured.edge.tls_url}/v1/stream/thousand"
-    text = {"Content-Type": "text/plain"}
-    one = httpx.Limits(max_connections=1)
-    async with httpx.AsyncClient(
-        verify=context, http2=True, http1=False, limits=one, timeout=TIMEOUT
-    ) as client:
-        await client.put(url, headers=text)
-        async with client.stream("GET", url, params={"offset": "-1", "live": "sse"}) as reading:
-            lines = reading.aiter_lines()
-            for _ in range(1_001):
-                assert (await client.get(f"{secured.edge.tls_url}/healthz")).status_code == 200
-            await client.post(url, headers=text, content="still here")
-            async with asyncio.timeout(60):
-                while "still here" not in await anext(lines):
-                    pass
-
-
 async def test_no_websocket_message_is_compressed(secured: Secured) -> None:
     url = f"{secured.edge.url.replace('http', 'ws')}/v1/ws"
     async with connect(url, compression="deflate") as client:

@@ -87,21 +87,6 @@ async def test_a_stream_is_the_same_here_as_at_the_edge_behind_from_every_index(
             assert here.content == begun.content
 
 
-async def test_a_token_is_good_here_that_was_given_here_and_no_other(
-    place: Place, client: httpx.AsyncClient
-) -> None:
-    begun = await client.post(f"{place.worker.url}/v1/generate", json=REQUEST, headers=SSE)
-    token = begun.headers["Tailrace-Token"]
-    path = f"/v1/generate/{begun.headers['Tailrace-Stream']}"
-    other = await client.post(f"{place.worker.url}/v1/generate", json=REQUEST, headers=SSE)
-    forged = token[:-4] + ("AAAA" if token[-4:] != "AAAA" else "BBBB")
-    for said in (token, forged, "nonsense", other.headers["Tailrace-Token"]):
-        asked = SSE | {"Tailrace-Token": said}
-        here = await client.get(place.worker.url + path, headers=asked)
-        there = await client.get(place.edge.url + path, headers=asked)
-        assert (here.status_code, here.text) == (there.status_code, there.text)
-
-
 async def test_pages_are_told_the_same_as_by_an_edge(
     tmp_path: Path, place: Place, client: httpx.AsyncClient
 ) -> None:
