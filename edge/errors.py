@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edge.openai.errors import openai_error, speaks_openai
+from edge.openai.errors import error_headers, openai_error, speaks_openai
 from edge.telemetry.exchange import CLIENT_GONE, note_error
 from ledger.errors import CallerError, NotFound, TailraceError, error_body
 
@@ -23,9 +21,7 @@ def error_response(error: TailraceError, path: str = "") -> JSONResponse:
     """
     if speaks_openai(path):
         return openai_error(error)
-    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-    if error.retry_after_ms is not None:
-        headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
+    headers = error_headers(error)
     if error.status == 401:
         by_key = error.code in ("no_key", "bad_key")
         headers["WWW-Authenticate"] = "Bearer" if by_key else "Tailrace-Token"

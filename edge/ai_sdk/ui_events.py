@@ -7,13 +7,13 @@ from its start, is the same one.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from json.encoder import encode_basestring
 from typing import Any
 
 from starlette.responses import PlainTextResponse, Response
 
+from edge.openai.errors import error_headers
 from edge.sse import PING
 from ledger.errors import TailraceError
 from ledger.frame import (
@@ -159,10 +159,7 @@ class UiEvents:
 def refusal(error: TailraceError) -> Response:
     """The AI SDK shows the text of an answer that is none of its streams to its user."""
     hint = f" ({error.hint})" if error.hint else ""
-    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-    if error.retry_after_ms is not None:
-        headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
-    return PlainTextResponse(f"{error.message}{hint}", error.status, headers)
+    return PlainTextResponse(f"{error.message}{hint}", error.status, error_headers(error))
 
 
 def _call(first: ToolCall, arguments: str) -> Fields:

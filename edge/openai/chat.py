@@ -9,6 +9,7 @@ from pydantic import Field
 
 from edge.document import Collected
 from edge.openai.dialect import Dialect
+from edge.openai.events import AnswerShape
 from edge.openai.messages import read_messages, read_tools
 from edge.openai.request import (
     ALL_THERE_IS,
@@ -87,7 +88,7 @@ class ChatBody(StreamedSettings):
         return output_format(self.response_format.get("type"), schema, "response_format")
 
 
-class ChatShape:
+class ChatShape(AnswerShape):
     """Chunks of a chat completion."""
 
     prefix = "chatcmpl-"
@@ -117,7 +118,6 @@ class ChatShape:
     # ---- documents ----
 
     def choice(self, index: int, collected: Collected, reason: str | None) -> dict[str, Any]:
-        """A choice of a whole answer."""
         text, calls = collected.text.text, collected.calls
         message: dict[str, Any] = {
             "role": "assistant",

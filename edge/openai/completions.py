@@ -10,11 +10,12 @@ from pydantic import Field
 
 from edge.document import Collected
 from edge.openai.dialect import Dialect
+from edge.openai.events import AnswerShape
 from edge.openai.request import MaxTokens, StreamedSettings, invalid, open_of, refuse_parameters
 from edge.request import Count
 from edge.sse import finite
 from ledger.errors import CallerError
-from ledger.frame import Caller, Open, Score, TokenScores, ToolCall
+from ledger.frame import Caller, Open, Score, TokenScores
 
 EXAMPLE = '{"model": "demo", "prompt": "Once upon a time"}'
 DEFAULT_MAX_TOKENS = 16
@@ -79,29 +80,19 @@ def key_of(key: str | None, nth: int) -> str | None:
     return None if key is None else sha256(f"{nth} {key}".encode()).hexdigest()
 
 
-class CompletionShape:
+class CompletionShape(AnswerShape):
     """Chunks and whole answers, which here have one name."""
 
     prefix = "cmpl-"
     kind = whole = "text_completion"
 
-    def first(self, index: int) -> dict[str, Any] | None:
-        return None
-
     def text(self, index: int, text: str, scores: tuple[TokenScores, ...]) -> dict[str, Any]:
         return _choice(index, text, scores)
-
-    def reasoning(self, index: int, text: str) -> dict[str, Any] | None:
-        return None
-
-    def call(self, index: int, piece: ToolCall) -> dict[str, Any] | None:
-        return None
 
     def end(self, index: int, reason: str) -> dict[str, Any]:
         return _choice(index, "") | {"finish_reason": reason}
 
     def choice(self, index: int, collected: Collected, reason: str | None) -> dict[str, Any]:
-        """A choice of a whole answer."""
         choice = _choice(index, collected.text.text, collected.scores)
         return choice | {"finish_reason": reason}
 

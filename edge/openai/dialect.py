@@ -1,44 +1,19 @@
 """A route whose answers are choices, whole or in chunks: what is asked of it, and how it answers.
 
-What `responses` has instead of choices is its own; see `ChunkShape` for the words of an answer.
+What `responses` has instead of choices is its own; see `AnswerShape` for the words of an answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from edge.document import Collected
 from edge.generate import asked_to_read
-from edge.openai.events import ChunkEncoder, ChunkShape
-from edge.openai.request import StreamOptions
+from edge.openai.events import AnswerShape, ChunkEncoder
+from edge.openai.request import StreamOptions, flag
 from ledger.errors import CallerError
-from ledger.frame import Caller, Open, Resume
-
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
-
-
-class AnswerShape(ChunkShape, Protocol):
-    """The words of whole answers, too."""
-
-    whole: str
-    """The `object` of one."""
-
-    def choice(self, index: int, collected: Collected, reason: str | None) -> dict[str, Any]: ...
-
-
-class RequestBody(Protocol):
-    """What the document of a request says."""
-
-    @property
-    def stream(self) -> bool | None: ...
-
-    @property
-    def stream_options(self) -> StreamOptions | None: ...
-
-    def opens(self, key: str | None, caller: Caller | None) -> list[Open]:
-        """The streams that are asked for, one for each prompt; CallerError for what cannot be."""
+from ledger.frame import Caller, Resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +22,7 @@ class Dialect:
 
     path: str
     body: type[Any]
-    """Of pydantic's models; a `RequestBody`."""
+    """Of pydantic's models, `StreamedSettings` with `opens`."""
     example: str
     shape: AnswerShape
 
@@ -84,14 +59,7 @@ class Dialect:
             error.field = "starting_after" if error.field == "after" else error.field
             raise
         options = StreamOptions(
-            include_usage=_flag(said, "include_usage"),
-            continuous_usage_stats=_flag(said, "continuous_usage_stats"),
+            include_usage=flag(said, "include_usage"),
+            continuous_usage_stats=flag(said, "continuous_usage_stats"),
         )
-        return resume, _flag(said, "stream"), options
-
-
-def _flag(said: dict[str, str], name: str) -> bool:
-    value = _FLAGS.get(said.get(name, "false"))
-    if value is None:
-        raise CallerError(f"{said[name]!r} is neither true nor false", field=name)
-    return value
+        return resume, flag(said, "stream"), options

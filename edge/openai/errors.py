@@ -36,6 +36,14 @@ STATUSES = {"unsupported": 400, "beyond_end": 400}
 """By our code, where the reference says another status than ours."""
 
 
+def error_headers(error: TailraceError) -> dict[str, str]:
+    """Of an answer that is an error, whatever the dialect (RFC 9110, 10.2.3)."""
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    if error.retry_after_ms is not None:
+        headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
+    return headers
+
+
 def speaks_openai(path: str) -> bool:
     """Whether who asks for this path expects answers of this kind."""
     return _OPENAI_PATH.match(path) is not None
@@ -60,14 +68,9 @@ def openai_fields(error: TailraceError) -> dict[str, str | None]:
 
 def openai_error(error: TailraceError) -> JSONResponse:
     """The whole answer."""
-    headers = {
-        "Cache-Control": "no-store",
-        "X-Content-Type-Options": "nosniff",
-        "X-Should-Retry": "true" if error.retryable else "false",
-    }
+    headers = error_headers(error) | {"X-Should-Retry": "true" if error.retryable else "false"}
     if error.retry_after_ms is not None:
         headers["Retry-After-Ms"] = str(error.retry_after_ms)
-        headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     status = STATUSES.get(error.code, error.status)

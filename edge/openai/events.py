@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from starlette.responses import Response
 
+from edge.document import Collected
 from edge.openai.errors import openai_error, openai_fields
 from edge.openai.request import compact
 from edge.parameters import View
@@ -67,24 +68,35 @@ def end_error(end: StreamEnd) -> TailraceError | None:
     return CallerError(message, code="failed")  # the same request would fail again
 
 
-class ChunkShape(Protocol):
-    """How a dialect says things in one choice of a chunk; `index` is the choice's."""
+class AnswerShape(Protocol):
+    """How a dialect says things in one choice of an answer; `index` is the choice's.
+
+    It has no words for what is None.
+    """
 
     prefix: str
     """Of the id of an answer."""
     kind: str
     """The `object` of a chunk."""
+    whole: str
+    """The `object` of a whole answer."""
 
     def first(self, index: int) -> dict[str, Any] | None:
         """What a choice begins with, if with anything."""
+        return None
 
     def text(self, index: int, text: str, scores: tuple[TokenScores, ...]) -> dict[str, Any]: ...
 
-    def reasoning(self, index: int, text: str) -> dict[str, Any] | None: ...
+    def reasoning(self, index: int, text: str) -> dict[str, Any] | None:
+        return None
 
-    def call(self, index: int, piece: ToolCall) -> dict[str, Any] | None: ...
+    def call(self, index: int, piece: ToolCall) -> dict[str, Any] | None:
+        return None
 
     def end(self, index: int, reason: str) -> dict[str, Any]: ...
+
+    def choice(self, index: int, collected: Collected, reason: str | None) -> dict[str, Any]:
+        """A choice of a whole answer."""
 
 
 class ChunkEncoder:
@@ -99,7 +111,7 @@ class ChunkEncoder:
 
     def __init__(
         self,
-        shape: ChunkShape,
+        shape: AnswerShape,
         *,
         resumes: bool = False,
         usage: bool = False,
@@ -229,7 +241,7 @@ class ChunkEncoder:
         return data_event(fields)
 
 
-def chunk_head(shape: ChunkShape, opened: Opened) -> dict[str, Any]:
+def chunk_head(shape: AnswerShape, opened: Opened) -> dict[str, Any]:
     """What all chunks of an answer begin with."""
     return {
         "id": f"{shape.prefix}{opened.stream.hex()}",

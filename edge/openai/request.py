@@ -29,6 +29,7 @@ ALL_THERE_IS = 1 << 20
 """Tokens of an answer whose length the request leaves open: what the context has room for."""
 
 Body = TypeVar("Body", bound=BaseModel)
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class StreamOptions(BaseModel):
@@ -95,6 +96,14 @@ def refuse_parameters(document: BaseModel, neutral: Mapping[str, Sequence[object
                 code="unsupported_parameter",
                 field=name,
             )
+
+
+def flag(query: Mapping[str, str], name: str) -> bool:
+    """What a query says of `name`; false where it does not."""
+    said = query.get(name, "false")
+    if said not in _FLAGS:
+        raise CallerError(f"{said!r} is neither true nor false", field=name)
+    return _FLAGS[said]
 
 
 def invalid(field: str, value: object, right: str) -> CallerError:

@@ -35,6 +35,7 @@ class Problem(NamedTuple):
 
 
 Problems = Iterator[Problem]
+Check = Callable[[object, str], Problems]
 
 
 def unknown(table: Table, known: Collection[str], path: str = "") -> Problems:
@@ -43,6 +44,22 @@ def unknown(table: Table, known: Collection[str], path: str = "") -> Problems:
         closest = get_close_matches(name, known, n=1)
         hint = f"did you mean {closest[0]}?" if closest else "known are " + ", ".join(known)
         yield Problem(f"{path}.{name}".lstrip("."), "unknown key", hint)
+
+
+def table(hint: str, *known: str) -> Callable[[Callable[[Table, str], Problems]], Check]:
+    """Makes a check of a table one of any value; its keys are `known`, where some are named."""
+
+    def checks(check: Callable[[Table, str], Problems]) -> Check:
+        def checked(value: object, path: str) -> Problems:
+            if not isinstance(value, dict):
+                yield Problem(path, "must be a table", hint)
+                return
+            yield from unknown(value, known, path) if known else ()
+            yield from check(value, path)
+
+        return checked
+
+    return checks
 
 
 def name_of(value: object, path: str) -> Problems:
@@ -71,20 +88,15 @@ def compatibility_date(value: object, path: str) -> Problems:
         yield Problem(path, str(error), 'write a day that there is, such as "2026-01-31"')
 
 
-def variables(value: object, path: str) -> Problems:
-    if not isinstance(value, dict):
-        yield Problem(path, "must be a table of names and values", "write [vars] or {…}")
-        return
+@table("write [vars] or {…}")
+def variables(value: Table, path: str) -> Problems:
     for name, one in value.items():
         if isinstance(one, date):  # and so is a datetime; wrangler knows no dates either
             yield Problem(f"{path}.{name}", "is a date", "write it in quotes")
 
 
-def secrets(value: object, path: str) -> Problems:
-    if not isinstance(value, dict):
-        yield Problem(path, "must be a table", 'write {required = ["NAME"]}')
-        return
-    yield from unknown(value, ("required",), path)
+@table('write {required = ["NAME"]}', "required")
+def secrets(value: Table, path: str) -> Problems:
     yield from texts(value.get("required", []), f"{path}.required")
 
 
@@ -123,11 +135,8 @@ def host_and_path(pattern: str) -> tuple[str, str]:
     return host.lower(), slash + tail
 
 
-def triggers(value: object, path: str) -> Problems:
-    if not isinstance(value, dict):
-        yield Problem(path, "must be a table", 'write {crons = ["*/5 * * * *"]}')
-        return
-    yield from unknown(value, ("crons",), path)
+@table('write {crons = ["*/5 * * * *"]}', "crons")
+def triggers(value: Table, path: str) -> Problems:
     crons = value.get("crons", [])
     if (found := list(texts(crons, f"{path}.crons"))) or not isinstance(crons, list):
         yield from found
@@ -139,31 +148,27 @@ def triggers(value: object, path: str) -> Problems:
             yield Problem(f"{path}.crons.{index}", str(error), 'write such as "*/5 * * * *"')
 
 
-def limits(value: object, path: str) -> Problems:
-    known = ("cpu_ms", "subrequests")
-    if not isinstance(value, dict):
-        yield Problem(path, "must be a table", "write {cpu_ms = 100}")
-        return
-    yield from unknown(value, known, path)
-    for name in known:
-        if name in value and not _is_whole(value[name], 1, 2**31):
+@table("write {cpu_ms = 100}", "cpu_ms", "subrequests")
+def limits(value: Table, path: str) -> Problems:
+    for name in value:
+        if name in ("cpu_ms", "subrequests") and not _is_whole(value[name], 1, 2**31):
             yield Problem(f"{path}.{name}", "must be a whole number from 1 on", "write such as 100")
 
 
 def observability(value: object, path: str) -> Problems:
-    shared = ("enabled", "head_sampling_rate")
-    yield from _observed(value, path, (*shared, "logs", "traces"))
+    yield from _observed("logs", "traces")(value, path)
     if isinstance(value, dict):
-        of_each = (*shared, "persist", "destinations")
-        yield from _observed(value.get("logs", {}), f"{path}.logs", (*of_each, "invocation_logs"))
-        yield from _observed(value.get("traces", {}), f"{path}.traces", of_each)
+        of_each, logs = ("persist", "destinations"), value.get("logs", {})
+        yield from _observed(*of_each, "invocation_logs")(logs, f"{path}.logs")
+        yield from _observed(*of_each)(value.get("traces", {}), f"{path}.traces")
 
 
-def _observed(value: object, path: str, known: Collection[str]) -> Problems:
-    if not isinstance(value, dict):
-        yield Problem(path, "must be a table", "write {enabled = true}")
-        return
-    yield from unknown(value, known, path)
+def _observed(*known: str) -> Check:
+    shared = ("enabled", "head_sampling_rate")
+    return table("write {enabled = true}", *shared, *known)(_rates)
+
+
+def _rates(value: Table, path: str) -> Problems:
     for name in ("enabled", "persist", "invocation_logs"):
         if not isinstance(value.get(name, True), bool):
             yield Problem(f"{path}.{name}", "must be true or false", "write true or false")
@@ -172,11 +177,8 @@ def _observed(value: object, path: str, known: Collection[str]) -> Problems:
         yield Problem(f"{path}.head_sampling_rate", "must be 0 to 1", "write such as 0.1")
 
 
-def dev(value: object, path: str) -> Problems:
-    if not isinstance(value, dict):
-        yield Problem(path, "must be a table", "write {port = 8787}")
-        return
-    yield from unknown(value, DEV, path)
+@table("write {port = 8787}", *DEV)
+def dev(value: Table, path: str) -> Problems:
     if not _is_whole(value.get("port", 0), 0, MAX_PORT):
         yield Problem(f"{path}.port", f"must be 0 to {MAX_PORT}", "write such as 8787")
     yield from text(value.get("ip", "localhost"), f"{path}.ip")
@@ -241,12 +243,8 @@ def classes_of(steps: object, exported: object) -> Iterator[str]:
     yield from sorted(classes)
 
 
-def exports(value: object, path: str) -> Problems:
-    if not isinstance(value, dict):
-        yield Problem(
-            path, "must be a table of classes", 'write {Name = {type = "durable-object"}}'
-        )
-        return
+@table('write {Name = {type = "durable-object"}}')
+def exports(value: Table, path: str) -> Problems:
     for name, one in value.items():
         if not isinstance(one, dict) or one.get("type") != "durable-object":
             yield Problem(f"{path}.{name}", "is no durable object", 'write type = "durable-object"')
@@ -262,7 +260,7 @@ def _are_tables(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
-CHECKS: dict[str, Callable[[object, str], Problems]] = {
+CHECKS: dict[str, Check] = {
     "name": name_of,
     "main": text,
     "compatibility_date": compatibility_date,

@@ -10,6 +10,7 @@ import re
 from urllib.parse import parse_qsl
 
 from edge.access.head import Head
+from edge.openai.fast import PathRoute, asks_for_a_stream
 from edge.openai.request import read_body
 from edge.openai.responses.events import PREFIX, ResponseEvents, renamed
 from edge.openai.responses.request import EXAMPLE, ResponseBody, to_open
@@ -19,30 +20,19 @@ from ledger.errors import TailraceError
 from ledger.frame import Caller, Resume
 
 PATH = "/v1/responses"
-_READ = re.compile(rf"{PATH}/{PREFIX}([0-9a-f]{{32}})".encode())
-_asks_for_a_stream = re.compile(rb'"stream"\s*:\s*true').search
 _goes_on = re.compile(rb'"previous_response_id"\s*:\s*"|"item_reference"').search
 
 
-class ResponseRoute:
-    def claims(self, request: Request) -> bool:
-        if request.method == "POST":
-            return request.path == PATH.encode()
-        return (
-            request.method == "GET"
-            and b"stream=true" in request.query
-            and _READ.fullmatch(request.path) is not None
-        )
-
-    def name(self, request: Request) -> str:
-        return PATH if request.method == "POST" else f"{PATH}/{{id}}"
+class ResponseRoute(PathRoute):
+    def __init__(self) -> None:
+        super().__init__(PATH, f"{PREFIX}[0-9a-f]{{32}}")
 
     def is_streamed(self, request: Request) -> bool:
         if request.method == "GET":
             # Where a number is asked for, the log is read before the answer has a status.
             return not any(name == "starting_after" for name, _ in _query(request))
         body = request.body
-        return _asks_for_a_stream(body) is not None and _goes_on(body) is None
+        return asks_for_a_stream(body) is not None and _goes_on(body) is None
 
     def wanted(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
         if request.method == "GET":
@@ -57,11 +47,10 @@ class ResponseRoute:
         return Wanted(wanted, ResponseEvents(), headers)
 
     def _read(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
-        found = _READ.fullmatch(request.path)
-        assert found is not None  # it was claimed
         if dict(_query(request)).get("stream") != "true":
             return None
-        stream, token = bytes.fromhex(found[1].decode()), head.value(b"tailrace-token")
+        stream = bytes.fromhex(self.named(request).removeprefix(PREFIX))
+        token = head.value(b"tailrace-token")
         return Wanted(Resume(stream, token=token, caller=caller), ResponseEvents())
 
 

@@ -21,7 +21,7 @@ from edge.attend import attended
 from edge.body import stream_body
 from edge.document import MAX_DOCUMENT_BYTES
 from edge.generate import stream_headers
-from edge.openai.request import read_body
+from edge.openai.request import flag, read_body
 from edge.openai.responses.events import PREFIX, ResponseEvents, StreamedResponse, renamed
 from edge.openai.responses.fast import PATH
 from edge.openai.responses.note import read_note
@@ -53,7 +53,6 @@ MAX_EARLIER_BYTES = 4 << 20
 _ID = re.compile(rf"{PREFIX}([0-9a-f]{{32}})")
 _ITEM = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})([0-9a-f]{4})")
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ async def create(request: Request) -> Response:
 async def retrieve(request: Request) -> Response:
     """GET /v1/responses/{id}"""
     asking, query = _asking(request), request.query_params
-    if not _flag(query, "stream"):
+    if not flag(query, "stream"):
         opened, document = await attended(request.receive, _document(request, asking))
         return JSONResponse(document, headers=stream_headers(opened))
     after = _after(query.get("starting_after"))
@@ -195,13 +194,6 @@ def _asking(request: Request) -> Asking:
         request.headers.get("Tailrace-Token"),
         caller_of(request),
     )
-
-
-def _flag(query: Mapping[str, str], name: str) -> bool:
-    said = query.get(name, "false")
-    if said not in _FLAGS:
-        raise CallerError(f"{said!r} is neither true nor false", field=name)
-    return _FLAGS[said]
 
 
 def _after(said: str | None) -> int | None:
