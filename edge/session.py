@@ -35,7 +35,6 @@ from ledger.frame import (
     Open,
     Opened,
     Resume,
-    Splitter,
     Status,
     Steer,
     StreamEnd,
@@ -46,6 +45,7 @@ from ledger.frame import (
     decode,
     encode,
     error_frame,
+    split,
     tag_and_corr_of,
 )
 from ledger.version import software
@@ -195,7 +195,7 @@ class Session:
             self._end(_too_long(), CloseCode.MESSAGE_TOO_BIG)
             return forward
         try:
-            for raw in _split(message):
+            for raw in split(message, CLIENT, MAX_MESSAGE_BYTES):
                 self._receive_frame(raw, forward)
         except TailraceError as error:
             self._end(error, CloseCode.PROTOCOL_ERROR)
@@ -444,15 +444,6 @@ class Session:
         self._turns.clear()
         self._refuse(0, error)
         self.close = Close(code, error.code)
-
-
-def _split(message: bytes) -> list[bytes]:
-    """The frames of one message, none of which may run on into the next."""
-    splitter = Splitter(max_frame_bytes=MAX_MESSAGE_BYTES, tags=CLIENT)
-    frames = splitter.feed(message)
-    if splitter.pending:
-        raise FrameError("the message ends inside a frame", field="header.length", offset=0)
-    return frames
 
 
 def _too_long() -> TooLarge:

@@ -108,14 +108,14 @@ class Splitter(FrameSplitter):
         super().__init__(tags, max_frame_bytes, FRAMES)
 
 
-def split(data: Raw, tags: Container[int] = frozenset(FRAMES)) -> list[bytes]:
+def split(
+    data: Raw, tags: Container[int] = frozenset(FRAMES), max_frame_bytes: int = MAX_FRAME_BYTES
+) -> list[bytes]:
     """The raw frames of one WebSocket message, in which every frame is whole."""
-    splitter = Splitter(tags=tags)
+    splitter = Splitter(max_frame_bytes, tags)
     frames = splitter.feed(data)
     if splitter.pending:
-        raise FrameError(
-            f"message ends {splitter.pending} bytes into a frame", field="header.length", offset=0
-        )
+        raise FrameError("the message ends inside a frame", field="header.length", offset=0)
     return frames
 
 

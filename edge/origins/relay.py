@@ -12,6 +12,7 @@ pause. Of a request that has been answered nothing is kept but what that takes.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
@@ -474,15 +475,9 @@ def spread(error: TailraceError, random: Random) -> TailraceError:
     """The same error for one of many: they are not all to come again at the same moment."""
     if error.retry_after_ms is None:
         return error
-    return type(error)(
-        error.message,
-        code=error.code,
-        status=error.status,
-        retryable=error.retryable,
-        field=error.field,
-        hint=error.hint,
-        retry_after_ms=spread_ms(error.retry_after_ms, random),
-    )
+    one = copy(error)
+    one.retry_after_ms = spread_ms(error.retry_after_ms, random)
+    return one
 
 
 def end_of(route: Route, error: TailraceError) -> TailraceError:

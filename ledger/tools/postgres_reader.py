@@ -121,9 +121,6 @@ class PostgresReader:
             origins=await self._number(_ORIGINS),
         )
 
-    async def stream_count(self) -> int:
-        return await self._number("SELECT count(*) FROM stream")
-
     async def ledger_bytes(self) -> int:
         return await self._number(TABLE_BYTES)
 

@@ -51,6 +51,20 @@ PAGE_FINDINGS = 100
 """What SQLite's own check may name before it stops."""
 
 
+_COUNTS = {
+    "streams": "count(*) FROM stream",
+    "unfinished": f"count(*) FROM stream WHERE ended = 0 AND kind = {StreamKind.GENERATION:d}",
+    "ended": "count(*) FROM stream WHERE ended = 1",
+    "object_streams": f"count(*) FROM stream WHERE kind = {StreamKind.OBJECT:d}",
+    "objects": "count(*) FROM object",
+    "alarms": "count(*) FROM object WHERE alarm_ms IS NOT NULL",
+    "free_bytes": "freelist_count * page_size FROM pragma_freelist_count, pragma_page_size",
+    "log_rows": "count(*) FROM log",
+    "removed_streams": "count(*) FROM removed",
+}
+"""By the fields of `SqliteStatus`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqliteStatus(LedgerStatus):
     """`frames` are those in segments: the last ones, which are in the log, are left out.
@@ -101,7 +115,6 @@ class SqliteReader:
 
     async def status(self) -> SqliteStatus:
         """Segments are counted without reading what is in them."""
-        number = self._number
         segments = dict.fromkeys((False, True), (0, 0, 0))  # plain and cold ones
         for cold, *figures in await self._rows(
             "SELECT coding > 0, count(*), sum(length), sum(length(records)) FROM segment"
@@ -112,26 +125,15 @@ class SqliteReader:
         count, frames, size = (sum(two) for two in zip(*segments.values(), strict=True))
         return SqliteStatus(
             ledger=str(self._path),
-            streams=await self.stream_count(),
-            unfinished=await number(
-                "SELECT count(*) FROM stream WHERE ended = 0 AND kind = ?", StreamKind.GENERATION
-            ),
-            ended=await number("SELECT count(*) FROM stream WHERE ended = 1"),
-            object_streams=await number(
-                "SELECT count(*) FROM stream WHERE kind = ?", StreamKind.OBJECT
-            ),
-            objects=await number("SELECT count(*) FROM object"),
-            alarms=await number("SELECT count(*) FROM object WHERE alarm_ms IS NOT NULL"),
-            next_alarm_ms=await number("SELECT min(alarm_ms) FROM object") or None,
-            next_expiry_ms=await number(
+            **{name: await self._number(f"SELECT {count}") for name, count in _COUNTS.items()},
+            next_alarm_ms=await self._number("SELECT min(alarm_ms) FROM object") or None,
+            next_expiry_ms=await self._number(
                 "SELECT min(expires_ms) FROM stream WHERE ended = 1 AND kind = 0"
             )
             or None,
             frames=frames,
             file_bytes=await self.ledger_bytes(),
-            free_bytes=await number("PRAGMA freelist_count") * await number("PRAGMA page_size"),
             wal_bytes=self._wal_bytes(),
-            log_rows=await number("SELECT count(*) FROM log"),
             segments=count,
             segment_bytes=size,
             bytes_per_frame=per_frame(size, frames),
@@ -139,11 +141,7 @@ class SqliteReader:
             cold_frames=cold_frames,
             cold_bytes=cold_bytes,
             cold_bytes_per_frame=per_frame(cold_bytes, cold_frames),
-            removed_streams=await number("SELECT count(*) FROM removed"),
         )
-
-    async def stream_count(self) -> int:
-        return await self._number("SELECT count(*) FROM stream")
 
     async def ledger_bytes(self) -> int:
         return self._path.stat().st_size

@@ -66,7 +66,7 @@ async def test_a_partition_stays_as_long_as_its_frames_are_read(ledger: Postgres
     """PostgreSQL keeps old rows for an old moment, but not old tables."""
     opened = await ledger.open()
     async with reading_database(ledger.place) as reader:
-        assert await reader.stream_count() == 3
+        assert (await reader.status()).streams == 3
         await append(opened, B, [token(5)])
         for stream in (B, C):
             await opened.delete(stream)
@@ -76,7 +76,7 @@ async def test_a_partition_stays_as_long_as_its_frames_are_read(ledger: Postgres
     await opened.expire()
     assert len(read) == 1206
     async with reading_database(ledger.place) as reader:
-        assert (await reader.stream_count(), (await reader.status()).frames) == (0, 0)
+        assert ((await reader.status()).streams, (await reader.status()).frames) == (0, 0)
         assert (await verify(reader)).whole
     await opened.close()
 
@@ -187,7 +187,7 @@ async def test_a_role_that_may_only_read_is_enough(
 
 async def test_a_reader_changes_nothing(ledger: PostgresPlace) -> None:
     async with reading_database(ledger.place) as reader:
-        await reader.stream_count()
+        await reader.status()
         connection = reader._connection
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             await connection.execute("DELETE FROM stream")
@@ -220,7 +220,7 @@ async def test_a_server_that_is_away_or_goes_away_is_said_so(tmp_path: Path) -> 
             async with reading_database(dsn) as reader:
                 server.kill()
                 with pytest.raises(LedgerFailed, match="PostgreSQL"):
-                    await reader.stream_count()
+                    await reader.status()
             server.start()
     finally:
         server.stop()

@@ -158,7 +158,7 @@ async def test_what_is_read_after_a_release_is_of_a_later_moment(tmp_path: Path)
             owner.delete(B)
             assert len([x async for x in reader.records(row)]) == 5
             await reader.release()
-            assert await reader.stream_count() == 2
+            assert (await reader.status()).streams == 2
 
 
 async def test_two_copies_of_sqlite_never_have_a_file_open_in_one_process(
@@ -175,7 +175,7 @@ async def test_two_copies_of_sqlite_never_have_a_file_open_in_one_process(
     async with reading_file(ledger.place) as reader:
         with pytest.raises(ConfigError, match="is open in this process already"):
             await ledger.open()
-        assert await reader.stream_count() == 3
+        assert (await reader.status()).streams == 3
 
 
 async def test_a_reader_writes_nothing_and_moves_nothing(tmp_path: Path) -> None:
