@@ -36,7 +36,7 @@ class ResponseRoute(PathRoute):
 
     def wanted(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
         if request.method == "GET":
-            return self._read(request, head, caller)
+            return self._resumed(request, head, caller)
         try:
             body, headers = read_body(ResponseBody, request.body, EXAMPLE)
             if not body.stream or body.previous_response_id is not None:
@@ -46,7 +46,7 @@ class ResponseRoute(PathRoute):
             raise renamed(error) from None
         return Wanted(wanted, ResponseEvents(), headers)
 
-    def _read(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
+    def _resumed(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
         if dict(_query(request)).get("stream") != "true":
             return None
         stream = bytes.fromhex(self.named(request).removeprefix(PREFIX))

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from edge.origins.breaker import TRIPS, Breaker
 from edge.origins.link import MAX_HELD_BYTES, Link
 from edge.origins.origin import Connection
-from edge.reader import WINDOW_FRAMES, Reader
+from edge.reader import WINDOW_BYTES, WINDOW_FRAMES, Reader, credited
 from ledger.backoff import Backoff
 from ledger.errors import NotFound, Overloaded, TailraceError
 from ledger.frame import (
@@ -29,7 +29,10 @@ from tests.edge.scripted_origin import STREAM, TOKEN, ScriptedOrigin, linked, un
 
 pytestmark = pytest.mark.anyio
 
-OPEN = Open("demo", prompt="hold", idempotency_key="key", credit=WINDOW_FRAMES)
+OPEN = credited(Open("demo", prompt="hold", idempotency_key="key"))
+LEFT_BYTES = WINDOW_BYTES - len(encode(Token(" w0", 0)))
+REST = Resume(STREAM, 0, TOKEN, credit=WINDOW_FRAMES - 1, credit_bytes=LEFT_BYTES)
+"""What a link that was lost after the first frame is followed by."""
 NO_WAIT = Backoff(3600, 3600)
 """Whoever waits for this one waits for longer than any test may last."""
 
@@ -52,8 +55,7 @@ async def test_a_dropped_link_is_only_a_pause() -> None:
         origin.released = len(origin.frames)
         origin.drop_links()
         assert await taken(reader, 3) == origin.frames[1:]
-    resume = Resume(STREAM, after=0, token=TOKEN, credit=WINDOW_FRAMES - 1)
-    assert origin.received == [OPEN, resume]
+    assert origin.received == [OPEN, REST]
 
 
 class FullReader(Reader):
@@ -75,7 +77,7 @@ async def test_credit_is_renewed_when_half_of_the_window_has_drained() -> None:
     origin = ScriptedOrigin(WINDOW_FRAMES * 2)
     async with origin.serving() as link:
         reader = FullReader(link)
-        await reader.open(Open("demo", prompt="all", credit=WINDOW_FRAMES))
+        await reader.open(Open("demo", prompt="all"))
         await reader.full.wait()
         frames = await taken(reader, WINDOW_FRAMES)
         assert len(frames) == WINDOW_FRAMES  # and no more: this batch has not drained yet
@@ -90,7 +92,7 @@ async def test_credit_is_renewed_when_half_of_the_window_has_drained() -> None:
 async def test_a_refusal_is_raised_where_the_request_was_made() -> None:
     async with ScriptedOrigin(1).serving() as link:
         with pytest.raises(NotFound):
-            await Reader(link).open(Resume(bytes(16), credit=WINDOW_FRAMES))
+            await Reader(link).open(Resume(bytes(16)))
 
 
 async def test_silence_gives_no_frames() -> None:
@@ -162,7 +164,7 @@ async def test_what_is_asked_for_in_the_turn_after_a_loss_waits_for_the_next_con
     lost = Connection.connection_lost
     async with origin.serving() as link:
         reader, other = Reader(link), Reader(link)
-        await reader.open(Open("demo", prompt="all", credit=WINDOW_FRAMES))
+        await reader.open(Open("demo", prompt="all"))
         asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def ask() -> None:
@@ -205,7 +207,7 @@ async def test_when_an_origin_is_lost_the_next_one_is_asked_for_the_rest_at_once
         assert await taken(reader, 3) == first.frames[1:]
         assert link.address == f"127.0.0.1:{second.port}"
     assert first.received == [OPEN]
-    assert second.received == [Resume(STREAM, after=0, token=TOKEN, credit=WINDOW_FRAMES - 1)]
+    assert second.received == [REST]
 
 
 async def test_an_open_that_was_not_answered_is_sent_to_the_next_origin() -> None:
@@ -234,8 +236,7 @@ async def test_a_silent_origin_that_is_alone_is_asked_for_the_rest_on_a_new_link
         assert await taken(reader, 1) == [Token(" w0", 0)]
         origin.released = len(origin.frames)
         assert await taken(reader, 3) == origin.frames[1:]
-    resume = Resume(STREAM, after=0, token=TOKEN, credit=WINDOW_FRAMES - 1)
-    assert origin.received == [OPEN, resume]
+    assert origin.received == [OPEN, REST]
 
 
 async def test_a_silent_origin_is_left_after_the_time_that_it_has_told() -> None:
@@ -283,7 +284,7 @@ async def test_only_when_all_origins_have_failed_the_edge_waits() -> None:
         assert link.heartbeat.reasons == (f"no link to the origin at {places}",)
 
 
-LONG = Open("demo", prompt="hold", credit=WINDOW_FRAMES)
+LONG = Open("demo", prompt="hold")
 
 
 @asynccontextmanager
@@ -314,7 +315,7 @@ async def test_what_begins_alike_goes_to_one_origin() -> None:
     one, other = ScriptedOrigin(3), ScriptedOrigin(3)
     async with two(one, other) as link:
         for _ in range(3):
-            await opened_by(link, Open("demo", prompt="You are a poet. " * 50, credit=8))
+            await opened_by(link, Open("demo", prompt="You are a poet. " * 50))
     assert sorted((len(one.received), len(other.received))) == [0, 3]
 
 
@@ -381,9 +382,9 @@ async def test_a_stream_that_one_ledger_has_not_is_looked_for_in_the_others_once
         linked(one, same, other, backoff=NO_WAIT) as link,
     ):
         with pytest.raises(NotFound):
-            await opened_by(link, Resume(STREAM, credit=8))
+            await opened_by(link, Resume(STREAM))
         other.refusal = None
-        await opened_by(link, Resume(STREAM, credit=8))
+        await opened_by(link, Resume(STREAM))
     assert len(one.received) + len(same.received) <= 2
     assert len(other.received) == 2
 
