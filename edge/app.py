@@ -31,7 +31,7 @@ from edge.openai.routes import openai_routes
 from edge.origins.hints import Hints
 from edge.origins.link import Link
 from edge.quic.listen import QuicListener
-from edge.telemetry.endpoint import metrics
+from edge.telemetry.metrics import metrics
 from edge.web_files import web_routes
 from ledger.deployment import Deployment
 from ledger.errors import TailraceError

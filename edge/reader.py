@@ -8,11 +8,13 @@ costs at most a window of frames here, and the origin parks it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import closing
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from edge.origins.link import Link
 from edge.telemetry.exchange import current, note_error, note_stream, traced
@@ -39,6 +41,7 @@ from ledger.frame import (
     tag_of,
     to_error,
 )
+from ledger.tasks import first_of
 from ledger.window import Window
 
 WINDOW_FRAMES = 128
@@ -221,3 +224,20 @@ async def whole_answer(link: Link, call: Call, only: str | None = None) -> tuple
             if len(body) > MAX_WHOLE_BYTES:
                 raise TooLarge("the origin's answer is too large")
     return answer.status, bytes(body)
+
+
+T = TypeVar("T")
+
+
+async def attended(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; it is cancelled, and ClientDisconnect raised, if the client goes.
+
+    The request's body must have been read: what `receive` still gives is thrown away.
+    """
+    return cast(T, await first_of(work, _disconnect(receive)))
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientDisconnect

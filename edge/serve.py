@@ -12,8 +12,7 @@ import structlog
 import uvloop
 from hypercorn.config import Config
 
-from edge.access.connections import RESERVED_FILES
-from edge.access.open_files import raise_open_files
+from edge.access.connections import RESERVED_FILES, raise_open_files
 from edge.access.opening import open_gate, require_keys
 from edge.app import create_app
 from edge.config import EdgeConfig, access_rules, connection_limits

@@ -7,6 +7,8 @@ ended. What may be open is bounded by the files that the process may have open, 
 from __future__ import annotations
 
 import ipaddress
+import resource
+import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -69,3 +71,16 @@ def _place(address: str) -> str:
             return str(parsed.ipv4_mapped)
         return str(ipaddress.IPv6Network((int(parsed), IPV6_SITE_BITS), strict=False))
     return str(parsed)
+
+
+def raise_open_files() -> int:
+    """Raise the soft limit (1,024 on most systems) to the hard one; gives what holds now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            return soft  # macOS says that it is unlimited, and takes no more than its kernel has
+        return wanted
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft

@@ -11,15 +11,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from edge.access.head import Head
 from edge.access.middleware import caller_of, head_of
+from edge.access.pages import OriginRule
 from edge.admin.asking import SIMULATION_PATIENCE_S, Asking
 from edge.admin.merge import one_page, side_by_side, whose
-from edge.admin.operators import require_operator
 from edge.config import EdgeConfig
 from edge.parameters import parse_stream_id, read_body
 from edge.reader import link_of
-from ledger.errors import CallerError, NotFound
-from ledger.frame import SCHEMA_HASH
+from ledger.errors import CallerError, Forbidden, NotFound
+from ledger.frame import SCHEMA_HASH, Caller
+from ledger.rights import Right
 from ledger.version import tailrace_version
 
 MAX_MERGED = 1000
@@ -175,3 +177,23 @@ def _number(query: dict[str, str], name: str, default: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise CallerError(f"{text!r}", field=name, hint="a number")
     return int(text)
+
+
+OWN_PAGES = OriginRule(())
+
+
+def require_operator(head: Head, caller: Caller | None, config: EdgeConfig) -> None:
+    """Raises Forbidden for anybody else; who has no key was refused before."""
+    if caller is not None:
+        if Right.ADMIN not in Right(caller.rights):
+            raise Forbidden("this API key is no operator's", field="Authorization", hint=HINT)
+        return
+    if not config.listens_on_loopback_alone or config.trusted_proxies:
+        raise Forbidden(
+            "others can reach this edge, and it has no API keys by which to know an operator",
+            hint=HINT,
+        )
+    OWN_PAGES.check(head)
+
+
+HINT = "tailrace key add NAME --rights admin"

@@ -18,12 +18,11 @@ from starlette.routing import Route
 from edge.access.middleware import caller_of
 from edge.ai_sdk.chat_request import EXAMPLE, ChatBody, check_chat, to_open
 from edge.ai_sdk.ui_events import HEADER, UiEvents, refusal
-from edge.attend import attended
 from edge.body import stream_body
 from edge.generate import stream_headers
 from edge.openai.request import read_body
 from edge.parameters import read_body as whole_body
-from edge.reader import Reader, link_of, whole_answer
+from edge.reader import Reader, attended, link_of, whole_answer
 from ledger.errors import NotFound, TailraceError, Unavailable
 from ledger.frame import Call, Open, Resume, Status, StreamState, decode
 

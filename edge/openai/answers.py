@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edge.access.middleware import caller_of
-from edge.attend import attended
 from edge.body import SILENCE_S, StreamedBody, stream_body
 from edge.document import Collected, collect
 from edge.generate import stream_headers
@@ -22,7 +21,7 @@ from edge.openai.events import FINISH, ChunkEncoder, chunk_head, end_error, erro
 from edge.openai.request import StreamOptions, read_body
 from edge.origins.link import Link
 from edge.parameters import read_body as whole_body
-from edge.reader import Reader, link_of
+from edge.reader import Reader, attended, link_of
 from edge.telemetry.exchange import note_error
 from ledger.errors import TailraceError
 from ledger.frame import CLOSING, Open, Opened, Resume, StreamEnd, tag_of

@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edge.access.middleware import caller_of
-from edge.attend import attended
 from edge.document import Collected, collect
 from edge.generate import HEADERS
 from edge.openai.completions import key_of
@@ -21,7 +20,7 @@ from edge.openai.events import end_error
 from edge.openai.request import invalid, open_of, read_body, refuse_parameters
 from edge.origins.link import Link
 from edge.parameters import read_body as whole_body
-from edge.reader import Reader, link_of
+from edge.reader import Reader, attended, link_of
 from edge.request import Settings
 from edge.telemetry.exchange import note_error
 from ledger.errors import CallerError

@@ -5,6 +5,7 @@ Read at a scrape, possibly by another thread: whatever is gone through here is c
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable
 
@@ -12,14 +13,21 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
 
 from edge.access.connections import ConnectionLimits
+from edge.access.middleware import caller_of
+from edge.config import EdgeConfig
 from edge.origins.breaker import State
 from edge.origins.link import Link
 from edge.origins.origin import Origin
 from edge.origins.relay import Route
 from edge.telemetry.counts import OTHER, Counts
+from ledger.errors import Forbidden, NotFound
 from ledger.frame import SCHEMA_HASH
+from ledger.rights import Right
+from ledger.telemetry.exposition import rendered
 from ledger.version import tailrace_version
 
 PREFIX = "tailrace_edge_"
@@ -151,3 +159,20 @@ def _by_label(name: str, help_: str, label: str, counts: dict[str, int]) -> Metr
     for value, count in counts.items():
         family.add_metric((value,), count)
     return family
+
+
+async def metrics(request: Request) -> Response:
+    """Where there are API keys, with one of an administrator; where there are none, only at an
+    edge that nobody but this machine can reach."""
+    shown: EdgeMetrics | None = request.app.state.metrics
+    config: EdgeConfig = request.app.state.config
+    caller = caller_of(request)
+    if caller is not None and Right.ADMIN not in Right(caller.rights):
+        raise Forbidden("only an administrator's key reads metrics")
+    if shown is None or config.processes > 1 or (caller is None and not config.is_private):
+        raise NotFound("no metrics are served here", hint="edge.metrics names a place for them")
+    content_type, body = await asyncio.to_thread(
+        rendered, shown.registry, request.headers.get("accept")
+    )
+    headers = {"Content-Type": content_type, "Cache-Control": "no-store"}
+    return Response(body, headers=headers)

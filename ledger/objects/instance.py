@@ -14,13 +14,13 @@ from ledger.interface import Ledger, ObjectKey
 from ledger.objects.changes import Changes
 from ledger.objects.event import Event, Stage, current
 from ledger.objects.gate import InputGate, OutputGate, lost
-from ledger.objects.limits import ObjectLimits
 from ledger.objects.object import (
     AT_MS,
     ERASE,
     SCHEDULED,
     DurableObject,
     ObjectFactory,
+    ObjectLimits,
     ObjectRequest,
     ObjectResponse,
 )

@@ -67,10 +67,10 @@ from ledger.objects.alarm import Alarms, LoopTimer, Timer
 from ledger.objects.event import Event, Stage, enter
 from ledger.objects.gate import lost
 from ledger.objects.instance import Instance, LiveBody
-from ledger.objects.limits import ObjectLimits
 from ledger.objects.object import (
     MAX_KEY_CHARS,
     ObjectFactory,
+    ObjectLimits,
     ObjectRequest,
     ObjectResponse,
     Read,

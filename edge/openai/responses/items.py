@@ -6,11 +6,20 @@ yet: `edge.openai.responses.events` numbers it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from edge.openai.scores import scores_of
-from ledger.frame import Frame, Reasoning, Revision, ScoredToken, Token, TokenScores, ToolCall
+from ledger.frame import (
+    Frame,
+    Reasoning,
+    Revision,
+    Score,
+    ScoredToken,
+    Token,
+    TokenScores,
+    ToolCall,
+)
 from ledger.text import AppendedText
 
 Fields = dict[str, Any]
@@ -187,3 +196,20 @@ def item_of(frame: Frame, stream: str, at: int) -> Item | None:
         case ToolCall():
             return FunctionCallItem(stream, at, frame)
     return None
+
+
+IMPOSSIBLE = -9999.0
+"""What that API says of a token that cannot be: JSON has no infinity."""
+
+
+def scores_of(scores: Sequence[TokenScores]) -> list[dict[str, Any]]:
+    """Each drawn token with the likeliest ones."""
+    return [_score(each.chosen) | {"top_logprobs": [*map(_score, each.top)]} for each in scores]
+
+
+def _score(score: Score) -> dict[str, Any]:
+    return {
+        "token": score.token.decode(errors="replace"),
+        "bytes": list(score.token),
+        "logprob": score.logprob if math.isfinite(score.logprob) else IMPOSSIBLE,
+    }

@@ -17,7 +17,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edge.access.middleware import caller_of
-from edge.attend import attended
 from edge.body import stream_body
 from edge.document import MAX_DOCUMENT_BYTES
 from edge.generate import stream_headers
@@ -27,7 +26,7 @@ from edge.openai.responses.fast import PATH
 from edge.openai.responses.note import read_note
 from edge.openai.responses.request import EXAMPLE, REFERENCE, Items, ResponseBody, to_open
 from edge.parameters import read_body as whole_body
-from edge.reader import Reader, link_of
+from edge.reader import Reader, attended, link_of
 from ledger.errors import BeyondEnd, CallerError, NotFound, TailraceError, TooLarge
 from ledger.frame import (
     CLOSING,

@@ -30,7 +30,7 @@ def test_as_many_files_may_be_open_as_the_hard_limit_lets() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     code = (
         "import resource\n"
-        "from edge.access.open_files import raise_open_files\n"
+        "from edge.access.connections import raise_open_files\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (100, {hard}))\n"
         "print(raise_open_files(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )

@@ -12,8 +12,7 @@ from ledger.errors import (
     Overloaded,
     Unavailable,
 )
-from ledger.objects.limits import ObjectLimits
-from ledger.objects.object import DurableObject, ObjectRequest, ObjectResponse
+from ledger.objects.object import DurableObject, ObjectLimits, ObjectRequest, ObjectResponse
 from tests.ledger.objects.object_world import BASIC, KEY, OTHER, Scripted, World, step, world_at
 
 pytestmark = pytest.mark.anyio

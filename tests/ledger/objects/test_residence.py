@@ -13,8 +13,7 @@ from ledger.errors import (
 )
 from ledger.interface import ObjectKey
 from ledger.objects.instance import LiveBody
-from ledger.objects.limits import ObjectLimits
-from ledger.objects.object import ObjectRequest, ObjectResponse
+from ledger.objects.object import ObjectLimits, ObjectRequest, ObjectResponse
 from tests.ledger.objects.object_world import BASIC, KEY, Scripted, World, step, world_at
 
 pytestmark = pytest.mark.anyio
