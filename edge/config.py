@@ -206,29 +206,13 @@ class EdgeConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _certificate_and_key_go_together(self) -> Self:
+    def _goes_together(self) -> Self:
         if (self.certificate is None) != (self.key is None):
             raise ValueError("certificate and key are given together or not at all")
-        return self
-
-    @model_validator(mode="after")
-    def _origins_are_met_as_they_are_to_be(self) -> Self:
-        check_link(
-            "origin",
-            self.origin_addresses,
-            self.origin_credentials,
-            needs_certificate=False,
-        )
-        return self
-
-    @model_validator(mode="after")
-    def _listens_somewhere(self) -> Self:
+        credentials = self.origin_credentials
+        check_link("origin", self.origin_addresses, credentials, needs_certificate=False)
         if not self.http and self.certificate is None:
             raise ValueError("give an http address, or a certificate and key for https")
-        return self
-
-    @model_validator(mode="after")
-    def _several_processes_are_steered_to(self) -> Self:
         if self.processes > 1 and self.http3 and self.certificate is not None and not can_steer():
             raise ValueError("several processes serve HTTP/3 on Linux only; give http3 = false")
         return self

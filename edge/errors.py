@@ -28,6 +28,25 @@ def error_response(error: TailraceError, path: str = "") -> JSONResponse:
     return JSONResponse(error_body(error), error.status, headers)
 
 
+def too_slow(part: str) -> CallerError:
+    return CallerError(
+        f"the request's {part} took too long", code="request_timeout", status=408, retryable=True
+    )
+
+
+def refusal(status: int) -> TailraceError:
+    """What is no HTTP/1.1, by the status that the parser gives it."""
+    if status == 431:
+        return CallerError(
+            "the request's headers are too large", code="headers_too_large", status=431
+        )
+    if status == 501:
+        return TailraceError(
+            "this transfer coding is not known here", code="http_error", status=501
+        )
+    return CallerError("not a request of HTTP/1.1", code="bad_request", status=status)
+
+
 # ---- handlers that the application registers ----
 
 

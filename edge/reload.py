@@ -11,14 +11,17 @@ import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from ssl import SSLContext
+from time import monotonic
 
 import structlog
 from hypercorn.config import Config
 
 from edge.access.gate import Gate
 from edge.access.key_file import read_keys
+from edge.access.keys import KeyRing
 from edge.config import EdgeConfig
 from edge.origins.hints import Hints
 from edge.quic.listen import QuicListener
@@ -153,3 +156,31 @@ def _stamp_of(file: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def require_keys(config: EdgeConfig) -> KeyRing | None:
+    """The API keys, if there are any.
+
+    Raises ConfigError for keys that cannot be read, or that are needed and not there.
+    """
+    path = config.api_keys
+    if "api_keys" in config.model_fields_set or path.exists():
+        return read_keys(path).ring()
+    if config.listens_on_loopback_alone or config.allow_public_without_keys:
+        return None
+    raise ConfigError(
+        "others can reach an address that this edge listens on, and there are no API keys",
+        field="edge.api_keys",
+        hint=f"tailrace key add NAME --keys {path}; or listen on 127.0.0.1; or say"
+        " --allow-public-without-keys",
+    )
+
+
+def open_gate(config: EdgeConfig) -> Gate:
+    """Raises ConfigError as `require_keys` does."""
+    ring = require_keys(config)
+    if ring is None and config.listens_on_loopback_alone:
+        log.info("no API keys: everybody on this machine may use this edge")
+    elif ring is None:
+        log.warning("no API keys: everybody who reaches this edge may use it")
+    return Gate(ring, monotonic, lambda: datetime.now(UTC))

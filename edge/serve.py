@@ -13,13 +13,12 @@ import uvloop
 from hypercorn.config import Config
 
 from edge.access.connections import RESERVED_FILES, raise_open_files
-from edge.access.opening import open_gate, require_keys
 from edge.app import create_app
 from edge.config import EdgeConfig, access_rules, connection_limits
 from edge.drain import go_away
 from edge.origins.link import Link
 from edge.processes import run_processes
-from edge.reload import Certificate, reloaded_keys, reloading
+from edge.reload import Certificate, open_gate, reloaded_keys, reloading, require_keys
 from edge.server.deadlines import Deadlines
 from edge.server.http1 import MAX_HEAD_BYTES
 from edge.server.listen import LISTEN_BACKLOG, Sockets, alt_svc, listening

@@ -17,11 +17,10 @@ from tailrace.commands.bench import bench_app
 from tailrace.commands.key import key_app
 from tailrace.commands.ledger import ledger_app
 from tailrace.commands.model import HeadOption, KvCacheOption, WeightsOption, model_app
-from tailrace.commands.options import ConfigOption
+from tailrace.commands.options import ConfigOption, extra
 from tailrace.commands.top import top
 from tailrace.commands.warm import warm_app
 from tailrace.commands.warm_live import LIVE_COMMANDS
-from tailrace.extra import extra
 
 if TYPE_CHECKING:
     from ledger.settings import Settings

@@ -42,15 +42,10 @@ class Edges:
         """Ask until an edge answers: cancelling twice is the same as once."""
         attempts = Attempts(self)
         while True:
-            url = f"{attempts.url}/v1/generate/{stream}/cancel"
             try:
-                answer = await self.http.post(url, headers=token_header(token))
-                if answer.status_code != 200:
-                    raise http_error(answer.status_code, answer.headers, answer.content)
+                return await self._asked(f"{attempts.url}/v1/generate/{stream}/cancel", token)
             except (httpx.TransportError, TailraceError) as error:
                 await attempts.failed(error)
-                continue
-            return _status(answer)
 
     async def steer(self, stream: str, text: str, token: str | None) -> Status:
         """Ask until an edge takes the text, or may have taken it: twice is not the same as once."""
@@ -58,14 +53,11 @@ class Edges:
         while True:
             url = f"{attempts.url}/v1/generate/{stream}/steer"
             try:
-                answer = await self.http.post(url, headers=token_header(token), json={"text": text})
-                if answer.status_code != 200:
-                    raise http_error(answer.status_code, answer.headers, answer.content)
+                return await self._asked(url, token, {"text": text})
             except (httpx.ConnectError, Unavailable) as error:
                 if isinstance(error, Unavailable) and error.code == "outcome_unknown":
                     raise
                 await attempts.failed(error)
-                continue
             except httpx.TransportError as error:
                 said = str(error) or type(error).__name__
                 raise Unavailable(
@@ -73,7 +65,14 @@ class Edges:
                     code="outcome_unknown",
                     hint="read on, and look",
                 ) from error
-            return _status(answer)
+
+    async def _asked(self, url: str, token: str | None, body: object = None) -> Status:
+        answer = await self.http.post(url, headers=token_header(token), json=body)
+        if answer.status_code != 200:
+            raise http_error(answer.status_code, answer.headers, answer.content)
+        said = answer.json()
+        state = StreamState.from_word(said["state"])
+        return Status(bytes.fromhex(said["id"]), state, said["next_index"])
 
 
 class Attempts:
@@ -117,12 +116,6 @@ class Attempts:
 def unreachable(url: str, error: httpx.TransportError) -> Unavailable:
     said = str(error) or type(error).__name__
     return Unavailable(f"{url}: {said}", code="edge_unreachable")
-
-
-def _status(answer: httpx.Response) -> Status:
-    said = answer.json()
-    state = StreamState.from_word(said["state"])
-    return Status(bytes.fromhex(said["id"]), state, said["next_index"])
 
 
 def token_header(token: str | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from edge.errors import error_response
+from edge.errors import error_response, refusal, too_slow
 from edge.quic.core import Asked, Came, Code, Core, Event, Left, TooLong
 from edge.server.application import AppExchange, Application
 from edge.server.deadlines import Deadline, Deadlines
@@ -81,11 +81,7 @@ class Http3:
             if (exchange := self._exchanges.get(event.stream)) is not None:
                 exchange.came(event.data, event.ended)
         elif isinstance(event, TooLong):
-            Exchange(self, event.stream, b"").refuse(
-                CallerError(
-                    "the request's headers are too large", code="headers_too_large", status=431
-                )
-            )
+            Exchange(self, event.stream, b"").refuse(refusal(431))
         elif isinstance(event, Left):
             if (exchange := self._exchanges.pop(event.stream, None)) is not None:
                 exchange.gone()
@@ -229,14 +225,7 @@ class Exchange:
         if self._started:
             self.reset()
         else:
-            self.refuse(
-                CallerError(
-                    "the request's body took too long",
-                    code="request_timeout",
-                    status=408,
-                    retryable=True,
-                )
-            )
+            self.refuse(too_slow("body"))
 
     def refuse(self, error: TailraceError) -> None:
         """Answer it here."""

@@ -13,8 +13,8 @@ from hypercorn.utils import parse_socket_addr
 from edge.server.deadlines import Deadline
 from edge.server.http1 import Http1
 from edge.server.http2 import Http2
-from edge.server.outlet import UNSENT_BYTES
-from edge.server.wire import Shared, Speaker
+from edge.server.outlet import UNSENT_BYTES, Speaker
+from edge.server.wire import Shared
 
 Result = TypeVar("Result")
 

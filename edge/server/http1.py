@@ -15,14 +15,15 @@ from typing import NamedTuple
 import h11
 
 from edge.access.middleware import TOKEN_QUERY
+from edge.errors import refusal, too_slow
 from edge.server.deadlines import Deadline
 from edge.server.http2 import Http2
-from edge.server.outlet import Handler, Headers, Request, Turn
-from edge.server.rest import AppRequest, refusal
+from edge.server.outlet import Handler, Headers, Request, Speaker, Turn, Wire
+from edge.server.rest import AppRequest
 from edge.server.routes import head_of
 from edge.server.websocket import SESSION_PATH, WebSocket, accepts
-from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, MAX_WAITING_BYTES, Shared, Speaker, Wire
-from ledger.errors import CallerError, TailraceError
+from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, MAX_WAITING_BYTES, Shared
+from ledger.errors import TailraceError
 
 MAX_HEAD_BYTES = 16 << 10
 MAX_HEADERS = 100
@@ -113,11 +114,11 @@ class Http1:
     def _overdue(self) -> None:
         if self._app is not None:
             if not self._app.body_is_whole:
-                self._app.cut(_too_slow("body"))
+                self._app.cut(too_slow("body"))
         elif self._claimed is not None:
-            self._refuse(_too_slow("body"), self._claimed.head)
+            self._refuse(too_slow("body"), self._claimed.head)
         elif self._buffer:
-            self._refuse(_too_slow("head"))
+            self._refuse(too_slow("head"))
         else:
             self._close()  # nobody waits for an answer
 
@@ -394,9 +395,3 @@ def _parsed(head: bytes) -> tuple[h11.Connection, h11.Request | None]:
     if isinstance(event, h11.Request) and event.http_version == b"1.1":
         return connection, event
     return connection, None
-
-
-def _too_slow(part: str) -> CallerError:
-    return CallerError(
-        f"the request's {part} took too long", code="request_timeout", status=408, retryable=True
-    )

@@ -10,15 +10,14 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from edge.errors import error_response
+from edge.errors import error_response, refusal, too_slow
 from edge.server.application import AppExchange
 from edge.server.deadlines import Deadline
 from edge.server.http2_core import Asked, Came, Happened, Http2Connection, Stream
-from edge.server.outlet import UNSENT_BYTES, Request
-from edge.server.rest import refusal
-from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared, Wire
+from edge.server.outlet import UNSENT_BYTES, Request, Wire
+from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
 from edge.telemetry.exchange import id_field
-from ledger.errors import CallerError, Overloaded, TailraceError
+from ledger.errors import Overloaded, TailraceError
 
 MAX_BODY_BYTES = 16 << 20
 """Of all open requests of a connection together, unless the settings let two alone have more."""
@@ -165,15 +164,7 @@ class Http2:
             deadline.clear()
 
     def _too_slow(self, stream: Stream) -> None:
-        self._cut(
-            stream,
-            CallerError(
-                "the request's body took too long",
-                code="request_timeout",
-                status=408,
-                retryable=True,
-            ),
-        )
+        self._cut(stream, too_slow("body"))
 
     def _cut_stalled(self) -> None:
         now = self._shared.deadlines.clock_s()

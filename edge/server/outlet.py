@@ -88,6 +88,47 @@ class Handler(Protocol):
         ended before; the outlet does nothing any more."""
 
 
+class Speaker(Protocol):
+    """A protocol on a connection; HTTP/1.1 may give way to WebSocket or to HTTP/2."""
+
+    def receive(self, data: bytes) -> None:
+        """What the client has sent."""
+
+    def drained(self) -> None:
+        """The connection has room again, after `Wire.room` had none."""
+
+    def gone(self) -> None:
+        """The connection is closed, or lost."""
+
+    def drain(self) -> None:
+        """The edge is going away: end what is idle, let what is under way come to its end."""
+
+
+class Wire(Protocol):
+    """A connection, as a protocol uses it. Nothing raises, and nothing is done after the end."""
+
+    speaker: Speaker
+    secure: bool
+    peer: tuple[str, int] | None
+    server: tuple[str, int] | None
+
+    def write(self, data: bytes) -> None: ...
+
+    def room(self) -> int:
+        """UNSENT_BYTES less what is unsent; `Speaker.drained` follows where it is below 1."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def close(self, *, lingers: bool = False) -> None:
+        """Once all that was written has left. One that lingers takes what the client still sends,
+        for a while: to a client that is still sending, a close is a reset and no answer."""
+
+    def abort(self) -> None:
+        """At once: what is unsent is thrown away, and the client can see that it is."""
+
+
 class Routes(Protocol):
     """Which requests are answered past the application."""
 

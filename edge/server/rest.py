@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import h11
 import structlog
@@ -25,9 +25,10 @@ from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.typing import ConnectionState, LifespanState
 from starlette.types import ASGIApp
 
-from edge.errors import error_response
+from edge.errors import error_response, refusal
+from edge.server.outlet import Wire
 from edge.telemetry.exchange import id_field
-from ledger.errors import CallerError, TailraceError
+from ledger.errors import TailraceError
 
 REST_WAITING_BYTES = 64 << 10
 """Of a request's body, until the application takes it; then the client is not read."""
@@ -103,26 +104,6 @@ class Rest:
         return b"".join(part or b"" for part in parts)
 
 
-class Client(Protocol):
-    """Whose request it is: the connection, as far as the application needs it."""
-
-    secure: bool
-    peer: tuple[str, int] | None
-    server: tuple[str, int] | None
-
-    def write(self, data: bytes) -> None: ...
-
-    def room(self) -> int: ...
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def close(self, *, lingers: bool = False) -> None: ...
-
-    def abort(self) -> None: ...
-
-
 class AppRequest:
     """One request with Hypercorn.
 
@@ -130,7 +111,7 @@ class AppRequest:
     bytes was not the request's; otherwise the connection is closed.
     """
 
-    def __init__(self, rest: Rest, client: Client, done: Callable[[bytes], None]) -> None:
+    def __init__(self, rest: Rest, client: Wire, done: Callable[[bytes], None]) -> None:
         self._rest = rest
         self._client = client
         self._done = done
@@ -265,16 +246,3 @@ class AppRequest:
         if not isinstance(protocol, H11Protocol):
             return None
         return protocol.connection if isinstance(protocol.connection, h11.Connection) else None
-
-
-def refusal(status: int) -> TailraceError:
-    """What is no HTTP/1.1, by the status that the parser gives it."""
-    if status == 431:
-        return CallerError(
-            "the request's headers are too large", code="headers_too_large", status=431
-        )
-    if status == 501:
-        return TailraceError(
-            "this transfer coding is not known here", code="http_error", status=501
-        )
-    return CallerError("not a request of HTTP/1.1", code="bad_request", status=status)

@@ -1,10 +1,9 @@
-"""What a TCP connection and the protocol that is spoken on it are to each other."""
+"""What all TCP connections of an edge share, and which ones are open."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from edge.access.connections import ConnectionLimits
 from edge.access.rules import Rules
@@ -12,7 +11,7 @@ from edge.config import EdgeConfig
 from edge.origins.link import Link
 from edge.server.application import Application
 from edge.server.deadlines import Deadlines
-from edge.server.outlet import Routes, Turn
+from edge.server.outlet import Routes, Turn, Wire
 from edge.server.rest import Rest
 from edge.telemetry.counts import Counts
 
@@ -20,47 +19,6 @@ KEEP_ALIVE_TIMEOUT_S = 75.0
 """Longer than the usual 60 s of a proxy, so that the proxy is the one to hang up."""
 MAX_WAITING_BYTES = 64 << 10
 """Of what a client has sent while its last request is being answered; then it is not read."""
-
-
-class Speaker(Protocol):
-    """A protocol on a connection; HTTP/1.1 may give way to WebSocket or to HTTP/2."""
-
-    def receive(self, data: bytes) -> None:
-        """What the client has sent."""
-
-    def drained(self) -> None:
-        """The connection has room again, after `Wire.room` had none."""
-
-    def gone(self) -> None:
-        """The connection is closed, or lost."""
-
-    def drain(self) -> None:
-        """The edge is going away: end what is idle, let what is under way come to its end."""
-
-
-class Wire(Protocol):
-    """A connection, as a protocol uses it. Nothing raises, and nothing is done after the end."""
-
-    speaker: Speaker
-    secure: bool
-    peer: tuple[str, int] | None
-    server: tuple[str, int] | None
-
-    def write(self, data: bytes) -> None: ...
-
-    def room(self) -> int:
-        """UNSENT_BYTES less what is unsent; `Speaker.drained` follows where it is below 1."""
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def close(self, *, lingers: bool = False) -> None:
-        """Once all that was written has left. One that lingers takes what the client still sends,
-        for a while: to a client that is still sending, a close is a reset and no answer."""
-
-    def abort(self) -> None:
-        """At once: what is unsent is thrown away, and the client can see that it is."""
 
 
 class Connections:

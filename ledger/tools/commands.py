@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from ledger.sqlite.disk.opening import existing, lock
 from ledger.sqlite.storage import StreamRow
 from ledger.text import StreamText
 from ledger.tools.reader import LedgerReader
-from ledger.tools.reading import reading
 
 TEXT_CHARS = 2_000
 """Characters of a stream's text that `show` gives."""
@@ -134,3 +133,18 @@ def accept(path: Path) -> None:
     finally:
         os.close(of_lock)
         os.close(of_file)
+
+
+def reading(place: Path | str) -> AbstractAsyncContextManager[LedgerReader]:
+    """The ledger in a file, or in the database that a URL names, as it is at this moment.
+
+    Raises `ConfigError` where there is none, `LedgerFailed` where the server is away.
+    """
+    # Imported here, because the driver for PostgreSQL is an extra.
+    if isinstance(place, Path):
+        from ledger.tools.sqlite_reader import reading_file
+
+        return reading_file(place)
+    from ledger.tools.postgres_reader import reading_database
+
+    return reading_database(place)

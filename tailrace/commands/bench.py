@@ -20,9 +20,9 @@ from tailrace.commands.options import (
     api_key,
     check_chart,
     check_url,
+    extra,
     progress,
 )
-from tailrace.extra import extra
 
 bench_app = typer.Typer(
     help="Measure a server under load.", no_args_is_help=True, rich_markup_mode=None

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec
 import typer
 
 from ledger.errors import ConfigError
-from tailrace.commands.options import ConfigOption, JsonOption, progress
-from tailrace.extra import extra
+from tailrace.commands.options import ConfigOption, JsonOption, extra, progress
 
 if TYPE_CHECKING:
     from ledger.interface import Ledger
@@ -288,7 +287,7 @@ def _place(path: Path | None, url: str | None, config: Path | None) -> Path | st
 async def _reading(
     path: Path | None, url: str | None, config: Path | None
 ) -> AsyncIterator[LedgerReader]:
-    from ledger.tools.reading import reading
+    from ledger.tools.commands import reading
 
     async with reading(_place(path, url, config)) as reader:
         yield reader

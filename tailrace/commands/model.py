@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ledger.errors import ConfigError
-from tailrace.extra import extra
+from tailrace.commands.options import extra
 
 if TYPE_CHECKING:
     from origin.checkpoint.finding import Finding

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ledger.errors import CallerError
+from ledger.errors import CallerError, ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,3 +64,18 @@ def progress(unit: str) -> Iterator[Callable[[int], None]]:
 
     with Console(stderr=True).status(unit) as status:
         yield lambda done: status.update(f"{done:,} {unit}")
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Imports that need the extra `name`: a missing package says how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("edge", "kernels", "ledger", "origin", "tailrace"):
+            raise  # a fault of ours, not of the installation
+        raise ConfigError(
+            f"the package {package!r} is not installed",
+            hint=f"pip install 'tailrace[{name}]'",
+        ) from error

@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 
 from ledger.errors import CallerError
-from tailrace.commands.options import JsonOption, check_url, key_headers, wide_console
-from tailrace.extra import extra
+from tailrace.commands.options import JsonOption, check_url, extra, key_headers, wide_console
 
 
 def top(

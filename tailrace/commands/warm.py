@@ -18,10 +18,10 @@ from tailrace.commands.options import (
     ConfigOption,
     JsonOption,
     check_chart,
+    extra,
     progress,
     wide_console,
 )
-from tailrace.extra import extra
 
 if TYPE_CHECKING:
     from origin.warm.trace import ArrivalTrace

@@ -20,10 +20,10 @@ from tailrace.commands.options import (
     JsonOption,
     check_chart,
     check_url,
+    extra,
     key_headers,
 )
 from tailrace.commands.warm import HISTORY, history_of, show_table
-from tailrace.extra import extra
 
 Document = dict[str, Any]
 EdgeOption = Annotated[

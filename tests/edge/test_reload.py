@@ -12,9 +12,8 @@ import pytest
 
 from edge.access.key_file import changing
 from edge.access.keys import KeyRing
-from edge.access.opening import open_gate
 from edge.config import EdgeConfig
-from edge.reload import Reloaded, reloaded_keys, reloading
+from edge.reload import Reloaded, open_gate, reloaded_keys, reloading
 from ledger.errors import ConfigError
 
 PUBLIC = ("0.0.0.0:80",)

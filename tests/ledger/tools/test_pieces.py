@@ -7,9 +7,9 @@ import pytest
 
 from ledger.sqlite.storage import StreamRow
 from ledger.tools import pieces
+from ledger.tools.commands import reading
 from ledger.tools.export import json_lines, raw_frames
 from ledger.tools.reader import LedgerReader
-from ledger.tools.reading import reading
 from ledger.tools.verify import verify
 from tests.ledger.ledger_files import A, B, C, Place, PostgresPlace, SqlitePlace, three_streams
 from tests.ledger.other_owner import OtherOwner

@@ -10,7 +10,7 @@ from ledger.errors import ConfigError
 from ledger.interface import Record
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.retention import RetentionSettings
-from ledger.tools.reading import reading
+from ledger.tools.commands import reading
 from ledger.tools.sqlite_reader import reading_file
 from ledger.tools.verify import Finding, verify
 from tests.ledger.ledger_files import A, B, C, SqlitePlace, end, three_streams, token
