@@ -129,7 +129,8 @@ def read(
         settings = _settings(scope, secret)
     except _Wrong as wrong:
         return Reading(file, [_finding(wrong.problem, None)], {})
-    findings = list(_explained(scope, settings, secret, outside))
+    by_key = {source.key: setting for setting, source in settings.items()}
+    findings = list(_Explanation(scope, by_key, outside).findings(secret))
     return Reading(file, findings, settings, _deployment(scope))
 
 
@@ -339,83 +340,66 @@ def _setting(name: str, source: Source) -> str:
     return setting
 
 
-def _explained(
-    scope: _Scope,
-    settings: Mapping[str, Source],
-    secrets: Mapping[str, Source],
-    outside: Collection[str],
-) -> Iterator[Finding]:
-    """A finding for each key at the top level and in the environment that was chosen."""
-    by_key = {source.key: setting for setting, source in settings.items()}
-    for name, value in scope.top.items():
-        if name == "env":
-            for each in scope.environments:
-                chosen = each == scope.name
-                effect = Effect.HONOURED if chosen else Effect.IGNORED
-                yield Finding(f"env.{each}", each, effect, "chosen" if chosen else "not chosen")
-        elif scope.place(name) != name:
-            own = f"env.{scope.name} has its own"
-            yield Finding(name, None, Effect.IGNORED, own)
+@dataclass(frozen=True, slots=True)
+class _Explanation:
+    """What comes of each key; `by_key` are the settings that they say."""
+
+    scope: _Scope
+    by_key: Mapping[str, str]
+    outside: Collection[str]
+
+    def findings(self, secrets: Mapping[str, Source]) -> Iterator[Finding]:
+        """Of the top level, of the environment that was chosen, and of `.dev.vars`."""
+        scope = self.scope
+        for name, value in scope.top.items():
+            if name == "env":
+                for each in scope.environments:
+                    chosen = each == scope.name
+                    effect = Effect.HONOURED if chosen else Effect.IGNORED
+                    yield Finding(f"env.{each}", each, effect, "chosen" if chosen else "not chosen")
+            elif scope.place(name) != name:
+                own = f"env.{scope.name} has its own"
+                yield Finding(name, None, Effect.IGNORED, own)
+            else:
+                yield from self._of_key(name, name, None, value)
+        if scope.name is not None:
+            for name, value in scope.own.items():
+                yield from self._of_key(name, f"env.{scope.name}.{name}", scope.name, value)
+        for name, source in secrets.items():
+            yield self._of_variable(name, source.key, scope.name)
+
+    def _of_key(
+        self, name: str, path: str, environment: str | None, value: object
+    ) -> Iterator[Finding]:
+        if name == "vars" and isinstance(value, dict):
+            for each in value:
+                yield self._of_variable(each, f"{path}.{each}", environment)
+        elif name == "dev" and isinstance(value, dict):
+            for each in value:
+                if each in ("ip", "port", "local_protocol"):
+                    yield self._of_setting(f"dev.{each}", None, "dev", "HTTP")
+                else:
+                    why = "wrangler's own server reads it"
+                    yield Finding(f"dev.{each}", None, Effect.IGNORED, why)
+        elif name in ("route", "routes"):
+            yield self._of_setting(path, environment, path, "HOSTS")
         else:
-            yield from _of_key(name, name, None, value, by_key, outside)
-    if scope.name is not None:
-        for name, value in scope.own.items():
-            path = f"env.{scope.name}.{name}"
-            yield from _of_key(name, path, scope.name, value, by_key, outside)
-    for name, source in secrets.items():
-        yield _of_variable(name, source.key, scope.name, by_key, outside)
+            yield Finding(path, environment, KEYS[name].effect, KEYS[name].why)
 
+    def _of_variable(self, name: str, path: str, environment: str | None) -> Finding:
+        if not name.startswith(PREFIX):
+            why = f"a script would read it; settings of this edge begin with {PREFIX}"
+            return Finding(path, environment, Effect.IGNORED, why)
+        return self._of_setting(path, environment, path, name.removeprefix(PREFIX))
 
-def _of_key(
-    name: str,
-    path: str,
-    environment: str | None,
-    value: object,
-    by_key: Mapping[str, str],
-    outside: Collection[str],
-) -> Iterator[Finding]:
-    key = KEYS[name]
-    if name == "vars" and isinstance(value, dict):
-        for each in value:
-            yield _of_variable(each, f"{path}.{each}", environment, by_key, outside)
-    elif name == "dev" and isinstance(value, dict):
-        for each in value:
-            yield _of_dev(each, by_key, outside)
-    elif name in ("route", "routes"):
-        yield _of_setting(path, environment, by_key.get(path), "HOSTS", outside)
-    else:
-        yield Finding(path, environment, key.effect, key.why)
-
-
-def _of_dev(name: str, by_key: Mapping[str, str], outside: Collection[str]) -> Finding:
-    path = f"dev.{name}"
-    if name not in ("ip", "port", "local_protocol"):
-        return Finding(path, None, Effect.IGNORED, "wrangler's own server reads it")
-    return _of_setting(path, None, by_key.get("dev"), "HTTP", outside)
-
-
-def _of_variable(
-    name: str,
-    path: str,
-    environment: str | None,
-    by_key: Mapping[str, str],
-    outside: Collection[str],
-) -> Finding:
-    if not name.startswith(PREFIX):
-        why = f"a script would read it; settings of this edge begin with {PREFIX}"
+    def _of_setting(self, path: str, environment: str | None, key: str, word: str) -> Finding:
+        """Whether a key that says a setting is the one that is heard."""
+        setting = self.by_key.get(key)
+        variable = f"{PREFIX}{setting or word}".upper()
+        if variable in self.outside:
+            why = f"{variable} of the environment wins"
+        elif setting is None:
+            why = f"{variable} is said in vars or .dev.vars, and wins"
+        else:
+            return Finding(path, environment, Effect.HONOURED, f"edge.{setting}")
         return Finding(path, environment, Effect.IGNORED, why)
-    return _of_setting(path, environment, by_key.get(path), name.removeprefix(PREFIX), outside)
-
-
-def _of_setting(
-    path: str, environment: str | None, setting: str | None, word: str, outside: Collection[str]
-) -> Finding:
-    """Whether a key that says a setting is the one that is heard."""
-    variable = f"{PREFIX}{setting or word}".upper()
-    if variable in outside:
-        why = f"{variable} of the environment wins"
-        return Finding(path, environment, Effect.IGNORED, why)
-    if setting is None:
-        why = f"{variable} is said in vars or .dev.vars, and wins"
-        return Finding(path, environment, Effect.IGNORED, why)
-    return Finding(path, environment, Effect.HONOURED, f"edge.{setting}")
