@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from edge.openai.messages import missing, read_tools
+from edge.openai.messages import missing, read_tools, text_of
 from edge.openai.request import ALL_THERE_IS, compact, invalid, open_of
 from edge.request import Count, Settings
 from ledger.errors import CallerError
@@ -106,15 +106,15 @@ class _Step:
             raise invalid(place, part, "an object with a type")
         kind: str = part["type"]
         if kind == "text":
-            self._texts.append(_text(part, "text", place))
+            self._texts.append(text_of(part, "text", place))
         elif kind == "dynamic-tool" or kind.startswith("tool-"):
             self._add_call(part, kind, place)
         elif not (kind in SKIPPED or kind.startswith("data-")):
             raise CallerError(f"a model of text takes no part of type {kind!r}", field=place)
 
     def _add_call(self, part: dict[str, Any], kind: str, place: str) -> None:
-        call_id, state = _text(part, "toolCallId", place), part.get("state")
-        name = _text(part, "toolName", place) if kind == "dynamic-tool" else kind[len("tool-") :]
+        call_id, state = text_of(part, "toolCallId", place), part.get("state")
+        name = text_of(part, "toolName", place) if kind == "dynamic-tool" else kind[len("tool-") :]
         if state not in ("input-available", "output-available", "output-error"):
             return  # a call that was never whole was never made
         arguments = compact(part.get("input", {}))
@@ -124,7 +124,7 @@ class _Step:
             text = output if isinstance(output, str) else compact(output)
             self._outputs.append(Message("tool", text, tool_call_id=call_id))
         elif state == "output-error":
-            error = _text(part, "errorText", place)
+            error = text_of(part, "errorText", place)
             self._outputs.append(Message("tool", error, tool_call_id=call_id))
 
     def turns(self) -> list[Message]:
@@ -132,10 +132,3 @@ class _Step:
             return []
         calls = compact(self._calls) if self._calls else None
         return [Message(self._role, "".join(self._texts), tool_calls=calls), *self._outputs]
-
-
-def _text(part: dict[str, Any], name: str, place: str) -> str:
-    value = part.get(name)
-    if not isinstance(value, str):
-        raise invalid(f"{place}.{name}", value, "a string")
-    return value

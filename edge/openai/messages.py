@@ -175,6 +175,16 @@ def _choice(choice: object, *, nested: bool) -> tuple[ToolChoice, str | None]:
     raise invalid("tool_choice", choice, "none, auto, required, or an object that names a function")
 
 
+def text_of(item: Mapping[str, Any], name: str, place: str) -> str:
+    """What an item says under `name`."""
+    value = item.get(name)
+    if value is None:
+        raise missing(f"{place}.{name}")
+    if not isinstance(value, str):
+        raise invalid(f"{place}.{name}", value, "a string")
+    return value
+
+
 def missing(field: str) -> CallerError:
     return CallerError(
         f"Missing required parameter: '{field}'.", code="missing_required_parameter", field=field

@@ -163,16 +163,7 @@ def _document(report: ModelReport, memory_bytes: int | None) -> dict[str, Any]:
     return {
         "directory": str(report.directory),
         "supported": report.supported,
-        "findings": [
-            {
-                "file": finding.file.name,
-                "where": finding.where,
-                "problem": finding.problem,
-                "right": finding.right,
-                "fault": finding.fault,
-            }
-            for finding in report.findings
-        ],
+        "findings": [asdict(one) | {"file": one.file.name} for one in report.findings],
         "family": config and config.family.value,
         "context": config and config.context,
         "parameters": report.parameters,

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edge.openai.messages import missing, read_content, read_tools
+from edge.openai.messages import missing, read_content, read_tools, text_of
 from edge.openai.request import (
     ALL_THERE_IS,
     StreamedSettings,
@@ -166,7 +166,7 @@ def read_items(items: Items) -> tuple[Message, ...]:
             turns.append(_turn(item, place))
         elif kind == "function_call_output":
             output = read_content(item.get("output"), f"{place}.output")
-            turns.append(Message("tool", output, tool_call_id=_text(item, "call_id", place)))
+            turns.append(Message("tool", output, tool_call_id=text_of(item, "call_id", place)))
         else:
             raise invalid(f"{place}.type", kind, _KINDS)
     return tuple(turns)
@@ -187,16 +187,7 @@ def _turn(item: dict[str, Any], place: str) -> Message:
 
 def _call(item: dict[str, Any], place: str) -> dict[str, str]:
     return {
-        "id": _text(item, "call_id", place),
-        "name": _text(item, "name", place),
-        "arguments": _text(item, "arguments", place),
+        "id": text_of(item, "call_id", place),
+        "name": text_of(item, "name", place),
+        "arguments": text_of(item, "arguments", place),
     }
-
-
-def _text(item: dict[str, Any], name: str, place: str) -> str:
-    value = item.get(name)
-    if value is None:
-        raise missing(f"{place}.{name}")
-    if not isinstance(value, str):
-        raise invalid(f"{place}.{name}", value, "a string")
-    return value
