@@ -41,10 +41,10 @@ class Space:
     spent: bool = False
 
 
-MAX_KNOWN_BYTES = 1024
+MAX_KNOWN_HEADS = 4096
 _sizes: dict[bytes, int] = {}
-"""By header and tag, the size of frames of so many bytes at most that were found to be whole and
-no end: nearly every token is such a one, and need not be looked at closer."""
+"""By header and tag, the size of frames that were found to be whole and no end, of so many
+heads at most: nearly every token has one of them, and need not be looked at closer."""
 _header = struct.Struct("<I").unpack_from
 
 
@@ -253,7 +253,7 @@ def _ends(frame: bytes) -> bool:
     tag = frame[TAG_OFFSET]
     if tag not in LOGGED:
         raise FrameError(f"a frame of tag {tag} is never logged", field="tag", offset=TAG_OFFSET)
-    if tag != StreamEnd.tag and size <= MAX_KNOWN_BYTES:
+    if tag != StreamEnd.tag and len(_sizes) < MAX_KNOWN_HEADS:
         _sizes[frame[:CORR_OFFSET]] = size
     return tag == StreamEnd.tag
 
