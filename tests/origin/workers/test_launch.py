@@ -1,4 +1,4 @@
-"""A worker's process ends with its supervisor, whatever it is doing."""
+"""The launcher and its workers end with their supervisor, whatever they are doing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,40 +15,65 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 240.0
 SUPERVISOR = """
-import os, subprocess, sys
-command = [sys.executable, "-P", "-m", "origin.workers.launch", str(os.getpid()), "endless_import"]
-worker = subprocess.Popen(command)
-print(worker.pid, flush=True)
-worker.wait()
+import ctypes, json, os, socket, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # orphans become its children
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+command = [sys.executable, "-P", "-m", "origin.workers.launch", str(os.getpid())]
+command += ["origin.workers.launcher", str(theirs.fileno()), "held", ""]
+launcher = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+print(launcher.pid, flush=True)
+ours.recv(65_536)
+if os.environ["MOMENT"] == "waits":
+    print("waits", flush=True)
+else:
+    ours.send(json.dumps({"argv": []}).encode())
+launcher.wait()
 """
-IMPORTED = """
-import signal
-print("importing", flush=True)
-signal.pause()
+HELD = """
+import os
+def reached(moment):
+    if moment == os.environ["MOMENT"]:
+        print(moment, flush=True)
+        open(os.environ["GATE"]).close()  # until somebody opens it to write
+def prepare(settings):
+    os.register_at_fork(after_in_child=lambda: reached("forks"))
+def main(argv):
+    reached("works")
+reached("imports")
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker sees its socket close")
-def test_a_worker_ends_with_its_supervisor_while_it_imports(tmp_path: Path) -> None:
-    (tmp_path / "endless_import.py").write_text(IMPORTED)
-    path = os.pathsep.join((str(ROOT), str(tmp_path)))
+@pytest.mark.parametrize("moment", ["imports", "forks", "waits", "works"])
+def test_a_launcher_and_its_workers_end_with_their_supervisor(tmp_path: Path, moment: str) -> None:
+    (tmp_path / "held.py").write_text(HELD)
+    path, gate = os.pathsep.join((str(ROOT), str(tmp_path))), tmp_path / "gate"
+    os.mkfifo(gate)
     with subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "MOMENT": moment, "GATE": str(gate)},
         stdout=subprocess.PIPE,
         text=True,
+        process_group=0,
     ) as supervisor:
         assert supervisor.stdout is not None
-        worker = int(supervisor.stdout.readline())
-        assert supervisor.stdout.readline() == "importing\n"
-        end = os.pidfd_open(worker)
+        said = {supervisor.stdout.readline().strip() for _ in range(2)}
+        launcher = os.pidfd_open(int(min(said)))  # digits come before letters
         supervisor.kill()
         try:
-            assert select.select([end], [], [], TIMEOUT_S)[0], "it lives on"
+            assert said - {min(said)} == {moment}
+            assert select.select([launcher], [], [], TIMEOUT_S)[0], "it lives on"
+            opened = [os.open(gate, os.O_RDWR)] if moment == "forks" else []
+            # Whoever was started holds the other end of this pipe, until he ends.
+            supervisor.communicate(timeout=TIMEOUT_S)
+            for file in opened:
+                os.close(file)
+        except (AssertionError, subprocess.TimeoutExpired):
+            with suppress(ProcessLookupError):
+                os.killpg(supervisor.pid, signal.SIGKILL)
+            raise
         finally:
-            if not select.select([end], [], [], 0)[0]:
-                os.kill(worker, signal.SIGKILL)
-            os.close(end)
+            os.close(launcher)
 
 
 def test_a_worker_whose_supervisor_is_gone_already_imports_nothing() -> None:
