@@ -23,6 +23,7 @@ from origin.config import DEMO_MODEL
 from origin.workers.worker_frame import (
     SCHEMA_HASH,
     SUPERVISOR,
+    Begun,
     Emission,
     Halt,
     Ready,
@@ -36,6 +37,8 @@ from tests.bench.edge.source import stamp
 
 HELD_BYTES = 1 << 17
 """Of steps that the supervisor has not read yet."""
+ALIVE_S = 1.0
+"""Between two signs of life while it waits: a silent worker is given no runs."""
 
 
 def step_of(emissions: Sequence[Emission]) -> Step:
@@ -59,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     due, is_on = 0.0, False
     while True:
         is_on = is_on or len(places) == told["runs"]
-        wait_s = max(0.0, due - time.monotonic()) if is_on else None
+        wait_s = max(0.0, due - time.monotonic()) if is_on else ALIVE_S
         if select([connection], [], [], wait_s)[0]:
             data = connection.recv(1 << 16)
             if not data:
@@ -79,6 +82,8 @@ def main(argv: Sequence[str]) -> int:
             connection.sendall(encode(step_of(emissions)))
             if told["steps_per_s"]:
                 due = max(due + 1 / told["steps_per_s"], time.monotonic() - 1)
+        else:
+            connection.sendall(encode(Begun(())))
 
 
 def ready_model() -> str:
