@@ -27,7 +27,12 @@ from edge.errors import (
     tailrace_error,
 )
 from edge.objects import Deploying
-from edge.openai.routes import openai_routes
+from edge.openai.answers import routes_of
+from edge.openai.chat import CHAT
+from edge.openai.completions import COMPLETIONS
+from edge.openai.embeddings import embed
+from edge.openai.models import list_models, show_model
+from edge.openai.responses.routes import ROUTES as RESPONSE_ROUTES
 from edge.origins.hints import Hints
 from edge.origins.link import Link
 from edge.quic.listen import QuicListener
@@ -68,7 +73,12 @@ def create_app(
             Route("/v1/generate/{id}", generate.read, methods=["GET"]),
             Route("/v1/generate/{id}/cancel", generate.cancel, methods=["POST"]),
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
-            *openai_routes(),
+            *routes_of(CHAT),
+            *routes_of(COMPLETIONS),
+            *RESPONSE_ROUTES,
+            Route("/v1/embeddings", embed, methods=["POST"]),
+            Route("/v1/models", list_models, methods=["GET"]),
+            Route("/v1/models/{name:path}", show_model, methods=["GET"]),
             Route(f"{STREAM_PATH}{{name:path}}", stream.call, methods=stream.METHODS),
             objects.ROUTE,
             *chat.ROUTES,

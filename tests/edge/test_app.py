@@ -291,13 +291,21 @@ async def test_a_frame_that_is_no_event_is_passed_over(
     assert answer.text == EVENTS
 
 
-@pytest.mark.parametrize("view", [SSE, FRAMES])
+@pytest.mark.parametrize(
+    ("path", "view"),
+    [
+        (f"/v1/generate/{ID}", SSE),
+        (f"/v1/generate/{ID}", FRAMES),
+        (f"/v1/completions/{ID}?stream=true", SSE),
+        (f"/v1/responses/resp_{ID}?stream=true", SSE),
+    ],
+)
 async def test_the_head_of_a_running_stream_is_its_head_alone(
-    client: httpx.AsyncClient, origin: ScriptedOrigin, view: dict[str, str]
+    client: httpx.AsyncClient, origin: ScriptedOrigin, path: str, view: dict[str, str]
 ) -> None:
     origin.released = 1
     async with asyncio.timeout(60):  # it would wait for the end of the stream, which never comes
-        answer = await client.head(f"/v1/generate/{ID}", headers=view)
+        answer = await client.head(path, headers=view)
     assert (answer.status_code, answer.headers["Tailrace-Stream"]) == (200, ID)
     assert answer.headers["Content-Type"] == view["Accept"]
     assert "Content-Length" not in answer.headers
