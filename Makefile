@@ -20,7 +20,7 @@ DEV := $(VENV)/.stamp-dev
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak bench-gpu clean
+.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak soak-edge bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -84,6 +84,9 @@ bench-warm: $(DEV) ## put generated arrivals through the keep-alive policies, be
 
 soak: $(DEV) ## half an hour of mixed load on one origin, and its chart
 	@$(BIN)/python tests/bench/soak_engine.py --chart docs/soak.svg $(ARGS)
+
+soak-edge: $(DEV) ## 8,000 quick WebSockets, 20,000 odd requests, 200 slow heads: what an edge has left of them
+	@$(BIN)/python tests/bench/soak_edge.py $(ARGS)
 
 bench-gpu: ## time the kernels on a GPU, with the torch and triton that $(PYTHON) has
 	@$(PYTHON) tests/bench/bench_gpu.py $(ARGS)

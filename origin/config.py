@@ -312,6 +312,12 @@ class OriginConfig(Settings):
         description="a stream that nobody reads and that makes nothing for so long is ended, as"
         " failed and retryable: whatever it waits for, others need its room",
     )
+    drain_s: float = Field(
+        0.0,
+        ge=0,
+        description="after SIGTERM streams may end for so long, while edges ask other origins for"
+        " new ones; what has not ended goes on at one that shares the ledger, or after a restart",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )

@@ -15,7 +15,7 @@ import structlog
 import uvloop
 
 from ledger.log import configure_logging
-from ledger.process import look_less_often, stop_signal
+from ledger.process import Stop, look_less_often
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.model_table import Tables
 from origin.workers.circuit import Circuit
@@ -37,7 +37,9 @@ def run(
     streams: StreamsConfig,
     tables: Tables | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; raises `TailraceError` if it cannot start or go on.
+    """Serve until SIGTERM or SIGINT, and `drain_s` longer at most.
+
+    Raises `TailraceError` if it cannot start or go on.
 
     `tables` name several models, where it is not the one that `config` says.
     """
@@ -65,13 +67,13 @@ async def _start(
     slots = slots or slots_of("", config, launcher, 0)
     parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
     running: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in parts]
-    running.append(asyncio.create_task(stop_signal().wait()))
+    stop = Stop()
     try:
         await asyncio.to_thread(_import_supervisor)  # meanwhile the loop starts the workers
         from origin.supervisor import serve
 
         look_less_often()
-        await serve(config, ledger, streams, slots, running, several)
+        await serve(config, ledger, streams, slots, running, stop, several)
     finally:
         for part in running:
             part.cancel()

@@ -18,6 +18,7 @@ from ledger.errors import ConfigError, LedgerFailed, Unavailable
 from ledger.frame import encode
 from ledger.interface import Ledger
 from ledger.objects.object import ObjectRequest, ObjectResponse
+from ledger.process import Stop
 from ledger.tasks import first_of
 from ledger.telemetry.exposition import exposed
 from ledger.telemetry.traces import Traces
@@ -49,6 +50,9 @@ if TYPE_CHECKING:  # of several models
 ADOPT_S = 0.5
 """How often streams of origins that are gone are looked for, and who reads which."""
 
+LOOK_S = 0.05
+"""How late an origin that goes away may notice that nothing is under way any more."""
+
 log = structlog.get_logger("origin")
 
 
@@ -58,9 +62,10 @@ async def serve(
     streams: StreamsConfig,
     slots: Sequence[WorkerSlot],
     running: Sequence[asyncio.Task[Any]],
+    stop: Stop,
     several: Sequence[ModelPlan] = (),
 ) -> None:
-    """Serve until one of the parts ends that are `running` already, or one of our own.
+    """Serve until it is to `stop`, or one of the parts ends that are `running`, or of our own.
 
     `several` are the models that are served instead of the one of `config`.
     """
@@ -77,7 +82,7 @@ async def serve(
         supervisor = Supervisor(config, retention, ledger, objects, reader, clock, served)
         if several:
             supervisor.keep_models(several, served)
-        await supervisor.serve(slots, running)
+        await supervisor.serve(slots, running, stop)
     finally:
         await objects.close()
         await ledger.close()
@@ -184,7 +189,7 @@ class Supervisor:
         return await self._desk.answer(asked, request)
 
     async def serve(
-        self, slots: Sequence[WorkerSlot], running: Sequence[asyncio.Task[Any]]
+        self, slots: Sequence[WorkerSlot], running: Sequence[asyncio.Task[Any]], stop: Stop
     ) -> None:
         """Run until a part ends; the first error of a part stops it with that error."""
         address, credentials = self._config.link_address, self._config.link_credentials
@@ -211,6 +216,7 @@ class Supervisor:
                     self._keeper.start()
                 await first_of(
                     *running,
+                    self._until(stop),
                     self._beat(),
                     self._adopt(),
                     self._sweep(),
@@ -236,6 +242,22 @@ class Supervisor:
         if not self._failed.done():
             self._failed.set_exception(error)
 
+    async def _until(self, stop: Stop) -> None:
+        """End when told to, and when what is under way then has ended, or `drain_s` is over."""
+        await stop.asked.wait()
+        drain_s = self._config.drain_s
+        if drain_s and self._runs.count:
+            log.info("origin.draining", streams=self._runs.count, drain_s=drain_s)
+            self._runs.models.leaving = True
+            self._say_heartbeat()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(drain_s):
+                    await first_of(stop.at_once.wait(), self._none_under_way())
+
+    async def _none_under_way(self) -> None:
+        while self._runs.count:  # noqa: ASYNC110  (a stream ends in many ways; nobody else asks)
+            await asyncio.sleep(LOOK_S)
+
     def _say_heartbeat(self) -> None:
         heartbeat = encode(self.service.heartbeat())
         for link in self._links:
@@ -253,7 +275,8 @@ class Supervisor:
         """Go on with the streams of our predecessor, and of origins that share the ledger."""
         while True:
             with _unless_away():
-                await self._runs.restore(await self._ledger.unfinished())
+                if not self._runs.models.leaving:
+                    await self._runs.restore(await self._ledger.unfinished())
                 await self._runs.attend()
                 await self._runs.relieve(free_memory())
             await asyncio.sleep(ADOPT_S)

@@ -2,7 +2,8 @@
 
 Sans-I/O: whoever owns the clock calls `turn` once a second or so. To put a deadline off costs an
 assignment, not a timer taken out of a heap and a new one put in: it stays in the slot that it has,
-and is moved on when that slot comes up.
+and is moved on when that slot comes up. One that is cleared is out of the wheel at once, which else
+would hold a connection that has ended, and all that was its own, for as long.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Deadlines:
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self.clock_s = clock_s
-        self._slots: dict[int, list[Deadline]] = {}
+        self._slots: dict[int, dict[Deadline, None]] = {}
         self._turned = int(clock_s() // SLOT_S)
 
     def turn(self) -> None:
@@ -33,8 +34,11 @@ class Deadlines:
     def put(self, deadline: Deadline, at_s: float) -> int:
         """Into the first slot that comes up after `at_s`."""
         slot = max(int(at_s // SLOT_S), self._turned) + 1
-        self._slots.setdefault(slot, []).append(deadline)
+        self._slots.setdefault(slot, {})[deadline] = None
         return slot
+
+    def take_out(self, deadline: Deadline, slot: int) -> None:
+        self._slots.get(slot, {}).pop(deadline, None)
 
 
 class Deadline:
@@ -52,10 +56,17 @@ class Deadline:
         """It is over `after_s` seconds from now, and not before."""
         self._at_s = at_s = self._wheel.clock_s() + after_s
         if self._slot is None or at_s < (self._slot - 1) * SLOT_S:
+            self._leave()
             self._slot = self._wheel.put(self, at_s)
 
     def clear(self) -> None:
         self._at_s = None
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._slot is not None:
+            self._wheel.take_out(self, self._slot)
+            self._slot = None
 
     @property
     def is_set(self) -> bool:

@@ -103,6 +103,7 @@ class Http1:
         if self._handler is not None:
             handler, self._handler = self._handler, None
             handler.gone()
+        self._app = self._outlet = None  # they know this one: garbage that would wait to be found
 
     def drain(self) -> None:
         self._draining = True

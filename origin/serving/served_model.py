@@ -84,6 +84,7 @@ class ServedModels:
     def __init__(self, *models: ServedModel) -> None:
         self._all = models or (ServedModel(),)
         self._named = {model.name: model for model in self._all if model.name}
+        self.leaving = False  # the origin goes away, when what is under way has ended
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._all)
@@ -138,7 +139,9 @@ class ServedModels:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why no token can be made now, of no model; empty when ready."""
+        """Why no token is to be asked for now, of no model; empty when ready."""
+        if self.leaving:
+            return ("this origin is shutting down",)
         by_model = [(model, model.reasons) for model in self._all]
         if not all(reasons for _, reasons in by_model):
             return ()

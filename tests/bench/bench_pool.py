@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from ledger.errors import Unavailable  # noqa: E402
 from ledger.frame import Open, Sampling  # noqa: E402
+from ledger.process import Stop  # noqa: E402
 from origin.config import DEMO_MODEL, LedgerConfig, OriginConfig, StreamsConfig  # noqa: E402
 from origin.edges.peers import Way  # noqa: E402
 from origin.generations.service import Service  # noqa: E402
@@ -213,7 +214,7 @@ async def play(policy: str, trace: ArrivalTrace, day_s: float, folder: Path) -> 
         )
         heard = PoolListener()
         keeper.live.tell = lambda record, of_shadow: heard.hear(record)
-        serving = asyncio.create_task(supervisor.serve(slots, tuple(running)))
+        serving = asyncio.create_task(supervisor.serve(slots, tuple(running), Stop()))
         running.append(serving)
         return await _asked(policy, trace, supervisor.service, keeper, serving, heard, pace)
     finally:

@@ -1,4 +1,4 @@
-"""An edge as it is operated: told to go away, given another certificate."""
+"""An edge and an origin as they are operated: told to go away, given another certificate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -28,9 +29,12 @@ from ledger.frame import (
     encode,
     split,
 )
+from origin.filter import PASS, Verdict
 from tailrace.certificate import development_certificate
+from tests.e2e.cluster import Reader, request
 from tests.e2e.held import HeldOrigin
-from tests.e2e.processes import Edge, Process, free_port, running
+from tests.e2e.processes import Edge, Origin, Process, free_port, running
+from tests.e2e.sse import start
 
 pytestmark = pytest.mark.anyio
 
@@ -113,6 +117,74 @@ async def told(socket: ClientConnection, edge: Edge) -> AsyncIterator[Frame]:
                     await asked_to_stop(edge)
                 if corr == 1:
                     yield frame
+
+
+class UnreadyFilter:
+    """Keeps its worker from being ready until a file is there."""
+
+    UNTIL = "TAILRACE_TEST_UNREADY_UNTIL"
+
+    def __init__(self) -> None:
+        while not Path(os.environ[self.UNTIL]).exists():
+            time.sleep(0.05)
+
+    def check(self, text: str, last: bool) -> Verdict:
+        return PASS
+
+
+async def test_streams_of_an_origin_that_goes_away_end_there_and_new_ones_go_to_who_is_ready(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    """Two origins with a ledger each: what one begins, the other cannot end."""
+    one, two = HeldOrigin(tmp_path / "one"), Origin(tmp_path / "two")
+    edge, ready = Edge(one, two), tmp_path / "ready"
+    one.environment["TAILRACE_ORIGIN_DRAIN_S"] = "600"
+    two.environment["TAILRACE_ORIGIN_FILTER"] = "tests.e2e.test_operation:UnreadyFilter"
+    two.environment[UnreadyFilter.UNTIL] = str(ready)
+
+    async def began() -> str:
+        """The id of a new stream, which is whole."""
+        answer = await client.post(f"{edge.url}/v1/generate", json=request(1, 4))
+        assert answer.status_code == 200
+        assert answer.json()["total_tokens"] == 4
+        return answer.headers["Tailrace-Stream"]
+
+    async def told(*wanted: bool) -> None:
+        """Until the edge knows so of the origins: who is ready."""
+        while True:
+            origins = (await client.get(f"{edge.url}/readyz")).json()["origins"]
+            if tuple(origin["ready"] for origin in origins) == wanted:
+                return
+            await asyncio.sleep(0.05)
+
+    async with running(one, late=(two, edge)):
+        await two.start()
+        await edge.ready()
+        await told(True, False)
+        for _ in range(4):
+            await began()
+        whole = await start(client, edge.url, request(5, 200))
+
+        one.hold_behind(whole, 20)
+        readers = [Reader(20), Reader(20)]
+        async with asyncio.TaskGroup() as group:
+            for reader in readers:
+                group.create_task(reader.read(client, edge, request(5, 200)))
+            for reader in readers:
+                await reader.under_way.wait()
+            ready.touch()
+            await told(True, True)
+            os.kill(one.pid, signal.SIGTERM)
+            draining = await one.saw("origin.draining")
+            await told(False, True)
+            streams = [await began() for _ in range(4)]
+            one.go_on()
+        assert draining["streams"] >= len(readers)
+        assert await one.ended() == 0
+        assert [reader.reading.events for reader in readers] == [whole.events] * 2
+        for stream in streams:
+            found = await client.get(f"{edge.url}/v1/generate/{stream}")
+            assert found.json()["state"] == "ended"
 
 
 async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from ledger.process import look_less_often, stop_signal
+from ledger.process import Stop, look_less_often
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.supervisor import serve
 from origin.workers.worker_process import WorkerSlot
@@ -24,9 +24,9 @@ from origin.workers.worker_process import WorkerSlot
 async def main(link: str, data: str, settings: str) -> None:
     config = OriginConfig(link=link, data=Path(data), max_streams=1024)
     slot = WorkerSlot(0, ("tests.bench.path.worker", settings))
-    running = [asyncio.create_task(slot.keep()), asyncio.create_task(stop_signal().wait())]
+    running = [asyncio.create_task(slot.keep())]
     look_less_often()
-    await serve(config, LedgerConfig(), StreamsConfig(), [slot], running)
+    await serve(config, LedgerConfig(), StreamsConfig(), [slot], running, Stop())
 
 
 if __name__ == "__main__":

@@ -269,6 +269,8 @@ def test_only_the_attacker_feels_it(net: Net, attack: Attack, outcome: Outcome) 
         if isinstance(outcome, Answered):
             net.until(lambda: made_on in attacker.whole)
             assert attacker.statuses[made_on] == outcome
+            if outcome >= 400:  # refused by the server itself, not by a route
+                assert len(dict(attacker.headers[made_on])[b"x-request-id"]) == 32
         net.settle()
         assert attacker.get(b"/sound") == b"GET /sound 0"
     streaming.outlet.write(b"undisturbed")

@@ -136,6 +136,7 @@ def test_a_body_that_does_not_come_is_waited_for_only_so_long(net: Net) -> None:
     assert stream not in client.statuses
     net.until(lambda: stream in client.whole)
     assert client.statuses[stream] == 408
+    assert len(dict(client.headers[stream])[b"x-request-id"]) == 32
     assert client.get(b"/next") == b"GET /next 0"
 
 
