@@ -1,7 +1,7 @@
 // What can go wrong between a page and an edge, done to real streams of a real edge.
 //
 // Run by Node.js and by pages in browsers: nothing here is of one of them. `world` tells where the
-// edge is, and does what a page cannot: kill it, start it.
+// edge is, and does what a page cannot: kill it, start it, hold each stream in its middle.
 
 import { resume, stream } from "../../edge/web/tailrace/index.js";
 import { CUT, breaking } from "./breaking.js";
@@ -219,11 +219,13 @@ function withTransport(transport) {
     },
 
     async "cancel ends it for everybody"(world) {
+      await world.control("hold"); // it has not ended before it is cancelled
       const mine = stream(world.generate, of(world, { input: { ...LONG, seed: 5 } }));
       const first = await mine[Symbol.asyncIterator]().next();
       const other = stream(`${world.generate}/${mine.id}`, of(world));
       const others = other.text();
       const status = await mine.cancel();
+      await world.control("go-on");
       equal([status.id, first.value.index], [mine.id, 0], "status");
       await Promise.all([others, mine.text()]);
       equal([mine.end.finish_reason, other.end.finish_reason], ["cancelled", "cancelled"], "ends");
@@ -323,10 +325,12 @@ function withTransport(transport) {
       const input = { ...INPUT, max_tokens: 150, seed: 10 };
       const [uncut, reading] = [1, 2].map(() => stream(world.generate, of(world, { input })));
       const got = [];
+      await world.control("hold");
       for await (const frame of reading) {
         got.push(frame);
         if (got.length === 20) {
           await world.control("kill");
+          await world.control("go-on");
           await world.control("start");
         }
       }

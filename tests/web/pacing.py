@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 from origin.producer import About, Output, Request, Resumption, Text
+from tests.origin.held_text import PLACE, POLL_S, Brake
 
 WORDS_PER_S = 20
 WORDS = 80
@@ -16,9 +19,13 @@ class Pacing:
     about = About("demo", "pacing 1", Resumption.REPEATS)
 
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
-        said = request.recipe.prompt or ""
+        said, brake = request.recipe.prompt or "", Brake(Path(os.environ[PLACE]))
+        characters = 0
         for number in range(int(said) if said.isdecimal() else WORDS):
-            yield Text(f"word{number} ")
+            characters += len(word := f"word{number} ")
+            while characters > brake.most():  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(POLL_S)
+            yield Text(word)
             await asyncio.sleep(1 / WORDS_PER_S)
 
     async def close(self) -> None: ...

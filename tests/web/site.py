@@ -17,7 +17,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.held import HeldOrigin
+from tests.e2e.processes import Edge, running
 from tests.schema_text import ROOT
 
 INPUT = {
@@ -28,6 +29,8 @@ INPUT = {
     "seed": 21,
     "ignore_eos": True,
 }
+HELD = 200
+"""Characters: more than twenty tokens of a text, and less than a hundred."""
 PAGE = """<!doctype html><title>Tailrace</title>
 <script type="module" src="/tests/web/{script}"></script>"""
 
@@ -35,8 +38,9 @@ PAGE = """<!doctype html><title>Tailrace</title>
 class Site:
     """Its pages, and the edge that they use; `result` is what a page posts."""
 
-    def __init__(self) -> None:
+    def __init__(self, origin: HeldOrigin) -> None:
         self.url = ""
+        self.origin = origin
         self.edge: Edge | None = None
         self.world: dict[str, Any] = {}
         self.result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -59,11 +63,16 @@ class Site:
 
     async def _control(self, request: Request) -> Response:
         assert self.edge is not None
-        if request.path_params["command"] == "kill":
-            await self.edge.kill()
-            self.edge.events.clear()
-        else:
-            await self.edge.ready()
+        match request.path_params["command"]:
+            case "kill":
+                await self.edge.kill()
+                self.edge.events.clear()
+            case "start":
+                await self.edge.ready()
+            case "hold":
+                self.origin.hold(HELD)
+            case "go-on":
+                self.origin.go_on()
         return Response()
 
     async def _result(self, request: Request) -> Response:
@@ -96,13 +105,12 @@ async def serving(app: Starlette) -> AsyncIterator[str]:
 @asynccontextmanager
 async def site(folder: Path) -> AsyncIterator[Site]:
     """A site, an origin, and an edge that the site's pages may use."""
-    made = Site()
+    made = Site(HeldOrigin(folder / "data"))
     async with serving(made.app) as made.url:
         settings = folder / "tailrace.toml"
         settings.write_text(f'[edge]\nallowed_origins = ["{made.url}"]\n')
-        origin = Origin(folder / "data")
-        made.edge = Edge(origin, config=settings)
-        async with running(origin, made.edge), httpx.AsyncClient(timeout=60) as client:
+        made.edge = Edge(made.origin, config=settings)
+        async with running(made.origin, made.edge), httpx.AsyncClient(timeout=60) as client:
             url = f"{made.edge.url}/v1/generate"
             whole = await client.post(url, json=INPUT)
             made.world = {"generate": url, "text": whole.json()["text"]}

@@ -15,7 +15,8 @@ from playwright.async_api import Browser, CDPSession, Page
 
 from tailrace.certificate import development_certificate
 from tests.e2e.browser import PATIENCE_MS, browser
-from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.held import HeldOrigin
+from tests.e2e.processes import Edge, running
 from tests.e2e.udp_way import UdpWay
 from tests.npm import installed
 from tests.schema_text import ROOT
@@ -30,7 +31,8 @@ WHOLE = "".join(f"word{number} " for number in range(WORDS))
 
 
 class Scene:
-    def __init__(self, edge: Edge, launched: Browser, way: UdpWay) -> None:
+    def __init__(self, origin: HeldOrigin, edge: Edge, launched: Browser, way: UdpWay) -> None:
+        self.origin = origin
         self.edge = edge
         self.browser = launched
         self.way = way
@@ -64,14 +66,14 @@ async def serve(page: Page, url: str, html: str) -> None:
 async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
     folder = tmp_path_factory.mktemp("page")
     files = development_certificate(folder / "certificate", datetime.now(UTC))
-    origin = Origin(folder / "data", producer="tests.web.pacing:pacing")
+    origin = HeldOrigin(folder / "data", producer="tests.web.pacing:pacing")
     edge = Edge(origin, certificate=(files.certificate, files.key))
     async with (
         running(origin, edge),
         UdpWay.open(edge.tls_port) as way,
         browser(files.certificate, edge.tls_port, way.port) as launched,
     ):
-        yield Scene(edge, launched, way)
+        yield Scene(origin, edge, launched, way)
 
 
 async def text_of(page: Page) -> str:
@@ -92,6 +94,12 @@ async def is_in_state(page: Page, state: str) -> None:
 async def ask(page: Page) -> None:
     await page.click("text=Ask")
     await has_words(page, 10)
+
+
+async def ask_and_hold(scene: Scene, page: Page) -> None:
+    """It comes no further than its middle, until the origin is told to go on."""
+    scene.origin.hold(len(WHOLE) // 2)
+    await ask(page)
 
 
 def test_the_whole_integration_is_a_page_of_twenty_lines() -> None:
@@ -119,10 +127,11 @@ async def test_it_streams_over_http3_and_goes_on_after_a_reload(scene: Scene) ->
 async def test_it_goes_offline_and_comes_back_from_another_address(scene: Scene) -> None:
     """As a telephone does that leaves a house."""
     async with scene.page(DOCUMENTED[0], scene.way.port) as page:
-        await ask(page)
+        await ask_and_hold(scene, page)
         before = scene.way.lost
         await page.context.set_offline(True)
         scene.way.cut = True
+        scene.origin.go_on()
         while scene.way.lost < before + 2:
             await page.wait_for_timeout(50)
         scene.way.change()
@@ -134,10 +143,11 @@ async def test_it_goes_offline_and_comes_back_from_another_address(scene: Scene)
 
 async def test_it_outlives_an_edge_that_is_killed_while_it_is_offline(scene: Scene) -> None:
     async with scene.page(DOCUMENTED[0]) as page:
-        await ask(page)
+        await ask_and_hold(scene, page)
         await page.context.set_offline(True)
         await scene.edge.kill()
         await is_in_state(page, "waiting")
+        scene.origin.go_on()
         scene.edge.events.clear()
         await scene.edge.ready()
         await page.context.set_offline(False)
@@ -150,9 +160,10 @@ async def test_a_frozen_tab_misses_nothing_and_asks_nothing_again(scene: Scene) 
         "async function show(reading) {", "async function show(reading) { window.reading = reading;"
     )
     async with scene.page(counted) as page:
-        await ask(page)
+        await ask_and_hold(scene, page)
         session: CDPSession = await page.context.new_cdp_session(page)
         await session.send("Page.setWebLifecycleState", {"state": "frozen"})
+        scene.origin.go_on()
         other = await scene.browser.new_page()  # time passes: a stream as long is read elsewhere
         await other.goto(f"{scene.edge.tls_url}/healthz")
         await other.evaluate(
@@ -168,9 +179,10 @@ async def test_a_frozen_tab_misses_nothing_and_asks_nothing_again(scene: Scene) 
 
 async def test_stop_cancels(scene: Scene) -> None:
     async with scene.page(DOCUMENTED[0]) as page:
-        await ask(page)
+        await ask_and_hold(scene, page)
         await page.click("#stop")
         await is_in_state(page, "ended")
+        scene.origin.go_on()
         assert WHOLE.startswith(await text_of(page))
         assert await text_of(page) != WHOLE
 
@@ -187,19 +199,19 @@ async def test_a_component_of_react_shows_a_stream_and_outlives_a_second_mount(
     assert await built.wait() == 0
     html = f'<div id="root"></div><script type="module">{bundle.read_text("utf-8")}</script>'
     async with scene.page(html) as page:
-        await page.click("text=Ask")
-        await has_words(page, 10)
+        await ask_and_hold(scene, page)
         assert await page.evaluate("window.posts") == 1
         await page.click("text=Hide")
         await is_detached(page)
+        scene.origin.go_on()
         await page.click("text=Show")
         await has_words(page, WORDS)  # at an even pace, a moment after its end has come
         assert await text_of(page) == WHOLE
         assert await page.evaluate("window.posts") == 1
-        await page.click("text=Ask")
-        await has_words(page, 10)
+        await ask_and_hold(scene, page)
         await page.click("text=Stop")
         await is_in_state(page, "ended")
+        scene.origin.go_on()
         assert await page.evaluate("window.reason") == "cancelled"
 
 
