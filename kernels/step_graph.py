@@ -21,16 +21,29 @@ NO_PAGE = -1
 class StepInputs:
     """Rows, and a block table for as many sequences, in one buffer: one copy to the device a step.
 
-    rows: `kernels.decoder.Rows` of `count` rows. tables: int32 [count, pages].
+    rows: `kernels.decoder.Rows` of `count` rows. tables: int32 [count, pages]. On the host it is
+    two buffers in turn: while a step is filled in, the copy of the one before may not have begun.
+    A table that is as it was two steps ago is not written again.
     """
 
     def __init__(self, count: int, pages: int, device: torch.device) -> None:
         self._count, self._pages = count, pages
         self._width = count + -count % (ALIGNED_BYTES // torch.int32.itemsize)
-        self._numbers = self._filled([], [], [], []).to(device)
-        columns = self._columns(self._numbers)
+        size = 4 * self._width + count * pages
+        pinned = device.type == "cuda"
+        self._here = [
+            torch.full((size,), NO_PAGE, dtype=torch.int32, pin_memory=pinned) for _ in range(2)
+        ]
+        self._copied = [
+            torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        ]
+        self._held: list[list[Sequence[int]]] = [[()] * count for _ in range(2)]
+        self._there = torch.empty(size, dtype=torch.int32, device=device)
+        columns = self._columns(self._there)
         self.rows = Rows(*(column[:count] for column in columns))
-        self.tables = self._tables(self._numbers)
+        self.tables = self._tables(self._there)
+        self.fill([], [], [], [])
 
     def fill(
         self,
@@ -43,32 +56,43 @@ class StepInputs:
 
         tables: the pages of each sequence, of which no more are taken than there is room for.
         """
-        self._numbers.copy_(self._filled(ids, positions, sequences, tables))
-
-    def _filled(
-        self,
-        ids: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[int],
-        tables: Sequence[Sequence[int]],
-    ) -> Tensor:
-        width, used = self._width, len(ids)
-        numbers = torch.zeros(4 * width + self._count * self._pages, dtype=torch.int32)
-        columns = self._columns(numbers)
+        for pair in (self._here, self._held, self._copied):
+            pair.reverse()
+        if (copied := self._copied[0]) is not None:
+            copied.synchronize()
+        numbers, used = self._here[0], len(ids)
+        columns = self._columns(numbers).zero_()
         columns[1].fill_(NO_POSITION)
         lengths = [position + 1 for position in positions]
         columns[:, :used] = torch.tensor([[*ids], [*positions], lengths, [*sequences]])
-        cells = self._tables(numbers).fill_(NO_PAGE)
-        for cell, table in zip(cells, tables, strict=False):
-            taken = table[: self._pages]
-            cell[: len(taken)] = torch.tensor(taken, dtype=torch.int32)
-        return numbers
+        cells = self._tables(numbers)
+        for place, held in enumerate(self._held[0]):
+            table = tables[place][: self._pages] if place < len(tables) else ()
+            if table != held:
+                self._held[0][place] = _changed(cells[place], held, table)
+        self._there.copy_(numbers, non_blocking=True)
+        if copied is not None:
+            copied.record()
+
+    def take(self, drawn: Tensor) -> None:
+        """Of each id below 0, -1 - n, the n-th of these, int32 on the device."""
+        ids = self.rows.ids
+        ids.copy_(torch.where(ids < 0, drawn[(-1 - ids).clamp(min=0)], ids))
 
     def _columns(self, numbers: Tensor) -> Tensor:
         return numbers[: 4 * self._width].view(4, self._width)
 
     def _tables(self, numbers: Tensor) -> Tensor:
         return numbers[4 * self._width :].view(self._count, self._pages)
+
+
+def _changed(cell: Tensor, held: Sequence[int], table: Sequence[int]) -> Sequence[int]:
+    """Write a table over the one that is held; mostly it has a page more. Gives what is held."""
+    grown = len(table) > len(held) and table[: len(held)] == held
+    start = len(held) if grown else 0
+    cell[start : len(table)] = torch.tensor(table[start:], dtype=torch.int32)
+    cell[len(table) : len(held)] = NO_PAGE
+    return table
 
 
 class StepGraph:

@@ -52,7 +52,8 @@ OUTSIDE = {"aiosqlite", "apsw", "asyncio", "httpx", "psycopg", "socket", "sqlite
 # What imports torch in the origin, by itself or by what it builds on: folders and modules.
 WORKER_SIDE = (
     *("origin.models", "origin.workers.token_worker"),
-    *("origin.engine.drafts", "origin.engine.engine", "origin.engine.generation"),
+    *("origin.engine.drafts", "origin.engine.engine", "origin.engine.flight"),
+    "origin.engine.generation",
 )
 # What of the ledger needs an extra.
 OF_AN_EXTRA = ("ledger.postgres", "ledger.telemetry", "ledger.tools.postgres_reader")

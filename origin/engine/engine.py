@@ -2,7 +2,12 @@
 
 A step does what the scheduler has planned: chunks of prompts, tokens that are known but not cached,
 and one new token, or several where guesses were right, of each decoding run. All of it is one
-batch for the model, and all that it produced is one Step for the ledger.
+batch for the device, and all that it produced is one Step for the ledger.
+
+An engine that is pipelined reads a step's tokens when it has launched the next one, as long as
+that one follows from how many tokens there are, not from which: only decoding, without guesses,
+grammars, penalties and scores. What has ended by what is read has its row of the next step for
+nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from ledger.errors import CallerError, Conflict, Overloaded, TailraceError, TooLarge
 from ledger.frame import FinishReason, Priority
+from origin.engine.flight import Flight
 from origin.engine.generation import NOT_A_NUMBER, Generation, Surroundings, refuse
+from origin.models.device import AtOnce, StepDevice, drawn_before
 from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Model, Piece
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PagePool
@@ -28,7 +34,8 @@ from origin.workers.worker_frame import Emission, Load, Run, plain_ids
 class Engine:
     """One model's runs. `clock_s` only measures how long a step took, for the scheduler.
 
-    `begin` is told the runs of each step before the model is.
+    `begin` is told the runs of each step before the device is. With a `device` of the model the
+    engine is pipelined; else each step is computed at once.
     """
 
     def __init__(
@@ -38,8 +45,12 @@ class Engine:
         limits: Limits | None = None,
         clock_s: Callable[[], float] = time.monotonic,
         begin: Callable[[Iterable[int]], None] = lambda runs: None,
+        device: StepDevice | None = None,
     ) -> None:
-        self._model = model
+        self._device = device or AtOnce(model)
+        self._pipelined = device is not None
+        self._flight: Flight | None = None
+        self._landed_s = clock_s()
         self._around = around
         self._clock_s = clock_s
         self._begin = begin
@@ -58,7 +69,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """A step would do nothing."""
-        return not (self._generations or self._outbox)
+        return not (self._generations or self._outbox or self._flight)
 
     def load(self) -> Load:
         """How busy it is."""
@@ -80,6 +91,7 @@ class Engine:
 
     def steer(self, run_id: int, ids: Sequence[int]) -> None:
         """Let a run go on with these tokens; nothing happens if it has ended."""
+        self._outbox += self._land()
         generation = self._generations.get(run_id)
         if generation is None:
             return
@@ -107,14 +119,22 @@ class Engine:
     def step(self) -> list[Emission]:
         """Do one plan; returns what it and the calls since the last step produced."""
         emissions, self._outbox = self._outbox, []
+        if self._guesses:
+            emissions += self._land()  # what is guessed follows what is known
         began = self._clock_s()
         plan = self._scheduler.plan(self._propose if self._guesses else None)
         for run_id in plan.preempted:
             self._generations[run_id].release()
+        flight = None
         if plan.work:
             self._begin(work.run for work in plan.work)
-            emissions += self._carry_out(plan)
-        self._scheduler.done(plan, self._clock_s() - began)
+            flight = self._launch(plan, began, emissions)
+        emissions += self._land()
+        self._flight = flight
+        if flight is not None and self._pipelined and not self._guesses and flight.is_late:
+            self._scheduler.sent(plan)
+        else:
+            emissions += self._land()
         return emissions
 
     # ---- taking runs ----
@@ -154,14 +174,55 @@ class Engine:
         found = iter(self._around.drafter.propose([each for each in asked if each is not None]))
         return [() if each is None else next(found) for each in asked]
 
-    def _carry_out(self, plan: Plan) -> list[Emission]:
-        hidden = self._model.forward([piece for work in plan.work for piece in _pieces(work)])
-        emissions = self._fail_broken(plan, hidden)
-        drawing, rows = self._draws(plan, emissions)
-        draws = [draw for _, some in drawing for draw in some]
-        drawn = iter(self._model.draw(hidden[rows], draws) if draws else ())
-        for work, some in drawing:
-            emissions += self._accept(work, [next(drawn) for _ in some])
+    def _launch(self, plan: Plan, began_s: float, emissions: list[Emission]) -> Flight:
+        """Have the device do the plan. A run whose output format has no way on ends, among the
+        emissions."""
+        flight = Flight(plan, began_s)
+        before = self._flight.awaited if self._flight is not None else {}
+        pieces: list[Piece] = []
+        rows: list[int] = []
+        draws: list[Draw] = []
+        first = 0
+        for work in plan.work:
+            generation = self._generations[work.run]
+            known = len(work.ids) - work.drafts
+            ahead = before.get(generation)
+            some: list[Draw] = []
+            if work.draws:
+                try:
+                    some = generation.draws(work.ids[known:], ahead=ahead is not None)
+                except CallerError as error:
+                    emissions += generation.end(FinishReason.FAILED, str(error))
+                    self._forget_ended(work.run)
+            pieces += _pieces(work if ahead is None else work._replace(ids=[drawn_before(ahead)]))
+            rows += range(first + known - 1, first + known - 1 + len(some))
+            draws += some
+            flight.works.append((work, generation, len(some)))
+            first += len(work.ids)
+        flight.launched = self._device.launch(pieces, rows, draws)
+        return flight
+
+    def _land(self) -> list[Emission]:
+        """What came of the step that is being done, if there is one."""
+        flight, self._flight = self._flight, None
+        if flight is None or flight.launched is None:
+            return []
+        results = flight.launched.read()
+        emissions: list[Emission] = []
+        first = at = 0
+        for work, generation, count in flight.works:
+            if self._generations.get(work.run) is generation:
+                # Before its pages can be found by others, and anything is taken that was drawn.
+                if not all(results.fine[first : first + len(work.ids) - work.drafts]):
+                    emissions += generation.end(FinishReason.FAILED, NOT_A_NUMBER, retryable=True)
+                    self._forget_ended(work.run)
+                elif count:
+                    emissions += self._accept(work, results.drawn[at : at + count])
+            first += len(work.ids)
+            at += count
+        now = self._clock_s()
+        self._scheduler.done(flight.plan, now - max(flight.began_s, self._landed_s))
+        self._landed_s = now
         return emissions
 
     def _accept(self, work: Work, drawn: Sequence[Drawn]) -> list[Emission]:
@@ -171,48 +232,6 @@ class Engine:
         self._scheduler.extend(work.run, tokens)
         self._forget_ended(work.run)
         return emissions
-
-    def _fail_broken(self, plan: Plan, hidden: Tensor) -> list[Emission]:
-        """End the runs of prompt chunks and known tokens that are no numbers.
-
-        Before their pages can be found by others, and before anything is drawn from them.
-        """
-        fine = hidden.isfinite().all(-1).tolist()
-        emissions: list[Emission] = []
-        first = 0
-        for work in plan.work:
-            known = len(work.ids) - work.drafts
-            if not all(fine[first : first + known]):
-                generation = self._generations[work.run]
-                emissions += generation.end(FinishReason.FAILED, NOT_A_NUMBER, retryable=True)
-                self._forget_ended(work.run)
-            first += len(work.ids)
-        return emissions
-
-    def _draws(
-        self, plan: Plan, emissions: list[Emission]
-    ) -> tuple[list[tuple[Work, list[Draw]]], list[int]]:
-        """The work that draws, with its draws, and the rows of all of them in one list.
-
-        A run whose output format has no way on ends, among the emissions.
-        """
-        drawing: list[tuple[Work, list[Draw]]] = []
-        rows: list[int] = []
-        first = 0
-        for work in plan.work:
-            known = len(work.ids) - work.drafts
-            generation = self._generations.get(work.run)
-            if work.draws and generation is not None:
-                try:
-                    draws = generation.draws(work.ids[known:])
-                except CallerError as error:
-                    emissions += generation.end(FinishReason.FAILED, str(error))
-                    self._forget_ended(work.run)
-                else:
-                    drawing.append((work, draws))
-                    rows += range(first + known - 1, first + known - 1 + len(draws))
-            first += len(work.ids)
-        return drawing, rows
 
 
 def _pieces(work: Work) -> Iterator[Piece]:

@@ -98,12 +98,21 @@ class Generation:
         """What the drafter is asked for: at most so many guesses of the next tokens."""
         return None if self._drafter is None else Asked(self._run_id, self._known, most)
 
-    def draws(self, drafts: Sequence[int]) -> list[Draw]:
-        """What to draw from the row of the last known token, and from those of its drafts."""
+    @property
+    def draws_alone(self) -> bool:
+        """What is drawn next is drawn in the same way whatever the tokens before it turn out to be,
+        and nothing but its id is asked for."""
+        return all(each is None for each in (self._grammar, self._counts, self._run.logprobs))
+
+    def draws(self, drafts: Sequence[int], *, ahead: int = 0) -> list[Draw]:
+        """What to draw from the row of the last known token, and from those of its drafts.
+
+        ahead: how many tokens are being drawn that come before.
+        """
         masks: Sequence[Tensor | None] = [None] * (1 + len(drafts))
         if self._grammar is not None:
             masks = [torch.from_numpy(mask) for mask in self._grammar.draft_masks(drafts)]
-        position = self._transcript.total_tokens
+        position = self._transcript.total_tokens + ahead
         return [
             Draw(self._sampling, position + at, mask, self._counts, self._run.logprobs)
             for at, mask in enumerate(masks)

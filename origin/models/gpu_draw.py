@@ -34,19 +34,22 @@ class GpuDraw:
 
     def __call__(self, logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         """One token for each row of fp32 [len(draws), vocab]; see `model.Model.draw`."""
-        rows = SamplerRows.of(
+        ids, faults = self.launch(logits, self.rows(draws)).tolist()
+        if FAULT_EMPTY_MASK in faults:
+            raise ValueError("mask: it allows no token")
+        tokens = [NO_TOKEN if fault else id for id, fault in zip(ids, faults, strict=True)]
+        scores = scores_of(logits, draws, tokens)
+        return [Drawn(*pair) for pair in zip(tokens, scores, strict=True)]
+
+    def rows(self, draws: Sequence[Draw]) -> SamplerRows:
+        """Their settings, on the device."""
+        return SamplerRows.of(
             [draw.sampling for draw in draws],
             [draw.position for draw in draws],
             self._device,
             self._masks(draws),
             self._counts(draws),
         )
-        ids, faults = self.launch(logits, rows).tolist()
-        if FAULT_EMPTY_MASK in faults:
-            raise ValueError("mask: it allows no token")
-        tokens = [NO_TOKEN if fault else id for id, fault in zip(ids, faults, strict=True)]
-        scores = scores_of(logits, draws, tokens)
-        return [Drawn(*pair) for pair in zip(tokens, scores, strict=True)]
 
     def launch(self, logits: Tensor, rows: SamplerRows) -> Tensor:
         """int32 [2, rows]: ids and faults, of a buffer that the next call overwrites."""

@@ -93,9 +93,10 @@ class GpuForward:
         self._decoder = decoder
         self._steps: dict[tuple[int, int, bool], StepGraph] = {}
 
-    def __call__(self, pieces: Sequence[Piece]) -> Tensor:
+    def __call__(self, pieces: Sequence[Piece], drawn: Tensor | None = None) -> Tensor:
         """Hidden rows fp32 [tokens of all pieces, H], in the order of the pieces.
 
+        drawn: what ids of rows below 0 stand for, on the device (`device.drawn_before`).
         A row that a kernel finds fault with is NaN, as is all that is computed from it.
         """
         spans = spans_of(pieces)
@@ -106,7 +107,7 @@ class GpuForward:
             self._keep(self._prefill(group), group, hidden)
         rows = [span for span in spans if not span.piece.prefill]
         for group in row_groups(rows, min(MAX_STEP_ROWS, self._decoder.step_rows)):
-            self._keep(self._step(group), group, hidden)
+            self._keep(self._step(group, drawn), group, hidden)
         return hidden
 
     def _prefill(self, group: list[Span]) -> Tensor:
@@ -118,11 +119,13 @@ class GpuForward:
         tables = _tables(group).to(device)
         return self._decoder.prefill(rows, chunks, tables, PREFILL_CHUNK_TOKENS)
 
-    def _step(self, group: list[Span]) -> Tensor:
+    def _step(self, group: list[Span], drawn: Tensor | None) -> Tensor:
         ids, positions = _ids(group), _positions(group)
         owners = [index for index, span in enumerate(group) for _ in span.ids]
         step = self._captured(len(ids), max(positions) + 1, distinct=len(group) == len(ids))
         step.inputs.fill(ids, positions, owners, [span.piece.pages for span in group])
+        if drawn is not None and min(ids) < 0:
+            step.inputs.take(drawn)
         return step()[: len(ids)]
 
     def _captured(self, rows: int, length: int, *, distinct: bool) -> StepGraph:

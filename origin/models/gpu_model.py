@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -66,26 +66,44 @@ class GpuModel:
             have_compiled(self._decoder, self._draw, target, progress)
 
     @torch.inference_mode()
-    def forward(self, pieces: Sequence[Piece]) -> Tensor:
-        """Push a batch of pieces; see `model.Model.forward`."""
-        check_pieces(pieces, self.config, self.pages)
-        return self._forward(pieces)
+    def forward(self, pieces: Sequence[Piece], drawn: Tensor | None = None) -> Tensor:
+        """Push a batch of pieces; see `model.Model.forward`.
+
+        drawn: int32, on the device: what ids below 0 stand for (`device.drawn_before`).
+        """
+        check_pieces(pieces, self.config, self.pages, 0 if drawn is None else len(drawn))
+        return self._forward(pieces, drawn)
 
     @torch.inference_mode()
     def draw(self, hidden: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         """The tokens that follow these rows; see `model.Model.draw`."""
         drawn: list[Drawn] = []
-        for start in range(0, len(draws), MAX_STEP_ROWS):
-            rows = slice(start, start + MAX_STEP_ROWS)
-            logits = self._decoder.logits(hidden[rows].contiguous())
-            drawn += self._draw(logits, draws[rows])
+        for logits, some in self._logits_of(hidden, draws):
+            drawn += self._draw(logits, some)
         return drawn
+
+    @torch.inference_mode()
+    def launch_draws(self, hidden: Tensor, draws: Sequence[Draw]) -> Tensor:
+        """int32 [2, len(draws)] on the device: ids and faults of draws that are `by_settings`."""
+        groups = self._logits_of(hidden, draws)
+        drawn = [
+            self._draw.launch(logits, self._draw.rows(some)).clone() for logits, some in groups
+        ]
+        return torch.cat(drawn, 1)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
         groups = torch.split(hidden.contiguous(), MAX_STEP_ROWS)
         return torch.cat([self._decoder.logits(group).clone() for group in groups])
+
+    def _logits_of(
+        self, hidden: Tensor, draws: Sequence[Draw]
+    ) -> Iterator[tuple[Tensor, Sequence[Draw]]]:
+        """As many rows at a time as there is room for; the next ones overwrite the logits."""
+        for start in range(0, len(draws), MAX_STEP_ROWS):
+            rows = slice(start, start + MAX_STEP_ROWS)
+            yield self._decoder.logits(hidden[rows].contiguous()), draws[rows]
 
 
 def load(

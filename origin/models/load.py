@@ -9,6 +9,7 @@ import torch
 from kernels.shapes import HEAD_DIMS
 from origin.checkpoint.file_digests import FileDigests
 from origin.formats import AS_STORED, Formats
+from origin.models.device import StepDevice
 from origin.models.model import DEFAULT_KV_BYTES, LEAST_CAPABILITY, Device, Model, Progress
 from origin.models.tensors import read_config
 
@@ -44,6 +45,15 @@ def load_model(
 
     kv_bytes = kv_bytes or DEFAULT_KV_BYTES
     return cpu_model.load(Path(directory), progress, kv_bytes, formats, digests)
+
+
+def device_of(model: Model) -> StepDevice | None:
+    """What a model's engine asks for the next step before it has read the last; None for a CPU."""
+    if not model.device.startswith(Device.CUDA):
+        return None
+    from origin.models import gpu_device, gpu_model
+
+    return gpu_device.GpuDevice(model) if isinstance(model, gpu_model.GpuModel) else None
 
 
 def _runs_on_gpu(directory: Path) -> bool:

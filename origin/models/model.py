@@ -85,6 +85,11 @@ class Draw:
     logprobs: int | None = None
     """How many alternatives to score; None for no scores at all."""
 
+    @property
+    def by_settings(self) -> bool:
+        """The row and the settings decide the token, and nothing but its id is asked for."""
+        return self.mask is None and self.logprobs is None and not self.sampling.penalises
+
 
 @dataclass(frozen=True, slots=True)
 class Scores:

@@ -22,6 +22,7 @@ class ScheduledRun:
     __slots__ = (
         "_keys",
         "accepted",
+        "awaited",
         "cached",
         "continued",
         "ids",
@@ -65,6 +66,8 @@ class ScheduledRun:
         """What the step that is under way does for it."""
         self.accepted = 0
         """How many guesses of `work` are known to be right."""
+        self.awaited = False
+        """The last of `ids` stands for a token that is being drawn."""
         self.yielded = False
         """It has made room although it was the senior, which it does not do twice."""
         self._keys: list[bytes] = []
@@ -87,6 +90,11 @@ class ScheduledRun:
     def decoding(self) -> bool:
         """Only the last known token is not cached, and it was generated."""
         return len(self.ids) - self.cached == 1 and self.cached >= self.prompt
+
+    @property
+    def spent(self) -> bool:
+        """What is being drawn for it is its last token."""
+        return self.awaited and len(self.ids) >= self.most
 
     def chunk_end(self, start: int) -> int:
         """Where the prompt's chunk at `start` ends: at a multiple of PAGE_TOKENS, or with it."""

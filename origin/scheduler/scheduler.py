@@ -35,12 +35,16 @@ from origin.scheduler.scheduled_run import ScheduledRun, pages_for
 from origin.scheduler.step_limits import StepLimits
 from origin.workers.worker_frame import Load
 
+AWAITED = -1
+"""In place of a token that is being drawn."""
+
 
 class Scheduler:
     """Runs in, plans out. Its only clock is the tokens it has given out, and what `done` says.
 
     The engine calls `plan`, has the model do it, then for each run that drew `extend` or
-    `remove`, then `done`. A plan that is not done is forgotten, and its work planned again.
+    `remove`, then `done`. A plan that is not done is forgotten, and its work planned again; but
+    behind `sent`, the next one may be planned before.
     """
 
     def __init__(self, pool: PagePool, limits: Limits | None = None) -> None:
@@ -97,6 +101,9 @@ class Scheduler:
         ValueError: more than the run's max_tokens.
         """
         known = self._runs[run]
+        if known.awaited:
+            known.ids.pop()
+            known.awaited = False
         if len(known.ids) + len(ids) > known.most:
             raise ValueError(f"ids: run {run} may have {known.most} tokens")
         accepted = known.learn(ids)
@@ -126,11 +133,15 @@ class Scheduler:
         table.begin_step()
         table.enough = self._step.started
         table.start()
+        running = [run for run in table.running.values() if not run.spent]
         works: dict[int, Work] = {}
         room = self._step.tokens
-        catching = [r for r in table.running.values() if r.missing and not r.decoding]
+        catching = [run for run in running if run.missing and not run.decoding]
         in_time = self._step.rows_in_time(chunks=any(run.prefilling for run in catching))
-        full, skipped = self._decode(works, room - PAGE_TOKENS if catching else room, in_time)
+        decoding = [run for run in running if run.decoding]
+        full, skipped = self._decode(
+            decoding, works, room - PAGE_TOKENS if catching else room, in_time
+        )
         room -= len(works)
         rows = len(works)
         held: set[int] = set()
@@ -145,6 +156,19 @@ class Scheduler:
             table.running[run].accepted = 0
         return Plan(tuple(works.values()), tuple(table.preempted), full or cut, skipped)
 
+    def sent(self, plan: Plan) -> None:
+        """It is being done, and each run will know one more token, if it is not removed.
+
+        Of plans without guesses in which all work draws; nothing else was sent that is not done.
+        """
+        for work in plan.work:
+            run = self._runs.get(work.run)
+            if run is not None and run.work is work:
+                run.cached = work.start + len(work.ids)
+                run.work = None
+                run.ids.append(AWAITED)
+                run.awaited = True
+
     def done(self, plan: Plan, seconds: float) -> None:
         """The plan's keys and values are written; it took so long."""
         if not plan.work:
@@ -154,7 +178,7 @@ class Scheduler:
                 self._prompt_tokens += len(work.ids)
             self._drafted += work.drafts
             run = self._runs.get(work.run)
-            if run is not None and run.work is work:
+            if run is not None and run.pages is work.pages:
                 self._advance(run, work)
         self._step.observe(plan, seconds, waiting=any(self._table.waiting.values()))
         self._step_us = round(seconds * 1e6)
@@ -181,10 +205,11 @@ class Scheduler:
 
     # ---- filling a step ----
 
-    def _decode(self, works: dict[int, Work], room: int, most: int) -> tuple[bool, bool]:
+    def _decode(
+        self, runs: Sequence[ScheduledRun], works: dict[int, Work], room: int, most: int
+    ) -> tuple[bool, bool]:
         """One row for each decoding run; whether there was no room for all, and no time."""
         table = self._table
-        runs = [run for run in table.running.values() if run.decoding]
         short = len(runs) > room
         order, skipped = (self._turns_of(runs), False) if short else self._in_time(runs, most)
         for run in order:
@@ -311,8 +336,9 @@ class Scheduler:
 
     def _advance(self, run: ScheduledRun, work: Work) -> None:
         """What the step has written is cached; pages that are full by it can be found."""
-        before = run.cached
-        run.cached = work.start + len(work.ids) - work.drafts + run.accepted
-        run.work = None
-        for place in range(before // PAGE_TOKENS, run.cached // PAGE_TOKENS):
+        end = work.start + len(work.ids)
+        if run.work is work:  # not what was sent ahead
+            end = run.cached = end - work.drafts + run.accepted
+            run.work = None
+        for place in range(work.start // PAGE_TOKENS, end // PAGE_TOKENS):
             self._pool.publish(run.pages[place], run.key(place))

@@ -35,7 +35,7 @@ from origin.engine.engine import Engine
 from origin.engine.generation import Surroundings
 from origin.filter import load_filter
 from origin.formats import AS_STORED
-from origin.models.load import load_model
+from origin.models.load import device_of, load_model
 from origin.models.model import (
     Device,
     Draw,
@@ -279,7 +279,7 @@ def _load_engine(
     """Everything that is loaded, and announced as ready."""
     started = time.monotonic()
     model, around = _loaded_ahead(config) or _load(config, progress)
-    engine = Engine(model, around, _limits(config), begin=at_work.begin)
+    engine = Engine(model, around, _limits(config), begin=at_work.begin, device=device_of(model))
     load_ms = round((time.monotonic() - started) * 1000)
     supervisor.send(_ready(model, config.served_name, load_ms))
     return engine

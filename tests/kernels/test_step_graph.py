@@ -1,3 +1,5 @@
+from random import Random
+
 import pytest
 import torch
 
@@ -20,13 +22,33 @@ def test_rows_beyond_those_filled_in_have_no_length_no_position_and_no_pages(
 
 
 def test_a_step_leaves_nothing_to_the_next(device: torch.device) -> None:
-    inputs, fresh = StepInputs(2, 2, device), StepInputs(2, 2, device)
-    inputs.fill([7, 8], [70, 71], [0, 0], [[3, 4]])
-    inputs.fill([9], [1], [0], [[5]])
-    fresh.fill([9], [1], [0], [[5]])
-    assert inputs.tables.equal(fresh.tables)
-    for name in ("ids", "positions", "lengths", "sequences"):
-        assert getattr(inputs.rows, name).equal(getattr(fresh.rows, name))
+    """Tables grow by a page, shrink, move to other rows and go."""
+    random = Random(1)
+    inputs = StepInputs(3, 4, device)
+    tables = [[*range(row, row + 2)] for row in range(3)]
+    for _ in range(100):
+        row = random.randrange(3)
+        if random.random() < 0.6:
+            tables[row] = [*tables[row], random.randrange(9)][-5:]
+        elif random.random() < 0.7:
+            tables[row] = tables[row][: random.randrange(len(tables[row]) + 1)]
+        else:
+            random.shuffle(tables)
+        used = random.randrange(4)
+        ids, positions = (random.sample(range(9), used) for _ in range(2))
+        fresh = StepInputs(3, 4, device)
+        for each in (inputs, fresh):
+            each.fill(ids, positions, [*range(used)], tables[:used])
+        assert inputs.tables.equal(fresh.tables)
+        for name in ("ids", "positions", "lengths", "sequences"):
+            assert getattr(inputs.rows, name).equal(getattr(fresh.rows, name))
+
+
+def test_an_id_below_0_stands_for_one_that_was_drawn(device: torch.device) -> None:
+    inputs = StepInputs(4, 1, device)
+    inputs.fill([-2, 7, -1], [1, 2, 3], [0, 1, 2], [[0], [1], [2]])
+    inputs.take(torch.tensor([8, 9], dtype=torch.int32, device=device))
+    assert inputs.rows.ids.tolist() == [9, 7, 8, 0]
 
 
 def test_pages_that_no_row_of_the_step_reaches_are_left_out(device: torch.device) -> None:

@@ -18,9 +18,11 @@ from ledger.wire.schema import Priority
 from origin.engine.drafts import PromptLookup
 from origin.engine.engine import Engine
 from origin.engine.generation import Surroundings
+from origin.models.device import StepDevice
 from origin.models.model import Model
 from origin.scheduler.limits import Limits
 from origin.workers.worker_frame import Emission
+from tests.origin.engine.late_device import LateDevice
 from tests.origin.engine.runs import continuation, make_run, run_all
 
 MAX_PROMPT_TOKENS = 200
@@ -40,23 +42,33 @@ class Engines:
     The first model has pages enough, the second few.
     """
 
-    def __init__(self, models: Sequence[Model], tokenizer: Tokenizer, random: Random) -> None:
+    def __init__(
+        self,
+        models: Sequence[Model],
+        tokenizer: Tokenizer,
+        random: Random,
+        late: Callable[[Any], StepDevice] = LateDevice,
+    ) -> None:
         self.made: list[Engine] = []
+        self.devices: list[LateDevice] = []
         self._models = models
+        self._late = late
         self._tokenizer = tokenizer
         self._random = random
+        self._clock = Random(1)  # of its own, so that trials do not depend on how engines ask it
         self._now_s = 0.0
 
     def _clock_s(self) -> float:
         """Steps last between nothing and twice as long as they should."""
-        self._now_s += self._random.random() * 0.1
+        self._now_s += self._clock.random() * 0.1
         return self._now_s
 
     def plain(self) -> Engine:
         return Engine.of(self._models[0], self._tokenizer)
 
     def any(self) -> Engine:
-        """Few pages or many, with guesses or without, with narrow steps or wide ones."""
+        """Few pages or many, with guesses or without, narrow steps or wide ones, and every second
+        one on a device whose results are read one step late."""
         model = self._random.choices(self._models, (1, 2))[0]
         config = model.config
         drafter = self._random.choice((None, PromptLookup()))
@@ -64,7 +76,11 @@ class Engines:
             self._tokenizer, config.eos_ids, config.context, config.vocab, drafter=drafter
         )
         limits = Limits(step_tokens_least=65, step_tokens_most=self._random.choice((65, 256)))
-        engine = Engine(model, around, limits, self._clock_s)
+        # The first or the second of a trial, in turn.
+        device = self._late(model) if len(self.made) % 4 in (0, 3) else None
+        if isinstance(device, LateDevice):
+            self.devices.append(device)
+        engine = Engine(model, around, limits, self._clock_s, device=device)
         engine.ease(small_steps=len(self.made) % 4 == 1, guess=True)
         self.made.append(engine)
         return engine
@@ -125,7 +141,7 @@ def _draw_request(
     prompt = [*(shared if random.random() < 0.5 else ())]
     prompt += random.choice(prompts) if prompts and random.random() < 0.7 else ()
     prompt += _ids(random, vocab, random.randrange(1, 40))
-    return {
+    drawn: Fields = {
         "prompt_ids": tuple(prompt[:MAX_PROMPT_TOKENS]),
         "max_tokens": random.randrange(1, MAX_TOKENS if random.random() < 0.75 else LONG_TOKENS),
         "temperature": random.choice((0.0, 0.7, 1.0, 1.5)),
@@ -138,6 +154,7 @@ def _draw_request(
         "ignore_eos": random.random() < 0.7,
         "priority": random.choice(tuple(Priority)),
     }
+    return drawn | {"stop": ("e", "th") if drawn["seed"] % 5 == 0 else ()}
 
 
 def _ids(random: Random, vocab: int, count: int) -> tuple[int, ...]:

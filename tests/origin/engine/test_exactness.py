@@ -53,3 +53,4 @@ def test_a_cut_run_in_any_company_gives_what_it_gives_alone(
     assert sum(load_now.preemptions for load_now in loads) > 0
     assert sum(load_now.reused_tokens for load_now in loads) > 0
     assert sum(load_now.accepted for load_now in loads) > 0
+    assert sum(device.ahead for device in engines.devices) > 0

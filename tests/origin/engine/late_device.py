@@ -1,0 +1,44 @@
+"""A device that computes a step only when its results are asked for, in the order of launches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from origin.models.device import AtOnce, ComputedStep, Results
+from origin.models.model import Draw, Model, Piece
+
+
+class LateDevice:
+    """`ahead` counts launches before what was launched before them was read."""
+
+    def __init__(self, model: Model) -> None:
+        self.ahead = 0
+        self._device = AtOnce(model)
+        self._waiting: deque[LateLaunch] = deque()
+
+    def launch(
+        self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]
+    ) -> LateLaunch:
+        self.ahead += bool(self._waiting)
+        # What the host does to its lists from now on is nothing to a device.
+        sent = [replace(piece, ids=[*piece.ids], pages=[*piece.pages]) for piece in pieces]
+        launched = LateLaunch(self, sent, [*rows], [*draws])
+        self._waiting.append(launched)
+        return launched
+
+    def compute(self, launched: LateLaunch) -> ComputedStep:
+        assert self._waiting.popleft() is launched, "results are read in the order of launches"
+        return self._device.launch(launched.pieces, launched.rows, launched.draws)
+
+
+class LateLaunch:
+    def __init__(
+        self, device: LateDevice, pieces: list[Piece], rows: list[int], draws: list[Draw]
+    ) -> None:
+        self.pieces, self.rows, self.draws = pieces, rows, draws
+        self._device = device
+
+    def read(self) -> Results:
+        return self._device.compute(self).read()

@@ -1,0 +1,149 @@
+"""An engine that reads a step's tokens one step late gives what one gives that waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from ledger.frame import FinishReason
+from origin.engine.engine import Engine
+from origin.engine.generation import NOT_A_NUMBER, Surroundings
+from origin.models.cpu_model import CpuModel
+from origin.models.model import Piece
+from origin.workers.worker_frame import STEERED, Emission
+from tests.origin.engine.late_device import LateDevice
+from tests.origin.engine.runs import end_of, make_run, run_all, text_of
+from tests.origin.engine.test_engine import Watched
+
+SAMPLED: dict[str, Any] = {"temperature": 1.5, "top_k": 120, "ignore_eos": True, "max_tokens": 30}
+MIXED: dict[int, dict[str, Any]] = {
+    1: {"seed": 1},
+    2: {"seed": 2, "presence_penalty": 0.5, "max_tokens": 12},
+    3: {"seed": 3, "logprobs": 2, "max_tokens": 9},
+    4: {"seed": 4, "stop": ("e",)},
+    5: {"seed": 5, "max_tokens": 20},
+    6: {"seed": 6, "ignore_eos": False, "prompt_ids": tuple(range(1, 150))},
+}
+
+
+class Stage:
+    def __init__(self, model: CpuModel, tokenizer: Tokenizer) -> None:
+        config = model.config
+        self.around = Surroundings(tokenizer, config.eos_ids, config.context, config.vocab)
+        self.waits = Engine(model, self.around)
+        self.device = LateDevice(model)
+        self.late = Engine(model, self.around, device=self.device)
+
+
+@pytest.fixture
+def stage(model: CpuModel, tokenizer: Tokenizer) -> Stage:
+    return Stage(model, tokenizer)
+
+
+def rest_of(engine: Engine) -> list[Emission]:
+    emissions: list[Emission] = []
+    while not engine.idle:
+        emissions += engine.step()
+    return emissions
+
+
+def test_the_next_step_is_launched_before_the_last_is_read(stage: Stage) -> None:
+    run_all(stage.late, {1: make_run(**SAMPLED)})
+    # The first follows a prompt; all others, and one for nothing, the token before.
+    assert stage.device.ahead == SAMPLED["max_tokens"] - 2
+
+
+def test_a_run_with_a_penalty_or_scores_has_every_step_waited_for(stage: Stage) -> None:
+    for fields in (MIXED[2], MIXED[3]):
+        run_all(stage.late, {1: make_run(**SAMPLED | fields)})
+    assert stage.device.ahead == 0
+
+
+def test_runs_of_all_kinds_beside_one_another_give_the_same(stage: Stage) -> None:
+    runs = {number: make_run(**SAMPLED | fields) for number, fields in MIXED.items()}
+    assert run_all(stage.late, runs) == run_all(stage.waits, runs)
+    assert stage.device.ahead > 0
+    load = stage.late.load()
+    assert load.pages_free == load.pages
+
+
+def test_a_run_that_is_cancelled_makes_nothing_more_and_disturbs_no_other(stage: Stage) -> None:
+    expected = run_all(stage.waits, {2: make_run(**SAMPLED, seed=2)})[2]
+    for number in (1, 2):
+        stage.late.add(number, make_run(**SAMPLED, seed=number))
+    emissions = [emission for _ in range(8) for emission in stage.late.step()]
+    stage.late.halt(1)
+    stage.late.add(3, make_run(**SAMPLED, seed=2))
+    emissions += rest_of(stage.late)
+    assert [each for each in emissions if each.run == 2] == expected
+    assert [each.frame for each in emissions if each.run == 3] == [each.frame for each in expected]
+    end = end_of([each for each in emissions if each.run == 1])
+    assert end.finish_reason is FinishReason.CANCELLED
+
+
+def test_the_number_of_a_cancelled_run_may_be_used_at_once(stage: Stage) -> None:
+    expected = run_all(stage.waits, {1: make_run(**SAMPLED, seed=2)})[1]
+    stage.late.add(1, make_run(**SAMPLED, seed=1))
+    for _ in range(8):
+        stage.late.step()
+    stage.late.halt(1)
+    stage.late.add(1, make_run(**SAMPLED, seed=2))
+    emissions = rest_of(stage.late)
+    assert emissions[-len(expected) :] == expected
+    assert end_of(emissions[: -len(expected)]).finish_reason is FinishReason.CANCELLED
+
+
+def test_a_steered_run_goes_on_as_if_every_step_had_been_waited_for(
+    stage: Stage, tokenizer: Tokenizer
+) -> None:
+    steered = tokenizer.encode(" The bear ran.", add_special_tokens=False).ids
+    run = make_run(**SAMPLED, seed=9)
+    stage.late.add(1, run)
+    emissions = [emission for _ in range(8) for emission in stage.late.step()]
+    stage.late.steer(1, steered)
+    emissions += rest_of(stage.late)
+    ids = ids_of(emissions)
+    before = next(place for place, token in enumerate(ids) if token & STEERED)
+    stage.waits.add(1, run)
+    expected: list[Emission] = []
+    while stage.waits.load().tokens < before:
+        expected += stage.waits.step()
+    stage.waits.steer(1, steered)
+    expected += rest_of(stage.waits)
+    assert before == 8 and ids == ids_of(expected)
+    assert text_of(emissions) == text_of(expected)
+
+
+def ids_of(emissions: Sequence[Emission]) -> list[int]:
+    return [token for emission in emissions for token in emission.ids]
+
+
+class Spoilt(Watched):
+    """What follows this token is no number."""
+
+    def __init__(self, model: CpuModel, token: int) -> None:
+        super().__init__(model)
+        self._token = token
+
+    def forward(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        hidden = super().forward(pieces).clone()
+        ids = [token for piece in pieces for token in piece.ids]
+        hidden[[token == self._token for token in ids]] = torch.nan
+        return hidden
+
+
+def test_a_row_that_is_no_number_ends_its_run_alone(stage: Stage, model: CpuModel) -> None:
+    runs = {number: make_run(**SAMPLED, seed=number) for number in (1, 2)}
+    expected = run_all(stage.waits, runs)
+    first, second = ids_of(expected[1]), ids_of(expected[2])
+    token = next(token for token in first[5:] if token not in second)
+    device = LateDevice(Spoilt(model, token))
+    found = run_all(Engine(model, stage.around, device=device), runs)
+    end = end_of(found[1])
+    assert (end.finish_reason, end.message) == (FinishReason.FAILED, NOT_A_NUMBER)
+    assert ids_of(found[1]) == first[: first.index(token) + 1]
+    assert found[2] == expected[2]

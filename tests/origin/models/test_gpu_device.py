@@ -1,0 +1,51 @@
+"""Steps on the kernels whose ids come from where the step before drew them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.sampler.sampler import Sampling
+from kernels.shapes import Family
+from origin.models import gpu_model
+from origin.models.device import AtOnce, ComputedStep, StepDevice, drawn_before
+from origin.models.gpu_device import GpuDevice, GpuLaunch
+from origin.models.model import Draw, Drawn, Piece
+from tests.origin.tiny_checkpoint import KERNEL_SHAPES, write_checkpoint
+
+pytestmark = pytest.mark.usefixtures("few_programs")
+
+SAMPLED = Sampling(temperature=1.5, seed=3)
+
+
+def three_steps(device: StepDevice) -> list[Sequence[Drawn]]:
+    """The second is launched before the first is read; the third asks one row for scores."""
+
+    def draws(position: int, logprobs: int | None = None) -> list[Draw]:
+        return [Draw(SAMPLED, position), Draw(SAMPLED, position, logprobs=logprobs)]
+
+    prompts = [Piece([1, 2, 3], 0, [0], True), Piece([4], 0, [1], True)]
+    first = device.launch(prompts, [2, 3], draws(0))
+    rows = [Piece([drawn_before(1)], 1, [1], False), Piece([drawn_before(0)], 3, [0], False)]
+    second = device.launch(rows, [0, 1], draws(1))
+    assert isinstance(first, GpuLaunch if isinstance(device, GpuDevice) else ComputedStep)
+    found = [first.read()]
+    rows = [Piece([drawn_before(1)], 4, [0], False), Piece([drawn_before(0)], 2, [1], False)]
+    third = device.launch(rows, [0, 1], draws(2, logprobs=2))
+    assert isinstance(third, ComputedStep)
+    found += [second.read(), third.read()]
+    assert all(all(each.fine) for each in found)
+    return [each.drawn for each in found]
+
+
+def test_tokens_are_those_of_a_host_that_waits_for_each_step(
+    tmp_path: Path, device: torch.device
+) -> None:
+    folder = write_checkpoint(tmp_path, KERNEL_SHAPES[Family.LLAMA])
+    model = gpu_model.load(folder, device=device)
+    expected = three_steps(AtOnce(model))
+    assert three_steps(GpuDevice(model)) == expected
+    assert expected[2][1].scores is not None and expected[2][0].scores is None
