@@ -106,6 +106,11 @@ class Recipe(BaseModel):
         text = history.text.text
         return Ask(self.model_dump_json(), text, history.next_index, history.calls)
 
+    @property
+    def has_waited(self) -> bool:
+        """Whether its model was not there when it was asked for."""
+        return any(code == "loading" for code, _ in self.notices)
+
     def first_notices(self, logged: int) -> list[Notice]:
         """Those that are not among so many logged frames, numbered: they are a log's first."""
         missing = list(enumerate(self.notices))[logged:]

@@ -160,7 +160,7 @@ class Runs:
         for stream, recipe in streams:
             if stream not in self.table.by_id:
                 self.allowances.charge(recipe.tenant, len(recipe.prompt_ids))
-                is_up = self.models.is_up(recipe.model)
+                is_up = self.models.is_up(recipe.model) and not recipe.has_waited
                 self.recorder.arrived(stream, recipe.model, HOT if is_up else COLD)
                 self.table.enqueue(
                     GeneratedStream(stream, recipe, started=False, asked_s=now, unread=not read)

@@ -23,11 +23,6 @@ class ArrivalRecord:
     tier: Tier
     was_idle: bool
 
-    @property
-    def is_cold(self) -> bool:
-        """It began a busy time of its model, and had to wait for a load."""
-        return self.was_idle and self.tier < Tier.COMPILED
-
 
 @dataclass(frozen=True, slots=True)
 class TierChange:

@@ -274,7 +274,7 @@ class ModelKeeper:
 
     def _tell(self) -> None:
         """Whoever waits looks again; edges are told where a tier has changed."""
-        tiers = [self.pool.tier(model.name) for model in self._models]
+        tiers = [self._tier(model.name) for model in self._models]
         if tiers != self._told:
             self._told = tiers
             self._changed()
@@ -297,12 +297,17 @@ class ModelKeeper:
 
     # ---- what is known ----
 
+    def _tier(self, model: str) -> Tier:
+        """As a new request finds it: one that drains has to be loaded again for that."""
+        is_draining = self.pool.residence(model) is Residence.DRAINING
+        return Tier.HOST if is_draining else self.pool.tier(model)
+
     def tiers(self) -> tuple[ModelTier, ...]:
         """As edges are told."""
         return tuple(
             ModelTier(
                 model.name,
-                self.pool.tier(model.name).word,
+                self._tier(model.name).word,
                 round(self.expected_s(model.name) * 1000),
                 _trouble(model),
             )

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from origin.history.sqlite_file import SqliteHistory
 from tests.e2e.held import HeldOrigin
 from tests.e2e.processes import Edge, free_port, running
 from tests.e2e.sse import SSE, Reading, events, start
@@ -175,6 +176,13 @@ async def test_of_three_models_two_fit_and_the_third_waits_for_its_turn(
         assert again.text == whole.text
         assert len(house.loaded()) == 2
         assert "one" in house.loaded()
+    history = await SqliteHistory.read(tmp_path / "data" / "history.db")
+    try:
+        found = [*await history.rows("SELECT model, found FROM arrival ORDER BY at_ms")]
+    finally:
+        await history.close()
+    assert found[0] == ("one", "hot")
+    assert ("three", "cold") in found and found[-1] == ("one", "cold")
 
 
 async def test_who_waits_too_long_for_room_is_told_when_to_ask_again(

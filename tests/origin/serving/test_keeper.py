@@ -13,6 +13,7 @@ from ledger.errors import Unavailable
 from origin.config import DEMO_MODEL, OriginConfig
 from origin.history.sqlite_file import SqliteHistory
 from origin.metrics import Metrics
+from origin.pool.kept import TURN_S
 from origin.pool.members import PoolMember
 from origin.pool.records import PoolDecision, PoolRecord
 from origin.pool.tiers import Residence
@@ -132,6 +133,23 @@ async def test_who_asks_for_a_cold_model_waits_until_another_has_left(tmp_path: 
     assert value("tailrace_model_loads_total", {"model": "two"}) == 1
     assert value("tailrace_model_leaves_total", {"model": "one"}) == 1
     assert value("tailrace_model_tier", {"model": "two"}) == 5
+
+
+async def test_edges_do_not_take_a_model_that_drains_for_warm(tmp_path: Path) -> None:
+    troupe = Troupe(tmp_path)
+    one, _ = troupe.models
+    troupe.keeper.start()
+    troupe.load(one)
+    troupe.keeper.arrive("one", A)
+    troupe.keeper.arrive("two", B, begun=False)
+    assert [tier.tier for tier in troupe.keeper.tiers()] == ["hot", "cold"]
+    troupe.now_s += TURN_S
+    troupe.pool.tick(troupe.now_s)
+    assert [tier.tier for tier in troupe.keeper.tiers()] == ["host", "cold"]
+    assert troupe.wanted() == ["one"]  # whose stream runs
+    troupe.keeper.end(A)
+    troupe.leave(one)
+    assert troupe.wanted() == ["two"]
 
 
 async def test_a_first_load_is_waited_for_however_long_its_guess_and_its_reader_told(
