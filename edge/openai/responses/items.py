@@ -7,6 +7,7 @@ yet: `edge.openai.responses.events` numbers it.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -30,7 +31,7 @@ INCOMPLETE = "incomplete"
 IN_PROGRESS = "in_progress"
 
 
-class Item:
+class Item(ABC):
     """One item of the output; `at` is its place there."""
 
     prefix: ClassVar[str]
@@ -42,26 +43,26 @@ class Item:
         self.id, self.at = f"{self.prefix}_{stream}{at:04x}", at
         self._place: Fields = {"item_id": self.id, "output_index": at}
 
+    @abstractmethod
     def takes(self, frame: Frame) -> bool:
         """Whether the frame is a part of this item; another one ends it."""
-        raise NotImplementedError
 
     def begin(self) -> Iterator[Fields]:
         yield self._whole("added", self.fields(IN_PROGRESS))
 
-    def add(self, frame: Frame) -> Iterator[Fields]:
-        raise NotImplementedError
+    @abstractmethod
+    def add(self, frame: Frame) -> Iterator[Fields]: ...
 
     def end(self, status: str) -> Iterator[Fields]:
         yield self._told("done", **self._all_said())
         yield self._whole("done", self.fields(status))
 
+    @abstractmethod
     def fields(self, status: str) -> Fields:
         """The item as far as it has got."""
-        raise NotImplementedError
 
-    def _all_said(self) -> Fields:
-        raise NotImplementedError
+    @abstractmethod
+    def _all_said(self) -> Fields: ...
 
     def _told(self, what: str, **fields: Any) -> Fields:
         return {"type": f"response.{self.said}.{what}", **self._place, **fields}
@@ -90,11 +91,11 @@ class TextItem(Item):
     def fields(self, status: str) -> Fields:
         return self._item([self._part()], status)
 
-    def _item(self, content: list[Fields], status: str) -> Fields:
-        raise NotImplementedError
+    @abstractmethod
+    def _item(self, content: list[Fields], status: str) -> Fields: ...
 
-    def _part(self) -> Fields:
-        raise NotImplementedError
+    @abstractmethod
+    def _part(self) -> Fields: ...
 
 
 class MessageItem(TextItem):
