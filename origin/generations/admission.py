@@ -200,6 +200,11 @@ def _trace(request: Open) -> str | None:
 _ENGINE_ONLY = ("logprobs", "format", "tools")
 
 
+def asks_of_engine(request: Open) -> bool:
+    """Whether it asks for what some workers that answer in text cannot do."""
+    return any(getattr(request, name) is not None for name in _ENGINE_ONLY)
+
+
 def _turn(message: Message) -> tuple[str | None, ...]:
     if message.tool_calls is None and message.tool_call_id is None:
         return message.role, message.content

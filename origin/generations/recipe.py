@@ -16,6 +16,9 @@ from origin.generations.history import History
 from origin.tools import ToolUse
 from origin.workers.worker_frame import Ask, Format, Run
 
+ENGINE = "engine"
+"""The code of the notice that says what makes a stream, where its recipe could not."""
+
 
 def _one_of(words: Iterable[Word]) -> str:
     return f"^({'|'.join(member.word for member in words)})$"
@@ -46,7 +49,8 @@ class Recipe(BaseModel):
     """Stored as JSON with the stream, never sent to clients.
 
     `fingerprint` names the weights, kernels and versions that make the tokens: another
-    engine would continue with other tokens than the uninterrupted run.
+    engine would continue with other tokens than the uninterrupted run. It is empty where the model
+    was never loaded before: then the log says it, by `made_by`.
 
     For a worker of kind `tokens` the prompt is `prompt_ids`, which lie packed; one of kind `text`
     knows of no tokens, and gets `prompt`, or `messages` as pairs of role and content,
@@ -105,6 +109,12 @@ class Recipe(BaseModel):
         """The same for a worker of kind `text`."""
         text = history.text.text
         return Ask(self.model_dump_json(), text, history.next_index, history.calls)
+
+    def made_by(self, fingerprint: str) -> Recipe:
+        """The same, once a worker has said what makes its tokens: the last notice, so that whoever
+        goes on with the stream finds it in the log."""
+        notices = (*self.notices, (ENGINE, fingerprint))
+        return self.model_copy(update={"fingerprint": fingerprint, "notices": notices})
 
     @property
     def has_waited(self) -> bool:

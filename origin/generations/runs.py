@@ -415,8 +415,9 @@ class Runs:
                 await self._end_idle(stream)
         overdue = [] if self.keeper is None else self.keeper.look(self.table.by_id.values(), now)
         for stream in filter(self.table.is_waiting, overdue):
+            assert self.keeper is not None
             self.table.withdraw(stream)
-            why = f"{stream.recipe.model!r} was not loaded in time"
+            why = self.keeper.why_late(stream.recipe.model)
             await self._end(stream, FinishReason.FAILED, why, retryable=True)
         for id_ in self._attendance.too_old(now):
             await self.cancel(id_)

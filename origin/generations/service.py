@@ -50,7 +50,7 @@ from ledger.rights import OF_A_STREAM, Right
 from origin.chats import CHAT
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig
-from origin.generations.admission import admit, check_count, request_hash
+from origin.generations.admission import admit, asks_of_engine, check_count, request_hash
 from origin.generations.callers import (
     check_right,
     key_of,
@@ -65,7 +65,6 @@ from origin.generations.stream import TEXT
 from origin.serving.served_model import ServedModel
 from origin.streams.protocol import generation_id
 from origin.subscriptions.request import SUBSCRIPTION, object_of
-from origin.workers.worker_frame import Ready
 
 CANCEL_PATIENCE_S = 5.0
 """How long a cancel waits for the stream's end before it answers `running`."""
@@ -148,7 +147,8 @@ class Service:
             if (keeper := self.runs.keeper) is None:
                 info = await self._start(request, model, "", first, key)
             else:
-                async with keeper.loading(model, first) as told:
+                known = model.reader is not None or not asks_of_engine(request)
+                async with keeper.loading(model, first, known=known) as told:
                     info = await self._start(request, model, told, first, key)
         return self._opened(await self.ledger.info(info.stream), given)
 
@@ -156,9 +156,7 @@ class Service:
         self, request: Open, model: ServedModel, told: str, id_: bytes, key: str | None
     ) -> StreamInfo:
         """Make the streams of a request and start them; `told` is what the readers are."""
-        ready = model.ready
-        assert ready is not None  # or it would be waited for
-        recipe = self.runs.overload.shortened(await self._admit(request, ready))
+        recipe = self.runs.overload.shortened(await self._admit(request, model))
         if told:
             recipe = recipe.model_copy(update={"notices": (("loading", told), *recipe.notices)})
         ids = [id_, *(self.random(STREAM_ID_BYTES) for _ in range(request.n - 1))]
@@ -179,14 +177,15 @@ class Service:
             await self._remove(made)
         return info
 
-    async def _admit(self, request: Open, ready: Ready) -> Recipe:
+    async def _admit(self, request: Open, model: ServedModel) -> Recipe:
+        ready = model.ready  # None of several that were never loaded, whose names are settings
         checked = partial(
             admit,
             request,
-            model=ready.model,
-            fingerprint=ready.fingerprint,
-            reader=None if ready.kind == TEXT else self._reader_of(request.model),
-            offers=ready.offers,
+            model=model.name if ready is None else ready.model,
+            fingerprint="" if ready is None else ready.fingerprint,
+            reader=None if ready and ready.kind == TEXT else self._reader_of(request.model),
+            offers=() if ready is None else ready.offers,
             draw_seed=lambda: int.from_bytes(self.random(8), "little"),
         )
         # Tokenising a megabyte takes a second, compiling a schema 50 ms, and a chat template runs

@@ -19,7 +19,7 @@ from ledger.frame import FinishReason, Notice, StreamEnd, encode
 from ledger.interface import Append, Ledger, Record, Refusal, StreamKind
 from origin.generations.history import History, read_history
 from origin.generations.progress import StreamProgress
-from origin.generations.recipe import Recipe
+from origin.generations.recipe import ENGINE, Recipe
 from origin.generations.steering import Steering
 from origin.generations.suspects import Suspicion
 from origin.workers.worker_frame import ID_BITS, Ready
@@ -102,6 +102,9 @@ class GeneratedStream:
         if history.has_end:
             return None
         self.steering.begin(history.ids)
+        if not self.recipe.fingerprint:
+            told = [notice.message for notice in history.notices if notice.code == ENGINE]
+            self.recipe = self.recipe.made_by(told[0] if told else ready.fingerprint)
         if (lost := _cannot_continue(self.recipe, ready, history)) is not None:
             return Claim(history, lost)
         notices = self.recipe.first_notices(history.next_index)

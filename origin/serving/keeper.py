@@ -145,33 +145,36 @@ class ModelKeeper:
             self._do(self.pool.end(stream, self._clock()))
 
     @asynccontextmanager
-    async def loading(self, model: ServedModel, stream: bytes) -> AsyncIterator[str]:
+    async def loading(
+        self, model: ServedModel, stream: bytes, *, known: bool = True
+    ) -> AsyncIterator[str]:
         """Within, a stream of that id can be opened: see `begin`. It stays a visit if it was."""
         self.arrive(model.name, stream, begun=False)
         try:
-            yield await self.begin(model)
+            yield await self.begin(model, known=known)
         finally:
             if not self._is_open(stream):
                 self.end(stream)
 
-    async def begin(self, model: ServedModel) -> str:
-        """Wait until a stream of a model that was asked for may be opened: it is ready, or known
-        and on its way. Gives what the stream's reader is to be told of that, if anything.
+    async def begin(self, model: ServedModel, *, known: bool = True) -> str:
+        """Wait until a stream of a model that was asked for may be opened: it is ready, or on its
+        way. Gives what the stream's reader is to be told of that, if anything.
 
-        Raises `Unavailable` where it takes too long, with when to ask again.
+        Without `known`, only a worker can say whether what is asked can be done: then one must
+        have been there. Raises `Unavailable` where it takes too long, with when to ask again.
         """
         loop = asyncio.get_running_loop()
         begun, has_waited = loop.time(), False
         deadline = begun + self.wait_s
         while not self.pool.is_ready(model.name):
+            self._check_circuit(model)
             left_s, expected_s = deadline - loop.time(), self.expected_s(model.name)
             if self.pool.residence(model.name) is Residence.LOADING:
                 # Of one that was never loaded it is a guess, which refuses nobody.
                 if left_s <= 0 or (model.ready is not None and expected_s > left_s):
                     raise self._too_late(model, expected_s)
-                if model.ready is not None:
-                    return f"{model.name!r} is being loaded, which takes about {expected_s:.1f} s"
-            self._check_circuit(model)
+                if known or model.ready is not None:
+                    return f"{model.name!r} is being loaded, {_about(model, expected_s)}"
             news, has_waited = self._news, True
             try:
                 async with asyncio.timeout_at(deadline):
@@ -236,15 +239,23 @@ class ModelKeeper:
 
     def look(self, streams: Iterable[GeneratedStream], now: float) -> list[GeneratedStream]:
         """Now and then: gives the streams that were opened while their model was on its way, and
-        have waited for it too long. `now` is on the clock of when they were asked for."""
+        have waited for it too long; where it was never loaded and its circuit is open, at once.
+        `now` is on the clock of when they were asked for."""
         self._give_up()
         return [
             stream
             for stream in streams
             if stream.asked_s is not None and not stream.started
-            if now - stream.asked_s > self.wait_s and self._models.serves(stream.recipe.model)
+            if self._models.serves(stream.recipe.model)
             if not self.pool.is_ready(stream.recipe.model)
+            if now - stream.asked_s > self.wait_s
+            or _never_starts(self._models.find(stream.recipe.model))
         ]
+
+    def why_late(self, model: str) -> str:
+        """What the readers of streams that `look` gave are told."""
+        trouble = _trouble(self._models.find(model))
+        return f"{model!r} was not loaded in time" + (f": {trouble}" if trouble else "")
 
     def _give_up(self) -> None:
         """Give up models whose workers die again and again, and that nobody has a stream of."""
@@ -317,6 +328,19 @@ class ModelKeeper:
 
 def _circuit_state(model: ServedModel) -> int:
     return [*CircuitState].index(model.circuit.state)
+
+
+def _about(model: ServedModel, expected_s: float) -> str:
+    """What a load takes, and how well that is known."""
+    if model.ready is not None:
+        return f"which takes about {expected_s:.1f} s"
+    if model.reader is None:
+        return "for the first time: how long that takes is not known"
+    return f"for the first time, which by the size of its files takes about {expected_s:.1f} s"
+
+
+def _never_starts(model: ServedModel) -> bool:
+    return model.ready is None and model.circuit.state is CircuitState.OPEN
 
 
 def _trouble(model: ServedModel) -> str:

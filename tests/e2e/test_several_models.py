@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ledger.frame import FRAMES_TYPE, Notice, Splitter, decode
 from origin.history.sqlite_file import SqliteHistory
 from tests.e2e.held import HeldOrigin
 from tests.e2e.processes import Edge, free_port, running
@@ -147,11 +148,12 @@ async def test_of_three_models_two_fit_and_the_third_waits_for_its_turn(
         whole = await start(client, url, request("one"))
         await start(client, url, request("two", 5))
         await start(client, url, request("two", 5, seed=8))
-        # It was never loaded: nothing can be opened before it is, and then its reader is told.
+        # It was never loaded: what is known of that are its files, and its log says what made it.
         third = await start(client, url, request("three"))
-        told = third.events[0]
+        told, engine = third.events[:2]
         assert (told.id, told.name, told.data["code"]) == (0, "notice", "loading")
-        assert "'three' was waited for" in told.data["message"]
+        assert "for the first time, which by the size of its files takes" in told.data["message"]
+        assert (engine.id, engine.name, engine.data["code"]) == (1, "notice", "engine")
         assert third.text == whole.text
         await house.origin.saw("worker.left")
         assert house.loaded() == ["three", "two"]
@@ -183,6 +185,37 @@ async def test_of_three_models_two_fit_and_the_third_waits_for_its_turn(
         await history.close()
     assert found[0] == ("one", "hot")
     assert ("three", "cold") in found and found[-1] == ("one", "cold")
+
+
+async def test_readers_of_a_model_that_was_never_loaded_are_told_so_while_it_loads(
+    tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    """Its load never ends, so nothing that they see came after it."""
+    file = tmp_path / "tailrace.toml"
+    producers = "tests.origin.producers.text_producers"
+    file.write_text(
+        f'[models.slow]\nproducer = "{producers}:stuck"\n'
+        f'[models.quick]\nproducer = "{producers}:echo"\n'
+    )
+    origin = HeldOrigin(tmp_path / "data", config=file)
+    edge = Edge(origin)
+    why = "'slow' is being loaded, for the first time: how long that takes is not known"
+    async with running(origin, edge):
+        native = await start(client, edge.url, request("slow"), 1)
+        [told] = native.events
+        assert told.data == {"code": "loading", "message": why, "index": 0}
+        asked = {"model": "slow", "prompt": "Hi", "stream": True}
+        url = f"{edge.url}/v1/completions"
+        async with client.stream("POST", url, json=asked) as response:
+            chunk = await anext(events(response))
+        assert chunk.data["notice"] == {"code": "loading", "message": why}
+        url, accept = f"{edge.url}/v1/generate", {"Accept": FRAMES_TYPE}
+        async with client.stream("POST", url, json=request("slow"), headers=accept) as response:
+            frames = Splitter()
+            async for data in response.aiter_bytes():
+                if raw := [*frames.feed(data)]:
+                    break
+        assert decode(raw[0])[1] == Notice("loading", why, 0)
 
 
 async def test_who_waits_too_long_for_room_is_told_when_to_ask_again(

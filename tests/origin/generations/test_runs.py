@@ -273,6 +273,24 @@ async def test_another_engine_goes_on_and_says_so(stage: Stage) -> None:
         assert said in notice.message
 
 
+async def test_what_makes_a_stream_whose_recipe_could_not_say_it_stands_in_its_log(
+    stage: Stage,
+) -> None:
+    """Another origin finds it there: an engine that is the same goes on in silence."""
+    one = stage.slots[0]
+    await stage.ready(one)
+    await stage.start(A, RECIPE.model_copy(update={"fingerprint": ""}))
+    await stage.step(one, one.last[0], 1, "a")
+    engine = Notice("engine", "fingerprint", 0)
+    assert await stage.frames(A) == [engine, Token("a", 1)]
+    for fingerprint, said in (("fingerprint", []), ("another", ["inexact"])):
+        other = Stage(stage.ledger)
+        await other.runs.restore([A])
+        await other.ready(other.slots[0], replace(READY, fingerprint=fingerprint))
+        _, _, *more = await other.frames(A)
+        assert [notice.code for notice in more if isinstance(notice, Notice)] == said
+
+
 async def test_a_notice_is_not_repeated(stage: Stage) -> None:
     two = stage.slots[1]
     one, run = await stage.running(A)

@@ -160,12 +160,15 @@ async def test_a_first_load_is_waited_for_however_long_its_guess_and_its_reader_
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(held(troupe.keeper, one))
         await asyncio.sleep(0)
+        # What does not hang on its worker is opened meanwhile.
+        told = await troupe.keeper.begin(one)
+        assert told == "'one' is being loaded, for the first time: how long that takes is not known"
         troupe.load(one)  # which was ordered
     assert waiting.result().startswith("'one' was waited for ")
 
 
 async def held(keeper: ModelKeeper, model: ServedModel) -> str:
-    async with keeper.loading(model, A) as told:
+    async with keeper.loading(model, A, known=False) as told:
         return told
 
 
