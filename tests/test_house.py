@@ -73,14 +73,15 @@ for name in names:
 
 
 def files_of_the_tree() -> Iterator[Path]:
-    """Every file that could be tracked; needs no git, so that an unpacked archive works too."""
+    """Every file that could be tracked; needs no git, so that an unpacked archive works too. A worktree
+    has a file `.git`, which says where its repository is."""
     folders = [ROOT]
     while folders:
         for path in folders.pop().iterdir():
             if path.is_dir() and (not path.name.startswith(".") or path.name == ".ci"):
                 if path.name not in SKIPPED:
                     folders.append(path)
-            elif path.is_file() and path.parent.name != ".git":
+            elif path.is_file() and path.name != ".git":
                 yield path
 
 
