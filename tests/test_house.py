@@ -73,8 +73,10 @@ for name in names:
 
 
 def files_of_the_tree() -> Iterator[Path]:
-    """Every file that could be tracked; needs no git, so that an unpacked archive works too. A worktree
-    has a file `.git`, which says where its repository is."""
+    """Every file that could be tracked; needs no git, so that an unpacked archive works too.
+
+    A worktree has a file `.git`, which says where its repository is.
+    """
     folders = [ROOT]
     while folders:
         for path in folders.pop().iterdir():

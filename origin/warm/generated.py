@@ -15,13 +15,16 @@ BUSY_S = 5.0
 """Mean duration of a request."""
 MODELS = 8
 """Of each kind."""
+VISIT_S, STEP_S, ENDS = 1800.0, 8.0, 1 / 20
+"""Of the bursty one: means between two visits and between the requests of one, and by what chance
+a request is the last one of its visit."""
 
 
 def bursty(rng: np.random.Generator, days: float) -> Seconds:
     """Visits every half hour or so, of twenty requests a few seconds apart."""
-    visits = _poisson(rng, days * DAY_S, 1 / 1800)
-    lengths = rng.geometric(1 / 20, len(visits))
-    steps = rng.exponential(8.0, int(lengths.sum()))
+    visits = _poisson(rng, days * DAY_S, 1 / VISIT_S)
+    lengths = rng.geometric(ENDS, len(visits))
+    steps = rng.exponential(STEP_S, int(lengths.sum()))
     first = np.repeat(np.cumsum(lengths) - lengths, lengths)
     since = np.cumsum(steps)
     arrivals: Seconds = np.repeat(visits, lengths) + since - since[first]

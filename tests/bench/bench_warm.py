@@ -28,7 +28,14 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from origin.config import OriginConfig  # noqa: E402
-from origin.warm.generated import GENERATED, REGULAR, generated  # noqa: E402
+from origin.warm.generated import (  # noqa: E402
+    ENDS,
+    GENERATED,
+    REGULAR,
+    STEP_S,
+    VISIT_S,
+    generated,
+)
 from origin.warm.histogram import HistogramBins, HybridHistogram  # noqa: E402
 from origin.warm.named import DEFAULT_POLICY, named_policy  # noqa: E402
 from origin.warm.optimum import keep_alive_optimum, prewarm_optimum  # noqa: E402
@@ -41,7 +48,7 @@ from origin.warm.policies import (  # noqa: E402
 from origin.warm.prewarm import PredictivePrewarm  # noqa: E402
 from origin.warm.prices import WarmPrices  # noqa: E402
 from origin.warm.simulate import compare, hindsight_cost, sweep_ttls  # noqa: E402
-from origin.warm.trace import idle_gaps  # noqa: E402
+from origin.warm.trace import ArrivalTrace, idle_gaps  # noqa: E402
 from origin.workers.load_profile import profile  # noqa: E402
 from tests.bench.bench_kill_workers import measure  # noqa: E402
 from tests.bench.bench_pool import POLICIES, days  # noqa: E402
@@ -50,6 +57,9 @@ Found = dict[str, Any]
 STREAMS, BATCH = 32, 190
 COLD_COSTS = (60.0, 600.0)
 HINDSIGHT = "best TTL per model in hindsight"
+KNOWN = "who knows all rates"
+MOST_VISITS = 8
+"""Under way at once for one model; 0.09 are in the mean."""
 GAPS, TTLS = 1_000_000, 20
 
 
@@ -66,6 +76,8 @@ def ratios(kind: str, days: float, seed: int, prices: WarmPrices) -> dict[str, f
     found = {one.policy: one.over_optimum for one in outcomes}
     best = keep_alive_optimum(gaps, prices).cost_gpu_s
     found[HINDSIGHT] = hindsight_cost(gaps, prices) / best
+    if kind == "bursty":
+        found[KNOWN] = known_rates(trace, prices)
     found["clairvoyant prewarm"] = prewarm_optimum(gaps, prices).cost_gpu_s / best
     cap = len(trace.names) / 2
     capped: list[KeepAlivePolicy] = [
@@ -75,6 +87,44 @@ def ratios(kind: str, days: float, seed: int, prices: WarmPrices) -> dict[str, f
     outcomes, _ = compare(trace, capped, prices, cap=cap)
     found |= {f"{one.policy}, cap": one.over_optimum for one in outcomes}
     return found
+
+
+def known_rates(trace: ArrivalTrace, prices: WarmPrices) -> float:
+    """Cost over the optimum, of a bursty trace, by who knows how it was drawn: no policy that
+    does not see what comes pays less in the mean.
+
+    All that is hidden is how many visits are under way, which the arrivals tell more or less. What
+    an arrival is expected soon for falls as none comes, so that a model is kept until a cold start
+    costs less than waiting goes on to; from then on, loading it ahead does not pay either.
+    """
+    visits = np.arange(MOST_VISITS + 1)
+    paid = optimum = 0.0
+    for model in range(len(trace.names)):
+        mine = trace.model == model
+        arrivals = trace.arrival_s[mine]
+        ends = np.maximum.accumulate(arrivals + trace.duration_s[mine])
+        chance = (visits == 0).astype(float)
+        chances = np.empty((len(arrivals), len(visits)))
+        for at, since_s in enumerate(np.diff(arrivals, prepend=0.0)):
+            chance *= np.exp(-visits / STEP_S * since_s)
+            goes_on, begins = chance * visits / STEP_S, np.roll(chance, 1) / VISIT_S
+            chance = (1 - ENDS) * (goes_on + begins) + ENDS * np.roll(goes_on + begins, -1)
+            chance /= chance.sum()
+            chances[at] = chance
+        gaps = np.append(arrivals[1:], 0.0) - ends
+        idle = gaps > 0
+        low, high = np.zeros(int(idle.sum())), np.full(int(idle.sum()), 100 * STEP_S)
+        for _ in range(50):  # when the last arrival is so long ago, by halves
+            middle = (low + high) / 2
+            left = chances[idle] * np.exp(-np.outer(middle, visits / STEP_S))
+            rate = left @ (visits / STEP_S) / left.sum(axis=1) + 1 / VISIT_S
+            is_worth = rate * prices.cold_cost_gpu_s > 1
+            low, high = np.where(is_worth, middle, low), np.where(is_worth, high, middle)
+        keep_s = np.maximum(low - (ends - arrivals)[idle], 0.0)
+        cold_s = prices.cold_cost_gpu_s
+        paid += np.where(gaps[idle] <= keep_s, gaps[idle], keep_s + cold_s).sum()
+        optimum += np.minimum(gaps[idle], cold_s).sum()
+    return float(paid / optimum)
 
 
 def gaps_per_s() -> float:
