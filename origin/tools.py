@@ -20,21 +20,28 @@ from ledger.errors import CallerError
 MAX_HEAD_CHARS = 1024
 """From where a call begins to its arguments; what is longer was none."""
 
-MarkupName = Literal["hermes", "llama"]
+MarkupName = Literal["hermes", "llama", "mistral"]
 
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """What stands around a call, `{"name": …, ARGUMENTS: {…}}`, and how it names its arguments."""
+    """What stands around a call, `{"name": …, ARGUMENTS: {…}}`, and how it names its arguments.
+
+    Without `ends` there may be many behind one `begins`, with characters of `around` between.
+    A tokenizer may have either mark as a special token. `id_chars` is how long an id has to be.
+    """
 
     begins: str
     ends: str
     arguments: str
+    around: str = ""
+    id_chars: int | None = None
 
 
 MARKUPS: dict[MarkupName, Markup] = {
     "hermes": Markup("<tool_call>", "</tool_call>", "arguments"),  # Qwen too
-    "llama": Markup("", "", "parameters"),  # the JSON alone
+    "llama": Markup("", "", "parameters", ";"),  # the JSON alone
+    "mistral": Markup("[TOOL_CALLS]", "", "arguments", "[,]", 9),
 }
 
 
@@ -46,6 +53,8 @@ def markup_of(template: str) -> MarkupName | None:
         return "hermes"
     if '"parameters": ' in template and ("ipython" in template or "python_tag" in template):
         return "llama"
+    if re.search(r"\[TOOL_CALLS\] ?\[", template):  # later ones write no list of JSON
+        return "mistral"
     return None
 
 
@@ -152,9 +161,15 @@ class CallReader:
     # ---- states: each says whether there is more to do ----
 
     def _in_text(self, last: bool) -> bool:
-        if self._markup.begins:
+        if self._markup.ends or (self._markup.begins and not self.calls):
             return self._before_mark(last)
-        rest = self._rest.lstrip(" \t\r\n;" if self.calls else None)
+        return self._before_object(last)
+
+    def _before_object(self, last: bool) -> bool:
+        """In the text of calls that are JSON alone, or behind the one mark of all of them."""
+        begins, spaces = self._markup.begins, " \t\r\n" + self._markup.around
+        rest = self._rest if self.calls else self._rest.lstrip().removeprefix(begins)
+        rest = rest.lstrip(spaces if self.calls or begins else None)
         if self._plain or (rest and rest[0] != "{"):
             self._plain = True
             self._say(len(self._rest))
@@ -172,8 +187,11 @@ class CallReader:
         at = self._rest.find(mark)
         if at >= 0:
             self._say(len(self._rest[:at].rstrip()))
-            self._lead, _, self._rest = self._rest.partition(mark)
-            self._state = self._in_head
+            if not self._markup.ends:
+                self._state = self._before_object
+                return True
+            lead, _, self._rest = self._rest.partition(mark)
+            self._lead, self._state = lead + mark, self._in_head
             return True
         held = next(
             n
@@ -232,7 +250,7 @@ class CallReader:
         self._state = self._in_text
 
     def _take_text(self, text: str) -> None:
-        self._out.append(self._lead + self._markup.begins + text)
+        self._out.append(self._lead + text)
         self._plain = not self._markup.begins
         self._state = self._in_text
 
@@ -265,8 +283,9 @@ class CallReader:
                 return False
             self._rest = self._rest[at + len(ends) :]
         else:
-            found = re.match(r"\s*\}", self._rest)
-            if found is None and not self._rest.strip():
+            more = bool(self._markup.begins)  # an id may follow
+            found = re.match(r"[^}]*\}" if more else r"\s*\}", self._rest)
+            if found is None and (more or not self._rest.strip()):
                 return False
             self._rest = self._rest[found.end() :] if found else self._rest
             self._plain = found is None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.sampler.sampler import Sampling
 from ledger.errors import CallerError
-from ledger.frame import SAMPLING, FinishReason, FormatKind, TokenScores
+from ledger.frame import SAMPLING, FinishReason, FormatKind, OutputFormat, TokenScores
 from origin.engine.drafts import Asked, Drafter, accepted
 from origin.engine.grammar import GrammarCompiler, OutputGrammar
 from origin.engine.scores import Scorer
@@ -184,7 +184,9 @@ class Generation:
     def _start_grammar(self) -> OutputGrammar | None:
         wanted, tools = self._run.format, self._tools
         if tools is not None and (tools.forced or wanted is not None):
-            answer = None if wanted is None else wanted.source
+            answer = None
+            if wanted is not None:
+                answer = OutputFormat(FormatKind(wanted.kind), wanted.source)
             return self._around.prepare_grammars().start_calls(tools, self.generated, answer)
         if wanted is None:
             return None

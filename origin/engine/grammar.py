@@ -10,7 +10,9 @@ The supervisor imports `check_format` and `check_tools` from here: no torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ledger.errors import CallerError, ModelError
-from ledger.frame import FormatKind
+from ledger.frame import FormatKind, OutputFormat
 from origin.engine.schema_cost import MAX_REGEX_BYTES, size_of, why_costly
-from origin.tools import MARKUPS, ToolUse, read_functions
+from origin.tools import MARKUPS, Markup, ToolUse, read_functions
 
 MAX_SCHEMA_BYTES = 64 * 1024
 """UTF-8 bytes of a JSON schema."""
@@ -58,12 +60,15 @@ def check_format(kind: FormatKind, source: str) -> None:
         raise _refusal(messages[0])
 
 
-def check_tools(tools: ToolUse) -> None:
-    """Refuse tools whose calls no grammar can hold; raises CallerError, which names one."""
+def check_tools(tools: ToolUse, answer: OutputFormat | None = None) -> None:
+    """Refuse tools whose calls no grammar can hold; raises CallerError, which names one.
+
+    So it does with an `answer` that is too much beside them.
+    """
     for at, function in enumerate(read_functions(tools.functions)):
         field = f"tools[{at}].parameters"
         try:
-            source = _calls([function], tools, None)
+            source = _calls([function], tools)
         except CallerError as error:
             error.field = field
             raise
@@ -76,6 +81,12 @@ def check_tools(tools: ToolUse) -> None:
                 code="invalid_function_parameters",
                 field=field,
             )
+    if answer is not None:
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(
+            _calls(read_functions(tools.functions), tools, answer), limits=_LIMITS
+        )
+        if is_error:
+            raise _refusal(messages[0])
 
 
 class GrammarCompiler:
@@ -89,6 +100,8 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos_ids: Collection[int]) -> None:
         self._vocab = vocab
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab)
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {about.content: token for token, about in added.items() if about.special}
         known = tokenizer.get_vocab_size()
         ends = sorted(token for token in self._eos_ids if token < known)
         whole = Tokenizer.from_str(tokenizer.to_str())
@@ -106,12 +119,12 @@ class GrammarCompiler:
         return self._started(_grammar(kind, source), generated)
 
     def start_calls(
-        self, tools: ToolUse, generated: Sequence[int] = (), answer: str | None = None
+        self, tools: ToolUse, generated: Sequence[int] = (), answer: OutputFormat | None = None
     ) -> OutputGrammar:
-        """The same of a run that must call tools, or else may `answer` by JSON of that schema."""
+        """The same of a run that must call tools, or else may `answer` in that format."""
         functions = read_functions(tools.functions)
         wanted = [each for each in functions if tools.only in (None, each["name"])]
-        return self._started(_calls(wanted, tools, answer), generated)
+        return self._started(_calls(wanted, tools, answer, self._special), generated)
 
     def _started(self, grammar_text: str, generated: Sequence[int]) -> OutputGrammar:
         matcher = LLMatcher(self._tokenizer, grammar_text, log_level=0, limits=_LIMITS)
@@ -247,29 +260,56 @@ def _bounded(schema: Any) -> Any:
     return schema
 
 
-def _calls(functions: Sequence[dict[str, Any]], tools: ToolUse, answer: str | None) -> str:
-    """llguidance's text of calls of these functions, in the markup of the model, or of JSON."""
+def _calls(
+    functions: Sequence[dict[str, Any]],
+    tools: ToolUse,
+    answer: OutputFormat | None = None,
+    special: Mapping[str, int] = MappingProxyType({}),
+) -> str:
+    """llguidance's text of calls of these functions, in the markup of the model, or of an answer.
+
+    `special`: the tokens that are no letters, of which a mark may be one.
+    """
     assert tools.markup is not None  # an engine's
     if size_of(tools.functions) > MAX_SCHEMA_BYTES:
         raise _refusal(f"are longer than {MAX_SCHEMA_BYTES} bytes", "format_too_costly")
     markup = MARKUPS[tools.markup]
-    begins, ends = (f"{markup.begins}\n", f"\n{markup.ends}") if markup.begins else ("", "")
+    begins, ends = (_mark(mark, special) for mark in (markup.begins, markup.ends))
+    first, last, between = "", "", "; "  # of all calls, as `before` and `after` are of each
+    before, after = "", ""
+    if ends:
+        before, after, between = f'{begins} "\\n"', f'"\\n" {ends}', "\n"
+    elif begins:
+        first, last, between = f'{begins} " "? "["', '"]"', ", "
+    more = f" ({json.dumps(between)} call)*" if tools.parallel else ""
     rules = [
         "start: calls" + ("" if answer is None else " | answer"),
-        f"calls: call{' (SEPARATOR call)*' if tools.parallel else ''}",
-        f"SEPARATOR: {json.dumps(chr(10) if markup.begins else '; ')}",
+        f"calls: {first} call{more} {last}",
         "call: " + " | ".join(f"call{nth}" for nth in range(len(functions))),
     ]
     for nth, function in enumerate(functions):
-        head = f'{begins}{{"name": {json.dumps(function["name"])}, "{markup.arguments}": '
-        schema = json.dumps(_bounded(function["parameters"]))
+        head = f'{{"name": {json.dumps(function["name"])}, "{markup.arguments}": '
         rules += [
-            f"call{nth}: {json.dumps(head)} arguments{nth} {json.dumps('}' + ends)}",
-            f"arguments{nth}: %json {schema}",
+            f'call{nth}: {before} {json.dumps(head)} arguments{nth} "}}" {after}',
+            f"arguments{nth}: %json {json.dumps(_bounded(function['parameters']))}",
         ]
     if answer is not None:
-        rules.append(f"answer: %json {json.dumps(_bounded(json.loads(answer)))}")
+        rules += _answer(answer, markup)
     return LLMatcher.grammar_from_lark("\n".join(rules))
+
+
+def _mark(mark: str, special: Mapping[str, int]) -> str:
+    return f"<[{special[mark]}]>" if mark in special else mark and json.dumps(mark)
+
+
+def _answer(answer: OutputFormat, markup: Markup) -> list[str]:
+    """The rules of a text in that format; of an expression's, none that would be read as a call."""
+    if answer.kind is not FormatKind.REGEX:
+        return [f"answer: %json {json.dumps(_bounded(json.loads(answer.source)))}"]
+    grammar = json.loads(LLMatcher.grammar_from_regex(answer.source))["grammars"][0]
+    text = grammar["lark_grammar"].removeprefix("start: ")
+    call = f"(?s:.*){re.escape(markup.begins)}(?s:.*)" if markup.begins else r"\s*\{(?s:.*)"
+    return ["answer: ANSWER", f"ANSWER: {text} & ~/{call}/"]
 
 
 def _refuse_constant(word: str) -> None:

@@ -11,7 +11,7 @@ from ledger.wire.bare import pack_u32s
 from origin.engine.scores import PendingScores
 from origin.engine.vocabulary import Vocabulary
 from origin.filter import FilterFactory, FilterGate
-from origin.tools import CallPiece, CallReader, ToolUse
+from origin.tools import MARKUPS, CallPiece, CallReader, Markup, ToolUse
 from origin.workers.worker_frame import ID_BITS, STEER_BEGINS, STEERED, Emission, Run
 
 MAX_FRAME_TEXT_CHARS = 16 * 1024
@@ -56,7 +56,9 @@ class Transcript:
         self._eos_ids = eos_ids
         self._limit = min(run.max_tokens, context - len(run.prompt_ids))
         goes_on = run.completes and any(map(vocabulary.text_of, run.prompt_ids))
-        self._detokeniser = Detokeniser(vocabulary, goes_on)
+        self._markup = None if tools is None or tools.markup is None else MARKUPS[tools.markup]
+        marks = () if self._markup is None else (self._markup.begins, self._markup.ends)
+        self._detokeniser = Detokeniser(vocabulary, goes_on, marks)
         self._stops = StopMatcher(run.stop)
         self._gate = FilterGate(filter_factory)
         self._calls = None if tools is None or tools.markup is None else CallReader(tools.markup)
@@ -198,7 +200,7 @@ class Transcript:
     def _call_frame(self, piece: CallPiece, arguments: str) -> ToolCall:
         """The id of a call follows from the run, so that a continuation gives the same."""
         self._scores.take()  # the API's logprobs are those of text
-        id_ = call_id(self._run, piece.call) if piece.name else ""
+        id_ = call_id(self._run, piece.call, self._markup) if piece.name else ""
         return ToolCall(piece.call, id_, piece.name, arguments, self._next_index)
 
     def _text_frame(self, text: str) -> Token | ScoredToken:
@@ -214,9 +216,11 @@ class Transcript:
         return emission
 
 
-def call_id(run: Run, call: int) -> str:
+def call_id(run: Run, call: int, markup: Markup | None) -> str:
     """Of the nth call of a run: another one for another request, or another seed."""
     digest = hashlib.sha256(f"{run.sampling.seed} {call} ".encode() + pack_u32s(run.prompt_ids))
+    if markup is not None and markup.id_chars is not None:
+        return digest.hexdigest()[: markup.id_chars]
     return f"call_{digest.hexdigest()[:24]}"
 
 
@@ -236,7 +240,9 @@ def _orders(logged: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
 
 
 class Detokeniser:
-    """Token ids to text, as soon as the bytes end on a whole character; special tokens are none.
+    """Token ids to text, as soon as the bytes end on a whole character.
+
+    Special tokens are no text, but for the `marks` around calls, which the reader of calls needs.
 
     Bytes that are no UTF-8 become U+FFFD, as soon as they are certain to be none and as many as
     the Unicode standard recommends (section 3.9, substitution of maximal subparts).
@@ -244,15 +250,20 @@ class Detokeniser:
     the same pieces again.
     """
 
-    def __init__(self, vocabulary: Vocabulary, goes_on: bool = False) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, goes_on: bool = False, marks: Sequence[str] = ()
+    ) -> None:
         """goes_on: there is text before the first token, of which its space parts it."""
         self._vocabulary = vocabulary
+        self._marks = {mark.encode() for mark in marks}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strips_space = vocabulary.strips_space and not goes_on
 
     def step(self, token: int) -> str:
         """The text that `token` completes; empty while a character is unfinished."""
         raw = self._vocabulary.text_of(token)
+        if not raw and self._marks and (name := self._vocabulary.bytes_of(token)) in self._marks:
+            raw = name
         if raw and self._strips_space:
             self._strips_space = False
             raw = raw.removeprefix(b" ")

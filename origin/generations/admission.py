@@ -96,9 +96,9 @@ def _token_recipe(
         if form is not None:
             check_format(form.kind, form.source)
         if tools is not None and held:
-            check_tools(tools)
             if tools.forced:
                 form = None  # all that there will be is calls
+            check_tools(tools, form)
     return Recipe(
         **_any_kind(request),
         fingerprint=fingerprint,
@@ -129,8 +129,6 @@ def _tool_use(request: Open, reader: PromptReader | None) -> ToolUse | None:
         raise CallerError(f"requires {tools.only!r}, which is none of them", field="tools")
     if request.prompt is not None:
         raise CallerError("go with messages, not with a prompt", field="tools")
-    if request.format is not None and request.format.kind is not FormatKind.JSON_SCHEMA:
-        raise CallerError("goes with no tools", field="format", hint="a JSON schema does")
     return ToolUse(
         functions=tools.functions,
         choice=tools.choice.word,

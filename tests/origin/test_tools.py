@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from origin.tools import CallPiece, CallReader, MarkupName, markup_of
+from origin.tools import MARKUPS, CallPiece, CallReader, MarkupName, markup_of
 
 HERMES_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "}]"]}}\n</tool_call>'
 LLAMA_CALL = '{"name": "add", "parameters": {"a": 1, "b": [2, "}]"]}}'
+LISTED_CALL = '{"name": "add", "arguments": {"a": 1, "b": [2, "}]"]}, "id": "a1b2c3d4e"}'
 ADD = ("add", {"a": 1, "b": [2, "}]"]})
 
 Call = tuple[str, object]
@@ -84,6 +85,12 @@ def _pieces(markup: MarkupName, *pieces: str) -> tuple[str, list[tuple[str, str]
         ("llama", "\n{", "\n{", []),
         ("llama", f'{LLAMA_CALL}; {{"city": "Ulm"}}', '; {"city": "Ulm"}', [ADD]),
         ("hermes", "a \n<tool_call>{}</tool_call>", "a \n<tool_call>{}</tool_call>", []),
+        ("mistral", f"I see. [TOOL_CALLS] [{LISTED_CALL}]", "I see.", [ADD]),
+        ("mistral", f"[TOOL_CALLS][{LISTED_CALL}, {LISTED_CALL}]\n", "", [ADD, ADD]),
+        ("mistral", '[TOOL_CALLS] [{"arguments": {}, "name": "now"}]', "", [("now", {})]),
+        ("mistral", "a [TOOL_CALLS]add[ARGS]{}", "a [TOOL_CALLS]add[ARGS]{}", []),
+        ("mistral", "a [TOOL_CALLS] [{}] b", "a [TOOL_CALLS] [{}] b", []),
+        ("mistral", "a [TOOL_CALLS] [", "a [TOOL_CALLS] [", []),
     ],
 )
 def test_calls_are_taken_out_of_the_text_however_it_is_cut(
@@ -108,15 +115,14 @@ def test_a_call_that_is_cut_off_keeps_what_came_of_it() -> None:
 
 LIKE_CALLS = st.lists(
     st.sampled_from(["<tool_call>", "</tool_call>", "<tool", *'{}[],:;" \\n\n', '"name"', '"x"'])
-    | st.sampled_from(['"arguments"', '"parameters"', HERMES_CALL, LLAMA_CALL]),
+    | st.sampled_from(['"arguments"', '"parameters"', HERMES_CALL, LLAMA_CALL, "[TOOL_CALLS]"]),
     max_size=12,
 ).map("".join)
 
 
 @given(LIKE_CALLS | st.text(max_size=60), st.integers(0, 60))
 def test_no_text_is_lost_or_depends_on_cuts(output: str, at: int) -> None:
-    markups: tuple[MarkupName, ...] = ("hermes", "llama")
-    for markup in markups:
+    for markup in MARKUPS:
         whole = _pieces(markup, output)
         assert whole == _pieces(markup, output[:at], output[at:])
         assert whole == _pieces(markup, *output)
@@ -134,7 +140,8 @@ def test_no_text_is_lost_or_depends_on_cuts(output: str, at: int) -> None:
             """{{- '"parameters": ' }}{{ tool_call.arguments | tojson }}""",
             "llama",
         ),
-        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", None),
+        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS] [", "mistral"),
+        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]add[ARGS]", None),
     ],
 )
 def test_a_template_tells_how_its_model_calls(template: str, markup: str | None) -> None:

@@ -119,15 +119,6 @@ def test_a_schema_for_the_answer_goes_with_tools_and_says_nothing_where_one_must
         (asking(Tools(json.dumps([ADD]), ToolChoice.REQUIRED, "sub")), "tools"),
         (asking(turns=(Message("assistant", "", "[1]"),)), "messages[0].tool_calls[0]"),
         (Open(model="demo", prompt="x", tools=Tools(json.dumps([ADD]))), "tools"),
-        (
-            Open(
-                model="demo",
-                messages=TURNS,
-                tools=Tools(json.dumps([ADD])),
-                format=OutputFormat(FormatKind.REGEX, "[a-z]+"),
-            ),
-            "format",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(

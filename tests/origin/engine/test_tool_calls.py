@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from ledger.errors import CallerError
 from ledger.frame import (
     FinishReason,
+    FormatKind,
+    OutputFormat,
     Score,
     ScoredToken,
     StreamEnd,
@@ -20,17 +24,30 @@ from ledger.frame import (
 )
 from ledger.interface import Record
 from origin.engine.grammar import GrammarCompiler, OutputGrammar, check_tools
-from origin.engine.transcript import Transcript
+from origin.engine.transcript import Detokeniser, Transcript
 from origin.engine.vocabulary import Vocabulary
 from origin.generations.history import History
-from origin.tools import CallPiece, CallReader, ToolUse
+from origin.tools import MARKUPS, CallPiece, CallReader, ToolUse
 from origin.workers.worker_frame import Emission, Run
 from tests.origin.engine.runs import make_run
 from tests.origin.tiny_checkpoint import END_ID, train_tokenizer
 
-TOKENIZER = train_tokenizer(300)
-VOCABULARY = Vocabulary(TOKENIZER)
-COMPILER = GrammarCompiler(TOKENIZER, TOKENIZER.get_vocab_size(), [END_ID])
+
+class Words:
+    """A tokenizer, of which the marks around calls are special tokens or not."""
+
+    def __init__(self, *special: str) -> None:
+        self.tokenizer: Tokenizer = train_tokenizer(300)
+        self.tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in special])
+        self.vocabulary = Vocabulary(self.tokenizer)
+        self.compiler = GrammarCompiler(self.tokenizer, self.tokenizer.get_vocab_size(), [END_ID])
+
+
+WORDS = {
+    "letters": Words(),
+    "special tokens": Words("<tool_call>", "</tool_call>", "[TOOL_CALLS]"),
+}
+TOKENIZER = WORDS["letters"].tokenizer
 FUNCTIONS = [
     {
         "name": "add",
@@ -45,6 +62,19 @@ FUNCTIONS = [
 ]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é}"}}\n</tool_call>'
 SAID = f"Let me see. {CALL}\n{CALL}"
+IN_A_LIST = '{"name": "add", "arguments": {"a": 1, "b": "é}"}, "id": "123456789"}'
+SAID_BY: dict[str, str] = {
+    "hermes": SAID,
+    "mistral": f"Let me see. [TOOL_CALLS] [{IN_A_LIST}, {IN_A_LIST}]",
+}
+
+
+LEGS = {"type": "object", "properties": {"legs": {"enum": [2, 4]}}, "required": ["legs"]}
+ANSWERS = [
+    OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(LEGS | {"additionalProperties": False})),
+    OutputFormat(FormatKind.REGEX, r"(<tool_call>|\[TOOL_CALLS\]|\{)?[01]{1,3}"),
+]
+MARKS = [mark for markup in MARKUPS.values() for mark in (markup.begins, markup.ends)]
 
 
 def using(**more: Any) -> ToolUse:
@@ -52,15 +82,15 @@ def using(**more: Any) -> ToolUse:
     return ToolUse(**given | more)
 
 
-def transcript(run: Run, tools: ToolUse) -> Transcript:
-    return Transcript(7, run, VOCABULARY, frozenset({END_ID}), 512, None, tools)
+def transcript(run: Run, tools: ToolUse, words: str = "letters") -> Transcript:
+    return Transcript(7, run, WORDS[words].vocabulary, frozenset({END_ID}), 512, None, tools)
 
 
 def play(made: Transcript, ids: list[int]) -> list[Emission]:
     emissions = made.resume()
     for token in ids[made.total_tokens :]:
         if not made.ended:
-            score = Score(token, VOCABULARY.bytes_of(token), -1.0)
+            score = Score(token, b"", -1.0)
             emissions += made.accept(token, TokenScores(score))
     return emissions
 
@@ -71,11 +101,16 @@ def frames_of(emissions: list[Emission]) -> list[Any]:
     return frames
 
 
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("markup", SAID_BY)
 @pytest.mark.parametrize("logprobs", [None, 0])
-def test_a_run_with_calls_goes_on_exactly_after_any_of_its_frames(logprobs: int | None) -> None:
+def test_a_run_with_calls_goes_on_exactly_after_any_of_its_frames(
+    logprobs: int | None, markup: str, words: str
+) -> None:
     fields: dict[str, Any] = {"max_tokens": 400, "seed": 5, "logprobs": logprobs}
-    ids = [*TOKENIZER.encode(SAID).ids, END_ID]
-    whole = play(transcript(make_run(**fields), using()), ids)
+    tools = using(markup=markup)
+    ids = [*WORDS[words].tokenizer.encode(SAID_BY[markup]).ids, END_ID]
+    whole = play(transcript(make_run(**fields), tools, words), ids)
     frames = frames_of(whole)
     text = "".join(f.text for f in frames if not isinstance(f, ToolCall | StreamEnd))
     calls = [frame for frame in frames if isinstance(frame, ToolCall)]
@@ -85,7 +120,8 @@ def test_a_run_with_calls_goes_on_exactly_after_any_of_its_frames(logprobs: int 
         said = "".join(call.arguments for call in calls if call.call == nth)
         assert json.loads(said) == {"a": 1, "b": "é}"}
     named = [call.id for call in calls if call.id]
-    assert len({*named}) == 2 and all(id_.startswith("call_") for id_ in named)
+    assert len({*named}) == 2
+    assert all(id_.startswith("call_") if markup == "hermes" else len(id_) == 9 for id_ in named)
     assert frames[-1].finish_reason is FinishReason.TOOL_CALLS
     assert len(calls) > 10
     if logprobs is not None:
@@ -102,7 +138,7 @@ def test_a_run_with_calls_goes_on_exactly_after_any_of_its_frames(logprobs: int 
             sent_bytes=history.sent_bytes,
             next_index=history.next_index,
         )
-        assert frames_of(play(transcript(rest, using()), ids)) == frames[cut:]
+        assert frames_of(play(transcript(rest, tools, words), ids)) == frames[cut:]
 
 
 def test_one_call_is_enough_where_no_two_may_be() -> None:
@@ -123,25 +159,31 @@ def test_another_seed_has_other_ids_of_calls() -> None:
     assert len(named) == 2
 
 
-def drawn(seed: int, grammar: OutputGrammar) -> tuple[str, bool]:
+def drawn(seed: int, grammar: OutputGrammar, words: str = "letters") -> tuple[str, bool]:
     """A text that a grammar allows, and whether it has come to its end."""
-    draw, ids = random.Random(seed), list[int]()
+    draw, ids, tokenizer = random.Random(seed), list[int](), WORDS[words].tokenizer
     while not grammar.finished and len(ids) < 300:
         mask = grammar.mask()
-        bits = [n for n in range(TOKENIZER.get_vocab_size()) if mask[n // 32] >> (n % 32) & 1]
+        bits = [n for n in range(tokenizer.get_vocab_size()) if mask[n // 32] >> (n % 32) & 1]
         token = END_ID if grammar.may_end and draw.random() < 0.5 else draw.choice(bits)
         grammar.accept(token)
         ids.append(token)
-    return TOKENIZER.decode([token for token in ids if token != END_ID]), grammar.finished
+    said = Detokeniser(WORDS[words].vocabulary, marks=MARKS)
+    return "".join(said.step(token) for token in ids if token != END_ID), grammar.finished
 
 
-@pytest.mark.parametrize("markup", ["hermes", "llama"])
-def test_beside_an_output_format_the_text_is_calls_or_json_of_it(markup: Any) -> None:
-    legs = {"type": "object", "properties": {"legs": {"enum": [2, 4]}}, "required": ["legs"]}
-    answer = json.dumps(legs | {"additionalProperties": False})
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.kind.word)
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("markup", MARKUPS)
+def test_beside_an_output_format_the_text_is_calls_or_an_answer_in_it(
+    markup: Any, words: str, answer: OutputFormat
+) -> None:
+    tools = using(markup=markup)
+    check_tools(tools, answer)
     kinds = set()
     for seed in range(40):
-        text, finished = drawn(seed, COMPILER.start_calls(using(markup=markup), (), answer))
+        grammar = WORDS[words].compiler.start_calls(tools, (), answer)
+        text, finished = drawn(seed, grammar, words)
         reader = CallReader(markup)
         said = [*reader.feed(text), *reader.feed("", last=True)]
         if not finished:
@@ -149,20 +191,23 @@ def test_beside_an_output_format_the_text_is_calls_or_json_of_it(markup: Any) ->
         kinds.add(reader.calls > 0)
         if reader.calls:
             assert all(isinstance(piece, CallPiece) for piece in said), text
+        elif answer.kind is FormatKind.REGEX:
+            assert re.fullmatch(answer.source, text) and said == [text]
         else:
             assert json.loads("".join(map(str, said)))["legs"] in (2, 4)
     assert kinds == {True, False}
 
 
-@pytest.mark.parametrize("markup", ["hermes", "llama"])
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("markup", MARKUPS)
 @pytest.mark.parametrize(("only", "parallel"), [(None, True), (None, False), ("now", False)])
 def test_whatever_is_drawn_under_a_forced_choice_is_calls_of_those_tools(
-    markup: Any, only: str | None, parallel: bool
+    markup: Any, words: str, only: str | None, parallel: bool
 ) -> None:
     tools = using(choice="required", only=only, parallel=parallel, markup=markup)
     check_tools(tools)
     for seed in range(12):
-        text, finished = drawn(seed, COMPILER.start_calls(tools))
+        text, finished = drawn(seed, WORDS[words].compiler.start_calls(tools), words)
         reader = CallReader(markup)
         pieces = [*reader.feed(text), *reader.feed("", last=True)]
         assert all(isinstance(piece, CallPiece) for piece in pieces), text
