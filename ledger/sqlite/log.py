@@ -14,7 +14,7 @@ from ledger.sqlite.group import Group
 from ledger.sqlite.record import pack_batch
 from ledger.sqlite.residents import Residents
 from ledger.sqlite.storage import Commit, SegmentRow
-from ledger.sqlite.tail import MAX_TAIL_BATCHES
+from ledger.sqlite.tail import MAX_TAIL_BATCHES, SEGMENT_BYTES
 
 SEGMENT_COMMITS = 64
 """Commits over which the segments are spread that are due now. Each takes its share of them, so
@@ -92,7 +92,7 @@ class Log:
         """Put the log row into a group's commit; everything else can be stored behind it."""
         if not group.tails:
             return
-        commit, residents = group.commit, self._residents
+        commit, ripe, unstored = group.commit, self._residents.ripe, self._residents.unstored
         self._seq += 1
         commit.seq = self._seq
         for tail in dict.fromkeys(group.tails):
@@ -101,11 +101,11 @@ class Log:
             if tail.gone:
                 continue
             sid = tail.sid
-            if sid not in residents.unstored:
+            if sid not in unstored:
                 tail.oldest_seq = commit.seq
-                residents.unstored[sid] = tail
-            if tail.ripe:
-                residents.ripe[sid] = tail
+                unstored[sid] = tail
+            if tail.unstored_bytes >= SEGMENT_BYTES or tail.end_accepted:  # `ripe`, written out
+                ripe[sid] = tail
         sids = [tail.sid for tail in group.tails]
         commit.log = pack_batch(sids, group.indexes, group.frames, group.ids)
         self._rows.add(self._seq, len(commit.log))

@@ -15,9 +15,7 @@ of a row that has rotted it is known, most likely, which streams it has cost wha
 from __future__ import annotations
 
 import struct
-import sys
 import zlib
-from array import array
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -32,9 +30,7 @@ MAX_ID = 2**32 - 1
 CHECKSUM_HINT = "the file is damaged; restore it from a copy"
 
 _U32 = struct.Struct("<I")
-_SWAP = sys.byteorder == "big"
-_CODES = {array(code).itemsize: code for code in "BHIQ"}
-_WIDTHS = {code: bytes((width,)) for width, code in _CODES.items()}
+_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # by width
 _unpack_u32 = _U32.unpack_from
 _HEAD_AT = 8
 
@@ -109,7 +105,13 @@ def split_frames(data: bytes) -> list[bytes]:
 
 
 def pack_ids(ids: Sequence[tuple[int, ...]]) -> bytes:
-    return column(list(map(len, ids))) + column(list(chain.from_iterable(ids)))
+    try:
+        flat = [only for (only,) in ids]
+        counts = b"\1" * (1 + len(ids))  # as `column` would, but that is most of a segment's time
+    except ValueError:
+        flat = list(chain.from_iterable(ids))
+        counts = column(list(map(len, ids)))
+    return counts + column(flat)
 
 
 def take_ids(blob: bytes, at: int, count: int) -> tuple[list[tuple[int, ...]], int]:
@@ -117,36 +119,27 @@ def take_ids(blob: bytes, at: int, count: int) -> tuple[list[tuple[int, ...]], i
     flat, at = take_column(blob, at, sum(counts))
     ids, begin = [], 0
     for length in counts:
-        ids.append(tuple(flat[begin : begin + length]))
+        ids.append(flat[begin : begin + length])
         begin += length
     return ids, at
 
 
 def column(values: Sequence[int]) -> bytes:
     most = max(values, default=0)
-    code = "B" if most < 1 << 8 else "H" if most < 1 << 16 else "I" if most < 1 << 32 else "Q"
-    numbers = array(code, values)
-    if _SWAP:
-        numbers.byteswap()
-    return _WIDTHS[code] + numbers.tobytes()
+    width = 1 if most < 1 << 8 else 2 if most < 1 << 16 else 4 if most < 1 << 32 else 8
+    return struct.pack(f"<B{len(values)}{_CODES[width]}", width, *values)
 
 
-def _take_head(blob: bytes, at: int) -> tuple[array[int], array[int], int]:
+def take_column(blob: bytes, at: int, count: int) -> tuple[tuple[int, ...], int]:
+    numbers = struct.Struct(f"<{count}{_CODES[blob[at]]}")
+    return numbers.unpack_from(blob, at + 1), at + 1 + numbers.size
+
+
+def _take_head(blob: bytes, at: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     (count,) = _unpack_u32(blob, at)
     sids, at = take_column(blob, at + 4, count)
     indexes, at = take_column(blob, at, count)
-    if len(indexes) != count:
-        raise ValueError("the row ends in its head")
     return sids, indexes, at
-
-
-def take_column(blob: bytes, at: int, count: int) -> tuple[array[int], int]:
-    numbers = array(_CODES[blob[at]])
-    end = at + 1 + count * numbers.itemsize
-    numbers.frombytes(blob[at + 1 : end])
-    if _SWAP:
-        numbers.byteswap()
-    return numbers, end
 
 
 def _seal(*parts: bytes) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ledger.errors import ConfigError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 APPLICATION_ID = 0x54_52_4C_31  # "TRL1"
 BUSY_TIMEOUT_MS = 5_000
 """For how long a connection waits for the locks of others."""

@@ -49,8 +49,8 @@ CREATE TABLE segment (
     length  INTEGER NOT NULL,                 -- records in it
     coding  INTEGER NOT NULL,                 -- 0: plain, 1: cold
     records BLOB    NOT NULL,
-    PRIMARY KEY (sid, first)
-) WITHOUT ROWID;
+    PRIMARY KEY (sid, first)                  -- an index beside it: what is large is only added
+);
 CREATE TABLE object (
     oid           INTEGER PRIMARY KEY,        -- short local id, used by object_value
     kind          TEXT    NOT NULL,
