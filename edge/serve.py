@@ -16,6 +16,7 @@ from edge.access.connections import RESERVED_FILES, raise_open_files
 from edge.app import create_app
 from edge.config import EdgeConfig, access_rules, connection_limits
 from edge.drain import go_away
+from edge.origins.hints import Hints
 from edge.origins.link import Link
 from edge.processes import run_processes
 from edge.reload import Certificate, open_gate, reloaded_keys, reloading, require_keys
@@ -73,12 +74,14 @@ async def serve(
     server.alt_svc_headers = alt_svc(sockets.quic)
     rules = access_rules(config, gate)
     app = create_app(link, config, rules, deployment)
-    certificate = Certificate(config, server, app.state.hints)
+    hints: Hints = app.state.hints
+    certificate = Certificate(config, server, hints)
     rest = Rest(Observed(app, counts), server)
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, turn, deadlines, rules, counts)
     limits = connection_limits(config, open_files)
-    shared = Shared(config, link, rest, routes, deadlines, turn, limits, rules, counts)
+    asked_for = hints.asked_for if config.host_models else None
+    shared = Shared(config, link, rest, routes, deadlines, turn, limits, rules, counts, asked_for)
     if counts is not None:
         app.state.metrics = EdgeMetrics(counts, link, limits)
     look_less_often()

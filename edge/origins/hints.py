@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from ssl import SSLContext, SSLObject, SSLSocket
+from ssl import SSLContext
 
 from edge.origins.link import Link
 from edge.reader import whole_answer
@@ -55,11 +55,10 @@ class Hints:
     def listen(self, context: SSLContext) -> None:
         """To the names that handshakes of this context ask for."""
         if self._hosts:
-            context.sni_callback = self._asked_for
+            context.sni_callback = lambda _, name, __: self.asked_for(name)
 
-    def _asked_for(
-        self, _connection: SSLSocket | SSLObject, name: str | None, _context: SSLContext
-    ) -> None:
+    def asked_for(self, name: str | None) -> None:
+        """A handshake was for this host, if for any."""
         if name is not None and (model := self._hosts.get(name.lower())) is not None:
             self.say(Hint.HANDSHAKE, model)
 

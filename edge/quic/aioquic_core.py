@@ -8,6 +8,7 @@ What aioquic decides for itself and is decided otherwise here:
   and nothing that is small on the wire is large here.
 - Session tickets carry no permission for early data, which anybody could send once more.
 - The first byte of a connection id may be given, so that several processes can share a port.
+- The host name that a handshake asks for is told; aioquic reads it and throws it away.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +56,7 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.retry import QuicRetryTokenHandler
-from aioquic.tls import SessionTicket
+from aioquic.tls import SessionTicket, pull_client_hello
 
 from edge.quic.core import (
     CONNECTION_WINDOW_BYTES,
@@ -92,6 +94,9 @@ MAX_SESSION_TICKETS = 4096
 MIN_INITIAL_CID_BYTES = 8
 """RFC 9000, 7.2"""
 
+AskedFor = Callable[[str], None]
+"""Told the host name of a handshake, before the client can ask anything of it."""
+
 VERSIONS = (QuicProtocolVersion.VERSION_1, QuicProtocolVersion.VERSION_2)
 
 
@@ -107,9 +112,10 @@ _MUTE = _Mute(logging.getLogger("quic"), {})
 
 
 class _Quic(QuicConnection):
-    def __init__(self, mark: int | None, **options: Any) -> None:
+    def __init__(self, mark: int | None, asked_for: AskedFor | None, **options: Any) -> None:
         super().__init__(**options)
         self._mark = mark
+        self._asked_for = asked_for
         self._logger = self._loss._logger = _MUTE
         self._local_max_streams_bidi.value = MAX_REQUESTS_AT_ONCE
         self._local_max_streams_bidi.sent = MAX_REQUESTS_AT_ONCE
@@ -124,6 +130,21 @@ class _Quic(QuicConnection):
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         self.tls._max_early_data = None
+        if self._asked_for is not None:
+            handle: Callable[..., None] = self.tls._server_handle_hello
+            hears = partial(self._hear, self._asked_for, handle)
+            self.tls._server_handle_hello = hears  # type: ignore[method-assign]
+
+    @staticmethod
+    def _hear(
+        asked_for: AskedFor, handle: Callable[..., None], hello: Buffer, *answers: Buffer
+    ) -> None:
+        begun = hello.tell()
+        name = pull_client_hello(hello).server_name
+        hello.seek(begun)
+        handle(hello, *answers)
+        if name is not None:
+            asked_for(name)
 
     def _replenish_connection_ids(self) -> None:
         known = len(self._host_cids)
@@ -412,12 +433,20 @@ class AioquicCore:
 
 
 class AioquicCores:
-    """`Cores` for one certificate; `mark` is the first byte of every connection id."""
+    """`Cores` for one certificate; `mark` is the first byte of every connection id, and
+    `asked_for` is told the host names of handshakes."""
 
     cid_bytes = CONNECTION_ID_BYTES
 
-    def __init__(self, certificate: Path, key: Path, mark: int | None = None) -> None:
+    def __init__(
+        self,
+        certificate: Path,
+        key: Path,
+        mark: int | None = None,
+        asked_for: AskedFor | None = None,
+    ) -> None:
         self._mark = mark
+        self._asked_for = asked_for
         self._retries = QuicRetryTokenHandler()
         self._tickets: OrderedDict[bytes, SessionTicket] = OrderedDict()
         self.load(certificate, key)
@@ -439,6 +468,7 @@ class AioquicCores:
         return AioquicCore(
             _Quic(
                 self._mark,
+                self._asked_for,
                 configuration=self._configuration,
                 original_destination_connection_id=original_cid,
                 retry_source_connection_id=retried_cid,

@@ -178,9 +178,8 @@ def _listen_quic(bound: Sequence[socket.socket], shared: Shared, process: int) -
         config.stalled_timeout_s,
         shared.counts,
     )
-    listener = QuicListener(
-        bound, AioquicCores(config.certificate, config.key, mark), behind, shared.limits
-    )
+    cores = AioquicCores(config.certificate, config.key, mark, shared.asked_for)
+    listener = QuicListener(bound, cores, behind, shared.limits)
     listener.start()
     for each in bound:
         log.info("Running on https://" + _name(each) + " (QUIC)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edge.access.connections import ConnectionLimits
@@ -55,6 +56,8 @@ class Shared:
     limits: ConnectionLimits
     rules: Rules
     counts: Counts | None = None
+    asked_for: Callable[[str], None] | None = None
+    """Told the host names of QUIC's handshakes."""
     connections: Connections = field(default_factory=Connections)
     application: Application = field(init=False)
     """For HTTP/2 and HTTP/3."""

@@ -62,7 +62,8 @@ class Listening:
             30.0,
             300.0,
         )
-        cores = AioquicCores(files.certificate, files.key)
+        self.asked_for: list[str] = []
+        cores = AioquicCores(files.certificate, files.key, asked_for=self.asked_for.append)
         self.listener = QuicListener(
             self.sockets, cores, behind, ConnectionLimits(100, 100), probe_timeout_s
         )
@@ -107,6 +108,14 @@ async def test_both_families_are_served_by_one_server(certificate: CertificateFi
             assert await answers((host, served.ports[at]))
         peers = [request.peer[0] for request in served.routes.requests if request.peer]
         assert peers == list(hosts)
+
+
+async def test_the_host_of_a_handshake_is_told_before_anything_is_asked(
+    certificate: CertificateFiles,
+) -> None:
+    async with listening(certificate) as served, served.client():
+        assert served.asked_for == ["localhost"]
+        assert not served.routes.requests
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
