@@ -47,8 +47,8 @@ def boot_id() -> bytes:
     return b""
 
 
-def look_less_often() -> None:
+def look_less_often(thresholds: tuple[int, int, int] = GC_THRESHOLDS) -> None:
     """Have Python look for cycles less often, and never in what was loaded so far."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
+    gc.set_threshold(*thresholds)

@@ -23,6 +23,7 @@ from ledger.frame import (
     Open,
     Opened,
     Resume,
+    Splitter,
     Status,
     StreamError,
     decode,
@@ -49,6 +50,7 @@ class StreamReader:
         "_patience",
         "_queue",
         "_started",
+        "_swell",
         "_turn",
         "_wanted",
         "_window",
@@ -80,6 +82,7 @@ class StreamReader:
         self._window = Window.starting(
             wanted.start, wanted.credit, WINDOW_FRAMES, wanted.credit_bytes
         )
+        self._swell = 1  # how many bytes one of a frame has lately become for the client
         self._started = False  # the response's head has been given
         self._over = False
         self._patience: asyncio.TimerHandle | None = None  # with a stream that may have ended
@@ -120,6 +123,8 @@ class StreamReader:
                 self._end()
                 return
         self._timed(wrote)
+        if self._queue:  # by itself a frame of a few bytes takes seventy
+            self._queue = [b"".join(self._queue)]
         self._deadline.set(SILENCE_S)
         if self._window.renew(WINDOW_BYTES):
             credit = Credit(self._window.limit, self._window.limit_bytes)
@@ -140,9 +145,11 @@ class StreamReader:
 
     def _write(self, room: int) -> bool:
         """Frames for about `room` bytes; whether the stream ends with the last of them."""
-        queue, taken, size = self._queue, 0, 0
+        if self._held_s is not None:
+            self._queue = Splitter().feed(b"".join(self._queue))
+        queue, taken, size, most = self._queue, 0, 0, room // self._swell
         for raw in queue:
-            if size >= room:
+            if taken and size >= most:
                 break
             size += len(raw)
             taken += 1
@@ -153,6 +160,7 @@ class StreamReader:
         self._window.passed(taken, size)
         data = self._encoder.frames(queue)
         if data:
+            self._swell = -(-len(data) // size)
             self._outlet.write(data)
             self._exchange.wrote()
         last = tag_of(queue[-1])

@@ -1,6 +1,6 @@
 """What the edge costs per relayed frame, beside nginx, and its clients; how long they wait.
 
-    python tests/bench/bench_edge.py [--seconds 4] [--rounds 3] [--tree FOLDER] [--quick]
+    python tests/bench/bench_edge.py [--seconds 4] [--rounds 3] [--tree FOLDER] [--only PART]
 
 The server is on one core, source and clients are on another. Frames of 18 bytes, 20 a second on
 each of 64 and 512 connections: each connection's at a time of its own (`staggered`), or all at once
@@ -10,9 +10,12 @@ streams the same events over HTTP/1.1 and HTTP/2 without buffering, one upstream
 figure is the median of the rounds; HTTP/3 beside Caddy is bench_http3.py's. workerd, where there is
 npm, passes the events on in JavaScript: `…_vs_workerd_js` is how many frames the edge relays in the
 processor time that workerd takes for one. `p99_beside_stalled` is what 64 readers wait beside 500
-that read nothing, to what they wait without those; the worst of three views. It ends with one line
-of JSON: times in us or ms as the names say, sizes in KiB of the edge and of the kernel's TCP
-buffers together; null is not measured.
+that read nothing, to what they wait without those; the worst of three views. `gc_pause_ms` is the
+longest that the edge has looked for garbage since 2,000 idle WebSockets began to connect, plain or
+over TLS, and `gc_whole_ms` what it takes to look at all that there is then, which it is told to.
+`stalled_reader_kib` is what a reader costs more that stalls than one to whom nothing is said. It
+ends with one line of JSON: times in us or ms as the names say, sizes in KiB of the edge and of the
+kernel's TCP buffers together; null is not measured.
 """
 
 from __future__ import annotations
@@ -22,11 +25,15 @@ import asyncio
 import json
 import os
 import shutil
+import signal
+import ssl
 import statistics
 import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +42,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tailrace.certificate import development_certificate  # noqa: E402
 from tests.bench.edge.readers import FRAMES, H2, SSE, WS, Reader, connect, stalled  # noqa: E402
 from tests.bench.edge.source import FLOOD, PACED, SILENT, STEP  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
@@ -52,6 +60,7 @@ ROWS = (
     *(("nginx", H2), ("edge", H2), ("workerd", SSE)),
 )
 VIEWS = (SSE, FRAMES, WS)
+PARTS = ("frames", "storm", "idle", "stalled")
 IDLE, STALLED, STORM = 2000, 500, 1000
 NEIGHBOUR_S = 6.0
 """How long those are looked at who read beside readers that stall."""
@@ -154,10 +163,18 @@ class Bench:
     """The servers, and what was found of them."""
 
     def __init__(
-        self, edge: int, edge_port: int, nginx: int, nginx_port: int, nginx_h2_port: int
+        self,
+        edge: tuple[int, int],
+        nginx: tuple[int, int],
+        nginx_h2_port: int,
+        edge_tls_port: int,
+        collections: Path,
     ) -> None:
-        self.servers = {"edge": (edge, edge_port), "nginx": (nginx, nginx_port)}
+        """Of `edge` and `nginx` the process and its port."""
+        self.servers = {"edge": edge, "nginx": nginx}
         self._nginx_h2_port = nginx_h2_port
+        self._edge_tls_port = edge_tls_port
+        self._collections = collections
         self.found: dict[str, list[float]] = {}
         self._next = 0
 
@@ -193,41 +210,72 @@ class Bench:
         await asyncio.sleep(0.2)
         assert came > 0, f"{name}: nothing came"
         self.note(f"{name}_us", spent / came * 1e6)
-        self.note(f"{name}_p50_ms", late[len(late) // 2] * 1e3)
-        self.note(f"{name}_p99_ms", late[len(late) * 99 // 100] * 1e3)
+        self._note_waits(name, late)
         if kind != FLOOD:
             self.note(f"{name}_share", came / (count * PER_S * seconds))
 
-    async def memory(self) -> None:
-        """What idle sessions and readers that stall cost beyond what they cost as they connect."""
-        pid, port = self.servers["edge"]
-        warm = await self.connect("edge", WS, None, 100)
+    def _note_waits(self, name: str, waits_s: list[float]) -> None:
+        """Sorted; of a run so short that nothing was timed nothing is noted."""
+        if waits_s:
+            self.note(f"{name}_p50_ms", waits_s[len(waits_s) // 2] * 1e3)
+            self.note(f"{name}_p99_ms", waits_s[len(waits_s) * 99 // 100] * 1e3)
+
+    async def idle(self) -> None:
+        """What idle sessions cost, and how long their edge stands still to look for garbage."""
+        tls = ssl.create_default_context()
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        await self._idle("ws", self.servers["edge"][1], None)
+        await self._idle("wss", self._edge_tls_port, tls)
+
+    async def _idle(self, name: str, port: int, tls: ssl.SSLContext | None) -> None:
+        pid = self.servers["edge"][0]
+        warm = await connect(port, WS, None, 100, tls=tls)
         await asyncio.sleep(SETTLE_S)
         for reader in warm:
             reader.close()
-        before = resident_kib(pid) + kernel_kib()
-        idle = await self.connect("edge", WS, None, IDLE)
+        before, collected = self._held_kib(), len(self._pauses_s())
+        idle = await connect(port, WS, None, IDLE, tls=tls)
         await asyncio.sleep(SETTLE_S)
-        self.note("idle_ws_kib", (resident_kib(pid) + kernel_kib() - before) / IDLE)
+        self.note(f"idle_{name}_kib", (self._held_kib() - before) / IDLE)
+        pauses_s = self._pauses_s()
+        os.kill(pid, signal.SIGUSR1)
+        await self._settled()
+        whole_s = self._pauses_s()[len(pauses_s) :]
+        self.note(f"gc_pause_{name}_ms", max(pauses_s[collected:], default=0.0) * 1e3)
+        self.note(f"gc_whole_{name}_ms", max(whole_s) * 1e3)
         for reader in idle:
             reader.close()
+        await self._settled()
+
+    def _pauses_s(self) -> list[float]:
+        return [float(line) for line in self._collections.read_text().split()]
+
+    def _held_kib(self) -> float:
+        return resident_kib(self.servers["edge"][0]) + kernel_kib()
+
+    async def stalled(self) -> None:
+        """What readers that stall cost, and how long others wait who read beside them."""
+        port = self.servers["edge"][1]
         for view in VIEWS:
             accepts = b"text/event-stream" if view == SSE else b"application/vnd.tailrace.frames"
-            await asyncio.sleep(SETTLE_S)
-            quiet = [stalled(port, view, SILENT, n, accepts) for n in range(STALLED)]
-            await asyncio.sleep(2 * SETTLE_S)
+            ask = partial(stalled, port, view)
+            warm = [ask(SILENT, n, accepts) for n in range(STALLED // 5)]
             await self._neighbours(f"beside_no_{view}")
-            before = resident_kib(pid) + kernel_kib()
-            clients = [stalled(port, view, FLOOD, n, accepts) for n in range(STALLED)]
-            await self._settled()
-            grown = resident_kib(pid) + kernel_kib() - before
-            self.note(f"stalled_{view}_kib", grown / STALLED)
+            held = [self._held_kib()]
+            clients = []
+            for kind in (SILENT, FLOOD):
+                clients += [ask(kind, n, accepts) for n in range(STALLED)]
+                await self._settled()
+                held.append(self._held_kib())
+            silent, stalling = held[1] - held[0], held[2] - held[1]
+            self.note(f"silent_{view}_kib", silent / STALLED)
+            self.note(f"stalled_{view}_kib", (stalling - silent) / STALLED)
             await self._neighbours(f"beside_stalled_{view}")
-            for each in clients:
+            for each in clients[STALLED:]:
                 each.close()
             await self._settled()
             await self._neighbours(f"beside_no_{view}")
-            for each in (*quiet, *clients):
+            for each in (*warm, *clients):
                 each.close()
 
     async def _settled(self) -> None:
@@ -255,24 +303,26 @@ class Bench:
                 await asyncio.gather(*(reader.begun.wait() for reader in readers))
         waits = sorted(reader.first_s for reader in readers if reader.first_s is not None)
         self.note("storm_served", len(waits))
-        self.note("storm_p50_ms", waits[len(waits) // 2] * 1e3)
-        self.note("storm_p99_ms", waits[len(waits) * 99 // 100] * 1e3)
+        self._note_waits("storm", waits)
         self.note("storm_cpu_ms", (cpu_s(pid) - before) / STORM * 1e3)
         for reader in readers:
             reader.close()
 
 
 async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    link, upstream, edge_port, nginx_port, nginx_h2_port = (free_port() for _ in range(5))
+    link, upstream, edge_port, nginx_port, nginx_h2_port, tls_port = (free_port() for _ in range(6))
+    files = development_certificate(folder / "certificate", datetime.now(UTC))
     settings = folder / "nginx.conf"
     settings.write_text(
         NGINX.format(folder=folder, port=nginx_port, h2_port=nginx_h2_port, upstream=upstream)
     )
     # The origin speaks the schema of the tree that is measured.
     source = options.tree / "tests/bench/edge/source.py"
+    watched, collections = options.tree / "tests/bench/edge/watched.py", folder / "collections"
     edge_command = (
-        *(sys.executable, "-m", "tailrace.cli", "edge", "--http", f"127.0.0.1:{edge_port}"),
-        *("--origin", f"127.0.0.1:{link}"),
+        *(sys.executable, watched, collections, "edge", "--http", f"127.0.0.1:{edge_port}"),
+        *("--https", f"127.0.0.1:{tls_port}", "--origin", f"127.0.0.1:{link}"),
+        *("--certificate", files.certificate, "--key", files.key),
     )
     async with (
         process(
@@ -287,19 +337,21 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         for port in (edge_port, nginx_port):
             await answering(port)
         await asyncio.sleep(SETTLE_S)
-        bench = Bench(edge.pid, edge_port, worker_of(nginx.pid), nginx_port, nginx_h2_port)
+        peer = (worker_of(nginx.pid), nginx_port)
+        bench = Bench((edge.pid, edge_port), peer, nginx_h2_port, tls_port, collections)
         if worker is not None:
             bench.servers["workerd"] = worker
-        for _ in range(options.rounds):
+        parts = PARTS if options.only is None else (options.only,)
+        for _ in range(options.rounds if "frames" in parts else 0):
             await one_round(bench, options)
-        if not options.quick:
-            await bench.storm()
-            await bench.memory()
+        for part in (bench.storm, bench.idle, bench.stalled):
+            if part.__name__ in parts:
+                await part()
     return report(bench.found)
 
 
 async def one_round(bench: Bench, options: argparse.Namespace) -> None:
-    for count in CONNECTIONS[:1] if options.quick else CONNECTIONS:
+    for count in CONNECTIONS:
         for name, kind in (("staggered", PACED), ("step", STEP)):
             for server, view in bench.rows:
                 label = f"{server}_{view}_{count}_{name}"
@@ -312,10 +364,15 @@ async def one_round(bench: Bench, options: argparse.Namespace) -> None:
 def report(found: dict[str, list[float]]) -> dict[str, Any]:
     medians = {name: statistics.median(values) for name, values in found.items()}
 
+    def worst(begins: str) -> float | None:
+        values = [medians[name] for name in medians if name.startswith(begins)]
+        return round(max(values), 1) if values else None
+
     def neighbours(unit: str) -> float | None:
         """The worst of all views: those who read beside stalled readers, to those who do not."""
         pairs = [(f"beside_stalled_{view}_{unit}", f"beside_no_{view}_{unit}") for view in VIEWS]
-        found = [medians[one] / medians[other] for one, other in pairs if one in medians]
+        known = [pair for pair in pairs if {*pair} <= {*medians}]
+        found = [medians[one] / medians[other] for one, other in known]
         return round(max(found), 2) if found else None
 
     def ratio(what: str, name: str, unit: str = "us", of: str = "sse") -> float | None:
@@ -328,8 +385,7 @@ def report(found: dict[str, list[float]]) -> dict[str, Any]:
         ours, theirs = (medians.get(f"{server}_sse_{name}_us") for server in ("edge", "workerd"))
         return None if ours is None or theirs is None else round(theirs / ours, 2)
 
-    most = max(int(name.split("_")[2]) for name in medians if "staggered_us" in name)
-    stalls = [medians[name] for name in medians if name.startswith("stalled_")]
+    most = CONNECTIONS[-1]
     return {
         **{name: round(value, 2) for name, value in sorted(medians.items())},
         "ws_cpu_vs_nginx": ratio("ws", f"{most}_staggered"),
@@ -346,9 +402,12 @@ def report(found: dict[str, list[float]]) -> dict[str, Any]:
         "frames_step_vs_workerd_js": over_workerd(f"{most}_step"),
         "frames_apart_vs_workerd_js": over_workerd(f"{most}_staggered"),
         "p99_beside_stalled": neighbours("p99_ms"),
-        "idle_ws_kib": round(medians["idle_ws_kib"], 1) if "idle_ws_kib" in medians else None,
-        "stalled_reader_kib": round(max(stalls), 1) if stalls else None,
-        "storm_p99_ms": round(medians["storm_p99_ms"]) if "storm_p99_ms" in medians else None,
+        "idle_ws_kib": worst("idle_ws_"),
+        "idle_wss_kib": worst("idle_wss_"),
+        "gc_pause_ms": worst("gc_pause_"),
+        "gc_whole_ms": worst("gc_whole_"),
+        "stalled_reader_kib": worst("stalled_"),
+        "storm_p99_ms": worst("storm_p99_ms"),
         "machine": cpu(),
         "load": os.getloadavg()[0],
     }
@@ -359,7 +418,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tree", type=Path, default=ROOT, help="whose edge is measured")
-    parser.add_argument("--quick", action="store_true", help="64 connections, nothing else")
+    parser.add_argument("--only", choices=PARTS, help="this part alone")
     options = parser.parse_args()
     if shutil.which("nginx") is None:
         sys.exit("needs nginx: apt install nginx-light")

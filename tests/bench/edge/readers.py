@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import ssl
 from functools import partial
 from time import monotonic
 from typing import cast
@@ -103,14 +104,20 @@ class Reader(asyncio.Protocol):
 
 
 async def connect(
-    port: int, view: str, kind: int | None, count: int, first: int = 0
+    port: int,
+    view: str,
+    kind: int | None,
+    count: int,
+    first: int = 0,
+    tls: ssl.SSLContext | None = None,
 ) -> list[Reader]:
     """So many readers of streams of their own, asked for one after another."""
     loop = asyncio.get_running_loop()
     readers: list[Reader] = []
     for n in range(first, first + count):
         stream = None if kind is None else stream_id(kind, n)
-        _, reader = await loop.create_connection(partial(Reader, view, stream), "127.0.0.1", port)
+        make = partial(Reader, view, stream)
+        _, reader = await loop.create_connection(make, "127.0.0.1", port, ssl=tls)
         readers.append(reader)
     return readers
 
