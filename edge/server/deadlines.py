@@ -20,7 +20,8 @@ class Deadlines:
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self.clock_s = clock_s
         self._slots: dict[int, dict[Deadline, None]] = {}
-        self._turned = int(clock_s() // SLOT_S)
+        self.turned_s = clock_s()
+        self._turned = int(self.turned_s // SLOT_S)
 
     def turn(self) -> None:
         """Call those that are over."""
@@ -29,7 +30,7 @@ class Deadlines:
         for slot in range(self._turned + 1, current + 1):
             for deadline in self._slots.pop(slot, ()):
                 deadline.came_up(slot, now)
-        self._turned = max(self._turned, current)
+        self._turned, self.turned_s = max(self._turned, current), now
 
     def put(self, deadline: Deadline, at_s: float) -> int:
         """Into the first slot that comes up after `at_s`."""

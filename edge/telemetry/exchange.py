@@ -53,8 +53,8 @@ class Exchange:
     """Begun with a request's head, `ended` once."""
 
     __slots__ = (
-        *("_began_s", "_counts", "_over", "_span", "_writes", "method", "protocol"),
-        *("request_id", "route", "status", "stream", "trace"),
+        *("_began_s", "_counts", "_over", "_span", "method", "protocol"),
+        *("request_id", "route", "status", "stream", "trace", "writes"),
     )
 
     def __init__(
@@ -69,7 +69,7 @@ class Exchange:
         self._began_s = perf_counter()
         self._counts = counts
         self._over = False
-        self._writes = 0
+        self.writes = 0  # of pieces of the body
         self.protocol = protocol
         self.method = method if method in METHODS else NOWHERE
         self.route = route
@@ -104,10 +104,10 @@ class Exchange:
     def answered(self, status: int) -> None:
         self.status = status
 
-    def wrote(self) -> None:
-        """A piece of the body has been written: the first one, the second, the fourth and so on
-        are events of the trace."""
-        self._writes = writes = self._writes + 1
+    def wrote(self, writes: int) -> None:
+        """So many pieces of the body have been written: the first one, the second, the fourth and
+        so on are events of the trace."""
+        self.writes = writes
         if writes == 1 and self._counts is not None:
             waited_s = perf_counter() - self._began_s
             self._counts.first.observe(self.route, waited_s, trace_id=self.trace_id)
@@ -157,7 +157,7 @@ class Exchange:
                 "http.route": self.route,
                 "http.response.status_code": self.status,
                 "network.protocol.name": "websocket" if self.protocol == "ws" else "http",
-                "tailrace.writes": self._writes,
+                "tailrace.writes": self.writes,
             }
         )
         if self.stream:

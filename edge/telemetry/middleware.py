@@ -45,7 +45,7 @@ def _watched(exchange: Exchange, scope: Scope, send: Send) -> Send:
             message["headers"] = [*message.get("headers", ()), *exchange.headers]
         elif kind == "http.response.body" and message.get("body"):
             exchange.route = route_of(scope)
-            exchange.wrote()
+            exchange.wrote(exchange.writes + 1)
         await send(message)
 
     return watched
