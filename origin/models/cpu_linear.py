@@ -192,8 +192,13 @@ class DenseLinear(FloatLinear):
 
     def __init__(self, parts: Sequence[Part], products: Products) -> None:
         """parts: floating [out, in] of each fused layer, in output order; none has a scale."""
-        # A copy even of a single fp32 part: where it begins is then ours, not the file's.
-        self.weight = torch.cat([weight.float() for weight, _ in parts])
+        # A copy even of a single fp32 part: where it begins is then ours, not the file's. And one
+        # only: what a load writes, and the kernel has to clear before, is most of its time.
+        weights = [weight for weight, _ in parts]
+        rows = [len(weight) for weight in weights]
+        self.weight = torch.empty(sum(rows), weights[0].shape[1])
+        for part, weight in zip(torch.split(self.weight, rows), weights, strict=True):
+            part.copy_(weight)
         assert self.weight.data_ptr() % CACHE_LINE_BYTES == 0, "torch allocates cache lines"
         super().__init__(products.rows("fp32", self.weight.shape, self._multiply))
 
