@@ -24,6 +24,10 @@ from kernels.checks import check_same_device
 _SPLIT = tl.constexpr(SPLIT_TOKENS)
 _MERGED = tl.constexpr(MERGED_SPLITS)
 
+AT_ONCE = 8
+"""Partial results that are on their way to a thread at once: all of up to 2,048 tokens."""
+_AT_ONCE = tl.constexpr(AT_ONCE)
+
 
 class DecodeWorkspace:
     """Where the splits of a launch leave their partial results; one launch at a time uses it.
@@ -109,18 +113,19 @@ def _merge_group(
     """Merge the splits of a group, and the groups after the last of them."""
     cell = tl.arange(0, ROWS * BLOCK_D)
     member, column = cell // BLOCK_D, cell % BLOCK_D
-    first = group * _MERGED
-    highest, total, mixed = _merge(mixed_ptr, sums_ptr, first, members, member, column, D, GROUP)
-    if groups == 1:
-        store_heads(tl.div_rn(mixed, total), out_ptr, member, column, D, GROUP)
-    else:
-        slot = capacity + group
-        _leave(highest, total, mixed, member, column, mixed_ptr, sums_ptr, slot, D, GROUP)
-        if _is_last(counters_ptr, groups):
-            _, row_total, row_mixed = _merge(
-                mixed_ptr, sums_ptr, capacity, groups, member, column, D, GROUP
-            )
-            store_heads(tl.div_rn(row_mixed, row_total), out_ptr, member, column, D, GROUP)
+    first, count, more = group * _MERGED, members, groups > 1
+    merging = True
+    # Both merges are one piece of code: most of the kernel's.
+    while merging:
+        highest, total, mixed = _merge(mixed_ptr, sums_ptr, first, count, member, column, D, GROUP)
+        merging = more
+        if more:
+            slot = capacity + group
+            _leave(highest, total, mixed, member, column, mixed_ptr, sums_ptr, slot, D, GROUP)
+            merging = _is_last(counters_ptr, groups)
+            first, count, more = capacity, groups, False
+        else:
+            store_heads(tl.div_rn(mixed, total), out_ptr, member, column, D, GROUP)
 
 
 @triton.jit
@@ -158,8 +163,8 @@ def _merge(
 
     member, column: int32 [CELLS], which number of which head each cell is. Returns highest, total
     and mixed, fp32 [CELLS], as of one split. A cell has its own copy of its head's sums, so that
-    no value passes from thread to thread and the loads of a block are under way at once. They go
-    to the second-level cache: the first one may hold what another launch left there.
+    no value passes from thread to thread and AT_ONCE are on their way. Loads go to the second-level
+    cache: the first one may hold what another launch left there.
     """
     live = (member < GROUP) & (column < D)
     mixed_ptr += member * D + column
@@ -168,24 +173,30 @@ def _merge(
     total = tl.zeros(member.shape, tl.float32)
     mixed = tl.zeros(member.shape, tl.float32)
     for start in range(0, count, _MERGED):
+        end = tl.minimum(start + _MERGED, count)
         higher = highest
-        for step in tl.static_range(_MERGED):
-            here = live & (start + step < count)
-            own = _partial(sums_ptr + (first + start + step) * (2 * GROUP), here, float("-inf"))
-            # Padding has no score: 0 keeps it from -inf less -inf.
-            higher = tl.maximum(higher, tl.where(live, own, 0.0))
+        for some in range(start, end, _AT_ONCE):
+            for slot in tl.static_range(_AT_ONCE):
+                own = _partial(
+                    sums_ptr + (first + some + slot) * (2 * GROUP),
+                    live & (some + slot < end),
+                    float("-inf"),
+                )
+                # Padding has no score: 0 keeps it from -inf less -inf.
+                higher = tl.maximum(higher, tl.where(live, own, 0.0))
         shrink = tl.math.exp2(highest - higher)
         total *= shrink
         mixed *= shrink
-        for step in tl.static_range(_MERGED):
-            slot = first + start + step
-            here = live & (start + step < count)
-            own = _partial(sums_ptr + slot * (2 * GROUP), here, float("-inf"))
-            own_total = _partial(sums_ptr + slot * (2 * GROUP) + GROUP, here, 0.0)
-            own_mixed = _partial(mixed_ptr + slot * (GROUP * D), here, 0.0)
-            weight = tl.math.exp2(own - higher)
-            total += weight * own_total
-            mixed += weight * own_mixed
+        for some in range(start, end, _AT_ONCE):
+            for slot in tl.static_range(_AT_ONCE):
+                at = first + some + slot
+                here = live & (some + slot < end)
+                own = _partial(sums_ptr + at * (2 * GROUP), here, float("-inf"))
+                own_total = _partial(sums_ptr + at * (2 * GROUP) + GROUP, here, 0.0)
+                own_mixed = _partial(mixed_ptr + at * (GROUP * D), here, 0.0)
+                weight = tl.math.exp2(own - higher)
+                total += weight * own_total
+                mixed += weight * own_mixed
         highest = higher
     # Nor a weight: 1 keeps it from 0 by 0.
     return highest, tl.where(live, total, 1.0), mixed

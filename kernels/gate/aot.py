@@ -15,10 +15,15 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from kernels.gate.aot_gate import Compiled, Gate
 from kernels.gate.aot_report import Progress, print_report
+from kernels.gate.machine_code import Binary, read_machine_code
 from kernels.processes import ProcessError, Processes
+
+READ_AT_ONCE = 32
+"""Binaries whose instructions are read while others are compiled."""
 
 
 def compile_all(package: str, only: str, jobs: int, progress: Progress) -> Gate:
@@ -38,13 +43,21 @@ def compile_all(package: str, only: str, jobs: int, progress: Progress) -> Gate:
         if variant["key"] in chosen and variant["twin"] in chosen.keys() - {variant["key"]}:
             chosen[variant["twin"]] += chosen.pop(variant["key"])
     places = list(chosen.values())
+    uses = [[contents["variants"][place] for place in some] for some in places]
     compiled: dict[int, Compiled] = {}
+    unread: dict[int, Binary] = {}
     try:
         for at, answer in processes.answers([str(some[0]) for some in places]):
-            uses = [contents["variants"][place] for place in places[at]]
-            failed = isinstance(answer, ProcessError)
-            compiled[at] = Compiled(uses, *((None, str(answer)) if failed else (answer,)))
-            progress.show(len(compiled), len(places))
+            if isinstance(answer, ProcessError):
+                compiled[at] = Compiled(uses[at], None, str(answer))
+            else:
+                unread[at] = Binary(**answer)
+            done = len(compiled) + len(unread)
+            if unread and (len(unread) == READ_AT_ONCE or done == len(places)):
+                codes = zip(unread, read_machine_code([*unread.values()]), strict=True)
+                compiled |= {at: Compiled(uses[at], asdict(code)) for at, code in codes}
+                unread.clear()
+            progress.show(done, len(places))
     finally:
         processes.close()
     launched = [] if only else contents["launched"]

@@ -1,8 +1,8 @@
 """The process of the ahead-of-time gate that compiles; `kernels.gate.aot` runs some of these.
 
 Line by line: it first writes what there is to compile, as one JSON object; then it reads the
-place of a variant in that list and writes its machine code, until its input ends. An error ends
-it, so that whoever waits for the answer finds the reason on its standard error.
+place of a variant in that list and writes its binary, until its input ends. An error ends it, so
+that whoever waits for the answer finds the reason on its standard error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import triton
 from triton.runtime.jit import KernelInterface
 
-from kernels.gate.machine_code import read_machine_code
+from kernels.gate.machine_code import compiled
 from kernels.shapes import REAL_SHAPES, DecoderShape
 from kernels.variant import Variant
 
@@ -96,8 +96,8 @@ def main(package: str) -> None:
         }
         print(json.dumps(contents), file=answers, flush=True)
         for line in sys.stdin:
-            code = read_machine_code(plan[int(line)].variant)
-            print(json.dumps(asdict(code)), file=answers, flush=True)
+            binary = compiled(plan[int(line)].variant)
+            print(json.dumps(asdict(binary)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

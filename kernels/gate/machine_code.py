@@ -1,7 +1,8 @@
 """A kernel's machine code for an H100 or H200 (sm_90), made and read without a GPU.
 
 Registers come from `cuobjdump -res-usage` and instructions from `nvdisasm`, both of which ship
-with Triton. A stack is no proof of a spill (the slow path of a cosine keeps an array there), so
+with Triton. The latter takes a third of a second to start and a thirtieth for a kernel, so many are
+read at a time. A stack is no proof of a spill (the slow path of a cosine keeps an array there), so
 spills come from what `ptxas -v` said while it compiled.
 """
 
@@ -10,11 +11,14 @@ from __future__ import annotations
 import io
 import json
 import re
+import struct
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,8 @@ from kernels.variant import Variant
 
 TARGET = GPUTarget("cuda", 90, 32)
 TOOL_SECONDS = 120
-"""How long cuobjdump or nvdisasm may take for one kernel."""
+"""How long cuobjdump or nvdisasm may take."""
+INSTRUCTION_BYTES = 16
 
 _REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -43,6 +48,21 @@ _MADE = re.compile(r"%(\w+) = [\w.]+ %(\w+)")
 _READ = re.compile(r"\btt\.load %(\w+)")
 # Where the machine has no such instruction it loops over a compare-and-swap.
 _FLOAT_ADDITION = re.compile(r"\btt\.atomic_rmw fadd\b|\btt\.descriptor_reduce add\b.*\bb?f\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """What one compilation gave, its instructions not yet read; JSON holds it. Sizes in bytes."""
+
+    code: str
+    """Its instructions, as hexadecimal digits."""
+    dependent: bool
+    """A dependent launch."""
+    registers: int
+    shared_bytes: int
+    spill_bytes: int
+    float_additions: int
+    read_ahead: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +92,10 @@ class MachineCode:
     """Its distinct instructions, sorted."""
 
 
-def read_machine_code(variant: Variant) -> MachineCode:
-    """Compile a variant, from Triton's cache if it can, and read the result.
+def compiled(variant: Variant) -> Binary:
+    """Compile a variant, from Triton's cache if it can.
 
-    What was read is kept in the cache beside the kernel. Raises RuntimeError in a process that
+    What the tools say is kept in the cache beside the kernel. Raises RuntimeError in a process that
     interprets kernels, and whatever the compiler raises.
     """
     if INTERPRETED:
@@ -83,16 +103,23 @@ def read_machine_code(variant: Variant) -> MachineCode:
     log = io.StringIO()
     with knobs.nvidia.scope(), redirect_stdout(log):
         knobs.nvidia.dump_ptxas_log = True
-        compiled = compile_variant(variant)
-    cache = get_cache_manager(compiled.hash)
-    name = f"machine_code-{sha256(Path(__file__).read_bytes()).hexdigest()[:16]}.json"
+        kernel = compile_variant(variant)
+    cache = get_cache_manager(kernel.hash)
+    name = f"binary-{sha256(Path(__file__).read_bytes()).hexdigest()[:16]}.json"
     kept = cache.get_file(name)
     if kept is None:
-        code = _read(variant, compiled, log.getvalue())
-        kept = cache.put(json.dumps(asdict(code)), name, binary=False)
-    fields = json.loads(Path(kept).read_text("utf-8"))
-    lists = {name: tuple(fields[name]) for name in ("before_wait", "read_ahead", "opcodes")}
-    return MachineCode(**{**fields, **lists})
+        binary = _binary(variant, kernel, log.getvalue())
+        kept = cache.put(json.dumps(asdict(binary)), name, binary=False)
+    return Binary(**json.loads(Path(kept).read_text("utf-8")))
+
+
+def read_machine_code(binaries: Sequence[Binary]) -> Iterator[MachineCode]:
+    """Their instructions, all read at once."""
+    codes = [bytes.fromhex(binary.code) for binary in binaries]
+    opcodes = _disassembled(b"".join(codes))
+    ends = accumulate(len(code) // INSTRUCTION_BYTES for code in codes)
+    for binary, (first, end) in zip(binaries, pairwise([0, *ends]), strict=True):
+        yield _read(binary, opcodes[first:end])
 
 
 def compile_variant(variant: Variant) -> Any:
@@ -121,25 +148,48 @@ def compile_options(variant: Variant) -> dict[str, Any]:
     }
 
 
-def _read(variant: Variant, compiled: Any, log: str) -> MachineCode:
+def _binary(variant: Variant, kernel: Any, log: str) -> Binary:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(compiled.asm["cubin"])
+        cubin.write(kernel.asm["cubin"])
         cubin.flush()
         usage = _run(knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name)
-        opcodes = instructions(_run(knobs.nvidia.nvdisasm.path, "-c", cubin.name))
     registers, stack = resources(usage)
-    behind = behind_wait(opcodes) if variant.launch_pdl else []
-    return MachineCode(
+    return Binary(
+        code=code_of(kernel.asm["cubin"]).hex(),
+        dependent=variant.launch_pdl,
         registers=registers,
-        shared_bytes=compiled.metadata.shared,
+        shared_bytes=kernel.metadata.shared,
         spill_bytes=spills(log or _ptxas_log(variant)) if stack else 0,
-        float_atomics=float_atomics(opcodes, compiled.asm["ttir"]),
-        before_wait=before_wait(opcodes) if variant.launch_pdl else (),
-        read_ahead=read_ahead(compiled.asm["ttir"]) if variant.launch_pdl else (),
+        float_additions=float_additions(kernel.asm["ttir"]),
+        read_ahead=read_ahead(kernel.asm["ttir"]) if variant.launch_pdl else [],
+    )
+
+
+def _read(binary: Binary, opcodes: list[str]) -> MachineCode:
+    behind = behind_wait(opcodes) if binary.dependent else []
+    return MachineCode(
+        registers=binary.registers,
+        shared_bytes=binary.shared_bytes,
+        spill_bytes=binary.spill_bytes,
+        float_atomics=max(float_atomics(opcodes), binary.float_additions),
+        before_wait=before_wait(opcodes) if binary.dependent else (),
+        read_ahead=tuple(binary.read_ahead),
         barriers_behind_wait=sum(opcode.startswith("BAR") for opcode in behind),
         instructions_behind_wait=len(behind),
         opcodes=tuple(sorted(set(opcodes))),
     )
+
+
+def _disassembled(code: bytes) -> list[str]:
+    with tempfile.NamedTemporaryFile(suffix=".bin") as file:
+        file.write(code)
+        file.flush()
+        machine = f"SM{TARGET.arch}"
+        # It must not follow the branches of one kernel into the next.
+        opcodes = instructions(_run(knobs.nvidia.nvdisasm.path, "-ndf", "-b", machine, file.name))
+    if len(opcodes) * INSTRUCTION_BYTES != len(code):
+        raise ValueError(f"nvdisasm lists {len(opcodes)} instructions in {len(code)} bytes")
+    return opcodes
 
 
 def _run(*command: str) -> str:
@@ -156,6 +206,19 @@ def _ptxas_log(variant: Variant) -> str:
         knobs.compilation.always_compile = True
         compile_variant(variant)
     return log.getvalue()
+
+
+def code_of(elf: bytes) -> bytes:
+    """The instructions of all functions of a 64-bit ELF file, in its order."""
+    at, size, count, names = struct.unpack_from("<40xQ10xHHH", elf)
+    # Of a section: where its name lies among all, its place in the file, and its bytes.
+    heads = [struct.unpack_from("<I20xQQ", elf, at + i * size) for i in range(count)]
+    named = heads[names][1]
+    return b"".join(
+        elf[place : place + length]
+        for name, place, length in heads
+        if elf.startswith(b".text.", named + name)
+    )
 
 
 def resources(usage: str) -> tuple[int, int]:
@@ -200,7 +263,7 @@ def behind_wait(opcodes: list[str]) -> list[str]:
     return opcodes[waits[0] + 1 : ends[-1] + 1] if waits and ends else []
 
 
-def read_ahead(ttir: str) -> tuple[str, ...]:
+def read_ahead(ttir: str) -> list[str]:
     """Arguments whose memory is read ahead of `griddepcontrol.wait`, in Triton's own code.
 
     A pointer is followed through the first operand of what makes it, to the argument. The
@@ -211,10 +274,14 @@ def read_ahead(ttir: str) -> tuple[str, ...]:
     pointers = set(_READ.findall(before)) if wait else set()
     while on_the_way := pointers & made.keys():
         pointers = (pointers - on_the_way) | {made[pointer] for pointer in on_the_way}
-    return tuple(sorted(pointers))
+    return sorted(pointers)
 
 
-def float_atomics(opcodes: list[str], ttir: str) -> int:
-    """Atomic additions of floats: as instructions, or as Triton's operations if those are more."""
-    additions = [op for op in opcodes if _ATOMIC.match(op) and ".ADD" in op]
-    return max(len(additions), len(_FLOAT_ADDITION.findall(ttir)))
+def float_atomics(opcodes: list[str]) -> int:
+    """Atomic additions of floats among the instructions."""
+    return sum(".ADD" in opcode for opcode in opcodes if _ATOMIC.match(opcode))
+
+
+def float_additions(ttir: str) -> int:
+    """Atomic additions of floats among Triton's operations, which the machine may not have."""
+    return len(_FLOAT_ADDITION.findall(ttir))

@@ -7,10 +7,11 @@ import pytest
 from kernels.gate.machine_code import (
     before_wait,
     behind_wait,
+    compiled,
+    float_additions,
     float_atomics,
     instructions,
     read_ahead,
-    read_machine_code,
     resources,
     spills,
 )
@@ -84,12 +85,12 @@ TTIR = """
 
 
 def test_what_is_read_ahead_of_the_wait_is_followed_to_its_argument() -> None:
-    assert read_ahead(TTIR) == ("weight_ptr",)
-    assert read_ahead(TTIR.replace("%0 =", "%5 = tt.load %x_ptr : f32\n%0 =")) == (
+    assert read_ahead(TTIR) == ["weight_ptr"]
+    assert read_ahead(TTIR.replace("%0 =", "%5 = tt.load %x_ptr : f32\n%0 =")) == [
         "weight_ptr",
         "x_ptr",
-    )
-    assert read_ahead(TTIR.replace("griddepcontrol", "nothing")) == ()
+    ]
+    assert read_ahead(TTIR.replace("griddepcontrol", "nothing")) == []
 
 
 @pytest.mark.parametrize("reader", [resources, spills, instructions])
@@ -111,7 +112,7 @@ def test_output_that_says_nothing_is_an_error(reader: object) -> None:
     ],
 )
 def test_an_atomic_addition_of_floats_is_found(opcode: str) -> None:
-    assert float_atomics([opcode, "FADD", opcode], "") == 2
+    assert float_atomics([opcode, "FADD", opcode]) == 2
 
 
 @pytest.mark.parametrize(
@@ -126,16 +127,16 @@ def test_an_atomic_addition_of_floats_is_found(opcode: str) -> None:
     ],
 )
 def test_integer_atomics_and_plain_additions_are_none(opcode: str) -> None:
-    assert float_atomics([opcode], "tt.atomic_rmw add, acq_rel, gpu") == 0
+    assert float_atomics([opcode]) == float_additions("tt.atomic_rmw add, acq_rel, gpu") == 0
 
 
 def test_an_atomic_that_the_machine_loops_for_is_found_where_triton_names_it() -> None:
     ttir = "%5 = tt.atomic_rmw fadd, relaxed, gpu, %3, %4 : tensor<128x!tt.ptr<bf16>>"
-    assert float_atomics(["ATOMG.E.CAS.STRONG.GPU"], ttir) == 1
+    assert float_additions(ttir) == 1
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
 def test_interpreted_kernels_are_not_compiled() -> None:
     variant, _ = variants(LLAMA_8B)
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET"):
-        read_machine_code(variant)
+        compiled(variant)
