@@ -80,10 +80,8 @@ class WarmPool:
 
     # ---- what happens ----
 
-    def start(self, now: float, tier: Tier = Tier.COLD) -> list[PoolOrder]:
-        """Nothing is loaded; models begin at `tier`. What is pinned or scheduled is loaded."""
-        for kept in self._models.values():
-            kept.tier = tier
+    def start(self, now: float) -> list[PoolOrder]:
+        """Nothing is there yet; what is pinned or scheduled is loaded."""
         return self.tick(now)
 
     def fill(self, now: float) -> list[PoolOrder]:
@@ -206,11 +204,11 @@ class WarmPool:
         self._log(kept, now, PoolChoice.EVICT, reason, {})
         return [PoolOrder(model, False, reason)]
 
-    def gone(self, model: str, now: float, tier: Tier = Tier.HOST) -> list[PoolOrder]:
-        """Its workers have ended; it is at `tier` now, and its room is free."""
+    def gone(self, model: str, now: float) -> list[PoolOrder]:
+        """Its workers have ended; its files are in the page cache, and its room is free."""
         kept = self._of(model)
         kept.residence = follow(kept.residence, PoolEvent.GONE)
-        self._reach(kept, tier, now, kept.reason)
+        self._reach(kept, Tier.HOST, now, kept.reason)
         if kept.residence is Residence.QUEUED:
             self._enqueue(kept, now)
         return self.tick(now)
@@ -376,11 +374,11 @@ class WarmPool:
         return ""
 
     def _due(self, kept: KeptModel, now: float) -> float:
-        if self._is_idle(kept):
+        if kept.visits:
+            return self._turn_s(kept, now) if kept.residence is Residence.QUEUED else inf
+        if kept.is_ready:
             return self._until(kept, now)
-        if kept.residence is Residence.QUEUED and kept.visits:
-            return self._turn_s(kept, now)
-        if kept.residence is not Residence.AWAY or kept.visits:
+        if kept.residence is not Residence.AWAY:
             return inf
         begins = [one.next_hours(now).begin_s - kept.load_s for one in kept.schedules]
         return min([kept.prewarm_at_s, *begins])

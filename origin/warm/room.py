@@ -47,15 +47,12 @@ def busy_periods(trace: ArrivalTrace) -> BusyPeriods:
 class CappedOutcome:
     """`overcommitted` counts starts for which busy models alone were too large for the cap.
 
-    They are served all the same, as nobody's request is put off here. `peak` is the most memory
-    in use while any idle model was resident.
+    They are served all the same, as nobody's request is put off here.
     """
 
     wasted_gpu_s: float
     cold_starts: int
-    evictions: int
     overcommitted: int
-    peak: float
 
 
 class CappedPool:
@@ -79,8 +76,7 @@ class CappedPool:
         self._policy, self._ranking, self._sizes, self._cap = policy, ranking, sizes, cap
         self._busy: set[str] = set()
         self._idle: dict[str, tuple[float, float]] = {}
-        self.evictions = self.overcommitted = 0
-        self.peak = 0.0
+        self.overcommitted = 0
         self.wasted: dict[str, float] = {}
         """Of the gap that each model is in."""
 
@@ -118,11 +114,8 @@ class CappedPool:
             for model in self._ranking.victims(self._idle, self._sizes, used - self._cap):
                 since, _ = self._idle.pop(model)
                 self.wasted[model] = now - since
-                self.evictions += 1
             used = self.used()
         self.overcommitted += used > self._cap
-        if self._idle:
-            self.peak = max(self.peak, used)
 
 
 def replay_capped(
@@ -156,4 +149,4 @@ def replay_capped(
             policy.observe(name, now - last_end[name])
             wasted += pool.wasted[name]
             cold += not warm
-    return CappedOutcome(wasted, cold, pool.evictions, pool.overcommitted, pool.peak)
+    return CappedOutcome(wasted, cold, pool.overcommitted)

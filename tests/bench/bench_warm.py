@@ -163,6 +163,7 @@ def table(given: argparse.Namespace) -> Found:
         "default_cost_over_opt": round(max(found[DEFAULT_POLICY] for found in of_people), 3),
         "break_even_over_opt": round(max(found["break-even"] for found in of_people), 3),
         "hindsight_over_opt": round(max(found[HINDSIGHT] for found in of_people), 3),
+        "known_rates_over_opt": round(columns["bursty", COLD_COSTS[0]][KNOWN], 3),
         "gaps_per_s": gaps_per_s(),
     }
 

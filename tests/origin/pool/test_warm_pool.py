@@ -19,8 +19,11 @@ from origin.pool.replay import PoolCounts, PoolReplay, ShadowPool
 from origin.pool.schedule import Schedule
 from origin.pool.tiers import HOLDING_ROOM, TRANSITIONS, PoolEvent, Residence, Tier, follow
 from origin.pool.warm_pool import PoolOrder, WarmPool
+from origin.warm.generated import generated
+from origin.warm.named import named_policy
 from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy
 from origin.warm.prices import WarmPrices
+from origin.warm.room import replay_capped
 from origin.warm.simulate import replay
 from origin.warm.trace import ArrivalTrace, idle_gaps
 
@@ -183,9 +186,23 @@ def test_with_room_for_all_and_loads_in_no_time_the_pool_is_what_the_simulator_s
         assert (seen.cold_starts, seen.requests) == (said.cold_starts, said.requests)
 
 
+@pytest.mark.parametrize("name", ["adaptive-ttl", "break-even", "greedy-dual"])
+def test_under_a_cap_the_pool_starts_models_as_often_as_the_simulator_says(name: str) -> None:
+    trace = generated("mixed", 1, 0.5)
+    sizes = {one: 0.5 + 0.25 * (at % 3) for at, one in enumerate(trace.names)}
+    said = replay_capped(trace, named_policy(name, PRICES), sizes, 8.0, PRICES)
+    assert not said.overcommitted
+    members = [PoolMember(one, size) for one, size in sizes.items()]
+    pool = WarmPool(members, named_policy(name, PRICES), {"cpu": 8.0})
+    player = PoolReplay(pool, lambda name: 0.0, lambda name: 0.0)
+    player.start(0.0)
+    player.play(trace)
+    assert PoolCounts.of(pool).cold_starts - len(sizes) == said.cold_starts
+
+
 def test_every_step_of_a_model_is_told_with_its_reason_and_what_it_took() -> None:
     pool, kept = pool_of(FixedTtl(60))
-    assert pool.start(0.0, Tier.LAUNCHED) == []
+    assert pool.start(0.0) == []
     assert pool.arrive("a", 1, 10.0) == [PoolOrder("a", True, "a request waits for it")]
     assert pool.expected_s("a", 12.0) == 8.0
     pool.stage("a", Tier.HOST, 11.0)
@@ -198,19 +215,19 @@ def test_every_step_of_a_model_is_told_with_its_reason_and_what_it_took() -> Non
     assert pool.expected_s("a", 81.0) == 4.0  # as measured
     changes = [(one.before, one.tier) for one in kept if isinstance(one, TierChange)]
     assert changes == [
-        (Tier.LAUNCHED, Tier.HOST),
+        (Tier.COLD, Tier.HOST),
         (Tier.HOST, Tier.COMPILED),
         (Tier.COMPILED, Tier.HOT),
         (Tier.HOT, Tier.HOST),
     ]
     assert [one for one in kept if isinstance(one, ArrivalRecord)] == [
-        ArrivalRecord("a", 10.0, 4.0, 20.0, Tier.LAUNCHED, was_idle=True)
+        ArrivalRecord("a", 10.0, 4.0, 20.0, Tier.COLD, was_idle=True)
     ]
     decisions = [one for one in kept if isinstance(one, PoolDecision)]
     assert [one.choice for one in decisions] == [PoolChoice.LOAD, PoolChoice.KEEP, PoolChoice.EVICT]
     assert decisions[1].keep_until_s == 80.0 and decisions[2].features == {"idle_s": 60.0}
     (state, *_) = pool.states()
-    assert (state.wasted_gpu_s, state.prices_s) == (60.0, {Tier.LAUNCHED: 4.0})
+    assert (state.wasted_gpu_s, state.prices_s) == (60.0, {Tier.COLD: 4.0})
 
 
 def test_who_is_asked_for_while_it_leaves_comes_back_and_one_that_no_longer_waits_does_not() -> (

@@ -92,15 +92,6 @@ def test_the_best_ttl_in_hindsight_is_the_best_of_those_that_are_gaps(trace: Arr
     assert hindsight_cost(gaps, PRICES) == pytest.approx(total)
 
 
-@given(traces(), st.floats(3.0, 12.0), st.tuples(*[st.floats(0.5, 3.0)] * 4))
-def test_with_an_idle_model_resident_the_cap_is_never_exceeded(
-    trace: ArrivalTrace, cap: float, four: tuple[float, ...]
-) -> None:
-    sizes = dict(zip(NAMES, four, strict=True))
-    for policy in (GreedyDual(60.0), BreakEven(PRICES)):
-        assert replay_capped(trace, policy, sizes, cap, PRICES).peak <= cap
-
-
 @settings(max_examples=60)
 @given(traces(), st.integers(1, 5), st.booleans())
 def test_under_a_cap_the_optimum_costs_no_more_than_any_policy(
@@ -153,7 +144,6 @@ def test_greedy_dual_evicts_what_is_asked_for_least_for_its_size() -> None:
     assert ranking.clock == 60.0
     pool.end("a", 111.0)
     assert not pool.begin("b", 120.0)
-    assert pool.evictions == 2
 
 
 def test_a_cap_below_the_largest_model_is_refused_by_name() -> None:
