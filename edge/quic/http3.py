@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
-from edge.errors import error_response, refusal, too_slow
+from edge.errors import refusal
 from edge.quic.core import Asked, Came, Code, Core, Event, Left, TooLong
-from edge.server.application import AppExchange, Application
-from edge.server.deadlines import Deadline, Deadlines
-from edge.server.outlet import UNSENT_BYTES, Handler, Headers, Request, Routes, Turn
-from edge.telemetry.counts import Counts
-from edge.telemetry.exchange import id_field
+from edge.server.deadlines import Deadline
+from edge.server.incoming import Behind, Incoming
+from edge.server.outlet import UNSENT_BYTES, Headers, Request
 from ledger.errors import CallerError, TailraceError
 
 MAX_RESETS = 200
@@ -26,25 +23,6 @@ RESETS_PER_S = 20.0
 
 _METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}")
 _TARGET = re.compile(rb"(/[!\"$-~]*|\*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """What is behind every connection."""
-
-    turn: Turn
-    routes: Routes
-    application: Application
-    headers: Callable[[], Headers]
-    """Of every answer."""
-    deadlines: Deadlines
-    max_body_bytes: int
-    """Of a request that a route answers; what is longer is the application's to refuse."""
-    body_timeout_s: float
-    """For a request's body to come, after its head."""
-    stalled_timeout_s: float
-    """A client that takes nothing of a response for so long gets no more of it."""
-    counts: Counts | None = None
 
 
 class Http3:
@@ -81,7 +59,7 @@ class Http3:
             if (exchange := self._exchanges.get(event.stream)) is not None:
                 exchange.came(event.data, event.ended)
         elif isinstance(event, TooLong):
-            Exchange(self, event.stream, b"").refuse(refusal(431))
+            self.behind.refuse(Exchange(self, event.stream), "h3", "", refusal(431))
         elif isinstance(event, Left):
             if (exchange := self._exchanges.pop(event.stream, None)) is not None:
                 exchange.gone()
@@ -118,13 +96,12 @@ class Http3:
             self.core.reset(event.stream, Code.REQUEST_REJECTED)
             self.touch()
             return
-        fields = dict(event.headers)
-        exchange = Exchange(self, event.stream, fields.get(b":method", b""))
-        self._exchanges[event.stream] = exchange
+        exchange = self._exchanges[event.stream] = Exchange(self, event.stream)
         try:
             request = read_head(event.headers, self.peer)
         except TailraceError as error:
-            exchange.refuse(error)
+            method = dict(event.headers).get(b":method", b"")
+            self.behind.refuse(exchange, "h3", method.decode("latin-1"), error)
         else:
             exchange.ask(request, event.ended)
 
@@ -138,127 +115,58 @@ class Http3:
 class Exchange:
     """One request and its response: an `Outlet`."""
 
-    __slots__ = (
-        *("_ahead", "_app", "_body", "_claimed", "_deadline", "_handler", "_http3", "_method"),
-        *("_over", "_started", "stream"),
-    )
+    __slots__ = ("_deadline", "_http3", "_incoming", "_over", "started", "stream")
 
-    def __init__(self, http3: Http3, stream: int, method: bytes) -> None:
+    def __init__(self, http3: Http3, stream: int) -> None:
         self.stream = stream
+        self.started = False
         self._http3 = http3
-        self._method = method
-        self._claimed: Request | None = None  # by a route, and its body is awaited
-        self._body: bytearray | None = bytearray()  # None: all of it has come
-        self._ahead = 0  # bytes of it that were reported as read before the application had them
-        self._app: AppExchange | None = None
-        self._handler: Handler | None = None
-        self._started = False
+        self._incoming: Incoming | None = None
         self._over = False
-        # Of the body, and once that is whole of a client that takes nothing of the response.
-        self._deadline = Deadline(http3.behind.deadlines, self._overdue)
+        self._deadline = Deadline(http3.behind.deadlines, self._stalled)
 
     # ---- the request ----
 
     def ask(self, request: Request, ended: bool) -> None:
-        behind = self._http3.behind
-        if behind.routes.claims(request):
-            self._claimed = request
-        else:
-            self._hand_over(request)
-        if not ended:
-            self._deadline.set(behind.body_timeout_s)
-        self.came(b"", ended)
+        http3 = self._http3
+        self._incoming = Incoming(http3.behind, request, self, http3.server, self._read)
+        self._incoming.begin(ended)
 
     def came(self, data: bytes, ended: bool) -> None:
         """A piece of the request's body."""
-        if self._over or self._body is None:
-            return
-        body = self._body
-        if ended:
-            self._body = None
-            self._deadline.clear()
-        if self._app is not None:
-            self._app.feed(data, ended)
-            return
-        request = self._claimed
-        assert request is not None
-        body += data
-        self._read(len(data))
-        if len(body) > self._http3.behind.max_body_bytes:
-            app = self._hand_over(replace(request, body=bytes(body)))
-            app.feed(bytes(body), ended)
-            body.clear()
-        elif ended:
-            self._serve(request, bytes(body))
-
-    def _serve(self, request: Request, body: bytes) -> None:
-        whole = replace(request, body=body)
-        handler = self._http3.behind.routes.serve(whole, self)
-        if handler is None:
-            self._hand_over(whole).feed(body, True)
-        elif not self._over:
-            self._handler = handler
-
-    def _hand_over(self, request: Request) -> AppExchange:
-        self._ahead = len(request.body)
-        self._claimed = None
-        http3 = self._http3
-        app = http3.behind.application.ask(request, self, http3.server, self._taken)
-        self._app = self._handler = app
-        return app
-
-    def _taken(self, size: int) -> None:
-        """The application has so many bytes more."""
-        ahead = min(size, self._ahead)
-        self._ahead -= ahead
-        self._read(size - ahead)
+        if self._incoming is not None and not self._over:
+            self._incoming.came(data, ended)
 
     def _read(self, size: int) -> None:
         if size:
             self._http3.core.consumed(self.stream, size)
             self._http3.touch()
 
-    def _overdue(self) -> None:
-        if self._handler is not None:
-            handler, self._handler, self._app = self._handler, None, None
-            handler.gone()
-        if self._started:
-            self.reset()
-        else:
-            self.refuse(too_slow("body"))
-
-    def refuse(self, error: TailraceError) -> None:
-        """Answer it here."""
-        if self._http3.behind.counts is not None:
-            self._http3.behind.counts.refused("h3", error.code, error.status)
-        answer = error_response(error)
-        self.start(error.status, [*answer.raw_headers, id_field()])
-        if self._method != b"HEAD":
-            self.write(bytes(answer.body))
-        self.end()
-
     # ---- what the connection says ----
 
     def drained(self) -> None:
-        if self._body is None:
-            self._deadline.clear()
-        if self._handler is not None:
-            self._handler.drained()
+        self._deadline.clear()
+        if self._incoming is not None:
+            self._incoming.drained()
 
     def gone(self) -> None:
         """The client has left."""
         self._over = True
         self._deadline.clear()
         self._http3.starved.pop(self, None)
-        handler, self._handler, self._app = self._handler, None, None
-        if handler is not None:
-            handler.gone()
+        if self._incoming is not None:
+            self._incoming.gone()
+
+    def _stalled(self) -> None:
+        if self._incoming is not None:
+            self._incoming.gone()
+        self.reset()
 
     # ---- an Outlet ----
 
     def start(self, status: int, headers: Headers) -> None:
         if not self._over:
-            self._started = True
+            self.started = True
             head = [(b":status", b"%d" % status), *headers, *self._http3.behind.headers()]
             self._http3.core.start(self.stream, head)
             self._http3.touch()
@@ -273,7 +181,7 @@ class Exchange:
             self._over = True
             self._deadline.clear()
             self._http3.core.end(self.stream)
-            if self._body is not None:
+            if self._incoming is None or not self._incoming.is_whole:
                 self._http3.core.stop(self.stream)
             self._http3.over(self)
 
@@ -290,7 +198,7 @@ class Exchange:
         room = self._http3.core.room(self.stream, UNSENT_BYTES)
         if room < 1 and self not in self._http3.starved:
             self._http3.starved[self] = None
-            if self._body is None:
+            if self._incoming is not None and self._incoming.is_whole:
                 self._deadline.set(self._http3.behind.stalled_timeout_s)
         return room
 

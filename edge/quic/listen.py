@@ -15,9 +15,9 @@ from time import monotonic
 
 from edge.access.connections import ConnectionLimits
 from edge.quic.core import Address, Cores, Datagrams
-from edge.quic.http3 import Behind
 from edge.quic.probe import PROBE_EVERY_S, PROBE_TIMEOUT_S, Probe
 from edge.quic.server import QuicServer, Way
+from edge.server.incoming import Behind
 
 MAX_DATAGRAM_BYTES = 4096
 """A datagram that is longer is no client's: a path carries 1,500 bytes."""

@@ -26,8 +26,9 @@ from edge.quic.core import (
     Retired,
     Stray,
 )
-from edge.quic.http3 import Behind, Http3
+from edge.quic.http3 import Http3
 from edge.quic.timers import Timer, Timers
+from edge.server.incoming import Behind
 
 HANDSHAKE_TIMEOUT_S = 10.0
 RETRY_FROM_HANDSHAKES = 64

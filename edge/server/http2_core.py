@@ -86,20 +86,8 @@ class Stream:
     """One request and its response: an `Outlet`."""
 
     __slots__ = (
-        "_broken",
-        "_connection",
-        "_ended",
-        "_frame_tail",
-        "_h2",
-        "_head",
-        "_waiting",
-        "came_bytes",
-        "came_whole",
-        "handler",
-        "id",
-        "open",
-        "started",
-        "untaken",
+        *("_broken", "_connection", "_ended", "_frame_tail", "_h2", "_head", "_waiting"),
+        *("came_bytes", "came_whole", "handler", "id", "open", "started", "untaken"),
     )
 
     def __init__(self, connection: Http2Connection, h2: H2Stream) -> None:

@@ -16,7 +16,6 @@ from hypercorn.utils import repr_socket_addr
 
 from edge.config import EdgeConfig
 from edge.quic.aioquic_core import AioquicCores
-from edge.quic.http3 import Behind
 from edge.quic.listen import QuicListener
 from edge.quic.steer import steer
 from edge.server.connection import Connection
@@ -153,7 +152,7 @@ async def listening(
             server.close()
         if quic is not None:
             await quic.stop(0)
-        await shared.application.ended(0)
+        await shared.behind.application.ended(0)
         turning.cancel()
         await asyncio.gather(turning, return_exceptions=True)
 
@@ -167,19 +166,8 @@ def _listen_quic(bound: Sequence[socket.socket], shared: Shared, process: int) -
     config = shared.config
     mark = process if config.processes > 1 else None
     assert config.certificate is not None and config.key is not None  # or nothing was bound
-    behind = Behind(
-        shared.turn,
-        shared.routes,
-        shared.application,
-        shared.rest.headers,
-        shared.deadlines,
-        config.max_body_bytes,
-        config.body_timeout_s,
-        config.stalled_timeout_s,
-        shared.counts,
-    )
     cores = AioquicCores(config.certificate, config.key, mark, shared.asked_for)
-    listener = QuicListener(bound, cores, behind, shared.limits)
+    listener = QuicListener(bound, cores, shared.behind, shared.limits)
     listener.start()
     for each in bound:
         log.info("Running on https://" + _name(each) + " (QUIC)")

@@ -43,28 +43,9 @@ class StreamReader:
     """A `Sink` of the link, and the `Handler` of its outlet."""
 
     __slots__ = (
-        "_access",
-        "_deadline",
-        "_deadlines",
-        "_done",
-        "_encoder",
-        "_exchange",
-        "_flows",
-        "_held_s",
-        "_link",
-        "_outlet",
-        "_over",
-        "_passed",
-        "_passed_bytes",
-        "_patience",
-        "_queue",
-        "_spoke_s",
-        "_started",
-        "_swell",
-        "_turn",
-        "_wanted",
-        "_window",
-        "_writes",
+        *("_access", "_deadline", "_deadlines", "_done", "_encoder", "_exchange", "_flows"),
+        *("_held_s", "_link", "_outlet", "_over", "_passed", "_passed_bytes", "_patience"),
+        *("_queue", "_spoke_s", "_started", "_swell", "_turn", "_wanted", "_window", "_writes"),
     )
 
     def __init__(

@@ -12,6 +12,7 @@ from edge.config import EdgeConfig
 from edge.origins.link import Link
 from edge.server.application import Application
 from edge.server.deadlines import Deadlines
+from edge.server.incoming import Behind
 from edge.server.outlet import Routes, Turn, Wire
 from edge.server.rest import Rest
 from edge.telemetry.counts import Counts
@@ -59,9 +60,15 @@ class Shared:
     asked_for: Callable[[str], None] | None = None
     """Told the host names of QUIC's handshakes."""
     connections: Connections = field(default_factory=Connections)
-    application: Application = field(init=False)
-    """For HTTP/2 and HTTP/3."""
+    behind: Behind = field(init=False)
+    """The connections of HTTP/2 and HTTP/3."""
 
     def __post_init__(self) -> None:
         application = Application(self.rest.asgi, self.turn, state=self.rest.state)
-        object.__setattr__(self, "application", application)
+        config = self.config
+        behind = Behind(
+            *(self.turn, self.routes, application, self.rest.headers, self.deadlines),
+            *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s),
+            self.counts,
+        )
+        object.__setattr__(self, "behind", behind)

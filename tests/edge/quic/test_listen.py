@@ -19,11 +19,11 @@ from edge.app import HTTP3_IS_SILENT, create_app
 from edge.config import EdgeConfig
 from edge.origins.link import Link
 from edge.quic.aioquic_core import AioquicCores
-from edge.quic.http3 import Behind
 from edge.quic.listen import QuicListener
 from edge.quic.probe import PROBE_TIMEOUT_S, PROBES_UNANSWERED, Probe, answers
 from edge.server.application import Application
 from edge.server.deadlines import Deadlines
+from edge.server.incoming import Behind
 from edge.server.outlet import Turn
 from tailrace.certificate import CertificateFiles
 from tests.edge.quic.fetching import Fetching
