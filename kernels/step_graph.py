@@ -1,4 +1,7 @@
-"""A decode step at fixed addresses: on a GPU one CUDA graph instead of five launches per layer."""
+"""A decode step at fixed addresses: on a GPU one CUDA graph instead of five launches per layer.
+
+`StepGraph` ends with hidden rows, `DrawnStep` with tokens: head and sampler are in its graph.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from torch import Tensor
 
 from kernels.decoder import Decoder, Rows
 from kernels.one_copy import ALIGNED_BYTES
+from kernels.sampler.sampler import Sampling
+from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace, settings_of
+from kernels.sampler.sampler_triton import sample_rows
 from kernels.shapes import PAGE_TOKENS
 
 NO_POSITION = -1
@@ -18,18 +24,29 @@ NO_PAGE = -1
 """After a sequence's last page: to read it is a fault, not another sequence's keys."""
 
 
-class StepInputs:
-    """Rows, and a block table for as many sequences, in one buffer: one copy to the device a step.
+_SETTINGS = (
+    (torch.float32, 1), (torch.int32, 1), (torch.float32, 1), (torch.float32, 1), (torch.int64, 2),
+    (torch.int32, 1),
+)  # fmt: skip
+"""Of each column of `settings_of`: its type, and how many of int32 it takes."""
+_ROWS = 4
+"""Columns of `Rows`."""
+_COLUMNS = _ROWS + sum(columns for _, columns in _SETTINGS)
 
-    rows: `kernels.decoder.Rows` of `count` rows. tables: int32 [count, pages]. On the host it is
-    two buffers in turn: while a step is filled in, the copy of the one before may not have begun.
-    A table that is as it was two steps ago is not written again.
+
+class StepInputs:
+    """Rows, what to draw from them, and a block table for as many sequences: one copy a step.
+
+    rows: `kernels.decoder.Rows` of `count` rows. settings: without masks and penalties; greedy
+    where none were given. tables: int32 [count, pages]. All in one buffer, on the host two in turn:
+    while a step is filled in, the copy of the one before may not have begun. A table that is as it
+    was two steps ago is not written again.
     """
 
     def __init__(self, count: int, pages: int, device: torch.device) -> None:
         self._count, self._pages = count, pages
-        self._width = count + -count % (ALIGNED_BYTES // torch.int32.itemsize)
-        size = 4 * self._width + count * pages
+        self._width = _aligned(count)
+        size = _COLUMNS * self._width + count * pages
         pinned = device.type == "cuda"
         self._here = [
             torch.full((size,), NO_PAGE, dtype=torch.int32, pin_memory=pinned) for _ in range(2)
@@ -40,8 +57,8 @@ class StepInputs:
         ]
         self._held: list[list[Sequence[int]]] = [[()] * count for _ in range(2)]
         self._there = torch.empty(size, dtype=torch.int32, device=device)
-        columns = self._columns(self._there)
-        self.rows = Rows(*(column[:count] for column in columns))
+        self.rows = Rows(*(column[:count] for column in self._columns(self._there)[:_ROWS]))
+        self.settings = SamplerRows(*(column[:count] for column in self._settings(self._there)))
         self.tables = self._tables(self._there)
         self.fill([], [], [], [])
 
@@ -51,10 +68,13 @@ class StepInputs:
         positions: Sequence[int],
         sequences: Sequence[int],
         tables: Sequence[Sequence[int]],
+        samplings: Sequence[Sampling] = (),
+        drawn: Sequence[int] = (),
     ) -> None:
         """Take up to `count` rows; those beyond have length 0, read nothing and write nothing.
 
         tables: the pages of each sequence, of which no more are taken than there is room for.
+        samplings, drawn: of each row, if any are drawn from, and how many tokens it has drawn.
         """
         for pair in (self._here, self._held, self._copied):
             pair.reverse()
@@ -64,7 +84,11 @@ class StepInputs:
         columns = self._columns(numbers).zero_()
         columns[1].fill_(NO_POSITION)
         lengths = [position + 1 for position in positions]
-        columns[:, :used] = torch.tensor([[*ids], [*positions], lengths, [*sequences]])
+        columns[:_ROWS, :used] = torch.tensor([[*ids], [*positions], lengths, [*sequences]])
+        for column, given in zip(
+            self._settings(numbers), settings_of(samplings, drawn), strict=True
+        ):
+            column[: len(given)] = given
         cells = self._tables(numbers)
         for place, held in enumerate(self._held[0]):
             table = tables[place][: self._pages] if place < len(tables) else ()
@@ -80,10 +104,20 @@ class StepInputs:
         ids.copy_(torch.where(ids < 0, drawn[(-1 - ids).clamp(min=0)], ids))
 
     def _columns(self, numbers: Tensor) -> Tensor:
-        return numbers[: 4 * self._width].view(4, self._width)
+        return numbers[: _COLUMNS * self._width].view(_COLUMNS, self._width)
+
+    def _settings(self, numbers: Tensor) -> list[Tensor]:
+        widths = [columns * self._width for _, columns in _SETTINGS]
+        parts = torch.split(self._columns(numbers)[_ROWS:].flatten(), widths)
+        return [part.view(dtype) for part, (dtype, _) in zip(parts, _SETTINGS, strict=True)]
 
     def _tables(self, numbers: Tensor) -> Tensor:
-        return numbers[4 * self._width :].view(self._count, self._pages)
+        return numbers[_COLUMNS * self._width :].view(self._count, self._pages)
+
+
+def _aligned(count: int) -> int:
+    """So many int32, or a few more: what lies behind them begins where kernels expect it."""
+    return count + -count % (ALIGNED_BYTES // torch.int32.itemsize)
 
 
 def _changed(cell: Tensor, held: Sequence[int], table: Sequence[int]) -> Sequence[int]:
@@ -115,6 +149,40 @@ class StepGraph:
         They are a view of a buffer that the decoder's next call overwrites.
         """
         return self._run()
+
+
+class DrawnStep:
+    """Up to `count` rows of distinct sequences, none longer than `max_length`, from ids to ids.
+
+    before: int32 [rows of a step], what ids below 0 of the inputs stand for (`StepInputs.take`).
+    workspace: of the sampler; for the rest see `StepGraph`.
+    """
+
+    def __init__(
+        self, decoder: Decoder, workspace: SamplerWorkspace, count: int, max_length: int
+    ) -> None:
+        device = decoder.device
+        self.inputs = StepInputs(count, -(-max_length // PAGE_TOKENS), device)
+        self.before = torch.zeros(decoder.step_rows, dtype=torch.int32, device=device)
+        self._drawn = torch.zeros(2, _aligned(count), dtype=torch.int32, device=device)
+        launch = partial(self._launch, decoder, workspace, max_length)
+        self._run = _captured(launch) if device.type == "cuda" else launch
+
+    def __call__(self) -> Tensor:
+        """Run the step; int32 [2, count or more], ids and faults, which its next run overwrites.
+
+        A fault is what the decoder or the sampler found wrong with a row; its id means nothing.
+        """
+        return self._run()
+
+    def _launch(self, decoder: Decoder, workspace: SamplerWorkspace, max_length: int) -> Tensor:
+        inputs, (ids, faults) = self.inputs, self._drawn[:, : len(self.inputs.rows)]
+        inputs.take(self.before)
+        hidden = decoder.decode(inputs.rows, inputs.tables, max_length)
+        logits = decoder.logits(hidden)
+        sample_rows(logits, inputs.settings, ids, faults, workspace, dependent=decoder.dependent)
+        faults |= decoder.faults[: len(faults)]
+        return self._drawn
 
 
 def _captured(launch: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -55,15 +55,9 @@ class SamplerRows:
         """The rows of these requests; mask and counts as above. Penalties need counts."""
         if counts is None and any(sampling.penalises for sampling in samplings):
             raise ValueError("counts: missing, but a sampling penalises what was generated")
-        # A large top_k is off, whatever its number.
-        temperature, top_k, top_p, min_p, seed, position, penalties = one_copy(
+        *settings, penalties = one_copy(
             [
-                torch.tensor([s.temperature for s in samplings], dtype=torch.float32),
-                torch.tensor([min(s.top_k, 2**31 - 1) for s in samplings], dtype=torch.int32),
-                torch.tensor([s.top_p for s in samplings], dtype=torch.float32),
-                torch.tensor([s.min_p for s in samplings], dtype=torch.float32),
-                torch.tensor([s.seed - (s.seed >> 63 << 64) for s in samplings], dtype=torch.int64),
-                torch.tensor(positions, dtype=torch.int32),
+                *settings_of(samplings, positions),
                 torch.tensor(
                     [(s.repetition, s.presence, s.frequency) for s in samplings],
                     dtype=torch.float32,
@@ -71,10 +65,8 @@ class SamplerRows:
             ],
             device,
         )
-        return cls(
-            temperature, top_k, top_p, min_p, seed, position, mask, counts,
-            None if counts is None else penalties,
-        )  # fmt: skip
+        penalised = None if counts is None else penalties
+        return replace(cls(*settings), mask=mask, counts=counts, penalties=penalised)
 
     def check(self, rows: int, vocab: int) -> None:
         """Raise TypeError or ValueError that names what does not fit logits [rows, vocab]."""
@@ -92,6 +84,19 @@ class SamplerRows:
         if self.penalties is not None:
             check_tensor("penalties", self.penalties, torch.float32, rows, 3)
         check_same_device(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+
+def settings_of(samplings: Sequence[Sampling], positions: Sequence[int]) -> list[Tensor]:
+    """The columns of `SamplerRows` from `temperature` to `position`, on the host."""
+    # A large top_k is off, whatever its number.
+    return [
+        torch.tensor([s.temperature for s in samplings], dtype=torch.float32),
+        torch.tensor([min(s.top_k, 2**31 - 1) for s in samplings], dtype=torch.int32),
+        torch.tensor([s.top_p for s in samplings], dtype=torch.float32),
+        torch.tensor([s.min_p for s in samplings], dtype=torch.float32),
+        torch.tensor([s.seed - (s.seed >> 63 << 64) for s in samplings], dtype=torch.int64),
+        torch.tensor(positions, dtype=torch.int32),
+    ]
 
 
 class SamplerWorkspace:

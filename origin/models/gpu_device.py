@@ -14,7 +14,10 @@ from origin.models.model import Draw, Drawn, Piece
 
 
 class GpuDevice:
-    """Rows with masks, penalties or scores are drawn before `launch` returns; all others later."""
+    """Rows with masks, penalties or scores are drawn before `launch` returns; all others later.
+
+    Where those others are all that there is to do, they go from ids to ids in one graph.
+    """
 
     def __init__(self, model: GpuModel) -> None:
         self._model = model
@@ -26,6 +29,10 @@ class GpuDevice:
         self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]
     ) -> Launched:
         """See `origin.models.device.StepDevice`."""
+        step = self._model.launch_step(pieces, rows, draws, self._drawn)
+        if step is not None:
+            self._drawn = step[0]
+            return GpuLaunch.of(step, 0, len(draws))
         hidden = self._model.forward(pieces, self._drawn)
         fine = hidden.isfinite().all(-1)
         chosen = hidden if [*rows] == [*range(len(hidden))] else hidden[[*rows]]
@@ -33,33 +40,38 @@ class GpuDevice:
             return ComputedStep(Results(fine.tolist(), self._model.draw(chosen, draws)))
         drawn = self._model.launch_draws(chosen, draws)
         self._drawn = drawn[0]
-        return GpuLaunch.of(torch.cat((fine.int(), drawn.flatten())), len(hidden))
+        return GpuLaunch.of(torch.cat((fine.int(), drawn.flatten())), len(hidden), len(draws))
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLaunch:
-    """Flags, ids and faults on their way to the host, in one copy."""
+    """Flags, ids and faults on their way to the host, in one copy.
+
+    Without flags each row is drawn from, and fine if its draw is.
+    """
 
     numbers: Tensor
-    rows: int
+    flags: int
+    draws: int
     arrived: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, numbers: Tensor, rows: int) -> GpuLaunch:
+    def of(cls, numbers: Tensor, flags: int, draws: int) -> GpuLaunch:
         if numbers.device.type != "cuda":
-            return cls(numbers, rows, None)
-        host = torch.empty(len(numbers), dtype=numbers.dtype, pin_memory=True)
-        host.copy_(numbers, non_blocking=True)
+            return cls(numbers.flatten().clone(), flags, draws, None)
+        host = torch.empty(numbers.numel(), dtype=numbers.dtype, pin_memory=True)
+        host.copy_(numbers.flatten(), non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return cls(host, rows, arrived)
+        return cls(host, flags, draws, arrived)
 
     def read(self) -> Results:
         if self.arrived is not None:
             self.arrived.synchronize()
-        fine, drawn = self.numbers[: self.rows], self.numbers[self.rows :]
-        ids, faults = drawn.view(2, -1).tolist()
-        return Results(fine.bool().tolist(), tokens_of(ids, faults))
+        flags, drawn = self.numbers[: self.flags], self.numbers[self.flags :]
+        ids, faults = drawn.view(2, -1)[:, : self.draws].tolist()
+        fine = flags.bool().tolist() if self.flags else [not fault for fault in faults]
+        return Results(fine, tokens_of(ids, faults))
 
 
 def tokens_of(ids: Sequence[int], faults: Sequence[int]) -> list[Drawn]:

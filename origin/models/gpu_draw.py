@@ -28,7 +28,7 @@ class GpuDraw:
         self._dependent = dependent
         self._vocab = vocab
         self._device = device
-        self._workspace = SamplerWorkspace(rows, vocab, device)
+        self.workspace = SamplerWorkspace(rows, vocab, device)
         self._drawn = torch.zeros(2, rows, dtype=torch.int32, device=device)
         """Ids, and faults."""
 
@@ -54,7 +54,7 @@ class GpuDraw:
     def launch(self, logits: Tensor, rows: SamplerRows) -> Tensor:
         """int32 [2, rows]: ids and faults, of a buffer that the next call overwrites."""
         drawn = self._drawn[:, : len(logits)]
-        sample_rows(logits, rows, drawn[0], drawn[1], self._workspace, dependent=self._dependent)
+        sample_rows(logits, rows, drawn[0], drawn[1], self.workspace, dependent=self._dependent)
         return drawn
 
     def _masks(self, draws: Sequence[Draw]) -> Tensor | None:

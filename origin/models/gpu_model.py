@@ -22,6 +22,7 @@ from origin.models.gpu_ahead import have_compiled
 from origin.models.gpu_draw import GpuDraw
 from origin.models.gpu_forward import MAX_STEP_ROWS, GpuForward
 from origin.models.gpu_layers import DecoderParts
+from origin.models.gpu_step import GpuStep
 from origin.models.model import Draw, Drawn, Piece, Progress, fingerprint
 from origin.models.piece_check import check_pieces
 from origin.models.tensors import checkpoint_bytes, read_tensors
@@ -61,6 +62,7 @@ class GpuModel:
         self._decoder = parts.decoder(self.pages)
         self._forward = GpuForward(self._decoder)
         self._draw = GpuDraw(MAX_STEP_ROWS, config.vocab, device, dependent=dependent)
+        self._step = GpuStep(self._decoder, self._draw.workspace)
         if device.type == "cuda":
             target = driver.active.get_current_target()
             have_compiled(self._decoder, self._draw, target, progress)
@@ -81,6 +83,16 @@ class GpuModel:
         for logits, some in self._logits_of(hidden, draws):
             drawn += self._draw(logits, some)
         return drawn
+
+    @torch.inference_mode()
+    def launch_step(
+        self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw], drawn: Tensor
+    ) -> Tensor | None:
+        """`forward` and `launch_draws` in one graph, where there can be one; see `GpuStep`."""
+        if not self._step.takes(pieces, rows, draws):
+            return None
+        check_pieces(pieces, self.config, self.pages, len(drawn))
+        return self._step(pieces, draws, drawn)
 
     @torch.inference_mode()
     def launch_draws(self, hidden: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from kernels.one_copy import ALIGNED_BYTES
+from kernels.sampler.sampler import Sampling
+from kernels.sampler.sampler_rows import SamplerRows
 from kernels.step_graph import NO_PAGE, NO_POSITION, StepInputs
 
 
@@ -57,14 +59,29 @@ def test_pages_that_no_row_of_the_step_reaches_are_left_out(device: torch.device
     assert inputs.tables.tolist() == [[4, 5]]
 
 
+def test_settings_are_those_that_a_row_has_alone_and_greedy_where_there_is_none(
+    device: torch.device,
+) -> None:
+    some = [Sampling(0.5, 7, 0.9, 2**64 - 3, 0.1), Sampling(1.5, seed=4)]
+    inputs = StepInputs(3, 1, device)
+    for given in (some, some[:1]):
+        inputs.fill([1, 2], [5, 6], [0, 1], [[0], [1]], given, [8, 9][: len(given)])
+        alone = SamplerRows.of(given, [8, 9][: len(given)], device)
+        for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position"):
+            held, expected = getattr(inputs.settings, name), getattr(alone, name)
+            assert held[: len(given)].equal(expected)
+            assert not held[len(given) :].any()
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_every_tensor_stays_where_it_is_and_begins_where_kernels_expect_it(
     count: int, device: torch.device
 ) -> None:
     inputs = StepInputs(count, 5, device)
     parts = [getattr(inputs.rows, name) for name in ("ids", "positions", "lengths", "sequences")]
-    parts.append(inputs.tables)
+    names = ("temperature", "top_k", "top_p", "min_p", "seed", "position")
+    parts += [inputs.tables, *(getattr(inputs.settings, name) for name in names)]
     before = [part.data_ptr() for part in parts]
     inputs.fill([1], [2], [0], [[4]])
     assert [part.data_ptr() for part in parts] == before
-    assert all(part.storage_offset() * 4 % ALIGNED_BYTES == 0 for part in parts)
+    assert all((part.data_ptr() - before[0]) % ALIGNED_BYTES == 0 for part in parts)

@@ -23,6 +23,7 @@ from kernels.sampler.sampler import MASK_BITS, Sampling
 from kernels.shapes import PAGE_TOKENS
 from origin.models import gpu_model
 from origin.models.gpu_ahead import compilations
+from origin.models.gpu_device import GpuDevice
 from origin.models.gpu_model import GpuModel
 from origin.models.model import Draw, Piece
 from tests.fake_gpu import SM_90, FakeGpu
@@ -51,6 +52,8 @@ def live(model: GpuModel, random: Random) -> None:
             for _ in range(rows)
         ]
         model.draw(hidden[:rows], draws)
+        steps = [Piece([1], random.randint(0, 64), (0, 1), prefill=False)] * random.randint(1, 70)
+        GpuDevice(model).launch(steps, range(len(steps)), [Draw(Sampling(), 1)] * len(steps))
 
 
 def _piece(random: Random) -> Piece:

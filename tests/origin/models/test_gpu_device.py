@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,9 @@ def three_steps(device: StepDevice) -> list[Sequence[Drawn]]:
     first = device.launch(prompts, [2, 3], draws(0))
     rows = [Piece([drawn_before(1)], 1, [1], False), Piece([drawn_before(0)], 3, [0], False)]
     second = device.launch(rows, [0, 1], draws(1))
-    assert isinstance(first, GpuLaunch if isinstance(device, GpuDevice) else ComputedStep)
+    if isinstance(device, GpuDevice):
+        assert isinstance(first, GpuLaunch) and first.flags == 4
+        assert isinstance(second, GpuLaunch) and second.flags == 0, "one graph"
     found = [first.read()]
     rows = [Piece([drawn_before(1)], 4, [0], False), Piece([drawn_before(0)], 2, [1], False)]
     third = device.launch(rows, [0, 1], draws(2, logprobs=2))
@@ -49,3 +52,19 @@ def test_tokens_are_those_of_a_host_that_waits_for_each_step(
     expected = three_steps(AtOnce(model))
     assert three_steps(GpuDevice(model)) == expected
     assert expected[2][1].scores is not None and expected[2][0].scores is None
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_row_at_fault_of_a_step_that_is_filled_up_fails_alone(
+    tmp_path: Path, device: torch.device
+) -> None:
+    folder = write_checkpoint(tmp_path, KERNEL_SHAPES[Family.LLAMA])
+    model = gpu_model.load(folder, device=device)
+    draws = [Draw(replace(SAMPLED, seed=seed), 0) for seed in range(3)]
+    rows = [Piece([token], 0, [token], False) for token in range(3)]
+    expected = AtOnce(model).launch(rows, range(3), draws).read()
+    assert GpuDevice(model).launch(rows, range(3), draws).read() == expected
+    model._decoder.table[1] = torch.nan
+    results = GpuDevice(model).launch(rows, range(3), draws).read()
+    assert results.fine == [True, False, True]
+    assert results.drawn == [expected.drawn[0], Drawn(-1), expected.drawn[2]]
