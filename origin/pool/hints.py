@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ledger.hints import Hint as Hint
-
 HINT_WINDOW_S = 30.0
 """A request within so long after a hint makes it a right one; so long it keeps a model, too."""
 PRIOR_RIGHT, PRIOR_SEEN = 1.0, 2.0

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from ledger.errors import Conflict, TailraceError
+from ledger.hints import Hint
 from origin.history.recorder import HistoryRecorder
 from origin.history.schema import DAY_MS, HOT, Keeping
 from origin.history.sqlite_file import SqliteHistory
 from origin.operator.query import Query
 from origin.operator.simulation import simulate
 from origin.operator.warm import WarmDesk
-from origin.pool.hints import Hint
 from origin.pool.members import PooledState, PoolMember
 from origin.pool.warm_pool import WarmPool
 from origin.serving.served_model import ServedModel, ServedModels
