@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any, NamedTuple
 
 from ledger.frame import TAG_OFFSET, StreamEnd
 from ledger.interface import Appends
@@ -18,46 +19,42 @@ END = StreamEnd.tag
 
 
 class Made(NamedTuple):
-    """One frame of a run that is still one; `steers` as in an `Emission`."""
+    """The frames of runs that are still some: columns of one length, `steers` as in a `Step`."""
 
-    stream: GeneratedStream
-    run: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
-    ids: tuple[int, ...]
-    steers: int
-    frame: bytes
+    streams: Sequence[GeneratedStream]
+    runs: Sequence[int]
+    indexes: Sequence[int]
+    ids: Sequence[tuple[int, ...]]
+    steers: Sequence[int]
+    frames: Sequence[bytes]
 
 
-def made_of(table: StreamTable, slot: WorkerSlot, step: Step) -> list[Made]:
+def made_of(table: StreamTable, slot: WorkerSlot, step: Step) -> Made:
     """Without the runs that are none any more; raises FrameError as `Step.check` does."""
     ids, frames = step.cut()
     streams = [table.run(slot, run) for run in step.runs]
-    rows = zip(streams, step.runs, step.indexes, ids, step.steers, frames, strict=True)
-    return [Made(*row) for row in rows if row[0] is not None]
+    columns: tuple[Sequence[Any], ...]
+    columns = streams, step.runs, step.indexes, ids, step.steers, frames
+    if None in streams:
+        here = [stream is not None for stream in streams]
+        columns = tuple(list(compress(column, here)) for column in columns)
+    return Made(*columns)
 
 
-def appends_of(made: Sequence[Made], now: float) -> Appends:
+def appends_of(made: Made, now: float) -> Appends:
     """Behind the ids of a StreamEnd lies what is kept of its stream's life."""
-    return Appends(
-        [each.stream.id for each in made],
-        [each.stream.epoch for each in made],
-        [each.index for each in made],
-        [each.frame for each in made],
-        [
-            each.ids if each.frame[TAG_OFFSET] != END else _with_life(each, made, now)
-            for each in made
-        ],
-    )
-
-
-def _with_life(end: Made, made: Sequence[Made], now: float) -> tuple[int, ...]:
-    stream = end.stream
-    others = sum(each.stream is stream for each in made) - 1
-    return stream.progress.life(stream.epoch - 1, now, others).behind(end.ids)
+    streams, ids = made.streams, list(made.ids)
+    for at, frame in enumerate(made.frames):
+        if frame[TAG_OFFSET] == END:
+            stream, others = streams[at], streams.count(streams[at]) - 1
+            life = stream.progress.life(stream.epoch - 1, now, others)
+            ids[at] = life.behind(ids[at])
+    epochs = [stream.epoch for stream in streams]
+    return Appends([stream.id for stream in streams], epochs, made.indexes, made.frames, ids)
 
 
 def released(
-    made: Iterable[Made],
+    made: Made,
     slot: WorkerSlot,
     now: float,
     table: StreamTable,
@@ -67,7 +64,7 @@ def released(
     """Take note of what is durable; gives the streams that have ended, each with its end."""
     gaps: dict[tuple[str, float], int] = {}
     ended: list[tuple[GeneratedStream, bytes]] = []
-    for stream, run, index, ids, steers, frame in made:
+    for stream, run, index, ids, steers, frame in zip(*made, strict=True):
         if stream.slot is not slot or stream.run != run:
             continue  # it has been taken off meanwhile
         if not stream.standing.proven:
