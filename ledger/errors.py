@@ -23,6 +23,15 @@ class TailraceError(Exception):
     status = 500
     retryable = False
 
+    def __init_subclass__(
+        cls, code: str | None = None, status: int | None = None, retryable: bool | None = None
+    ) -> None:
+        """What a class says of these three holds for its subclasses, until one says another."""
+        said = {"code": code, "status": status, "retryable": retryable}
+        for name, value in said.items():
+            if value is not None:
+                setattr(cls, name, value)
+
     def __init__(
         self,
         message: str,
@@ -52,157 +61,104 @@ class TailraceError(Exception):
 # ---- the caller's fault ----
 
 
-class CallerError(TailraceError):
+class CallerError(TailraceError, code="invalid_request", status=400):
     """The request is at fault; sending it again unchanged will fail again."""
 
-    code = "invalid_request"
-    status = 400
 
-
-class FrameError(CallerError):
+class FrameError(CallerError, code="bad_frame"):
     """Bytes that are not a valid frame; names the field and the offset in the frame."""
-
-    code = "bad_frame"
 
     def __init__(self, message: str, *, field: str, offset: int, hint: str | None = None) -> None:
         super().__init__(f"{message} at byte {offset}", field=field, hint=hint)
         self.offset = offset
 
 
-class SchemaMismatch(CallerError):
+class SchemaMismatch(CallerError, code="schema_mismatch", status=426):
     """The peer speaks another schema or frame version."""
 
-    code = "schema_mismatch"
-    status = 426
 
-
-class Unauthorized(CallerError):
+class Unauthorized(CallerError, code="bad_token", status=401):
     """A resume token that is forged, expired, or signed by an unknown key."""
 
-    code = "bad_token"
-    status = 401
 
-
-class Forbidden(CallerError):
+class Forbidden(CallerError, code="missing_right", status=403):
     """A valid token without the right that the request needs."""
 
-    code = "missing_right"
-    status = 403
 
-
-class NotFound(CallerError):
+class NotFound(CallerError, code="not_found", status=404):
     """No such stream or model, or one that the caller may not know of."""
 
-    code = "not_found"
-    status = 404
 
-
-class Conflict(CallerError):
+class Conflict(CallerError, code="conflict", status=409):
     """The request contradicts what is already stored."""
 
-    code = "conflict"
-    status = 409
 
-
-class StaleEpoch(Conflict):
+class StaleEpoch(Conflict, code="stale_epoch"):
     """An append or lease by a producer that another one has replaced."""
 
-    code = "stale_epoch"
 
-
-class WrongIndex(Conflict):
+class WrongIndex(Conflict, code="wrong_index"):
     """An append that would leave a gap or write an index twice."""
 
-    code = "wrong_index"
 
-
-class TooLarge(CallerError):
+class TooLarge(CallerError, code="too_large", status=413):
     """A body, frame or prompt over its limit."""
 
-    code = "too_large"
-    status = 413
 
-
-class StreamFull(TooLarge):
+class StreamFull(TooLarge, code="stream_full"):
     """A stream at its size limit: nothing but its end is taken any more."""
 
-    code = "stream_full"
 
-
-class BeyondEnd(CallerError):
+class BeyondEnd(CallerError, code="beyond_end", status=416):
     """An index that the stream has not reached."""
-
-    code = "beyond_end"
-    status = 416
 
 
 # ---- our fault, or the weather ----
 
 
-class Unavailable(TailraceError):
+class Unavailable(TailraceError, code="unavailable", status=503, retryable=True):
     """Nothing is wrong with the request; the service cannot take it now."""
 
-    code = "unavailable"
-    status = 503
-    retryable = True
 
-
-class OriginUnreachable(Unavailable):
+class OriginUnreachable(Unavailable, code="origin_unreachable"):
     """The edge has no link to an origin."""
 
-    code = "origin_unreachable"
 
-
-class Overloaded(Unavailable):
+class Overloaded(Unavailable, code="overloaded"):
     """A named queue is full."""
 
-    code = "overloaded"
 
-
-class HeldElsewhere(Unavailable):
+class HeldElsewhere(Unavailable, code="held_elsewhere"):
     """Another origin runs the object; `address` is where its link listens, if that is known."""
 
-    code = "held_elsewhere"
     address: str | None = None
 
 
-class LedgerAway(Unavailable):
+class LedgerAway(Unavailable, code="ledger_away"):
     """The ledger's server cannot be reached for now; what it has acknowledged it keeps."""
 
-    code = "ledger_away"
 
-
-class LedgerFull(Overloaded):
+class LedgerFull(Overloaded, code="ledger_full"):
     """The ledger is at its size limit: no new streams, and running ones can only end."""
 
-    code = "ledger_full"
 
-
-class LedgerFailed(Unavailable):
+class LedgerFailed(Unavailable, code="ledger_failed"):
     """The ledger's storage refused a write; nothing was released."""
 
-    code = "ledger_failed"
 
-
-class Damaged(TailraceError):
+class Damaged(TailraceError, code="damaged"):
     """Stored bytes that cannot be what was written; names what is affected. The rest is not."""
-
-    code = "damaged"
 
 
 # ---- the operator's fault ----
 
 
-class ConfigError(TailraceError):
+class ConfigError(TailraceError, code="bad_config"):
     """A setting that cannot work: names the setting, the file and what would be right."""
 
-    code = "bad_config"
 
-
-class ModelError(TailraceError):
+class ModelError(TailraceError, code="bad_model"):
     """A checkpoint that cannot be served: names the file and the tensor or key."""
-
-    code = "bad_model"
 
 
 # ---- said in more than one place ----

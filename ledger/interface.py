@@ -108,9 +108,7 @@ class Refusal(NamedTuple):
     error: TailraceError
 
 
-def why_refused(
-    epoch: int, index: int, *, last_epoch: int, next_index: int, ended: bool
-) -> Conflict:
+def why_refused(epoch: int, index: int, last_epoch: int, next_index: int, ended: bool) -> Conflict:
     """The error for an append that cannot be the next one of such a stream."""
     if epoch != last_epoch:
         return StaleEpoch(
@@ -194,6 +192,44 @@ MAX_LIST = 2**31 - 1
 """Values that a list without a limit has at most."""
 
 
+@dataclass(frozen=True, slots=True)
+class ValueRange:
+    """Which values of an object, by the UTF-8 bytes of their names: `start` included, `end` not."""
+
+    prefix: str = ""
+    start: str | None = None
+    end: str | None = None
+    limit: int = MAX_LIST
+    reverse: bool = False
+
+    def __contains__(self, name: str) -> bool:
+        return self.first <= name and (self.beyond is None or name < self.beyond)
+
+    @property
+    def first(self) -> str:
+        return max(self.prefix, self.start or "")
+
+    @property
+    def beyond(self) -> str | None:
+        """The first name behind it; None where it has no end."""
+        ends = (after_prefix(self.prefix), self.end)
+        return min((end for end in ends if end is not None), default=None)
+
+
+ALL_VALUES = ValueRange()
+
+
+def after_prefix(prefix: str) -> str | None:
+    """The first string above all that begin with `prefix`, by code points and by UTF-8 alike."""
+    for at in range(len(prefix) - 1, -1, -1):
+        code = ord(prefix[at])
+        if code < 0x10FFFF:
+            # Surrogates are no characters: UTF-8 has nothing between D7FF and E000.
+            following = 0xE000 if code == 0xD7FF else code + 1
+            return prefix[:at] + chr(following)
+    return None
+
+
 class ObjectStore(Protocol):
     """The durable side of objects: values by key, one alarm each, fenced by epoch.
 
@@ -219,17 +255,8 @@ class ObjectStore(Protocol):
         """The values that exist among `names`."""
         ...
 
-    async def list(
-        self,
-        key: ObjectKey,
-        *,
-        prefix: str = "",
-        start: str | None = None,
-        end: str | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> dict[str, bytes]:
-        """Values by name in order of their UTF-8 bytes: `start` included, `end` not."""
+    async def list(self, key: ObjectKey, wanted: ValueRange = ALL_VALUES) -> dict[str, bytes]:
+        """Values by name, in order."""
         ...
 
     async def write(self, write: ObjectWrite) -> None:

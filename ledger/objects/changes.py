@@ -27,14 +27,8 @@ class Changes:
 
     @property
     def empty(self) -> bool:
-        return not (
-            self.values
-            or self.clear
-            or self.sets_alarm
-            or self.appends
-            or self.creates
-            or self.drops
-        )
+        streams = self.appends or self.creates or self.drops
+        return not (self.values or self.clear or self.sets_alarm or streams)
 
     def put(self, name: str, value: bytes | None) -> None:
         if name in self.values:

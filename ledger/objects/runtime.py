@@ -77,6 +77,7 @@ from ledger.objects.object import (
     ReadableClass,
     ReadContext,
 )
+from ledger.objects.storage import is_text
 
 __all__ = ["ObjectFactory", "ObjectLimits", "ObjectRuntime"]
 
@@ -269,7 +270,7 @@ class ObjectRuntime:
         if self._closing is not None:
             raise self._closing
         for field, text in zip(("kind", "name"), key, strict=True):
-            if not 1 <= len(text) <= MAX_KEY_CHARS or not _is_text(text):
+            if not 1 <= len(text) <= MAX_KEY_CHARS or not is_text(text):
                 raise CallerError(
                     f"the {field} of an object has {len(text)} characters",
                     field=field,
@@ -320,11 +321,3 @@ class ObjectRuntime:
 
     def _evict(self, key: ObjectKey) -> None:
         self._instances[key].output.shut(lost("it was evicted"))
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -6,9 +6,19 @@ import builtins
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from ledger.errors import CallerError, Overloaded, TooLarge
-from ledger.interface import Alarm, Append, NewStream, ObjectKey, ObjectStore, Record
+from ledger.interface import (
+    MAX_LIST,
+    Alarm,
+    Append,
+    NewStream,
+    ObjectKey,
+    ObjectStore,
+    Record,
+    ValueRange,
+)
 from ledger.objects.changes import Changes
 from ledger.objects.gate import OutputGate
 
@@ -129,18 +139,13 @@ class ObjectStorage:
             _check_text(bound or "")
         # Taken before the store is asked: what is in flight may be there or not.
         cleared, buffered = self._buffered()
-        changed = {
-            name: value for name, value in buffered.items() if _within(name, prefix, start, end)
-        }
+        wanted = ValueRange(prefix, start, end, MAX_LIST if limit is None else limit, reverse)
+        changed = {name: value for name, value in buffered.items() if name in wanted}
         values: dict[str, bytes | None] = {}
         if not cleared:
             gone = sum(value is None for value in changed.values())
-            most = None if limit is None else limit + gone
-            values.update(
-                await self._store.list(
-                    self._key, prefix=prefix, start=start, end=end, limit=most, reverse=reverse
-                )
-            )
+            more = replace(wanted, limit=wanted.limit + gone)
+            values.update(await self._store.list(self._key, more))
         values.update(changed)
         # The order of code points is the order of their UTF-8 bytes.
         names = sorted((n for n, value in values.items() if value is not None), reverse=reverse)
@@ -322,16 +327,14 @@ class ObjectStorage:
         self._output.check()
 
 
-def _check_text(name: str) -> int:
-    """The bytes of a name in UTF-8, which a lone surrogate has none of."""
-    try:
-        return len(name.encode())
-    except UnicodeEncodeError as error:
-        raise CallerError(f"value name {name!r} is not Unicode text", field="name") from error
+def _check_text(name: str) -> None:
+    if not is_text(name):
+        raise CallerError(f"value name {name!r} is not Unicode text", field="name")
 
 
 def _check_name(name: str) -> None:
-    size = _check_text(name)
+    _check_text(name)
+    size = len(name.encode())
     if size == 0:
         raise CallerError("empty value name", field="name")
     if size > MAX_VALUE_NAME_BYTES:
@@ -342,7 +345,10 @@ def _check_name(name: str) -> None:
         )
 
 
-def _within(name: str, prefix: str, start: str | None, end: str | None) -> bool:
-    return (
-        name.startswith(prefix) and (start is None or name >= start) and (end is None or name < end)
-    )
+def is_text(text: str) -> bool:
+    """Whether it can be written in UTF-8, as one with a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

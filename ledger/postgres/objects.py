@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ledger.errors import CallerError, HeldElsewhere
-from ledger.interface import MAX_LIST, Alarm, ObjectKey, ObjectState, ObjectWrite, StreamKind
+from ledger.interface import (
+    ALL_VALUES,
+    Alarm,
+    ObjectKey,
+    ObjectState,
+    ObjectWrite,
+    StreamKind,
+    ValueRange,
+)
 from ledger.postgres.commit import Writer
 from ledger.postgres.plan import Item
 from ledger.postgres.rows import Blobs
@@ -67,26 +75,11 @@ class PostgresObjects:
         wanted = Blobs(name.encode() for name in names)
         return _values(await self._pool.rows(GET_VALUES, *_address(key), wanted))
 
-    async def list(
-        self,
-        key: ObjectKey,
-        *,
-        prefix: str = "",
-        start: str | None = None,
-        end: str | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> dict[str, bytes]:
-        begin = prefix.encode()
-        first = max(begin, (start or "").encode())
-        last = min(
-            (bound for bound in (_after_prefix(begin), end and end.encode()) if bound), default=None
-        )
-        if end == "":
-            return {}
-        most = MAX_LIST if limit is None else limit
-        statement = LIST_VALUES.format(order="DESC" if reverse else "ASC")
-        return _values(await self._pool.rows(statement, *_address(key), first, last, most))
+    async def list(self, key: ObjectKey, wanted: ValueRange = ALL_VALUES) -> dict[str, bytes]:
+        first, beyond = wanted.first.encode(), wanted.beyond
+        last = None if beyond is None else beyond.encode()
+        statement = LIST_VALUES.format(order="DESC" if wanted.reverse else "ASC")
+        return _values(await self._pool.rows(statement, *_address(key), first, last, wanted.limit))
 
     async def due(self, now_ms: int, limit: int) -> Sequence[tuple[ObjectKey, Alarm]]:
         rows = await self._pool.rows(DUE, now_ms, self._lease, limit)
@@ -127,9 +120,3 @@ def _values(rows: Sequence[tuple[Any, ...]]) -> dict[str, bytes]:
 def _size(write: ObjectWrite) -> int:
     frames = sum(len(append.record.frame) for append in write.appends)
     return frames + sum(map(len, write.puts.values()))
-
-
-def _after_prefix(prefix: bytes) -> bytes | None:
-    """The first byte string above all that begin with `prefix`."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None

@@ -16,7 +16,7 @@ from psycopg import AsyncConnection
 
 from ledger.errors import ConfigError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MIN_SERVER_VERSION = 15_00_00
 SETUP_LOCK = 0x54_52_4C_31  # "TRL1": the advisory lock of who makes or changes tables
 SID_BITS = 32
@@ -97,11 +97,6 @@ SELECT set_config('synchronous_commit', current_setting('synchronous_commit'), f
     ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
 """
 
-# Tables of before origins knew of each other. Those that still run may go on: they ask for none.
-_OWNERS_HAVE_LINKS = """
-SELECT FROM pg_attribute WHERE attrelid = 'owner'::regclass AND attname = 'link'
-"""
-
 
 class Identity(NamedTuple):
     """Which server it is: its cluster's number, and how often one of it has been promoted."""
@@ -147,7 +142,7 @@ def check_fsync(value: str) -> None:
 
 
 async def prepare(connection: AsyncConnection) -> None:
-    """Make the tables where there are none; `ConfigError` if a newer Tailrace made them.
+    """Make the tables where there are none; `ConfigError` if another Tailrace made them.
 
     Two origins may do this at once: the second one waits for the first.
     """
@@ -164,11 +159,8 @@ async def prepare(connection: AsyncConnection) -> None:
         raise ConfigError(
             f"the ledger in this database is of version {found}, not {SCHEMA_VERSION}",
             field="ledger.url",
-            hint="a newer Tailrace made it; use that one, or another database",
+            hint="a newer or older Tailrace made it; use that one, or another database",
         )
-    cursor = await connection.execute(_OWNERS_HAVE_LINKS)
-    if await cursor.fetchone() is None:
-        await connection.execute("ALTER TABLE owner ADD COLUMN IF NOT EXISTS link bytea")
 
 
 async def _make(connection: AsyncConnection) -> None:

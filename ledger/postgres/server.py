@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -267,8 +266,12 @@ class Pool:
         self._places = asyncio.Semaphore(size)
 
     async def run(self, work: Work[T], patience_s: float = READ_PATIENCE_S) -> T:
-        async with self._one() as one:
-            return await one.run(work, patience_s)
+        async with self._places:
+            one = self._free.pop()  # the one used last: the others may never be needed
+            try:
+                return await one.run(work, patience_s)
+            finally:
+                self._free.append(one)
 
     async def rows(self, statement: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
         """What one statement gives. It may be done twice, so twice must be as good as once."""
@@ -280,15 +283,6 @@ class Pool:
             return await cursor.fetchall()
 
         return await self.run(work)
-
-    @asynccontextmanager
-    async def _one(self) -> AsyncIterator[LastingConnection]:
-        async with self._places:
-            one = self._free.pop()  # the one used last: the others may never be needed
-            try:
-                yield one
-            finally:
-                self._free.append(one)
 
     async def close(self) -> None:
         for one in self._all:

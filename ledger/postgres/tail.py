@@ -50,13 +50,8 @@ class StreamHead:
 
     def refusal(self, append: Append) -> Conflict:
         """Why this append cannot be the next one."""
-        return why_refused(
-            append.epoch,
-            append.index,
-            last_epoch=self.epoch,
-            next_index=self.next_index,
-            ended=self.ended,
-        )
+        here = self.epoch, self.next_index, self.ended
+        return why_refused(append.epoch, append.index, *here)
 
 
 @dataclass(slots=True)

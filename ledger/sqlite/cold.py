@@ -33,6 +33,7 @@ from ledger.sqlite.record import (
     take_ids,
 )
 from ledger.sqlite.storage import SegmentRow
+from ledger.wire.bare import encode_uint
 from ledger.wire.codec import HEADER_BYTES, VERSION_BITS
 
 COLD = 1
@@ -158,15 +159,9 @@ def index_tails(first: int, count: int) -> list[bytes]:
     """The varints of consecutive indexes; 128 of them share all but their first byte."""
     tails: list[bytes] = []
     for block in range(first >> 7, (first + count >> 7) + 1):
-        lows, rest = (_NOT_LAST, _varint(block)) if block else (_LAST, b"")
-        tails += [low + rest for low in lows]
+        rest = bytearray()
+        if block:
+            encode_uint(rest, block)
+        tails += [low + rest for low in (_NOT_LAST if block else _LAST)]
     begin = first & 127
     return tails[begin : begin + count]
-
-
-def _varint(value: int) -> bytes:
-    out = b""
-    while value > 127:
-        out += _NOT_LAST[value & 127]
-        value >>= 7
-    return out + _LAST[value]

@@ -45,7 +45,7 @@ from ledger.sqlite.recovery import Recovery
 from ledger.sqlite.replay import Replay
 from ledger.sqlite.residents import Residents
 from ledger.sqlite.retention import Retention, RetentionSettings
-from ledger.sqlite.storage import Commit, Storage, StreamRow, Upkeep
+from ledger.sqlite.storage import Commit, Storage, StreamRow
 from ledger.sqlite.tail import Space, Tail
 
 _POWER = Durability.POWER  # a global is found quicker than an enum's member
@@ -60,28 +60,22 @@ class SqliteLedger:
         storage: Storage,
         now_ms: Callable[[], int],
         retention: RetentionSettings = RetentionSettings(),
-        upkeep: Upkeep | None = None,
     ) -> None:
         self.name = "file:"
         self._storage = storage
         self._creating = asyncio.Lock()
         self._keys: dict[str, NewStream] = {}  # of streams that are not durable yet
         spaces = {kind: Space(retention.max_stream_bytes) for kind in StreamKind}
-        self._residents = Residents(storage, upkeep, spaces, now_ms)
-        self._upkeep = upkeep
+        self._residents = Residents(storage, spaces, now_ms)
         self._log = Log(self._residents, now_ms)
         self._commits = GroupCommit(storage, self._log.prepare, self._tidy, self._release)
         self.silent_s = self._commits.silent_s
         self._retention = Retention(
-            self._residents, storage, upkeep, self._commits, retention, spaces, now_ms
+            self._residents, storage, self._commits, retention, spaces, now_ms
         )
         self.objects = SqliteObjects(self._residents, storage, self._commits, self._retention)
         self._replay = Replay(storage)
-        self._packer: Packer | None = None
-        if upkeep is not None:
-            self._packer = Packer(
-                self._residents, storage, upkeep, self._commits, retention, now_ms
-            )
+        self._packer = Packer(self._residents, storage, self._commits, retention, now_ms)
         self._sweeping = asyncio.Lock()
 
     @classmethod
@@ -99,7 +93,7 @@ class SqliteLedger:
         `vfs` and `wal_sync` are those of `SqliteFile.open`.
         """
         file = await SqliteFile.open(path, vfs, wal_sync)
-        ledger = await cls.recover(file, now_ms, retention=retention, upkeep=file.upkeep)
+        ledger = await cls.recover(file, now_ms, retention=retention)
         place = f"{gethostname()}:{path.resolve()}"
         ledger.name = f"file:{sha256(place.encode()).hexdigest()[:16]}"
         return ledger
@@ -111,10 +105,9 @@ class SqliteLedger:
         now_ms: Callable[[], int],
         *,
         retention: RetentionSettings = RetentionSettings(),
-        upkeep: Upkeep | None = None,
     ) -> SqliteLedger:
-        """A ledger over what `storage` holds; without `upkeep` it packs and frees nothing."""
-        ledger = cls(storage, now_ms, retention, upkeep)
+        """A ledger over what `storage` holds."""
+        ledger = cls(storage, now_ms, retention)
         try:
             await ledger._recover()
         except (Exception, asyncio.CancelledError):
@@ -314,9 +307,7 @@ class SqliteLedger:
     # ---- retention ----
 
     async def size(self) -> LedgerSize:
-        if self._upkeep is None:
-            return LedgerSize(0)
-        sizes = self._upkeep.sizes()
+        sizes = self._storage.upkeep.sizes()
         return LedgerSize(
             sizes.used_bytes, sizes.free_bytes, sizes.wal_bytes, sizes.disk_free_bytes
         )
@@ -325,7 +316,7 @@ class SqliteLedger:
         async with self._sweeping:
             removed = await self._retention.sweep()
             await self._retention.clean_up()
-            if self._packer is not None and await self._packer.sweep():
+            if await self._packer.sweep():
                 await self._retention.clean_up()
         return removed
 

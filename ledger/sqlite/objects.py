@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from ledger.errors import CallerError, NotFound, TailraceError
 from ledger.frame import Durability
 from ledger.interface import (
-    MAX_LIST,
+    ALL_VALUES,
     Alarm,
     ObjectKey,
     ObjectState,
     ObjectWrite,
     StreamKind,
+    ValueRange,
     stale_object,
 )
 from ledger.sqlite.group import GroupCommit
@@ -100,24 +101,9 @@ class SqliteObjects:
         oid = await self._oid_of(key)
         return {} if oid is None else dict(await self._storage.values(oid, names))
 
-    async def list(
-        self,
-        key: ObjectKey,
-        *,
-        prefix: str = "",
-        start: str | None = None,
-        end: str | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> dict[str, bytes]:
+    async def list(self, key: ObjectKey, wanted: ValueRange = ALL_VALUES) -> dict[str, bytes]:
         oid = await self._oid_of(key)
-        if oid is None:
-            return {}
-        below = after_prefix(prefix)
-        first = max(prefix, start or "", key=str.encode)
-        last = min((e for e in (below, end) if e is not None), key=str.encode, default=None)
-        most = MAX_LIST if limit is None else limit
-        return dict(await self._storage.value_range(oid, first, last, most, reverse=reverse))
+        return {} if oid is None else dict(await self._storage.value_range(oid, wanted))
 
     async def due(self, now_ms: int, limit: int) -> Sequence[tuple[ObjectKey, Alarm]]:
         rows = await self._storage.alarms(now_ms, limit)
@@ -248,17 +234,6 @@ def _size(write: ObjectWrite) -> int:
     values = sum(len(name) + len(value) + ROW_BYTES for name, value in write.puts.items())
     frames = sum(len(append.record.frame) for append in write.appends)
     return values + frames + len(write.creates) * ROW_BYTES
-
-
-def after_prefix(prefix: str) -> str | None:
-    """The first string, by UTF-8 bytes, above all that begin with `prefix`."""
-    for at in range(len(prefix) - 1, -1, -1):
-        code = ord(prefix[at])
-        if code < 0x10FFFF:
-            # Surrogates are no characters: UTF-8 has nothing between D7FF and E000.
-            following = 0xE000 if code == 0xD7FF else code + 1
-            return prefix[:at] + chr(following)
-    return None
 
 
 def _alarm(row: ObjectRow) -> Alarm | None:

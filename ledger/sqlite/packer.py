@@ -19,7 +19,7 @@ from ledger.sqlite.cold import Unpacked, pack_cold, unpack_cold, unpack_segment
 from ledger.sqlite.group import GroupCommit
 from ledger.sqlite.residents import Residents
 from ledger.sqlite.retention import RetentionSettings
-from ledger.sqlite.storage import SegmentRow, Storage, Upkeep
+from ledger.sqlite.storage import SegmentRow, Storage
 
 COLD_FRAMES = 1_024
 """Records of one cold segment: what a reader of any of them unpacks."""
@@ -44,24 +44,18 @@ class SegmentRun:
 
     beyond: int
     rows: list[SegmentRow] = field(default_factory=list)
-    frames: int = 0
-    bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(row.records) for row in self.rows)
 
     def takes(self, row: SegmentRow) -> bool:
-        if not self.rows:
-            return True
-        return (
-            row.first == self.beyond
-            and len(self.rows) < RUN_SEGMENTS
-            and self.frames + row.length <= COLD_FRAMES
+        follows = row.first == self.beyond and len(self.rows) < RUN_SEGMENTS
+        fits = (
+            sum(each.length for each in self.rows) + row.length <= COLD_FRAMES
             and self.bytes + len(row.records) <= COLD_BYTES
         )
-
-    def add(self, row: SegmentRow) -> None:
-        self.rows.append(row)
-        self.frames += row.length
-        self.bytes += len(row.records)
-        self.beyond = row.first + row.length
+        return not self.rows or (follows and fits)
 
     def unpacked(self) -> Unpacked:
         """The records of its segments; `Damaged`, naming the index of one that is not whole."""
@@ -84,14 +78,15 @@ def take_run(rows: Sequence[SegmentRow], at: int, until: int | None) -> SegmentR
     """
     run = SegmentRun(at)
     for row in rows:
+        beyond = row.first + row.length
         if row.coding or not row.length:
             if run.rows:
                 break
-            run.beyond = row.first + row.length
-        elif (until is not None and row.first + row.length > until) or not run.takes(row):
+        elif (until is not None and beyond > until) or not run.takes(row):
             break
         else:
-            run.add(row)
+            run.rows.append(row)
+        run.beyond = beyond
     return run
 
 
@@ -105,14 +100,13 @@ class Packer:
         self,
         residents: Residents,
         storage: Storage,
-        upkeep: Upkeep,
         commits: GroupCommit,
         settings: RetentionSettings,
         now_ms: Callable[[], int],
     ) -> None:
         self._residents = residents
         self._storage = storage
-        self._upkeep = upkeep
+        self._upkeep = storage.upkeep
         self._commits = commits
         self._settings = settings
         self._now_ms = now_ms

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ledger.errors import Conflict, unknown_stream
 from ledger.frame import Durability
 from ledger.interface import NewStream, StreamInfo, StreamKind
-from ledger.sqlite.storage import Commit, Storage, StreamRow, Upkeep
+from ledger.sqlite.storage import Commit, Storage, StreamRow
 from ledger.sqlite.tail import Space, Tail
 
 
@@ -18,12 +18,10 @@ class Residents:
     def __init__(
         self,
         storage: Storage,
-        upkeep: Upkeep | None,
         spaces: Mapping[StreamKind, Space],
         now_ms: Callable[[], int],
     ) -> None:
         self._storage = storage
-        self._upkeep = upkeep
         self._spaces = spaces
         self._now_ms = now_ms
         self._loading = asyncio.Lock()
@@ -56,8 +54,8 @@ class Residents:
     async def adopt(self, row: StreamRow) -> Tail:
         """The tail of a stored stream, as far as segments reach."""
         covered, size = await self._storage.covered(row.sid), 0
-        if not row.ended and self._upkeep is not None:  # it may still grow
-            size = await self._upkeep.stored_bytes(row.sid)
+        if not row.ended:  # it may still grow
+            size = await self._storage.upkeep.stored_bytes(row.sid)
         tail = self._keep(row, covered)
         tail.stored_bytes = size
         return tail

@@ -22,7 +22,7 @@ from ledger.interface import StreamKind
 from ledger.sqlite.group import GroupCommit
 from ledger.sqlite.residents import Residents
 from ledger.sqlite.room import LONG_WAL_BYTES, MIB, Room, Shortage
-from ledger.sqlite.storage import Sizes, Storage, Upkeep
+from ledger.sqlite.storage import Sizes, Storage
 from ledger.sqlite.tail import Space
 
 EXPIRE_STREAMS = 16
@@ -74,7 +74,6 @@ class Retention:
         self,
         residents: Residents,
         storage: Storage,
-        upkeep: Upkeep | None,
         commits: GroupCommit,
         settings: RetentionSettings,
         spaces: Mapping[StreamKind, Space],
@@ -84,7 +83,7 @@ class Retention:
         self._random = random or Random()
         self._residents = residents
         self._storage = storage
-        self._upkeep = upkeep
+        self._upkeep = storage.upkeep
         self._commits = commits
         self._settings = settings
         self._spaces = spaces
@@ -101,17 +100,15 @@ class Retention:
 
     async def measure(self) -> None:
         """Look at the file, at what objects have of it, and at what is free on its disk."""
-        if self._upkeep is None:
-            return
         if self._room.is_contested(self._upkeep.sizes()):
-            await self._count_objects(self._upkeep)
-        self._look(self._upkeep)
+            await self._count_objects()
+        self._look()
 
-    async def _count_objects(self, upkeep: Upkeep) -> None:
+    async def _count_objects(self) -> None:
         async with self._counting:
             now_s = asyncio.get_running_loop().time()
             if now_s - self._counted_s >= COUNT_AGAIN_S:
-                counted = await upkeep.object_bytes()
+                counted = await self._upkeep.object_bytes()
                 unstored = self._residents.unstored_bytes(StreamKind.OBJECT)
                 self._room.object_bytes = counted + unstored
                 self._counted_s = now_s
@@ -119,17 +116,17 @@ class Retention:
     def grew(self, size: int) -> None:
         """Segments or values of so many bytes have been stored."""
         self._grown += size
-        if self._grown >= MEASURE_BYTES and self._upkeep is not None:
+        if self._grown >= MEASURE_BYTES:
             self._grown = 0
-            self._look(self._upkeep)
+            self._look()
 
     def objects_grew(self, size: int) -> None:
         """Objects have stored so much more: frames, values, streams."""
         self._room.object_bytes += size
         self.grew(size)
 
-    def _look(self, upkeep: Upkeep) -> None:
-        sizes = self._room.sizes = upkeep.sizes()
+    def _look(self) -> None:
+        sizes = self._room.sizes = self._upkeep.sizes()
         if self._wal_is_long is not (sizes.wal_bytes > LONG_WAL_BYTES):
             self._wal_is_long = not self._wal_is_long
             if self._wal_is_long:
@@ -156,9 +153,7 @@ class Retention:
 
     async def find_room(self, kind: StreamKind) -> None:
         """Look again; if need be, and if that helps, remove ended generations early."""
-        if self._upkeep is None:
-            return
-        self._look(self._upkeep)
+        self._look()
         if not self.has_room(kind):
             await self.measure()
             if kind is StreamKind.GENERATION:
@@ -175,8 +170,7 @@ class Retention:
 
     async def sweep(self) -> int:
         """Remove what has expired and what there is no room for; returns how many streams."""
-        if self._upkeep is not None:
-            self._upkeep.check()
+        self._upkeep.check()
         removed = await self._remove_expired(self._now_ms())
         self._counted_s = -math.inf
         await self.measure()
@@ -184,11 +178,10 @@ class Retention:
 
     async def clean_up(self) -> None:
         """Take away what removed streams left, and give free pages back to the file system."""
-        upkeep = self._upkeep
         self._commits.is_quiet()
-        if upkeep is not None and await self._clean_up(upkeep):
+        if await self._clean_up():
             # To cut a long WAL off takes many milliseconds: not while somebody appends.
-            await upkeep.settle(cut=self._commits.is_quiet())
+            await self._upkeep.settle(cut=self._commits.is_quiet())
             await self._slice(reclaim=1)  # any commit will do
             await self.measure()
 
@@ -213,18 +206,18 @@ class Retention:
 
         Not one, where that could not end the shortage.
         """
-        room, upkeep, kind = self._room, self._upkeep, StreamKind.GENERATION
+        room, kind = self._room, StreamKind.GENERATION
         async with self._making_room:
             shortage = self._shortages[kind]
-            if upkeep is None or shortage is None or not shortage.own:
+            if shortage is None or not shortage.own:
                 return 0
             before, removed = room.used(kind), 0
             goal = room.goal(self._residents.running_bytes())
             while goal is not None and room.used(kind) > goal and (sids := await self._soonest()):
                 await self._remove(sids)
                 removed += len(sids)
-                await self._reclaim(upkeep)
-                self._look(upkeep)
+                await self._reclaim()
+                self._look()
         if removed:
             log.warning(
                 "ledger.full",
@@ -243,14 +236,14 @@ class Retention:
 
     # ---- cleaning up ----
 
-    async def _reclaim(self, upkeep: Upkeep) -> None:
-        while upkeep.sizes().garbage:
+    async def _reclaim(self) -> None:
+        while self._upkeep.sizes().garbage:
             await self._slice(reclaim=RECLAIM_SEGMENTS)
 
-    async def _clean_up(self, upkeep: Upkeep) -> bool:
+    async def _clean_up(self) -> bool:
         """Slice by slice; whether there was anything to do."""
         slices, stuck = 0, False
-        sizes = upkeep.sizes()
+        sizes = self._upkeep.sizes()
         while True:
             may_give = sizes.free_bytes > _kept_free(sizes) and not stuck
             gives = may_give and (not sizes.garbage or sizes.free_bytes > MAX_FREE_BYTES)
@@ -261,13 +254,12 @@ class Retention:
             else:
                 return slices > 0
             slices += 1
-            before, sizes = sizes, upkeep.sizes()
+            before, sizes = sizes, self._upkeep.sizes()
             # A file that cannot shrink (damaged, say) must not be asked for ever.
             stuck = stuck or (gives and sizes.file_bytes >= before.file_bytes)
 
     async def _slice(self, *, reclaim: int = 0, vacuum: int = 0) -> None:
-        if self._upkeep is not None:
-            await self._upkeep.fetch(reclaim=reclaim, vacuum=vacuum)
+        await self._upkeep.fetch(reclaim=reclaim, vacuum=vacuum)
         commit = self._commits.forming.commit
         commit.reclaim, commit.vacuum = max(commit.reclaim, reclaim), max(commit.vacuum, vacuum)
         await self._commits.commit()
@@ -284,8 +276,7 @@ class Retention:
         While that is moved and synced, every write may have to wait for the file system.
         """
         await asyncio.sleep(self._settings.pause_s)
-        if self._upkeep is not None:
-            await self._upkeep.calm()
+        await self._upkeep.calm()
 
 
 def _kept_free(sizes: Sizes) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ledger.interface import ObjectKey
+from ledger.interface import ObjectKey, ValueRange
 
 
 class StreamRow(NamedTuple):
@@ -86,17 +86,9 @@ class Commit:
 
     @property
     def only_log(self) -> bool:
-        return self.keep_from is None and not (
-            self.segments
-            or self.streams
-            or self.epochs
-            or self.ended
-            or self.touched
-            or self.removed
-            or self.objects
-            or self.values
-            or self.upkeep
-        )
+        streams = self.streams or self.epochs or self.ended or self.touched or self.removed
+        others = self.segments or self.objects or self.values or self.upkeep
+        return self.keep_from is None and not (streams or others)
 
     @property
     def upkeep(self) -> bool:
@@ -183,11 +175,7 @@ class Storage(Protocol):
 
     async def values(self, oid: int, names: Sequence[str]) -> list[tuple[str, bytes]]: ...
 
-    async def value_range(
-        self, oid: int, start: str, end: str | None, limit: int, *, reverse: bool
-    ) -> list[tuple[str, bytes]]:
-        """Values with start <= name < end, by the UTF-8 bytes of their names."""
-        ...
+    async def value_range(self, oid: int, wanted: ValueRange) -> list[tuple[str, bytes]]: ...
 
     async def alarms(self, now_ms: int, limit: int) -> list[ObjectRow]:
         """Objects whose alarm is due, earliest first."""
@@ -196,6 +184,9 @@ class Storage(Protocol):
     async def next_alarm_ms(self) -> int | None: ...
 
     async def object_names(self, kind: str, after: str, limit: int) -> list[str]: ...
+
+    @property
+    def upkeep(self) -> Upkeep: ...
 
     async def close(self) -> None: ...
 
@@ -217,7 +208,7 @@ class Sizes(NamedTuple):
 
 
 class Upkeep(Protocol):
-    """What a storage that keeps its files small offers besides; all of it only reads.
+    """What it takes for a storage to be kept small; all of it only reads.
 
     The changes are made by `Commit`: `replaced` to `vacuum`.
     """

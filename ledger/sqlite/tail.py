@@ -12,6 +12,7 @@ import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import structlog
 
@@ -92,13 +93,8 @@ class Tail:
         Raises `StaleEpoch`, `WrongIndex`, `Conflict`, `FrameError` or `TooLarge`.
         """
         if epoch != self.epoch or index != self.accepted or self.end_accepted:
-            raise why_refused(
-                epoch,
-                index,
-                last_epoch=self.epoch,
-                next_index=self.accepted,
-                ended=self.end_accepted,
-            )
+            here = self.epoch, self.accepted, self.end_accepted
+            raise why_refused(epoch, index, *here)
         if ids and (len(ids) > 1 or not 0 <= ids[0] <= MAX_ID):
             _check_ids(ids)
         size = len(frame)
@@ -179,31 +175,20 @@ class Tail:
         """Whether it should become a segment for its size, or because nothing will follow."""
         return self.unstored_bytes >= SEGMENT_BYTES or self.end_accepted
 
-    def unstored(self) -> tuple[list[bytes], list[tuple[int, ...]]]:
-        """The frames and ids that no segment holds yet."""
-        begin = self.stored - self.first
-        return self.frames[begin:], self.ids[begin:]
-
     def segments(self) -> list[SegmentRow]:
         """What no segment holds yet, as one segment or, where it is much, as several."""
-        frames, ids = self.unstored()
-        if self.unstored_bytes <= MAX_SEGMENT_BYTES:
-            return [self._segment(frames, ids, 0, len(frames))]
-        rows: list[SegmentRow] = []
-        begin = size = 0
-        for at, frame in enumerate(frames):
-            if size and size + len(frame) > MAX_SEGMENT_BYTES:
-                rows.append(self._segment(frames, ids, begin, at))
-                begin, size = at, 0
-            size += len(frame)
-        rows.append(self._segment(frames, ids, begin, len(frames)))
+        cuts, size = [self.stored - self.first], 0
+        if self.unstored_bytes > MAX_SEGMENT_BYTES:
+            for at in range(cuts[0], len(self.frames)):
+                if size and size + len(self.frames[at]) > MAX_SEGMENT_BYTES:
+                    cuts.append(at)
+                    size = 0
+                size += len(self.frames[at])
+        rows = []
+        for begin, end in pairwise([*cuts, len(self.frames)]):
+            blob = pack_segment(self.frames[begin:end], self.ids[begin:end])
+            rows.append(SegmentRow(self.sid, self.first + begin, end - begin, 0, blob))
         return rows
-
-    def _segment(
-        self, frames: list[bytes], ids: list[tuple[int, ...]], begin: int, end: int
-    ) -> SegmentRow:
-        blob = pack_segment(frames[begin:end], ids[begin:end])
-        return SegmentRow(self.sid, self.stored + begin, end - begin, 0, blob)
 
     def was_stored(self, until: int) -> None:
         """A segment holds everything before `until` now.

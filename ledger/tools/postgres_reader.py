@@ -24,7 +24,7 @@ from ledger.postgres.schema import SCHEMA_VERSION
 from ledger.postgres.statements import TABLE_BYTES
 from ledger.postgres.url import PostgresUrl
 from ledger.sqlite.storage import StreamRow
-from ledger.tools.reader import STREAMS_AT_ONCE, LedgerStatus, Stored, per_frame
+from ledger.tools.reader import STREAMS_AT_ONCE, LedgerStatus, per_frame
 
 RECORDS_AT_ONCE = 512
 """Records that are in memory at a time: at most 32 MB of objects' 64 KiB chunks."""
@@ -159,13 +159,13 @@ class PostgresReader:
             raise unknown_stream(stream)
         return _stream_row(rows[0])
 
-    async def stored(self, row: StreamRow) -> Stored:
+    async def stored(self, row: StreamRow) -> dict[str, int]:
         size = await self._number(
             "SELECT sum(octet_length(frame) + coalesce(octet_length(ids), 0)) FROM frame"
             " WHERE sid = %s",
             (row.sid,),
         )
-        return Stored(stored_bytes=size)
+        return {"stored_bytes": size}
 
     async def records(
         self, row: StreamRow, start: int = 0

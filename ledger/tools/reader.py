@@ -35,13 +35,6 @@ class LedgerStatus:
     frames: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """What one stream takes where it is stored, in bytes of frames and ids."""
-
-    stored_bytes: int
-
-
 def per_frame(size: int, frames: int) -> float | None:
     """Bytes for each frame; None where there is no frame."""
     return round(size / frames, 2) if frames else None
@@ -72,8 +65,8 @@ class LedgerReader(Protocol):
         """One stream; `NotFound` if there is none."""
         ...
 
-    async def stored(self, row: StreamRow) -> Stored:
-        """What one stream takes where it is stored."""
+    async def stored(self, row: StreamRow) -> dict[str, int]:
+        """What one stream takes where it is stored: `stored_bytes` of frames and ids, and more."""
         ...
 
     def records(self, row: StreamRow, start: int = 0) -> AsyncGenerator[tuple[int, Record], None]:

@@ -41,7 +41,7 @@ from ledger.sqlite.disk.opening import (
 )
 from ledger.sqlite.record import Entry, unpack_batch
 from ledger.sqlite.storage import SegmentRow, StreamRow
-from ledger.tools.reader import STREAMS_AT_ONCE, LedgerStatus, Stored, per_frame
+from ledger.tools.reader import STREAMS_AT_ONCE, LedgerStatus, per_frame
 
 MX_FRAME = slice(16, 20)
 """In the header of a WAL's index."""
@@ -85,12 +85,6 @@ class SqliteStatus(LedgerStatus):
     cold_bytes: int
     cold_bytes_per_frame: float | None
     removed_streams: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SqliteStored(Stored):
-    segments: int
-    cold_segments: int
 
 
 @dataclass(slots=True)
@@ -238,13 +232,13 @@ class SqliteReader:
             raise unknown_stream(stream)
         return checked_stream(rows[0])
 
-    async def stored(self, row: StreamRow) -> SqliteStored:
+    async def stored(self, row: StreamRow) -> dict[str, int]:
         [(segments, cold, size)] = await self._rows(
             "SELECT count(*), coalesce(sum(coding > 0), 0), coalesce(sum(length(records)), 0)"
             " FROM segment WHERE sid = ?",
             row.sid,
         )
-        return SqliteStored(stored_bytes=size, segments=segments, cold_segments=cold)
+        return {"stored_bytes": size, "segments": segments, "cold_segments": cold}
 
     async def records(
         self, row: StreamRow, start: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from ledger.errors import CallerError, Conflict, NotFound, TooLarge
 from ledger.frame import (
@@ -40,8 +40,6 @@ MAX_NOTE_CHARS = 256 * 1024
 DEFAULT_UNREAD_S = 30
 MAX_UNREAD_S = 86_400
 """How long a stream may be unread before what its request asks for then."""
-
-Value = TypeVar("Value", int, float)
 
 
 def admit(
@@ -79,7 +77,7 @@ def admit(
 def _token_recipe(
     request: Open, fingerprint: str, sampling: Sampling, reader: PromptReader
 ) -> Recipe:
-    asked = request.max_tokens if request.max_tokens is not None else DEFAULT_MAX_TOKENS
+    asked = request.max_tokens or DEFAULT_MAX_TOKENS
     is_dropping = request.overflow is Overflow.DROP_OLDEST
     # Who asks for all that there is room for is content with any room.
     room = 1 if request.max_tokens is None or asked >= ALL_THERE_IS else asked
@@ -150,7 +148,7 @@ def _text_recipe(
         raise _unsupported("format")
     if request.overflow is not Overflow.REFUSE:
         raise _unsupported("overflow")
-    asked = request.max_tokens if request.max_tokens is not None else DEFAULT_MAX_TOKENS
+    asked = request.max_tokens or DEFAULT_MAX_TOKENS
     return Recipe(
         **_any_kind(request),
         fingerprint=fingerprint,
@@ -183,7 +181,7 @@ def _any_kind(request: Open) -> dict[str, Any]:
         "ignore_eos": request.ignore_eos,
         "priority": request.priority.word,
         "unread": request.unread.word,
-        "unread_after_s": _or(request.unread_after_s, DEFAULT_UNREAD_S),
+        "unread_after_s": request.unread_after_s or DEFAULT_UNREAD_S,
         "tenant": tenant_of(request.caller),
         "note": request.note,
         "trace": _trace(request),
@@ -231,10 +229,10 @@ def _check_ranges(request: Open) -> None:
         value = getattr(request.sampling, name)
         if value is not None and not setting.allows(value):
             raise CallerError(f"is {value}", field=name, hint=setting.hint)
-    for name, (is_right, hint) in _RANGES.items():
+    for name, least, most in _RANGES:
         value = getattr(request, name)
-        if value is not None and not is_right(value):
-            raise CallerError(f"is {value}", field=name, hint=hint)
+        if value is not None and not least <= value <= most:
+            raise CallerError(f"is {value}", field=name, hint=f"from {least} to {most}")
     _check_stops(request.stop)
     if len(request.note or "") > MAX_NOTE_CHARS:
         raise TooLarge(
@@ -261,10 +259,7 @@ def _check_stops(stops: tuple[str, ...]) -> None:
             )
 
 
-_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
-    "logprobs": (lambda value: value <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}"),
-    "unread_after_s": (lambda value: 1 <= value <= MAX_UNREAD_S, f"from 1 to {MAX_UNREAD_S}"),
-}
+_RANGES = (("logprobs", 0, MAX_LOGPROBS), ("unread_after_s", 1, MAX_UNREAD_S))
 
 
 def _unsupported(field: str) -> Conflict:
@@ -279,7 +274,3 @@ def _unsupported(field: str) -> Conflict:
 def _dropped(messages: int) -> str:
     turns = "message was" if messages == 1 else "messages were"
     return f"{messages} older {turns} dropped to fit the context"
-
-
-def _or(value: Value | None, default: Value) -> Value:
-    return default if value is None else value

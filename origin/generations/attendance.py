@@ -24,7 +24,7 @@ class Attendance:
         """`paused_s` is how long a paused stream is kept."""
         self.paused: dict[bytes, float] = {}
         self._paused_s = paused_s
-        self._looked_for: set[bytes] = set()  # are read here, and are not ours to go on with
+        self.looked_for: set[bytes] = set()  # are read here, and are not ours to go on with
 
     def look(
         self, streams: Iterable[GeneratedStream], lately: set[bytes], now: float
@@ -53,11 +53,8 @@ class Attendance:
         other.
         """
         ours = set(ours)
-        self._looked_for = lately & (self._looked_for | ours)
-        return lately - ours - self._looked_for
-
-    def looked_for(self, stream: bytes) -> None:
-        self._looked_for.add(stream)
+        self.looked_for = lately & (self.looked_for | ours)
+        return lately - ours - self.looked_for
 
 
 def is_idle(stream: GeneratedStream, now: float, idle_s: float) -> bool:

@@ -455,7 +455,7 @@ class Runs:
         """
         if not self.table.room:
             return  # it is looked for again
-        self._attendance.looked_for(stream)
+        self._attendance.looked_for.add(stream)
         found = await find(self._ledger, stream)
         if found is None or found.recipe.unread == Unread.RUN.word or stream in self.table.by_id:
             return
@@ -556,10 +556,8 @@ class Runs:
         self._metrics.worker_lost(slot.number, slot.death)
         if self.keeper is not None:
             self.keeper.lost(model)
-        orphans = self.table.on(slot)
+        orphans = self.table.take_all_off(slot)
         blamed = judge([stream.standing for stream in orphans], self._groups)
-        for stream in orphans:
-            self.table.take_off(stream)
         self._changed()
         for stream in orphans:
             if stream.standing in blamed:
@@ -579,10 +577,7 @@ class Runs:
         model = self.models.of(slot)
         model.loading = None
         self._metrics.worker_left(slot.number)
-        orphans = self.table.on(slot)  # none, unless it was given up
-        for stream in orphans:
-            self.table.take_off(stream)
-        self.table.wait_again(orphans)
+        self.table.wait_again(self.table.take_all_off(slot))  # none, unless it was given up
         if self.keeper is not None:
             self.keeper.rested(model)
         self._changed()

@@ -17,12 +17,6 @@ MAX_PENDING_STEERS = 16
 RETRY_MS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    order: Steer
-    taken: asyncio.Future[None]
-
-
 @dataclass(slots=True)
 class Steering:
     """The Steer orders of one stream that are not known to be durable, in order.
@@ -32,14 +26,14 @@ class Steering:
     what the next worker is to be sent.
     """
 
-    _pending: deque[_Pending] = field(default_factory=deque)
+    _pending: deque[tuple[Steer, asyncio.Future[None]]] = field(default_factory=deque)
     _in_run: int = 0  # durable, of those sent with the run
     _in_log: int | None = None  # durable, of the stream; None before it was first read
 
     @property
     def orders(self) -> list[Steer]:
         """What a worker that takes the stream over is to be sent."""
-        return [pending.order for pending in self._pending]
+        return [order for order, _ in self._pending]
 
     def add(self, ids: Sequence[int], random: Random) -> tuple[Steer, asyncio.Future[None]]:
         """A new order, and what is done when it is durable; `Overloaded` where many wait."""
@@ -50,7 +44,7 @@ class Steering:
             )
         order = Steer(tuple(ids))
         taken = asyncio.get_running_loop().create_future()
-        self._pending.append(_Pending(order, taken))
+        self._pending.append((order, taken))
         return order, taken
 
     def begin(self, ids: Iterable[int]) -> None:
@@ -73,12 +67,12 @@ class Steering:
     def fail(self, error: TailraceError) -> None:
         """Nothing that is pending will be taken."""
         while self._pending:
-            taken = self._pending.popleft().taken
+            _, taken = self._pending.popleft()
             if not taken.done():
                 taken.set_exception(error)
 
     def _settle(self, count: int) -> None:
         for _ in range(min(count, len(self._pending))):
-            taken = self._pending.popleft().taken
+            _, taken = self._pending.popleft()
             if not taken.done():
                 taken.set_result(None)

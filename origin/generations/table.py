@@ -221,6 +221,13 @@ class StreamTable:
             stream.slot, stream.ordered = None, False
             self.touch(stream)
 
+    def take_all_off(self, slot: WorkerSlot) -> list[GeneratedStream]:
+        """Its worker is gone; gives those that had a run there."""
+        orphans = self.on(slot)
+        for stream in orphans:
+            self.take_off(stream)
+        return orphans
+
     def forget(self, stream: GeneratedStream) -> None:
         """It is over here, and whoever steers it is told."""
         self.by_id.pop(stream.id, None)

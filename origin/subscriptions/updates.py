@@ -18,7 +18,7 @@ from typing import Protocol
 import structlog
 
 from ledger.errors import TailraceError
-from ledger.interface import ObjectKey, ObjectStore
+from ledger.interface import ObjectKey, ObjectStore, ValueRange
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from origin.streams.config import Change, StreamEvent
 from origin.streams.offset import BEGINNING
@@ -128,7 +128,7 @@ class Updates:
         found = await self._store.get(INDEX_KEY, [VERSION])
         if found.get(VERSION) == self._version:
             return
-        entries = await self._store.list(INDEX_KEY, prefix=ENTRY)
+        entries = await self._store.list(INDEX_KEY, ValueRange(ENTRY))
         stored = {name.removeprefix(ENTRY): entry for name, entry in entries.items()}
         for name in self._directory:
             if name not in stored:

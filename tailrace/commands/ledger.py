@@ -84,15 +84,13 @@ async def show(
     as_json: JsonOption = False,
 ) -> None:
     """Tell of one stream: its state, its text so far, what it takes."""
-    from dataclasses import asdict
-
     from ledger.tools.commands import TEXT_CHARS, summary
     from ledger.tools.export import stream_document
     from ledger.tools.reader import parse_stream
 
     async with _reading(path, url, config) as reader:
         row = await reader.stream(parse_stream(stream))
-        told, stored = await summary(reader, row), asdict(await reader.stored(row))
+        told, stored = await summary(reader, row), await reader.stored(row)
     document = stream_document(row) | {
         "expires_ms": row.expires_ms if row.ended else None,
         "state": told.state,

@@ -14,6 +14,7 @@ from ledger.interface import (
     ObjectStore,
     ObjectWrite,
     StreamKind,
+    ValueRange,
 )
 from tests.ledger.backends import A, B, Backend, end, indexes, new, opened, token, tokens
 
@@ -90,18 +91,18 @@ async def test_values_are_listed_in_the_order_of_their_bytes(objects: ObjectStor
     epoch = (await objects.claim(KEY)).epoch
     await objects.write(ObjectWrite(KEY, epoch, puts={name: name.encode() for name in names}))
     assert list(await objects.list(KEY)) == names
-    assert list(await objects.list(KEY, reverse=True)) == names[::-1]
-    assert list(await objects.list(KEY, limit=2)) == names[:2]
-    assert list(await objects.list(KEY, limit=2, reverse=True)) == names[:-3:-1]
-    assert list(await objects.list(KEY, start="a", end="b")) == ["a", "a\x00", "ab"]
-    assert list(await objects.list(KEY, prefix="a")) == ["a", "a\x00", "ab"]
-    assert list(await objects.list(KEY, prefix="a", start="a\x00")) == ["a\x00", "ab"]
-    assert list(await objects.list(KEY, prefix="a", end="ab")) == ["a", "a\x00"]
-    assert list(await objects.list(KEY, prefix="\ud7ff")) == ["\ud7ff"]
-    assert list(await objects.list(KEY, prefix="𝄞")) == ["𝄞"]
-    assert await objects.list(KEY, start="b", end="a") == {}
-    assert await objects.list(KEY, end="") == {}
-    assert await objects.list(KEY, limit=0) == {}
+    assert list(await objects.list(KEY, ValueRange(reverse=True))) == names[::-1]
+    assert list(await objects.list(KEY, ValueRange(limit=2))) == names[:2]
+    assert list(await objects.list(KEY, ValueRange(limit=2, reverse=True))) == names[:-3:-1]
+    assert list(await objects.list(KEY, ValueRange(start="a", end="b"))) == ["a", "a\x00", "ab"]
+    assert list(await objects.list(KEY, ValueRange(prefix="a"))) == ["a", "a\x00", "ab"]
+    assert list(await objects.list(KEY, ValueRange(prefix="a", start="a\x00"))) == ["a\x00", "ab"]
+    assert list(await objects.list(KEY, ValueRange(prefix="a", end="ab"))) == ["a", "a\x00"]
+    assert list(await objects.list(KEY, ValueRange(prefix="\ud7ff"))) == ["\ud7ff"]
+    assert list(await objects.list(KEY, ValueRange(prefix="𝄞"))) == ["𝄞"]
+    assert await objects.list(KEY, ValueRange(start="b", end="a")) == {}
+    assert await objects.list(KEY, ValueRange(end="")) == {}
+    assert await objects.list(KEY, ValueRange(limit=0)) == {}
 
 
 async def test_names_of_objects_come_in_order_and_in_pages(objects: ObjectStore) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import apsw
 
 from ledger.errors import ConfigError, Damaged
-from ledger.interface import ObjectKey
+from ledger.interface import ObjectKey, ValueRange
 from ledger.sqlite.disk.checksum import (
     DAMAGED_HINT,
     OBJECT_COLUMNS,
@@ -282,15 +282,13 @@ class SqliteFile:
         rows = [row for name in names for row in self._lookups.look(sql, (oid, name))]
         return [checked_value(oid, row) for row in rows]
 
-    async def value_range(
-        self, oid: int, start: str, end: str | None, limit: int, *, reverse: bool
-    ) -> list[tuple[str, bytes]]:
-        below = "" if end is None else " AND name < ?3"
-        order = "DESC" if reverse else "ASC"
+    async def value_range(self, oid: int, wanted: ValueRange) -> list[tuple[str, bytes]]:
+        below = "" if wanted.beyond is None else " AND name < ?3"
+        order = "DESC" if wanted.reverse else "ASC"
         rows = await self._lookups.read(
             f"SELECT {VALUE_COLUMNS} FROM object_value WHERE oid = ?1 AND name >= ?2"
             f"{below} ORDER BY name {order} LIMIT ?4",
-            (oid, start, end, limit),
+            (oid, wanted.first, wanted.beyond, wanted.limit),
         )
         return [checked_value(oid, row) for row in rows]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import apsw
 
@@ -12,8 +13,6 @@ from ledger.errors import Damaged
 from ledger.sqlite.disk.checksum import DAMAGED_HINT
 from ledger.sqlite.disk.schema import connect_reader
 from ledger.sqlite.disk.thread import WorkThread
-
-T = TypeVar("T")
 
 
 class Lookups:
@@ -31,12 +30,10 @@ class Lookups:
 
     def look(self, sql: str, values: Sequence[Any]) -> list[Any]:
         """A few rows by index, at once: a hop to a thread would take longer than the lookup."""
-        return self._guard(lambda: self._local.execute(sql, values).fetchall())
+        return self._rows(self._local, sql, values)
 
     async def read(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        return await self._reading.run(
-            lambda: self._guard(lambda: self._reader.execute(sql, values).fetchall())
-        )
+        return await self._reading.run(partial(self._rows, self._reader, sql, values))
 
     def number(self, sql: str, *values: object) -> int:
         """The one number that a query gives; 0 for none."""
@@ -46,8 +43,8 @@ class Lookups:
         """End the thread; the connections are closed with the others of the file."""
         await self._reading.close()
 
-    def _guard(self, read: Callable[[], T]) -> T:
+    def _rows(self, connection: apsw.Connection, sql: str, values: Sequence[Any]) -> list[Any]:
         try:
-            return read()
+            return connection.execute(sql, values).fetchall()
         except (apsw.Error, UnicodeDecodeError) as error:
             raise Damaged(f"{self._path} cannot be read: {error}", hint=DAMAGED_HINT) from error

@@ -7,6 +7,7 @@ from pathlib import Path
 import apsw
 
 from ledger.errors import LedgerFailed
+from ledger.sqlite.disk.opening import number_of
 
 
 class OpenFiles:
@@ -17,7 +18,7 @@ class OpenFiles:
 
     def __init__(self, path: Path, wal: Path) -> None:
         self._path = path
-        self._numbers = {name: _number(name) for name in (path, wal)}
+        self._numbers = {name: number_of(name.stat()) for name in (path, wal)}
         self.failure: LedgerFailed | None = None
 
     def check(self) -> None:
@@ -46,14 +47,9 @@ class OpenFiles:
         """The first of the names that stands for no file now, or for another one."""
         for path, number in self._numbers.items():
             try:
-                if _number(path) == number:
+                if number_of(path.stat()) == number:
                     continue
             except OSError:
                 pass  # whatever the reason, nobody finds it by that name
             return path
         return None
-
-
-def _number(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino

@@ -37,10 +37,10 @@ def require_closed_here(path: Path) -> None:
     would see the other's locks, and each would drop them (sqlite.org/howtocorrupt.html, 2.2.1).
     """
     with suppress(FileNotFoundError):  # nobody has opened what is not there
-        number = _number(path.stat())
+        number = number_of(path.stat())
         for name in os.listdir(DESCRIPTORS):
             with suppress(OSError):  # that of the listing itself
-                if _number(os.fstat(int(name))) == number:
+                if number_of(os.fstat(int(name))) == number:
                     raise ConfigError(
                         f"{path} is open in this process already",
                         field="ledger.path",
@@ -107,5 +107,6 @@ def refuse_foreign(
         )
 
 
-def _number(found: os.stat_result) -> tuple[int, int]:
+def number_of(found: os.stat_result) -> tuple[int, int]:
+    """Of the file, by whatever name it was found."""
     return found.st_dev, found.st_ino

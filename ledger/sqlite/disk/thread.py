@@ -46,23 +46,15 @@ class WorkThread:
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             work, done = job
+            tell: Callable[[Any], None]
             try:
-                result = work()
+                tell, outcome = done.set_result, work()
             except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
-                self._tell(_fail, done, error)
-            else:
-                self._tell(_finish, done, result)
-
-    def _tell(self, what: Callable[..., None], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(what, *arguments)
+                tell, outcome = done.set_exception, error
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(_end, done, tell, outcome)
 
 
-def _finish(done: asyncio.Future[Any], result: object) -> None:
+def _end(done: asyncio.Future[Any], tell: Callable[[Any], None], outcome: object) -> None:
     if not done.done():
-        done.set_result(result)
-
-
-def _fail(done: asyncio.Future[Any], error: Exception) -> None:
-    if not done.done():
-        done.set_exception(error)
+        tell(outcome)

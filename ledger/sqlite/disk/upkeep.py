@@ -46,6 +46,7 @@ _VALUES_TAKE = (
     " WHERE oid > ? AND oid <= ?"
 )
 
+_HAS_GARBAGE = "SELECT EXISTS (SELECT 1 FROM removed)"
 # A blob's last byte lies on the last of its pages, and the way there leads over all of them.
 _TOUCH_GARBAGE = (
     "SELECT substr(records, -1) FROM removed JOIN segment USING (sid)"
@@ -107,7 +108,7 @@ class SqliteUpkeep:
             unmoved_bytes=max(0, file_bytes - os.fstat(self._descriptor).st_size),
             disk_bytes=disk.f_blocks * disk.f_frsize,
             disk_free_bytes=disk.f_bavail * disk.f_frsize,
-            garbage=self._damage is None and self._has_garbage(),
+            garbage=self._damage is None and self._lookups.number(_HAS_GARBAGE) > 0,
         )
 
     async def object_bytes(self) -> int:
@@ -147,9 +148,6 @@ class SqliteUpkeep:
 
     async def calm(self) -> None:
         await self._wal.calm()
-
-    def _has_garbage(self) -> bool:
-        return self._lookups.number("SELECT EXISTS (SELECT 1 FROM removed)") > 0
 
 
 def _reclaim(writer: apsw.Connection, limit: int) -> None:

@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from ledger.interface import Alarm, Ledger, ObjectKey, ObjectState, ObjectStore, ObjectWrite
+from ledger.interface import (
+    ALL_VALUES,
+    Alarm,
+    Ledger,
+    ObjectKey,
+    ObjectState,
+    ObjectStore,
+    ObjectWrite,
+    ValueRange,
+)
 from ledger.objects.object import DurableObject, ObjectContext, ObjectRequest, ObjectResponse
 from ledger.objects.runtime import ObjectLimits, ObjectRuntime
 from ledger.sqlite.ledger import SqliteLedger
@@ -68,19 +77,8 @@ class HeldStore:
         await asyncio.get_running_loop().run_in_executor(None, lambda: None)
         return await self._store.get(key, names)
 
-    async def list(
-        self,
-        key: ObjectKey,
-        *,
-        prefix: str = "",
-        start: str | None = None,
-        end: str | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> dict[str, bytes]:
-        return await self._store.list(
-            key, prefix=prefix, start=start, end=end, limit=limit, reverse=reverse
-        )
+    async def list(self, key: ObjectKey, wanted: ValueRange = ALL_VALUES) -> dict[str, bytes]:
+        return await self._store.list(key, wanted)
 
     async def claim(self, key: ObjectKey) -> ObjectState:
         return await self._store.claim(key)

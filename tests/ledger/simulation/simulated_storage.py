@@ -18,9 +18,9 @@ from random import Random
 from typing import NamedTuple
 
 from ledger.errors import LedgerFailed
-from ledger.interface import ObjectKey
+from ledger.interface import ObjectKey, ValueRange
 from ledger.sqlite.record import unpack_batch
-from ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, StreamRow
+from ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, Sizes, StreamRow
 
 MAX_DELAY_S = 1.0
 """Of a read or half a sync, in virtual time."""
@@ -176,6 +176,30 @@ class SimulatedDisk:
             self.sync(self.written())
 
 
+class BoundlessDisk:
+    """`ledger.sqlite.storage.Upkeep` where there is room for all, and nothing is packed."""
+
+    def check(self) -> None: ...
+
+    def sizes(self) -> Sizes:
+        return Sizes(0, 0, 0, 0, 0, 0, garbage=False)
+
+    async def object_bytes(self) -> int:
+        return 0
+
+    async def stored_bytes(self, sid: int) -> int:
+        return 0
+
+    async def to_pack(self, before_ms: int, limit: int) -> list[int]:
+        return []
+
+    async def settle(self, *, cut: bool) -> None: ...
+
+    async def fetch(self, *, reclaim: int, vacuum: int) -> None: ...
+
+    async def calm(self) -> None: ...
+
+
 class SimulatedStorage:
     """`ledger.sqlite.storage.Storage`, one process's way to a `SimulatedDisk`.
 
@@ -194,6 +218,7 @@ class SimulatedStorage:
         self._misread = misread
         self._commits = 0
         self.failed: LedgerFailed | None = None
+        self.upkeep = BoundlessDisk()
         # Whoever opens a file must sync what a killed process has left unsynced.
         disk.sync(disk.written())
 
@@ -301,20 +326,11 @@ class SimulatedStorage:
         values = self._disk.tables.values.get(oid, {})
         return [(name, values[name]) for name in names if name in values]
 
-    async def value_range(
-        self, oid: int, start: str, end: str | None, limit: int, *, reverse: bool
-    ) -> list[tuple[str, bytes]]:
+    async def value_range(self, oid: int, wanted: ValueRange) -> list[tuple[str, bytes]]:
         await self._delay()
         values = self._disk.tables.values.get(oid, {})
-        last = None if end is None else end.encode()
-        found = sorted(
-            (name.encode(), name)
-            for name in values
-            if name.encode() >= start.encode() and (last is None or name.encode() < last)
-        )
-        if reverse:
-            found.reverse()
-        return [(name, values[name]) for _, name in found[:limit]]
+        found = sorted(filter(wanted.__contains__, values), reverse=wanted.reverse)
+        return [(name, values[name]) for name in found[: wanted.limit]]
 
     async def alarms(self, now_ms: int, limit: int) -> list[ObjectRow]:
         due = [r for r in self._alarmed() if r.alarm_ms is not None and r.alarm_ms <= now_ms]

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from ledger.frame import Durability
-from ledger.interface import Alarm, NewStream, ObjectKey, ObjectWrite, StreamKind
+from ledger.interface import (
+    MAX_LIST,
+    Alarm,
+    NewStream,
+    ObjectKey,
+    ObjectWrite,
+    StreamKind,
+    ValueRange,
+)
 from tests.ledger.sqlite.object_model import ObjectModel
 from tests.ledger.sqlite.stream_machine import (
     DURABILITY,
@@ -35,7 +43,7 @@ RANGES = st.fixed_dictionaries(
         "prefix": NAMES,
         "start": st.none() | NAMES,
         "end": st.none() | NAMES,
-        "limit": st.none() | st.integers(0, 3),
+        "limit": st.just(MAX_LIST) | st.integers(0, 3),
         "reverse": st.booleans(),
     }
 )
@@ -128,7 +136,7 @@ class ObjectMachine(StreamMachine):
     def read_values(self, asked: dict[str, Any]) -> None:
         for key in self.objects:
             objects, right = self.ledger.objects, self.objects.listed(key, **asked)
-            assert list(self.run(objects.list(key, **asked)).items()) == right
+            assert list(self.run(objects.list(key, ValueRange(**asked))).items()) == right
             assert self.run(objects.get(key, [name for name, _ in right])) == dict(right)
 
     @invariant()

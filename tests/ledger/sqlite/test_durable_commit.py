@@ -160,7 +160,7 @@ async def test_the_end_of_a_checkpoint_keeps_no_event_loop_waiting(
 
     monkeypatch.setattr(wal.Wal, "end_checkpoint", noted)
     file = await SqliteFile.open(tmp_path / "ledger.db")
-    ledger = await SqliteLedger.recover(file, Clock(), upkeep=file.upkeep)
+    ledger = await SqliteLedger.recover(file, Clock())
     try:
         await ledger.create(new(A))
         index = 0

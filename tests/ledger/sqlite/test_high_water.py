@@ -225,7 +225,7 @@ async def test_a_wal_that_begins_anew_or_is_cut_off_is_no_damage(
         for index in range(COUNT, 2 * COUNT):
             await ledger.append(tokens(A, [index]))
             if index % 10 == 0:
-                await ledger._storage.upkeep.settle(cut=True)  # type: ignore[attr-defined]
+                await ledger._storage.upkeep.settle(cut=True)
             left = tmp_path / f"left{index}"
             shutil.copytree(path.parent, left)
             assert await findings(left / path.name) == []

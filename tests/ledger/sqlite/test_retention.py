@@ -62,7 +62,7 @@ async def opened(
     kind: type[SqliteFile] = SqliteFile,
 ) -> AsyncIterator[SqliteLedger]:
     file = await kind.open(folder / "ledger.db")
-    ledger = await SqliteLedger.recover(file, clock, retention=settings, upkeep=file.upkeep)
+    ledger = await SqliteLedger.recover(file, clock, retention=settings)
     try:
         yield ledger
     finally:
@@ -245,7 +245,7 @@ async def test_a_full_ledger_removes_what_would_expire_first(tmp_path: Path) -> 
         gone = [await is_gone(ledger, stream) for stream in streams]
         assert gone == sorted(gone, reverse=True)
         assert 10 < sum(gone) < 35
-        assert ledger._retention._upkeep.sizes().used_bytes < 5 * MIB  # type: ignore[union-attr]
+        assert ledger._retention._upkeep.sizes().used_bytes < 5 * MIB
 
 
 async def test_a_full_ledger_without_ended_streams_refuses_new_ones(tmp_path: Path) -> None:

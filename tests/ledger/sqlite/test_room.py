@@ -46,9 +46,9 @@ async def opened(
     folder: Path, **settings: float | None
 ) -> AsyncIterator[tuple[SqliteLedger, SharedDisk]]:
     file = await SqliteFile.open(folder / "ledger.db")
-    disk = SharedDisk(file.upkeep)
+    file.upkeep = disk = SharedDisk(file.upkeep)
     retention = RetentionSettings(pause_s=0, cold_after_s=10 * TTL_S, **settings)  # type: ignore[arg-type]
-    ledger = await SqliteLedger.recover(file, Clock(), retention=retention, upkeep=disk)
+    ledger = await SqliteLedger.recover(file, Clock(), retention=retention)
     try:
         yield ledger, disk
     finally:
@@ -131,7 +131,7 @@ async def test_free_pages_of_the_file_are_room_on_a_full_disk(tmp_path: Path) ->
     async with opened(tmp_path) as (ledger, disk):
         await store(ledger, 1, [long(n) for n in range(8_000)])
         await ledger.delete(stream_id(1))
-        await ledger._retention._reclaim(disk)
+        await ledger._retention._reclaim()
         disk.free_bytes = 0
         await store(ledger, 2, sentence(20))
 

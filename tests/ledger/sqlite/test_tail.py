@@ -3,6 +3,8 @@ import pytest
 from ledger.errors import Conflict, FrameError, StaleEpoch, WrongIndex
 from ledger.frame import Detach, Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Record, StreamInfo
+from ledger.sqlite.record import pack_segment
+from ledger.sqlite.storage import SegmentRow
 from ledger.sqlite.tail import SEGMENT_BYTES, Tail
 
 STREAM = bytes(16)
@@ -100,7 +102,8 @@ def test_what_a_segment_holds_is_no_longer_in_the_tail() -> None:
     stream.was_stored(2)
     assert stream.take(0, 10) is None
     assert stream.take(2, 10) == [token(2, "c").frame]
-    assert stream.unstored() == ([token(2, "c").frame], [(7,)])
+    blob = pack_segment([token(2, "c").frame], [(7,)])
+    assert stream.segments() == [SegmentRow(1, 2, 1, 0, blob)]
     assert stream.unstored_bytes == len(token(2, "c").frame)
 
 

@@ -44,7 +44,8 @@ async def test_cold_segments_are_read_like_plain_ones(ledger: SqlitePlace) -> No
     await pack(ledger)
     async with reading_file(ledger.place) as reader:
         row = await reader.stream(A)
-        assert (await reader.stored(row)).cold_segments == (await reader.stored(row)).segments > 0
+        stored = await reader.stored(row)
+        assert stored["cold_segments"] == stored["segments"] > 0
         whole: list[tuple[int, Record]] = [(n, token(n)) for n in range(1200)]
         whole.append((1200, end(1200)))
         assert [x async for x in reader.records(row)] == whole

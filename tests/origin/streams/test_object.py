@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import StreamFull
-from ledger.interface import ObjectKey
+from ledger.interface import ObjectKey, ValueRange
 from ledger.objects.object import ObjectResponse
 from ledger.sqlite.retention import RetentionSettings
 from origin.streams import state
@@ -206,7 +206,9 @@ async def test_a_stream_remembers_so_many_producers_those_that_came_last(
         for number in range(20):
             assert await post(world, f"p{number}", 0) == 200
             assert await post(world, "constant", number) == 200
-            values = await world.ledger.objects.list(ObjectKey("stream", "a"), prefix="producer:")
+            values = await world.ledger.objects.list(
+                ObjectKey("stream", "a"), ValueRange("producer:")
+            )
             assert len(values) <= 8
         assert [await post(world, f"p{number}", 0) for number in range(15, 20)] == [204] * 5
         assert await post(world, "p0", 1) == 409, "forgotten: refused, and not taken for new"
