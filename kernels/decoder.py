@@ -33,13 +33,15 @@ class Rows:
     """What a launch works on; all int32 [rows], on the decoder's device.
 
     ids: the tokens. positions: their places in their sequences. lengths: positions + 1, or 0 for
-    a row that only fills a batch up. sequences: their rows of the block tables.
+    a row that only fills a batch up. sequences: their rows of the block tables. before: int32
+    [draws], if there are any; an id below 0, -1 - n, is the n-th of them.
     """
 
     ids: Tensor
     positions: Tensor
     lengths: Tensor
     sequences: Tensor
+    before: Tensor | None = None
 
     @classmethod
     def of(
@@ -206,7 +208,8 @@ class Decoder:
         self.faults.zero_()
         buffers = (self._x, self._qkv, self._mixed, self._queries)
         x, qkv, mixed, queries = (buffer[:count] for buffer in buffers)
-        embed(rows.ids, self.table, x, self.faults[:count], chain=self.dependent)
+        faults, before = self.faults[:count], rows.before
+        embed(rows.ids, self.table, x, faults, before=before, chain=self.dependent)
         return x, qkv, mixed, queries
 
     def _buffer(self, rows: int, columns: int) -> Tensor:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -154,7 +155,7 @@ class StepGraph:
 class DrawnStep:
     """Up to `count` rows of distinct sequences, none longer than `max_length`, from ids to ids.
 
-    before: int32 [rows of a step], what ids below 0 of the inputs stand for (`StepInputs.take`).
+    before: int32 [rows of a step], what ids below 0 of the inputs stand for (`Rows`).
     workspace: of the sampler; for the rest see `StepGraph`.
     """
 
@@ -177,8 +178,8 @@ class DrawnStep:
 
     def _launch(self, decoder: Decoder, workspace: SamplerWorkspace, max_length: int) -> Tensor:
         inputs, (ids, faults) = self.inputs, self._drawn[:, : len(self.inputs.rows)]
-        inputs.take(self.before)
-        hidden = decoder.decode(inputs.rows, inputs.tables, max_length)
+        rows = replace(inputs.rows, before=self.before)
+        hidden = decoder.decode(rows, inputs.tables, max_length)
         logits = decoder.logits(hidden)
         sample_rows(logits, inputs.settings, ids, faults, workspace, dependent=decoder.dependent)
         faults |= decoder.faults[: len(faults)]

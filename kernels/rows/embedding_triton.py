@@ -23,10 +23,10 @@ _BLOCK = 1024
 _FAULT_TOKEN = tl.constexpr(FAULT_TOKEN)
 
 
-@triton.jit(do_not_specialize=["vocab"])
+@triton.jit(do_not_specialize=["drawn", "vocab"])
 def embed_kernel(
-    ids_ptr, table_ptr, out_ptr, faults_ptr, vocab, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    HEAD: tl.constexpr,
+    ids_ptr, before_ptr, table_ptr, out_ptr, faults_ptr, drawn, vocab, SIZE: tl.constexpr,
+    BLOCK: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK columns of a row. HEAD: dependent launches may follow."""
     if HEAD:
@@ -34,6 +34,8 @@ def embed_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids_ptr + row)
+    at = -1 - token
+    token = tl.load(before_ptr + at, mask=(at >= 0) & (at < drawn), other=token)
     known = (token >= 0) & (token < vocab)
     place = table_ptr + token.to(tl.int64) * SIZE + column
     x = tl.load(place, mask=(column < SIZE) & known, other=0.0).to(tl.float32)
@@ -43,13 +45,22 @@ def embed_kernel(
         tl.store(faults_ptr + row, fault)
 
 
-def embed(ids: Tensor, table: Tensor, out: Tensor, faults: Tensor, *, chain: bool = False) -> None:
+def embed(
+    ids: Tensor,
+    table: Tensor,
+    out: Tensor,
+    faults: Tensor,
+    *,
+    before: Tensor | None = None,
+    chain: bool = False,
+) -> None:
     """out = the rows of `table` that `ids` name.
 
     ids: int32 [rows]. table: bf16, fp16 or fp32 [vocab, H]. out: fp32 [rows, H]. faults: int32
     [rows], cleared by the caller; an id outside the vocabulary sets the bit FAULT_TOKEN, and its
-    row is zeros. chain: it is the head of a chain of dependent launches, itself an ordinary one.
-    Moves one row of the table and 4 H bytes per row. Raises TypeError or ValueError.
+    row is zeros. before: int32 [draws]; an id below 0, -1 - n, stands for the n-th, if there is
+    one. chain: it is the head of a chain of dependent launches, itself an ordinary one. Moves one
+    row of the table and 4 H bytes per row. Raises TypeError or ValueError.
     """
     check_tensor("ids", ids, torch.int32, None)
     check_tensor("table", table, TABLE_DTYPES, None, None)
@@ -58,23 +69,32 @@ def embed(ids: Tensor, table: Tensor, out: Tensor, faults: Tensor, *, chain: boo
         raise ValueError(f"table: shape {(vocab, size)}, expected sizes above 0")
     check_tensor("out", out, torch.float32, rows, size)
     check_tensor("faults", faults, torch.int32, rows)
-    check_same_device(ids=ids, table=table, out=out, faults=faults)
+    drawn = ids[:0] if before is None else before
+    check_tensor("before", drawn, torch.int32, None)
+    check_same_device(ids=ids, before=before, table=table, out=out, faults=faults)
     if rows > 0:
         grid = (rows, triton.cdiv(size, _BLOCK))
         head, _ = dependent_launch(chain)
         embed_kernel[grid](
-            ids, table, out, faults, vocab, SIZE=size, BLOCK=_BLOCK, HEAD=head, **OPTIONS
-        )
+            ids, drawn, table, out, faults, len(drawn), vocab, SIZE=size, BLOCK=_BLOCK, HEAD=head,
+            **OPTIONS,
+        )  # fmt: skip
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
     """The start of a step; a checkpoint's table is bf16."""
-    pointers = {"ids_ptr": "*i32", "table_ptr": "*bf16", "out_ptr": "*fp32", "faults_ptr": "*i32"}
+    pointers = {
+        "ids_ptr": "*i32",
+        "before_ptr": "*i32",
+        "table_ptr": "*bf16",
+        "out_ptr": "*fp32",
+        "faults_ptr": "*i32",
+    }
     for head in (False, True):
         yield Variant(
             name=f"{shape.name}.embed rows=1" + " head of a chain" * head,
             kernel=embed_kernel,
-            signature={**pointers, "vocab": "i32"},
+            signature={**pointers, "drawn": "i32", "vocab": "i32"},
             constants={"SIZE": shape.hidden, "BLOCK": _BLOCK, "HEAD": head},
             divisible=frozenset(pointers),
             expects=("PREEXIT",) if head else (),

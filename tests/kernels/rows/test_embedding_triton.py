@@ -56,6 +56,17 @@ def test_a_token_outside_the_vocabulary_is_a_fault_and_zeros(
     assert faults.tolist() == [0, FAULT_TOKEN, 0]
 
 
+def test_an_id_below_0_stands_for_one_that_was_drawn_before(device: torch.device) -> None:
+    table, ids = table_of(6, 24).to(device), tokens(-2, 5, -1, -4).to(device)
+    out, faults = torch.empty(4, 24, device=device), tokens(0, 0, 0, 0).to(device)
+    before = Guarded(tokens(3, 1, 7).to(device))
+    embed(ids, table, out, faults, before=before.tensor)
+    assert torch.equal(out[:3], table[[1, 5, 3]].float())
+    assert faults.tolist() == [0, 0, 0, FAULT_TOKEN]
+    embed(ids - 1, table, out, faults, before=before.tensor)
+    assert faults.tolist() == [FAULT_TOKEN, 0, 0, FAULT_TOKEN], "7 is in no vocabulary of 6"
+
+
 def test_a_fault_keeps_the_bits_that_were_there(device: torch.device) -> None:
     faults = tokens(1, 2).to(device)
     table, ids = table_of(4, 8).to(device), tokens(3, 4).to(device)
