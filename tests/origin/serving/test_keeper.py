@@ -11,6 +11,7 @@ import pytest
 
 from ledger.errors import Unavailable
 from origin.config import DEMO_MODEL, OriginConfig
+from origin.generations.stream import GeneratedStream
 from origin.history.sqlite_file import SqliteHistory
 from origin.metrics import Metrics
 from origin.pool.kept import TURN_S
@@ -27,7 +28,7 @@ from origin.workers.circuit import CircuitState
 from origin.workers.worker_frame import Ready
 from origin.workers.worker_process import WorkerSlot
 from tests.origin.history.test_stores import Pool
-from tests.origin.stage import READY, A, B
+from tests.origin.stage import READY, RECIPE, A, B
 
 pytestmark = pytest.mark.anyio
 
@@ -209,6 +210,26 @@ async def test_a_model_whose_workers_die_makes_room_and_is_tried_when_it_is_time
         async with troupe.keeper.loading(one, A):
             pass
     assert "out of memory" in troupe.keeper.tiers()[0].reason
+
+
+async def test_who_waits_for_a_model_that_never_starts_is_told_why_and_not_kept(
+    tmp_path: Path,
+) -> None:
+    troupe = Troupe(tmp_path)
+    one, _ = troupe.models
+    waiting = GeneratedStream(A, RECIPE.model_copy(update={"model": "one"}), False, asked_s=100.0)
+    troupe.open.add(A)
+    async with troupe.keeper.loading(one, A):
+        assert troupe.keeper.look([waiting], 101.0) == []
+        while one.circuit.state is CircuitState.CLOSED:
+            one.circuit.died(0, 1e12, was_ready=False)
+            one.fate = "out of memory"
+            troupe.keeper.lost(one)
+        assert troupe.keeper.look([waiting], 101.0) == [waiting]
+    assert "out of memory" in troupe.keeper.why_late("one")
+    one.ready = READY  # one that was there before may come again, and is waited for
+    assert troupe.keeper.look([waiting], 159.0) == []
+    assert troupe.keeper.look([waiting], 161.0) == [waiting]
 
 
 async def test_a_restarted_origin_has_learnt_from_the_requests_in_its_history(
