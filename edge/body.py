@@ -46,6 +46,7 @@ class Encoder(Protocol):
 class NativeEncoder:
     """What the views of `/v1/generate` have in common."""
 
+    __slots__ = ()
     media_type: str
     ends_by_204 = True  # an EventSource stops then
 
@@ -57,6 +58,7 @@ class NativeEncoder:
 
 
 class SseEncoder(NativeEncoder):
+    __slots__ = ("_begun",)
     media_type = View.SSE.value
 
     def __init__(self) -> None:
@@ -74,6 +76,7 @@ class SseEncoder(NativeEncoder):
 
 
 class FrameEncoder(NativeEncoder):
+    __slots__ = ()
     media_type = View.FRAMES.value
 
     def frames(self, frames: list[bytes]) -> bytes:

@@ -155,6 +155,11 @@ class OpenStream:
 class Session:
     """Feed it `receive` and `deliver`; send what `next_message` gives until `close` is set."""
 
+    __slots__ = (
+        *("_caller", "_credits", "_failed", "_greeted", "_heartbeat", "_max_streams", "_random"),
+        *("_replies", "_streams", "_turns", "_unfinished", "close"),
+    )
+
     def __init__(
         self,
         max_streams: int = MAX_STREAMS_PER_CONNECTION,

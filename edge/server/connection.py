@@ -45,6 +45,12 @@ class Connection(asyncio.Protocol):
     and each connection gets the certificate of its moment.
     """
 
+    # Slots lie in the object: with hundreds of connections in a step a dict would be one more
+    # place that is not near the processor.
+    __slots__ = (
+        *("_address", "_admitted", "_deadline", "_early", "_handshake", "_lost", "_reading"),
+        *("_shared", "_tls", "_transport", "peer", "secure", "server", "speaker"),
+    )
     speaker: Speaker
 
     def __init__(self, shared: Shared, tls: ssl.SSLContext | None) -> None:

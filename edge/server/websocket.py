@@ -59,6 +59,10 @@ def accepts(request: Request) -> bytes | None:
 class WebSocket:
     """The `Speaker` of one client's session, and the `Sink` of its streams."""
 
+    __slots__ = (
+        *("_came", "_closed", "_deadline", "_done", "_exchange", "_held_s", "_link", "_missed"),
+        *("_parts", "_protocol", "_session", "_size", "_turn", "_wire"),
+    )
     protocol = "ws"
 
     def __init__(
