@@ -8,7 +8,7 @@ response waits until the client has room for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -29,7 +29,33 @@ OF_ONE_CONNECTION = frozenset(
 log = structlog.get_logger("tailrace.edge")
 
 
-class Application:
+class UnderWay:
+    """Requests, a task for each."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """A task that `ended` waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            log.error("request.failed", exc_info=fault)
+
+    async def ended(self, patience_s: float) -> None:
+        """Wait for what is under way; what is not done after `patience_s` seconds is cancelled."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=patience_s)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Application(UnderWay):
     """The application, its state, and the tasks that run in it."""
 
     def __init__(
@@ -44,7 +70,7 @@ class Application:
         self._turn = turn
         self._headers = headers
         self._state = state or {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        super().__init__()
 
     def ask(
         self,
@@ -76,18 +102,8 @@ class Application:
             "extensions": {},
         }
         exchange = AppExchange(scope, outlet, self._turn, self._headers, taken)
-        task = asyncio.get_running_loop().create_task(exchange.run(self._app))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.spawn(exchange.run(self._app))
         return exchange
-
-    async def ended(self, patience_s: float) -> None:
-        """Wait for what is under way; what is not done after `patience_s` seconds is cancelled."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=patience_s)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class AppExchange:

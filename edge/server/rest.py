@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import h11
-import structlog
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.lifespan import Lifespan
 from hypercorn.asyncio.task_group import TaskGroup
@@ -26,6 +25,7 @@ from hypercorn.typing import ConnectionState, LifespanState
 from starlette.types import ASGIApp
 
 from edge.errors import error_response, refusal
+from edge.server.application import UnderWay
 from edge.server.outlet import Wire
 from edge.telemetry.exchange import id_field
 from ledger.errors import TailraceError
@@ -33,19 +33,17 @@ from ledger.errors import TailraceError
 REST_WAITING_BYTES = 64 << 10
 """Of a request's body, until the application takes it; then the client is not read."""
 
-log = structlog.get_logger("tailrace.edge")
 
-
-class Rest:
+class Rest(UnderWay):
     """Hypercorn's side of a server: its settings, the application and its lifespan."""
 
     def __init__(self, app: ASGIApp, config: Config) -> None:
+        super().__init__()
         self.config = config
         self.asgi = app
         self.app = ASGIWrapper(cast(Any, app))
         self.context = WorkerContext(None)
         self.state = LifespanState({})
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -65,28 +63,9 @@ class Rest:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def spawn(self, work: Any) -> None:
-        """A task that `ended` waits for."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (fault := task.exception()) is not None:
-            log.error("request.failed", exc_info=fault)
-
     async def drain(self) -> None:
         """Responses under way are the last of their connections."""
         await self.context.terminated.set()
-
-    async def ended(self, patience_s: float) -> None:
-        """Wait for what is under way; what is not done after `patience_s` seconds is cancelled."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=patience_s)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Those of every answer: Date, and what the settings add."""
