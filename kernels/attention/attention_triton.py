@@ -43,7 +43,13 @@ from kernels.attention.rope_triton import (
     write_token,
 )
 from kernels.attention.softmax_triton import attend_tile, softmax_plan
-from kernels.attention.splits_triton import DecodeWorkspace, finish, splits_of, store_heads
+from kernels.attention.splits_triton import (
+    CELLS,
+    DecodeWorkspace,
+    finish,
+    splits_of,
+    store_heads,
+)
 from kernels.checks import check_same_device, check_tensor
 from kernels.dependent_triton import prefetch
 from kernels.launch import dependent_launch, next_power_of_2
@@ -268,8 +274,6 @@ _MIN_DOT_ROWS = 16
 """The fewest rows that `tl.dot` takes."""
 _TILE_BYTES = 32_768
 """Of keys, and of values, that a program reads in one step at most."""
-_MERGED_CELLS = 4
-"""Numbers of the result that a thread merges: with eight slots and three values of each, 96."""
 
 
 def decode_plan(
@@ -277,8 +281,8 @@ def decode_plan(
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """(constants, launch options), from the shape of the heads and the cache's type alone.
 
-    Warps are as many as leave a thread four cells of the heads that a program merges, since it
-    holds eight partial results of each at a time.
+    Warps are as many as leave a thread CELLS numbers of the heads that a program merges, since it
+    holds sixteen partial results at a time, with two sums each: 96 registers.
     """
     constants = softmax_plan(heads, kv_heads, head_dim, dtype)
     rows = next_power_of_2(constants["GROUP"])
@@ -294,7 +298,7 @@ def decode_plan(
         "STAGES": stages,
     }
     cells = rows * constants["BLOCK_D"]
-    return constants, {"num_warps": min(max(4, cells // (32 * _MERGED_CELLS)), 16)}
+    return constants, {"num_warps": min(max(4, cells // (32 * CELLS)), 16)}
 
 
 SHAPES = ATTENTION_SHAPES

@@ -24,9 +24,9 @@ from kernels.checks import check_same_device
 _SPLIT = tl.constexpr(SPLIT_TOKENS)
 _MERGED = tl.constexpr(MERGED_SPLITS)
 
-AT_ONCE = 8
-"""Partial results that are on their way to a thread at once: all of up to 2,048 tokens."""
-_AT_ONCE = tl.constexpr(AT_ONCE)
+CELLS = 4
+"""Numbers of a head that a thread merges, 128 bits."""
+_CELLS = tl.constexpr(CELLS)
 
 
 class DecodeWorkspace:
@@ -111,8 +111,12 @@ def _merge_group(
     D: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of a group, and the groups after the last of them."""
-    cell = tl.arange(0, ROWS * BLOCK_D)
-    member, column = cell // BLOCK_D, cell % BLOCK_D
+    # The sums of a lone head are the same in all threads, and ptxas spills what it makes of that.
+    CELLS: tl.constexpr = _CELLS if ROWS > 1 else 1
+    some = tl.arange(0, ROWS * BLOCK_D // CELLS)
+    member = some // (BLOCK_D // CELLS)
+    heads = member[:, None]
+    column = (some % (BLOCK_D // CELLS) * CELLS)[:, None] + tl.arange(0, CELLS)[None, :]
     first, count, more = group * _MERGED, members, groups > 1
     merging = True
     # Both merges are one piece of code: most of the kernel's.
@@ -121,11 +125,14 @@ def _merge_group(
         merging = more
         if more:
             slot = capacity + group
-            _leave(highest, total, mixed, member, column, mixed_ptr, sums_ptr, slot, D, GROUP)
+            _leave(
+                highest[:, None], total[:, None], mixed, heads, column, mixed_ptr, sums_ptr, slot,
+                D, GROUP,
+            )  # fmt: skip
             merging = _is_last(counters_ptr, groups)
             first, count, more = capacity, groups, False
         else:
-            store_heads(tl.div_rn(mixed, total), out_ptr, member, column, D, GROUP)
+            store_heads(tl.div_rn(mixed, total[:, None]), out_ptr, heads, column, D, GROUP)
 
 
 @triton.jit
@@ -161,42 +168,36 @@ def _merge(
 ):  # fmt: skip
     """Add `count` partial results from slot `first` on, in ascending order, MERGED at a time.
 
-    member, column: int32 [CELLS], which number of which head each cell is. Returns highest, total
-    and mixed, fp32 [CELLS], as of one split. A cell has its own copy of its head's sums, so that
-    no value passes from thread to thread and AT_ONCE are on their way. Loads go to the second-level
-    cache: the first one may hold what another launch left there.
+    member: int32 [n], which head. column: int32 [n, CELLS], numbers of it side by side. Returns
+    highest and total, fp32 [n], and mixed, fp32 [n, CELLS], as of one split. A thread has its own
+    copy of its head's sums, so that no value passes from one to another and all loads are under way
+    at once. They go to the second-level cache: the first one may hold what another launch left.
     """
-    live = (member < GROUP) & (column < D)
-    mixed_ptr += member * D + column
+    live = member < GROUP
+    inside = live[:, None] & (column < D)
+    mixed_ptr += member[:, None] * D + column
     sums_ptr += member
     highest = tl.full(member.shape, float("-inf"), tl.float32)
     total = tl.zeros(member.shape, tl.float32)
-    mixed = tl.zeros(member.shape, tl.float32)
+    mixed = tl.zeros(column.shape, tl.float32)
     for start in range(0, count, _MERGED):
-        end = tl.minimum(start + _MERGED, count)
         higher = highest
-        for some in range(start, end, _AT_ONCE):
-            for slot in tl.static_range(_AT_ONCE):
-                own = _partial(
-                    sums_ptr + (first + some + slot) * (2 * GROUP),
-                    live & (some + slot < end),
-                    float("-inf"),
-                )
-                # Padding has no score: 0 keeps it from -inf less -inf.
-                higher = tl.maximum(higher, tl.where(live, own, 0.0))
+        for step in tl.static_range(_MERGED):
+            here = live & (start + step < count)
+            own = _partial(sums_ptr + (first + start + step) * (2 * GROUP), here, float("-inf"))
+            # Padding has no score: 0 keeps it from -inf less -inf.
+            higher = tl.maximum(higher, tl.where(live, own, 0.0))
         shrink = tl.math.exp2(highest - higher)
         total *= shrink
-        mixed *= shrink
-        for some in range(start, end, _AT_ONCE):
-            for slot in tl.static_range(_AT_ONCE):
-                at = first + some + slot
-                here = live & (some + slot < end)
-                own = _partial(sums_ptr + at * (2 * GROUP), here, float("-inf"))
-                own_total = _partial(sums_ptr + at * (2 * GROUP) + GROUP, here, 0.0)
-                own_mixed = _partial(mixed_ptr + at * (GROUP * D), here, 0.0)
-                weight = tl.math.exp2(own - higher)
-                total += weight * own_total
-                mixed += weight * own_mixed
+        mixed *= shrink[:, None]
+        for step in tl.static_range(_MERGED):
+            slot, there = first + start + step, start + step < count
+            own = _partial(sums_ptr + slot * (2 * GROUP), live & there, float("-inf"))
+            own_total = _partial(sums_ptr + slot * (2 * GROUP) + GROUP, live & there, 0.0)
+            own_mixed = _partial(mixed_ptr + slot * (GROUP * D), inside & there, 0.0)
+            weight = tl.math.exp2(own - higher)
+            total += weight * own_total
+            mixed += weight[:, None] * own_mixed
         highest = higher
     # Nor a weight: 1 keeps it from 0 by 0.
     return highest, tl.where(live, total, 1.0), mixed
