@@ -7,7 +7,7 @@ each of 64 and 512 connections: each connection's at a time of its own (`stagger
 as an engine's step makes them (`step`), or as many as there is credit for (`saturated`). nginx
 streams the same events over HTTP/1.1 and HTTP/2 without buffering, one upstream connection each.
 `--tree` is another checkout, with tests/bench/edge copied into it, to measure the edge of. Each
-figure is the median of the rounds; HTTP/3 beside Caddy is bench_http3.py's. workerd, where there is
+figure is the median of the rounds; of HTTP/3 bench_http3.py says more. workerd, where there is
 npm, passes the events on in JavaScript: `…_vs_workerd_js` is how many frames the edge relays in the
 processor time that workerd takes for one. `p99_beside_stalled` is what 64 readers wait beside 500
 that read nothing, to what they wait without those; the worst of three views. `gc_pause_ms` is the
@@ -43,10 +43,20 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tailrace.certificate import development_certificate  # noqa: E402
-from tests.bench.edge.readers import FRAMES, H2, SSE, WS, Reader, connect, stalled  # noqa: E402
+from tests.bench import bench_http3  # noqa: E402
+from tests.bench.edge.readers import (  # noqa: E402
+    FRAMES,
+    H2,
+    SSE,
+    WS,
+    Reader,
+    connect,
+    stalled,
+    trusting,
+)
 from tests.bench.edge.source import FLOOD, PACED, SILENT, STEP  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
-from tests.bench.measured import cpu_s, process  # noqa: E402
+from tests.bench.measured import PAGE_KIB, cpu_s, process, resident_kib  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
 from tests.npm import installed  # noqa: E402
 from tests.worker.workerd import FOLDER, runtime  # noqa: E402
@@ -60,12 +70,11 @@ ROWS = (
     *(("nginx", H2), ("edge", H2), ("workerd", SSE)),
 )
 VIEWS = (SSE, FRAMES, WS)
-PARTS = ("frames", "storm", "idle", "stalled")
+PARTS = ("frames", "storm", "idle", "stalled", "http3")
 IDLE, STALLED, STORM = 2000, 500, 1000
 NEIGHBOUR_S = 6.0
 """How long those are looked at who read beside readers that stall."""
 MOST_SETTLE_S, IDLE_CPU_S = 60, 0.05
-PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
 NGINX = """
 worker_processes 1; daemon off; pid {folder}/pid; error_log {folder}/error.log;
 events {{ worker_connections 4096; }}
@@ -112,10 +121,6 @@ const config :Workerd.Config = (
   sockets = [(name = "http", http = (), service = "relay")],
 );
 """
-
-
-def resident_kib(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_KIB
 
 
 def kernel_kib() -> float:
@@ -222,10 +227,8 @@ class Bench:
 
     async def idle(self) -> None:
         """What idle sessions cost, and how long their edge stands still to look for garbage."""
-        tls = ssl.create_default_context()
-        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
         await self._idle("ws", self.servers["edge"][1], None)
-        await self._idle("wss", self._edge_tls_port, tls)
+        await self._idle("wss", self._edge_tls_port, trusting())
 
     async def _idle(self, name: str, port: int, tls: ssl.SSLContext | None) -> None:
         pid = self.servers["edge"][0]
@@ -255,12 +258,12 @@ class Bench:
 
     async def stalled(self) -> None:
         """What readers that stall cost, and how long others wait who read beside them."""
-        port = self.servers["edge"][1]
-        for view in VIEWS:
+        ways = [("", view, self.servers["edge"][1]) for view in VIEWS]
+        for over, view, port in (*ways, ("tls_", SSE, self._edge_tls_port)):
             accepts = b"text/event-stream" if view == SSE else b"application/vnd.tailrace.frames"
-            ask = partial(stalled, port, view)
+            ask = partial(stalled, port, view, tls=trusting() if over else None)
             warm = [ask(SILENT, n, accepts) for n in range(STALLED // 5)]
-            await self._neighbours(f"beside_no_{view}")
+            await self._neighbours(f"{over}beside_no_{view}")
             held = [self._held_kib()]
             clients = []
             for kind in (SILENT, FLOOD):
@@ -268,13 +271,13 @@ class Bench:
                 await self._settled()
                 held.append(self._held_kib())
             silent, stalling = held[1] - held[0], held[2] - held[1]
-            self.note(f"silent_{view}_kib", silent / STALLED)
-            self.note(f"stalled_{view}_kib", (stalling - silent) / STALLED)
-            await self._neighbours(f"beside_stalled_{view}")
+            self.note(f"{over}silent_{view}_kib", silent / STALLED)
+            self.note(f"{over}stalled_{view}_kib", (stalling - silent) / STALLED)
+            await self._neighbours(f"{over}beside_stalled_{view}")
             for each in clients[STALLED:]:
                 each.close()
             await self._settled()
-            await self._neighbours(f"beside_no_{view}")
+            await self._neighbours(f"{over}beside_no_{view}")
             for each in (*warm, *clients):
                 each.close()
 
@@ -347,7 +350,11 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         for part in (bench.storm, bench.idle, bench.stalled):
             if part.__name__ in parts:
                 await part()
-    return report(bench.found)
+    over_http3: dict[str, Any] = {}
+    if "http3" in parts and shutil.which("caddy") is not None:
+        found = await bench_http3.measure(files, folder, options.seconds, options.rounds)
+        over_http3 = {name: value for name, value in found.items() if name.startswith("h3_")}
+    return {**report(bench.found), **over_http3}
 
 
 async def one_round(bench: Bench, options: argparse.Namespace) -> None:
@@ -396,7 +403,7 @@ def report(found: dict[str, list[float]]) -> dict[str, Any]:
         "h2_step_cpu_vs_nginx": ratio("h2", f"{most}_step", of="h2"),
         "p50_vs_nginx": ratio("sse", f"{most}_staggered", "p50_ms"),
         "p99_vs_nginx": ratio("sse", f"{most}_staggered", "p99_ms"),
-        "h3_cpu_vs_caddy": None,
+        "h3_cpu_vs_caddy": None,  # without Caddy
         "h3_replay_vs_caddy": None,
         "frames_vs_workerd_js": over_workerd("saturated"),
         "frames_step_vs_workerd_js": over_workerd(f"{most}_step"),
@@ -407,6 +414,7 @@ def report(found: dict[str, list[float]]) -> dict[str, Any]:
         "gc_pause_ms": worst("gc_pause_"),
         "gc_whole_ms": worst("gc_whole_"),
         "stalled_reader_kib": worst("stalled_"),
+        "tls_stalled_reader_kib": worst("tls_stalled_"),
         "storm_p99_ms": worst("storm_p99_ms"),
         "machine": cpu(),
         "load": os.getloadavg()[0],

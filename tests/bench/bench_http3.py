@@ -5,7 +5,8 @@
 64 connections with a stream each, a frame every 50 ms; then replays of 500 frames at once. The
 server is on one core, source and clients on another. Of a replay the peer's upstream writes one
 event after another, as streaming servers do, and for `block` all in one write, as our origins do.
-It ends with one line of JSON; times in us.
+Then what readers hold in the edge that stall. It ends with one line of JSON; times in us, sizes
+in KiB.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from tailrace.certificate import CertificateFiles, development_certificate  # no
 from tests.bench.http3.load import Load  # noqa: E402
 from tests.bench.http3.source import BLOCK, BURST, BURST_FRAMES, PACED  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
-from tests.bench.measured import cpu_s, process  # noqa: E402
+from tests.bench.measured import cpu_s, process, resident_kib  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
 
 CONNECTIONS = 64
 REPLAYS = 12
 REPLAY_CONNECTIONS = 4
+STALLED = 100
 SERVER_CORE, OTHER_CORE = "0", "1"
 TICKS = os.sysconf("SC_CLK_TCK")
 CADDYFILE = """
@@ -103,6 +105,24 @@ async def replay(pid: int, port: int, cafile: str, kind: int) -> float:
     return spent / came * 1e6
 
 
+async def stalled_kib(pid: int, port: int, cafile: str) -> float:
+    """What a reader costs that takes and acknowledges nothing, above an idle connection."""
+    held, loads = [], await connected(port, cafile, STALLED)
+    for stalls in (False, False, True):
+        held.append(resident_kib(pid))
+        more = await connected(port, cafile, STALLED)
+        for n, load in enumerate(more if stalls else ()):
+            load.ask(path(BURST, n))
+            load.stall()
+        await asyncio.sleep(5.0)
+        loads += more
+    held.append(resident_kib(pid))
+    for load in loads:
+        load.close()
+    _, before, idle, stalling = held
+    return ((stalling - idle) - (idle - before)) / STALLED
+
+
 async def answering(port: int, cafile: str) -> None:
     """Wait until a server answers HTTP/3, and its stream has begun."""
     async with asyncio.timeout(60):
@@ -122,7 +142,11 @@ async def answering(port: int, cafile: str) -> None:
 
 
 async def measure(
-    files: CertificateFiles, folder: Path, options: argparse.Namespace
+    files: CertificateFiles,
+    folder: Path,
+    seconds: float,
+    rounds: int,
+    profile_to: str | None = None,
 ) -> dict[str, object]:
     link, upstream, edge_port, caddy_port = (free_port() for _ in range(4))
     cafile = str(files.certificate)
@@ -149,29 +173,30 @@ async def measure(
         await origin.stdout.readline()
         for port in (edge_port, caddy_port):
             await answering(port, cafile)
-        for _ in range(options.rounds):
+        for _ in range(rounds):
             for name, pid, port in (
                 ("edge", edge.pid, edge_port),
                 ("caddy", caddy.pid, caddy_port),
             ):
-                spent = await paced(pid, port, cafile, options.seconds)
+                spent = await paced(pid, port, cafile, seconds)
                 results.setdefault(f"{name}_paced_us", []).append(spent)
                 for what, kind in (("replay", BURST), ("block", BLOCK)):
                     spent = await replay(pid, port, cafile, kind)
                     results.setdefault(f"{name}_{what}_us", []).append(spent)
-        if options.profile is not None:
-            await profile(edge.pid, edge_port, cafile, options)
+        results["h3_stalled_reader_kib"] = [await stalled_kib(edge.pid, edge_port, cafile)]
+        if profile_to is not None:
+            await profile(edge.pid, edge_port, cafile, seconds, profile_to)
     return report(results)
 
 
-async def profile(pid: int, port: int, cafile: str, options: argparse.Namespace) -> None:
+async def profile(pid: int, port: int, cafile: str, seconds: float, to: str) -> None:
     """What py-spy sees while frames come apart."""
     recording = await asyncio.create_subprocess_exec(
-        *("py-spy", "record", "-p", str(pid), "-d", str(int(options.seconds) + 1), "-r", "500"),
-        *("-f", "raw", "-o", options.profile),
+        *("py-spy", "record", "-p", str(pid), "-d", str(int(seconds) + 1), "-r", "500"),
+        *("-f", "raw", "-o", to),
         stdout=subprocess.DEVNULL,
     )
-    await paced(pid, port, cafile, options.seconds)
+    await paced(pid, port, cafile, seconds)
     await recording.wait()
 
 
@@ -199,7 +224,8 @@ def main() -> None:
     os.sched_setaffinity(0, {int(OTHER_CORE)})
     with tempfile.TemporaryDirectory() as folder:
         files = development_certificate(Path(folder) / "certificate", datetime.now(UTC))
-        print(json.dumps(uvloop.run(measure(files, Path(folder), options))))
+        work = measure(files, Path(folder), options.seconds, options.rounds, options.profile)
+        print(json.dumps(uvloop.run(work)))
 
 
 if __name__ == "__main__":

@@ -33,10 +33,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ledger.frame import FRAMES_TYPE  # noqa: E402
-from tests.bench.bench_edge import answering, resident_kib  # noqa: E402
+from tests.bench.bench_edge import answering  # noqa: E402
 from tests.bench.edge.readers import FRAMES, stalled, stream_id  # noqa: E402
 from tests.bench.machine import cpu, disk  # noqa: E402
-from tests.bench.measured import cpu_s, process  # noqa: E402
+from tests.bench.measured import cpu_s, process, resident_kib  # noqa: E402
 from tests.bench.worker.source import FLOOD, SLOW, THOUSAND  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
 from tests.worker.workerd import Workerd  # noqa: E402

@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOUBT = 0.05
+PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
 
 
 @asynccontextmanager
@@ -39,6 +40,10 @@ def cpu_s(pid: int) -> float:
     """Processor time that all threads of a process have had, to the nanosecond."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def resident_kib(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_KIB
 
 
 def median_interval(values: Iterable[float]) -> tuple[float, float, float]:

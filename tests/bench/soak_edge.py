@@ -31,9 +31,9 @@ sys.path.insert(0, str(ROOT))
 from edge.config import EdgeConfig  # noqa: E402
 from edge.server.deadlines import SLOT_S  # noqa: E402
 from ledger.frame import SCHEMA_HASH, Hello, Open, encode  # noqa: E402
-from tests.bench.bench_edge import resident_kib  # noqa: E402
 from tests.bench.edge.readers import message  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.measured import resident_kib  # noqa: E402
 from tests.e2e.processes import Edge, Origin  # noqa: E402
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin  # noqa: E402
 

@@ -122,11 +122,28 @@ async def connect(
     return readers
 
 
-def stalled(port: int, view: str, kind: int, number: int, accepts: bytes) -> socket.socket:
+def trusting() -> ssl.SSLContext:
+    """For a server of ours, whose certificate nobody has signed."""
+    tls = ssl.create_default_context()
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    return tls
+
+
+def stalled(
+    port: int,
+    view: str,
+    kind: int,
+    number: int,
+    accepts: bytes,
+    *,
+    tls: ssl.SSLContext | None = None,
+) -> socket.socket:
     """A client that asks, and reads nothing."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     client.connect(("127.0.0.1", port))
+    if tls is not None:
+        client = tls.wrap_socket(client)
     if view == WS:
         asked = encode(Hello(SCHEMA_HASH, "bench"))
         asked += encode(Resume(stream_id(kind, number), credit=CREDIT), 1)

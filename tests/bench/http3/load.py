@@ -65,12 +65,16 @@ class Load:
         )
         self._send()
 
-    def close(self) -> None:
-        self._quic.close()
-        self._send()
+    def stall(self) -> None:
+        """Read nothing more, and say nothing."""
         if self._timer is not None:
             self._timer.cancel()
         self._loop.remove_reader(self._socket)
+
+    def close(self) -> None:
+        self._quic.close()
+        self._send()
+        self.stall()
         self._socket.close()
 
     def _read(self) -> None:
