@@ -27,8 +27,8 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.e2e.browser import program  # noqa: E402
-from tests.e2e.processes import Edge, Origin, free_port, running  # noqa: E402
-from tests.e2e.test_prometheus import Prometheus, prometheus  # noqa: E402
+from tests.e2e.processes import running  # noqa: E402
+from tests.e2e.test_prometheus import Prometheus, measured, prometheus  # noqa: E402
 from tests.npm import installed  # noqa: E402
 
 WINDOW = "15s"
@@ -44,15 +44,7 @@ SHOWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimatio
 async def record(seconds: float, folder: Path) -> dict[str, Any]:
     """What page.jsx reads: the dashboard, and the series of each of its panels."""
     board = json.loads((ROOT / "deploy/grafana/tailrace.json").read_text(encoding="utf-8"))
-    ports = {"tailrace-origin": free_port(), "tailrace-edge": free_port()}
-    targets = {job: f"127.0.0.1:{port}" for job, port in ports.items()}
-    settings = folder / "tailrace.toml"
-    settings.write_text(
-        f'[origin]\nmetrics = "{targets["tailrace-origin"]}"\n'
-        f'[edge]\nmetrics = "{targets["tailrace-edge"]}"\n'
-    )
-    origin = Origin(folder / "data", config=settings)
-    edge = Edge(origin, config=settings)
+    origin, edge, targets = measured(folder)
     async with (
         httpx.AsyncClient(trust_env=False) as client,
         running(origin, edge),

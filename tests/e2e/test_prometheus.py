@@ -52,6 +52,19 @@ class Prometheus:
                 await asyncio.sleep(0.1)
 
 
+def measured(folder: Path) -> tuple[Origin, Edge, dict[str, str]]:
+    """An origin and an edge, and where each shows its metrics, by the name of its job."""
+    ports = {"tailrace-origin": free_port(), "tailrace-edge": free_port()}
+    targets = {job: f"127.0.0.1:{port}" for job, port in ports.items()}
+    settings = folder / "tailrace.toml"
+    settings.write_text(
+        f'[origin]\nmetrics = "{targets["tailrace-origin"]}"\n'
+        f'[edge]\nmetrics = "{targets["tailrace-edge"]}"\n'
+    )
+    origin = Origin(folder / "origin", config=settings)
+    return origin, Edge(origin, config=settings), targets
+
+
 @asynccontextmanager
 async def prometheus(
     client: httpx.AsyncClient, folder: Path, targets: dict[str, str]
@@ -90,15 +103,7 @@ async def prometheus(
 async def test_every_query_of_the_dashboard_and_every_alert_is_answered(
     tmp_path: Path, client: httpx.AsyncClient
 ) -> None:
-    ports = {"tailrace-origin": free_port(), "tailrace-edge": free_port()}
-    targets = {job: f"127.0.0.1:{port}" for job, port in ports.items()}
-    settings = tmp_path / "tailrace.toml"
-    settings.write_text(
-        f'[origin]\nmetrics = "{targets["tailrace-origin"]}"\n'
-        f'[edge]\nmetrics = "{targets["tailrace-edge"]}"\n'
-    )
-    origin = Origin(tmp_path / "origin", config=settings)
-    edge = Edge(origin, config=settings)
+    origin, edge, targets = measured(tmp_path)
     async with running(origin, edge), prometheus(client, tmp_path, targets) as asked:
         await asked.until_found("count(up == 1) == 2")
         body = {"model": "demo", "prompt": "Once", "max_tokens": 20, "ignore_eos": True}
