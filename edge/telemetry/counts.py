@@ -1,7 +1,7 @@
 """What an edge counts as it happens: plain numbers, which a scrape reads.
 
 Nothing here is done for a frame by itself: those of one read of the link are counted together, and
-timed together by the `Turn` of that read.
+timed together by the `Turn` of that read, one read in a few.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Counts:
         self.stalls: Counter[str] = Counter()  # by protocol
         self.relayed = Distribution(
             "tailrace_edge_relay_seconds",
-            "From a read of an origin's link to the write of what it brought for one client",
+            "From a read of an origin's link to the write for one client, of one read in eight",
             "",
             ("",),
             RELAY_BUCKETS_S,

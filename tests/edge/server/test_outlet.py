@@ -1,6 +1,9 @@
-"""A turn flushes what it touched once, and what that touches, whatever one of them does."""
+"""A turn flushes what it touched once, and what that touches, whatever one of them does, and times
+one read in a few."""
 
-from edge.server.outlet import Turn
+from itertools import count
+
+from edge.server.outlet import READS_A_TIMED_ONE, Turn
 
 
 class Noted:
@@ -46,3 +49,28 @@ def test_a_fault_of_one_keeps_the_others_from_nothing() -> None:
     turn.touch(Noted(turn, "third", log))
     turn.flush()
     assert log == ["first", "second", "third"]
+
+
+def test_one_read_in_a_few_is_timed_of_those_that_bring_something() -> None:
+    ticks, timed = count(1), list[tuple[float, int]]()
+    turn = Turn(clock_s=lambda: float(next(ticks)), wrote=lambda *each: timed.append(each))
+    for writes in [0, *range(1, READS_A_TIMED_ONE + 2)]:
+        turn.begin()
+        turn.writes += writes
+        turn.flush()
+    assert timed == [(1, 1), (1, READS_A_TIMED_ONE + 1)]
+
+
+def test_what_had_to_wait_is_timed_whenever_it_leaves() -> None:
+    ticks, timed = count(1), list[tuple[float, int]]()
+    turn = Turn(clock_s=lambda: float(next(ticks)), wrote=lambda *each: timed.append(each))
+    turn.begin()
+    turn.writes += 1
+    came_s = turn.since()
+    turn.flush()
+    turn.begin()
+    held_s = turn.since()  # of a read that is not timed
+    turn.flush()
+    turn.late += [came_s, held_s]
+    turn.flush()
+    assert timed == [(1, 1), (3, 1), (1, 1)]
