@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from ledger.errors import ConfigError
@@ -84,20 +86,33 @@ class Settings(BaseSettings):
 
     @classmethod
     def explain(cls, error: ValidationError, file: Path | None) -> ConfigError:
-        """The first finding, with every place that the value may have come from."""
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        if not first["loc"]:  # about several settings at once
+        """Every finding, each with the places that the value may have come from."""
+        found = error.errors()
+        within = {each["loc"][:-1] for each in found} - {
+            ()
+        }  # a list is too short without its bad item
+        return all_of([cls._finding(each, file) for each in found if each["loc"] not in within])
+
+    @classmethod
+    def _finding(cls, found: ErrorDetails, file: Path | None) -> ConfigError:
+        message = found["msg"].removeprefix("Value error, ")
+        if not found["loc"]:  # about several settings at once
             return ConfigError(message, field=cls.table)
-        key = ".".join(str(part) for part in first["loc"])
+        key = ".".join(str(part) for part in found["loc"])
         field = f"{cls.table}.{key}"
-        variable = f"TAILRACE_{cls.table}_{first['loc'][0]}".upper()
+        variable = f"TAILRACE_{cls.table}_{found['loc'][0]}".upper()
         where = f"see {file}, {variable} or the flag" if file else f"see {variable} or the flag"
-        if first["type"] == "extra_forbidden":
+        if found["type"] == "extra_forbidden":
             closest = get_close_matches(key, cls.model_fields, n=1)
             guess = f"did you mean {closest[0]}? " if closest else ""
             return ConfigError("unknown setting", field=field, hint=guess + where)
-        return ConfigError(f"{message}, not {first['input']!r}", field=field, hint=where)
+        return ConfigError(f"{message}, not {found['input']!r}", field=field, hint=where)
+
+
+def all_of(errors: Sequence[ConfigError]) -> ConfigError:
+    """One error that says them all, each once and on a line of its own."""
+    said = dict.fromkeys(map(str, errors))
+    return errors[0] if len(said) == 1 else ConfigError("\n  ".join(said))
 
 
 def file_of(path: Path | None) -> Path | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ledger.errors import ConfigError
-from ledger.settings import DEFAULT_FILE, Settings
+from ledger.settings import DEFAULT_FILE, Settings, all_of
 from origin.config import OriginConfig
 from origin.model_table import Tables, load_tables
 from origin.workers.program import unused
@@ -33,29 +33,40 @@ def report(parts: Sequence[type[Settings]], file: Path | None, *, as_json: bool)
     """
     if file is not None and not file.is_file():
         raise ConfigError(f"{file} is not a file", hint="name a TOML file, such as tailrace.toml")
-    settings = list(load_all(parts, file))
+    settings = load_all(parts, file)
     if as_json:
         return json.dumps([setting._asdict() for setting in settings], indent=2) + "\n"
     return _as_table(settings)
 
 
-def load_all(parts: Sequence[type[Settings]], file: Path | None) -> Iterator[Setting]:
+def load_all(parts: Sequence[type[Settings]], file: Path | None) -> list[Setting]:
     """The settings of every part, in the order in which the parts declare them; then what is said
-    of each of several models."""
+    of each of several models. Raises one ConfigError for all that is wrong in any part."""
     tables = load_tables(file)
+    settings, errors = list[Setting](), list[ConfigError]()
     for part in parts:
-        loaded, environment = part.load(file), part.environment()
-        idle = _idle(loaded, tables) if isinstance(loaded, OriginConfig) else []
-        for key, value in loaded.model_dump(mode="json").items():
-            source = "default"
-            if key in environment:  # flags apart, it wins over the file
-                source = f"{part.model_config['env_prefix']}{key}".upper()
-            elif key in loaded.model_fields_set:
-                source = str(file or DEFAULT_FILE)
-            yield Setting(f"{part.table}.{key}", value, source, has_effect=key not in idle)
+        try:
+            settings += _of_part(part, file, tables)
+        except ConfigError as error:
+            errors.append(error)
+    if errors:
+        raise all_of(errors)
     for name, model in tables.items():
         for key, value in model.model_dump(mode="json", exclude_unset=True).items():
-            yield Setting(f"models.{name}.{key}", value, str(file or DEFAULT_FILE))
+            settings.append(Setting(f"models.{name}.{key}", value, str(file or DEFAULT_FILE)))
+    return settings
+
+
+def _of_part(part: type[Settings], file: Path | None, tables: Tables) -> Iterator[Setting]:
+    loaded, environment = part.load(file), part.environment()
+    idle = _idle(loaded, tables) if isinstance(loaded, OriginConfig) else []
+    for key, value in loaded.model_dump(mode="json").items():
+        source = "default"
+        if key in environment:  # flags apart, it wins over the file
+            source = f"{part.model_config['env_prefix']}{key}".upper()
+        elif key in loaded.model_fields_set:
+            source = str(file or DEFAULT_FILE)
+        yield Setting(f"{part.table}.{key}", value, source, has_effect=key not in idle)
 
 
 def _idle(origin: OriginConfig, tables: Tables) -> list[str]:

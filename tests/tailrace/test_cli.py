@@ -107,6 +107,14 @@ def test_config_check_refuses_a_wrong_file_with_exit_code_2(
     assert result.stdout == ""
 
 
+def test_config_check_says_all_that_is_wrong_in_any_part_each_on_a_line(tmp_path: Path) -> None:
+    text = "[edge]\nhtttp = []\norigin = ['nowhere']\n[ledger]\nlease_s = 'long'\n"
+    (tmp_path / "tailrace.toml").write_text(text)
+    lines = tailrace("config", "check", folder=tmp_path).stderr.splitlines()
+    keys = ["edge.origin.0", "edge.htttp", "ledger.lease_s"]
+    assert [line.removeprefix("error: ").split(":")[0].strip() for line in lines] == keys
+
+
 def test_config_check_refuses_a_file_that_is_not_there(tmp_path: Path) -> None:
     result = tailrace("config", "check", "missing.toml", folder=tmp_path)
     assert result.returncode == 2
