@@ -68,6 +68,12 @@ class ChatBody(StreamedSettings):
             raise CallerError(
                 "'top_logprobs' is only allowed when 'logprobs' is true.", field="top_logprobs"
             )
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise CallerError(
+                "'max_tokens' and 'max_completion_tokens' are two names of one limit: set one.",
+                code="invalid_parameter_combination",
+                field="max_tokens",
+            )
         wanted = open_of(
             self,
             key,

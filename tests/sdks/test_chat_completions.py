@@ -231,6 +231,7 @@ async def test_completions_of_several_prompts_and_the_models(sdk: openai.AsyncOp
             None,
         ),
         ({"model": "gpt-4"}, 404, "model", "model_not_found"),
+        ({"max_completion_tokens": 40}, 400, "max_tokens", "invalid_parameter_combination"),
         ({"logit_bias": {"1": 5}}, 400, "logit_bias", "unsupported_parameter"),
         ({"top_logprobs": 2}, 400, "top_logprobs", None),
         ({"tool_choice": "required"}, 400, "tool_choice", None),
@@ -266,11 +267,11 @@ async def test_bad_input_is_refused_as_the_reference_does(
         assert error.request_id is not None
 
 
-async def test_what_is_not_known_is_ignored_and_named_and_both_limits_are_taken(
+async def test_what_is_not_known_is_ignored_and_named(
     sdk: openai.AsyncOpenAI,
 ) -> None:
     answer = await sdk.chat.completions.with_raw_response.create(
-        **CHAT,
+        **CHAT | {"max_tokens": openai.omit},
         max_completion_tokens=3,
         extra_body={"frobnicate": 1, "min_p": 0.1, "priority": "batch", "user": None},
         extra_headers={"X-Request-Id": "mine-1"},

@@ -211,7 +211,6 @@ async def test_a_request_says_to_the_origin_what_its_parameters_mean(
             },
             {"role": "user", "content": "Hi"},
         ],
-        "max_tokens": 5,
         "max_completion_tokens": 7,
         "temperature": 1,
         "stop": "x",
