@@ -34,7 +34,7 @@ SANS_IO = (
     "edge/wrangler/*.py",
     "edge/access/[!_mo]*.py",  # but the middleware, and what asks for open files
     *("edge/ai_sdk/ui_events.py", "edge/openai/responses/events.py"),
-    *("edge/openai/responses/items.py", "edge/openai/responses/note.py"),
+    *("edge/openai/responses/items.py", "edge/openai/responses/request.py"),
     *("edge/origins/breaker.py", "edge/origins/choice.py", "edge/origins/relay.py"),
     *("edge/origins/watchers.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),
     *("edge/quic/core.py", "edge/quic/aioquic_core.py", "edge/quic/http3.py"),
@@ -52,8 +52,7 @@ OUTSIDE = {"aiosqlite", "apsw", "asyncio", "httpx", "psycopg", "socket", "sqlite
 # What imports torch in the origin, by itself or by what it builds on: folders and modules.
 WORKER_SIDE = (
     *("origin.models", "origin.workers.token_worker"),
-    *("origin.engine.drafts", "origin.engine.engine", "origin.engine.flight"),
-    "origin.engine.generation",
+    *("origin.engine.drafts", "origin.engine.engine", "origin.engine.generation"),
 )
 # What of the ledger needs an extra.
 OF_AN_EXTRA = ("ledger.postgres", "ledger.telemetry", "ledger.tools.postgres_reader")

@@ -15,9 +15,16 @@ from edge.access.middleware import caller_of
 from edge.body import SILENCE_S, StreamedBody, stream_body
 from edge.document import Collected, collect
 from edge.generate import stream_headers
-from edge.openai.dialect import Dialect
 from edge.openai.errors import openai_error
-from edge.openai.events import FINISH, ChunkEncoder, chunk_head, end_error, error_events, usage
+from edge.openai.events import (
+    FINISH,
+    ChunkEncoder,
+    Dialect,
+    chunk_head,
+    end_error,
+    error_events,
+    usage,
+)
 from edge.openai.request import StreamOptions, read_body
 from edge.origins.link import Link
 from edge.parameters import read_body as whole_body

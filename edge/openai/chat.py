@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from edge.document import Collected
-from edge.openai.dialect import Dialect
-from edge.openai.events import AnswerShape
+from edge.openai.events import AnswerShape, Dialect
 from edge.openai.messages import read_messages, read_tools
 from edge.openai.request import (
     ALL_THERE_IS,

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from edge.document import Collected
-from edge.openai.dialect import Dialect
-from edge.openai.events import AnswerShape
+from edge.openai.events import AnswerShape, Dialect
 from edge.openai.request import MaxTokens, StreamedSettings, invalid, open_of, refuse_parameters
 from edge.request import Count
 from edge.sse import finite

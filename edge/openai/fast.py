@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 from edge.access.head import Head
 from edge.openai.chat import CHAT
 from edge.openai.completions import COMPLETIONS
-from edge.openai.dialect import Dialect
+from edge.openai.events import Dialect
 from edge.openai.request import read_body
 from edge.server.fast_route import FastRoute, Wanted
 from edge.server.outlet import Request

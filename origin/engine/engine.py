@@ -14,21 +14,44 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 from tokenizers import Tokenizer
 
 from ledger.errors import CallerError, Conflict, Overloaded, TailraceError, TooLarge
 from ledger.frame import FinishReason, Priority
-from origin.engine.flight import Flight
 from origin.engine.generation import NOT_A_NUMBER, Generation, Surroundings, refuse
-from origin.models.device import AtOnce, StepDevice, drawn_before
+from origin.models.device import AtOnce, Launched, StepDevice, drawn_before
 from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Model, Piece
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PagePool
 from origin.scheduler.plan import Plan, Work
 from origin.scheduler.scheduler import Scheduler
 from origin.workers.worker_frame import Emission, Load, Run, plain_ids
+
+
+@dataclass(slots=True)
+class Flight:
+    """A plan that is being done; of its work the run's generation and its number of draws."""
+
+    plan: Plan
+    began_s: float
+    works: list[tuple[Work, Generation, int]] = field(default_factory=list)
+    launched: Launched | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the next plan may be made before its results are known."""
+        return all(
+            work.draws and len(work.ids) == 1 and not work.prefill and generation.draws_alone
+            for work, generation, _ in self.works
+        )
+
+    @property
+    def awaited(self) -> dict[Generation, int]:
+        """Of each generation the place of its draw."""
+        return {generation: place for place, (_, generation, _) in enumerate(self.works)}
 
 
 class Engine:

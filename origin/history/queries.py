@@ -84,20 +84,6 @@ async def models(store: HistoryStore, since_ms: int) -> list[Document]:
     ]
 
 
-async def hours(store: HistoryStore, since_ms: int) -> list[Document]:
-    """What has been rolled up."""
-    rows = await store.rows(
-        """SELECT hour_ms, model, sum(arrivals), sum(cold), sum(took_ms), sum(tokens)
-        FROM arrival_hour WHERE hour_ms >= $1 GROUP BY 1, 2 ORDER BY 1, 2""",
-        since_ms,
-    )
-    keys = ("hour_ms", "model", "arrivals", "cold", "took_ms", "tokens")
-    return [
-        dict(zip(keys, (hour, model, *map(int, figures)), strict=True))
-        for hour, model, *figures in rows
-    ]
-
-
 async def decisions(store: HistoryStore, model: str, limit: int) -> list[Document]:
     """The last ones about a model, the latest first."""
     rows = await store.rows(

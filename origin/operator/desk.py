@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from ledger.errors import CallerError, Forbidden, NotFound, TailraceError, error_body
+from ledger.errors import Forbidden, NotFound, TailraceError, error_body
 from ledger.interface import Ledger, StreamInfo
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.version import tailrace_version
@@ -20,7 +20,7 @@ from origin.generations.runs import Runs
 from origin.metrics import Metrics
 from origin.operator.live import LivePages, encoded
 from origin.operator.pool import pool_document
-from origin.operator.query import Query
+from origin.operator.query import Query, require
 from origin.operator.simulation import simulate
 from origin.operator.stored import (
     MAX_FRAMES,
@@ -75,7 +75,7 @@ class OperatorDesk:
             part = asked.partition("/")[2]
             return await desk.answer(part, query, request.method, request.body)
         if asked == "simulate":
-            _require(request.method, "POST")
+            require(request.method, "POST")
             query.done()
             return await simulate(request.body, self.simulating, self.runs.recorder.place)
         documents: dict[str, Callable[[Query], Awaitable[Document]]] = {
@@ -87,7 +87,7 @@ class OperatorDesk:
         }
         if asked not in documents:
             raise NotFound(f"an operator cannot ask for {asked!r}")
-        _require(request.method, "GET")
+        require(request.method, "GET")
         return await documents[asked](query)
 
     # ---- streams ----
@@ -96,7 +96,7 @@ class OperatorDesk:
         return self.pages.page(query)
 
     async def _stream(self, stream: bytes, part: str | None, method: str, query: Query) -> Document:
-        _require(method, "POST" if part == "cancel" else "GET")
+        require(method, "POST" if part == "cancel" else "GET")
         info = await generation(self.ledger, stream)
         if part == "frames":
             return await self._frames(info, query)
@@ -172,13 +172,6 @@ class OperatorDesk:
             "history": self.runs.recorder.described(),
             "edges": self.links(),
         }
-
-
-def _require(method: str, wanted: str) -> None:
-    if method != wanted:
-        raise CallerError(
-            "not a method of this", code="method_not_allowed", status=405, hint=wanted
-        )
 
 
 def _json(status: int, document: Document) -> ObjectResponse:

@@ -25,7 +25,6 @@ DEFAULT_PAGE = 100
 MAX_OFFSET = 1_000_000
 MAX_TOLD_ENDED = 100
 """Of the streams that have ended, the last ones."""
-STATES = ("running", "starting", "waiting", "cancelling")
 
 Document = dict[str, Any]
 

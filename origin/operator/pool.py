@@ -14,6 +14,9 @@ from origin.workers.cold_starts import ColdStart
 from origin.workers.worker_frame import Load
 from origin.workers.worker_process import WorkerSlot
 
+TOLD = ("model", "kind", "device", "fingerprint", "context", "load_ms")
+"""Of what a worker says when it is ready."""
+
 Document = dict[str, Any]
 
 
@@ -52,12 +55,7 @@ def _worker(slot: WorkerSlot, runs: Runs) -> Document:
         "pid": slot.pid,
         "state": _state(slot),
         "stage": None if ready is not None else starts.stage(slot.number),
-        "model": None if ready is None else ready.model,
-        "kind": None if ready is None else ready.kind,
-        "device": None if ready is None else ready.device,
-        "fingerprint": None if ready is None else ready.fingerprint,
-        "context": None if ready is None else ready.context,
-        "load_ms": None if ready is None else ready.load_ms,
+        **{name: getattr(ready, name, None) for name in TOLD},
         "deaths": starts.deaths[slot.number],
         "fate": starts.fates.get(slot.number),
         "death": slot.death.value if slot.number in starts.fates else None,

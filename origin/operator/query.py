@@ -1,11 +1,34 @@
-"""What an operator's request asks for, checked: the query of its URL."""
+"""What an operator's request asks for, checked: its method, the query of its URL, its body."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
+from pydantic import BaseModel, ValidationError
+
 from ledger.errors import CallerError
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def require(method: str, wanted: str) -> None:
+    """Raises CallerError (405) for another one."""
+    if method != wanted:
+        raise CallerError(
+            "not a method of this", code="method_not_allowed", status=405, hint=wanted
+        )
+
+
+def parse_body(kind: type[T], body: bytes) -> T:
+    """Raises CallerError for what is no such document, with the field at fault."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        field = ".".join(map(str, first["loc"])) or "body"
+        raise CallerError(first["msg"], field=field) from None
 
 
 class Query:

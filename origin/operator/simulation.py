@@ -14,9 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from ledger.errors import CallerError, Overloaded, TailraceError, Unavailable
+from origin.operator.query import parse_body
 
 HISTORY = "history"
 PATIENCE_S = 60.0
@@ -27,6 +28,11 @@ MAX_POLICIES = 12
 SWEEP_TTLS = 40
 SHORTEST_TTL_S, LONGEST_TTL_S = 1.0, 86_400.0
 NICENESS = 10
+TOLD = (
+    *("policy", "cold_starts", "cold_rate", "wasted_gpu_s", "added_latency_s", "cost_gpu_s"),
+    "over_optimum",
+)
+TOLD_OF_TTL = ("ttl_s", "cold_starts", "wasted_gpu_s")
 
 if TYPE_CHECKING:
     from origin.warm.trace import ArrivalTrace
@@ -61,7 +67,7 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
     `history` is where that of this origin lies, if it has one. It takes a core, so one has its
     `turn` and others are refused.
     """
-    request = _parsed(body)
+    request = parse_body(SimulationRequest, body)
     if request.trace == HISTORY and request.csv is None and history is None:
         raise CallerError("this origin has no history", field="trace", hint="ledger.history_days")
     told = json.dumps({"request": request.model_dump(), "history": history})
@@ -89,15 +95,6 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
     if "refused" in document:
         raise CallerError(**document["refused"])
     return document
-
-
-def _parsed(body: bytes) -> SimulationRequest:
-    try:
-        return SimulationRequest.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        field = ".".join(map(str, first["loc"])) or "body"
-        raise CallerError(first["msg"], field=field) from None
 
 
 def _path() -> str:
@@ -165,6 +162,7 @@ def simulated(request: SimulationRequest, history: str | None) -> Document:
     outcomes, _ = compare(trace, policies, prices)
     ttls = np.geomspace(SHORTEST_TTL_S, LONGEST_TTL_S, SWEEP_TTLS)
     sweep = sweep_ttls(gaps.length_s, sorted({*ttls.tolist(), request.cold_cost_gpu_s}), prices)
+    rows = (sweep.ttl_s, sweep.cold_starts + gaps.first_starts, sweep.wasted_gpu_s)
     optimum = keep_alive_optimum(gaps, prices).cost_gpu_s
     return {
         "requests": len(trace),
@@ -172,27 +170,8 @@ def simulated(request: SimulationRequest, history: str | None) -> Document:
         "gaps": len(gaps),
         "optimum_gpu_s": optimum,
         "load_s": prices.load_s,
-        "policies": [
-            {
-                "policy": one.policy,
-                "cold_starts": one.cold_starts,
-                "cold_rate": one.cold_rate,
-                "wasted_gpu_s": one.wasted_gpu_s,
-                "added_latency_s": one.added_latency_s,
-                "cost_gpu_s": one.cost_gpu_s,
-                "over_optimum": one.over_optimum,
-            }
-            for one in outcomes
-        ],
-        "ttls": [
-            {"ttl_s": ttl, "cold_starts": cold + gaps.first_starts, "wasted_gpu_s": wasted}
-            for ttl, cold, wasted in zip(
-                sweep.ttl_s.tolist(),
-                sweep.cold_starts.tolist(),
-                sweep.wasted_gpu_s.tolist(),
-                strict=True,
-            )
-        ],
+        "policies": [{name: getattr(one, name) for name in TOLD} for one in outcomes],
+        "ttls": [dict(zip(TOLD_OF_TTL, row, strict=True)) for row in np.stack(rows, 1).tolist()],
     }
 
 

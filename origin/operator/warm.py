@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from ledger.errors import CallerError, Conflict, NotFound, Unavailable
+from ledger.errors import Conflict, NotFound, Unavailable
 from origin.history import queries
 from origin.history.recorder import HistoryRecorder
 from origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS
 from origin.history.store import HistoryStore
-from origin.operator.query import Query
+from origin.operator.query import Query, parse_body, require
 from origin.serving.served_model import ServedModels
 
 if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
@@ -27,7 +27,6 @@ MAX_LANES = 2_000
 MAX_NAME = 512
 
 Document = dict[str, Any]
-T = TypeVar("T", bound=BaseModel)
 
 
 class PoolControl(Protocol):
@@ -79,11 +78,9 @@ class WarmDesk:
 
     async def answer(self, asked: str, query: Query, method: str, body: bytes) -> Document:
         if asked in ("", "explain", "residence"):
-            if method != "GET":
-                raise _only("GET")
+            require(method, "GET")
             return await self._told(asked, query)
-        if method != "POST":
-            raise _only("POST")
+        require(method, "POST")
         query.done()
         return await self._changed(asked, body)
 
@@ -189,14 +186,14 @@ class WarmDesk:
                 hint="[models.NAME] in tailrace.toml",
             )
         if asked == "apply":
-            policy = _parsed(WantedPolicy, body)
+            policy = parse_body(WantedPolicy, body)
             await self._pool.apply(policy.policy, shadow=policy.shadow)
             return {"policy": policy.policy, "shadow": policy.shadow}
         if asked == "pin":
-            pin = _parsed(WantedPin, body)
+            pin = parse_body(WantedPin, body)
             self._pool.pin(pin.model, pinned=pin.pinned)
             return {"model": pin.model, "pinned": pin.pinned}
-        wanted = _parsed(WantedModel, body)
+        wanted = parse_body(WantedModel, body)
         self._pool.prewarm(wanted.model)
         return {"model": wanted.model, "prewarm": True}
 
@@ -225,16 +222,3 @@ async def explained(store: HistoryStore, model: str, now_ms: int, limit: int) ->
         "decisions": decisions,
         "loads": loads,
     }
-
-
-def _parsed(kind: type[T], body: bytes) -> T:
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        field = ".".join(map(str, first["loc"])) or "body"
-        raise CallerError(first["msg"], field=field) from None
-
-
-def _only(method: str) -> CallerError:
-    return CallerError("not a method of this", code="method_not_allowed", status=405, hint=method)

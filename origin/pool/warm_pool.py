@@ -14,8 +14,7 @@ from typing import Protocol
 
 from ledger.errors import CallerError
 from ledger.hints import Hint
-from origin.pool.hints import HINT_WINDOW_S, HintRecord
-from origin.pool.kept import TURN_S, KeptModel, Visit
+from origin.pool.kept import HINT_WINDOW_S, TURN_S, HintRecord, KeptModel, Visit
 from origin.pool.members import LEAST_SIZE, PooledState, PoolMember, check_members, check_pins
 from origin.pool.records import (
     ArrivalRecord,

@@ -15,8 +15,7 @@ from origin.pool.schedule import Schedule
 from origin.serving.keeper import ModelKeeper, log_record
 from origin.serving.known_models import KnownModels
 from origin.serving.live_pool import LivePool
-from origin.serving.memory_need import first_load_s
-from origin.serving.plan import ModelPlan, caps
+from origin.serving.plan import ModelPlan, caps, first_load_s
 from origin.serving.served_model import ServedModels
 from origin.warm.prices import LOAD_S, WarmPrices
 from origin.workers.worker_process import WorkerSlot

@@ -204,7 +204,7 @@ def confirms(asked: Create, config: StreamConfig, *, closed: bool) -> bool:
     """Whether a request to create asks for just the stream that exists."""
     return (
         asked.closed == closed
-        and _same_fork(asked.fork, config)
+        and asked.fork == config.asked.fork  # as requests name it: the same place
         and asked.expiry in (config.asked.expiry, config.expiry)
         and _same_type(asked, config)
     )
@@ -214,11 +214,6 @@ def _same_type(asked: Create, config: StreamConfig) -> bool:
     if asked.content_type is None and config.asked.fork is not None:
         return True  # a fork cannot have another one than its source
     return essence(asked.content_type or DEFAULT_TYPE) == essence(config.content_type)
-
-
-def _same_fork(fork: ForkOrder | None, config: StreamConfig) -> bool:
-    """The same source and, as the requests name it, the same place in it."""
-    return fork == config.asked.fork
 
 
 class References:

@@ -59,23 +59,6 @@ def stalest(places: Mapping[str, bytes]) -> list[str]:
     return sorted(places, key=index)[: max(1, len(places) // 4)]
 
 
-class EpochIs(Enum):
-    """A request's epoch, seen from the last one that was taken of its producer."""
-
-    FIRST = auto()
-    OLDER = auto()
-    SAME = auto()
-    NEWER = auto()
-
-
-class SeqIs(Enum):
-    """A request's seq, seen from the one that is due."""
-
-    SEEN = auto()
-    DUE = auto()
-    AHEAD = auto()
-
-
 class Decision(Enum):
     TAKE = auto()
     DUPLICATE = auto()
@@ -87,21 +70,6 @@ class Decision(Enum):
     """A new epoch that does not begin with seq 0."""
 
 
-VERDICTS: dict[tuple[EpochIs, SeqIs], Decision] = {
-    (EpochIs.FIRST, SeqIs.DUE): Decision.TAKE,
-    (EpochIs.FIRST, SeqIs.AHEAD): Decision.GAP,
-    (EpochIs.OLDER, SeqIs.SEEN): Decision.STALE,
-    (EpochIs.OLDER, SeqIs.DUE): Decision.STALE,
-    (EpochIs.OLDER, SeqIs.AHEAD): Decision.STALE,
-    (EpochIs.SAME, SeqIs.SEEN): Decision.DUPLICATE,
-    (EpochIs.SAME, SeqIs.DUE): Decision.TAKE,
-    (EpochIs.SAME, SeqIs.AHEAD): Decision.GAP,
-    (EpochIs.NEWER, SeqIs.DUE): Decision.TAKE,
-    (EpochIs.NEWER, SeqIs.AHEAD): Decision.NOT_FROM_ZERO,
-}
-"""Nothing is seen of a producer's first request or of a new epoch, where 0 is due."""
-
-
 def due_seq(last: Place | None, epoch: int) -> int:
     """The seq that is due next in `epoch`."""
     return last.seq + 1 if last is not None and last.epoch == epoch else 0
@@ -109,20 +77,13 @@ def due_seq(last: Place | None, epoch: int) -> int:
 
 def decide(last: Place | None, place: Place) -> Decision:
     """What to do with a request, if `last` was the last one taken of its producer."""
+    if last is not None and place.epoch < last.epoch:
+        return Decision.STALE
     due = due_seq(last, place.epoch)
-    if place.seq == due:
-        seq_is = SeqIs.DUE
-    else:
-        seq_is = SeqIs.SEEN if place.seq < due else SeqIs.AHEAD
-    return VERDICTS[_epoch_is(last, place.epoch), seq_is]
-
-
-def _epoch_is(last: Place | None, epoch: int) -> EpochIs:
-    if last is None:
-        return EpochIs.FIRST
-    if epoch == last.epoch:
-        return EpochIs.SAME
-    return EpochIs.OLDER if epoch < last.epoch else EpochIs.NEWER
+    if place.seq <= due:
+        return Decision.TAKE if place.seq == due else Decision.DUPLICATE
+    begins_epoch = last is not None and place.epoch > last.epoch
+    return Decision.NOT_FROM_ZERO if begins_epoch else Decision.GAP
 
 
 def parse_producer(request: ObjectRequest) -> Sender | None:

@@ -11,7 +11,6 @@ from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolic
 from origin.warm.prewarm import PredictivePrewarm
 from origin.warm.prices import WarmPrices
 
-DEFAULT_POLICY = AdaptiveTtl.name
 _KNOWN: dict[str, Callable[[WarmPrices], KeepAlivePolicy]] = {
     "adaptive-ttl": AdaptiveTtl,
     "predictive-prewarm": PredictivePrewarm,

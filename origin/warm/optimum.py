@@ -33,12 +33,6 @@ def keep_alive_optimum(gaps: IdleGaps, prices: WarmPrices) -> ClairvoyantCost:
     return ClairvoyantCost(float(cost), "exact")
 
 
-def prewarm_optimum(gaps: IdleGaps, prices: WarmPrices) -> ClairvoyantCost:
-    """Loading again just in time costs the time of the load, and nobody waits."""
-    cheapest = min(prices.cold_cost_gpu_s, prices.load_s)
-    return ClairvoyantCost(float(np.minimum(gaps.length_s, cheapest).sum()), "exact")
-
-
 def capped_optimum(
     gaps: IdleGaps, busy: BusyPeriods, sizes: Seconds, cap: float, prices: WarmPrices
 ) -> ClairvoyantCost:

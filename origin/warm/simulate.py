@@ -59,18 +59,6 @@ def sweep_ttls(length_s: Seconds, ttls: Sequence[float], prices: WarmPrices) -> 
     return TtlSweep(ttl_s, cold, wasted, wasted + prices.cold_cost_gpu_s * cold)
 
 
-def hindsight_cost(gaps: IdleGaps, prices: WarmPrices) -> float:
-    """Of the best fixed TTL for each model, chosen when all of its gaps are known."""
-    total = 0.0
-    for model in np.unique(gaps.model):
-        ordered = np.sort(gaps.length_s[gaps.model == model])
-        longer = np.arange(len(ordered), -1, -1)
-        ttl = np.concatenate([[0.0], ordered])
-        idled = np.concatenate([[0.0], np.cumsum(ordered)])
-        total += float((idled + (ttl + prices.cold_cost_gpu_s) * longer).min())
-    return total
-
-
 def replay(
     gaps: IdleGaps,
     names: Sequence[str],

@@ -148,22 +148,15 @@ class Step(WorkerFrame):
     def joined(cls, steps: Sequence[Step]) -> Step:
         """Steps in a row as one; raises FrameError as `emissions` does."""
 
-        def all_of(name: str) -> tuple[int, ...]:
-            return tuple(chain.from_iterable(map(attrgetter(name), steps)))
-
         if len(steps) == 1:
             return steps[0]
         for step in steps:
             step.check()
-        return cls(
-            runs=all_of("runs"),
-            indexes=all_of("indexes"),
-            counts=all_of("counts"),
-            steers=all_of("steers"),
-            sizes=all_of("sizes"),
-            ids=all_of("ids"),
-            frames=b"".join([step.frames for step in steps]),
-        )
+        numbers = ("runs", "indexes", "counts", "steers", "sizes", "ids")
+        columns = {
+            name: tuple(chain.from_iterable(map(attrgetter(name), steps))) for name in numbers
+        }
+        return cls(**columns, frames=b"".join([step.frames for step in steps]))
 
     def check(self) -> None:
         """Raises FrameError if the columns are not of one length, or cut a frame too short."""

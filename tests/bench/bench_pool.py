@@ -54,8 +54,7 @@ from origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay  # noqa: E402
 from origin.pool.tiers import Tier  # noqa: E402
 from origin.pool.warm_pool import WarmPool  # noqa: E402
 from origin.serving.keeper import ModelKeeper  # noqa: E402
-from origin.serving.memory_need import first_load_s  # noqa: E402
-from origin.serving.plan import planned  # noqa: E402
+from origin.serving.plan import first_load_s, planned  # noqa: E402
 from origin.serving.served_model import ServedModels  # noqa: E402
 from origin.start import launcher_of, slots_of  # noqa: E402
 from origin.steady_clock import KeptClock  # noqa: E402

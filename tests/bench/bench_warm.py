@@ -37,8 +37,8 @@ from origin.warm.generated import (  # noqa: E402
     generated,
 )
 from origin.warm.histogram import HistogramBins, HybridHistogram  # noqa: E402
-from origin.warm.named import DEFAULT_POLICY, named_policy  # noqa: E402
-from origin.warm.optimum import keep_alive_optimum, prewarm_optimum  # noqa: E402
+from origin.warm.named import named_policy  # noqa: E402
+from origin.warm.optimum import keep_alive_optimum  # noqa: E402
 from origin.warm.policies import (  # noqa: E402
     BreakEven,
     FixedTtl,
@@ -47,15 +47,17 @@ from origin.warm.policies import (  # noqa: E402
 )
 from origin.warm.prewarm import PredictivePrewarm  # noqa: E402
 from origin.warm.prices import WarmPrices  # noqa: E402
-from origin.warm.simulate import compare, hindsight_cost, sweep_ttls  # noqa: E402
+from origin.warm.simulate import compare, sweep_ttls  # noqa: E402
 from origin.warm.trace import ArrivalTrace, idle_gaps  # noqa: E402
 from origin.workers.load_profile import profile  # noqa: E402
 from tests.bench.bench_kill_workers import measure  # noqa: E402
 from tests.bench.bench_pool import POLICIES, days  # noqa: E402
+from tests.origin.warm.costs import hindsight_cost, prewarm_optimum  # noqa: E402
 
 Found = dict[str, Any]
 STREAMS, BATCH = 32, 190
 COLD_COSTS = (60.0, 600.0)
+DEFAULT_POLICY = OriginConfig().policy
 HINDSIGHT = "best TTL per model in hindsight"
 KNOWN = "who knows all rates"
 MOST_VISITS = 8
@@ -78,7 +80,7 @@ def ratios(kind: str, days: float, seed: int, prices: WarmPrices) -> dict[str, f
     found[HINDSIGHT] = hindsight_cost(gaps, prices) / best
     if kind == "bursty":
         found[KNOWN] = known_rates(trace, prices)
-    found["clairvoyant prewarm"] = prewarm_optimum(gaps, prices).cost_gpu_s / best
+    found["clairvoyant prewarm"] = prewarm_optimum(gaps, prices) / best
     cap = len(trace.names) / 2
     capped: list[KeepAlivePolicy] = [
         *(GreedyDual(prices.cold_cost_gpu_s), BreakEven(prices)),

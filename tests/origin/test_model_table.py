@@ -10,7 +10,7 @@ import pytest
 from ledger.errors import ConfigError
 from origin.config import DEMO_MODEL, OriginConfig
 from origin.model_table import ModelTable, chosen, load_tables
-from origin.serving.memory_need import KV_MIB, MIB, needed
+from origin.serving.plan import KV_MIB, MIB, needed
 
 
 def written(folder: Path, text: str) -> Path:

@@ -24,7 +24,7 @@ from edge.openai.responses.items import (
     MessageItem,
     item_of,
 )
-from edge.openai.responses.note import read_note
+from edge.openai.responses.request import read_note
 from edge.sse import PING
 from ledger.errors import TailraceError
 from ledger.frame import (

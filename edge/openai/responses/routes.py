@@ -23,8 +23,14 @@ from edge.generate import stream_headers
 from edge.openai.request import flag, read_body
 from edge.openai.responses.events import PREFIX, ResponseEvents, StreamedResponse, renamed
 from edge.openai.responses.fast import PATH
-from edge.openai.responses.note import read_note
-from edge.openai.responses.request import EXAMPLE, REFERENCE, Items, ResponseBody, to_open
+from edge.openai.responses.request import (
+    EXAMPLE,
+    REFERENCE,
+    Items,
+    ResponseBody,
+    read_note,
+    to_open,
+)
 from edge.parameters import read_body as whole_body
 from edge.reader import Reader, attended, link_of
 from ledger.errors import BeyondEnd, CallerError, NotFound, TailraceError, TooLarge

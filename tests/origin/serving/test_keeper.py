@@ -21,7 +21,7 @@ from origin.pool.tiers import Residence
 from origin.serving.keeper import ModelKeeper
 from origin.serving.known_models import KnownModel, KnownModels
 from origin.serving.live_pool import LivePool
-from origin.serving.memory_need import first_load_s
+from origin.serving.plan import first_load_s
 from origin.serving.served_model import ServedModel, ServedModels
 from origin.warm.prices import WarmPrices
 from origin.workers.circuit import CircuitState

@@ -1,5 +1,3 @@
-from itertools import product
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,12 +6,9 @@ from ledger.errors import CallerError
 from ledger.objects.object import ObjectRequest
 from origin.streams.producer import (
     MAX_NUMBER,
-    VERDICTS,
     Decision,
-    EpochIs,
     Place,
     Sender,
-    SeqIs,
     decide,
     due_seq,
     parse_producer,
@@ -27,17 +22,6 @@ numbers = st.integers(0, MAX_NUMBER)
 def request(**fields: str) -> ObjectRequest:
     headers = tuple((f"producer-{name}", value) for name, value in fields.items())
     return ObjectRequest("POST", "http://host/v1/stream/x", headers)
-
-
-def test_the_table_leaves_out_only_what_cannot_be() -> None:
-    # Where 0 is due nothing can have been seen.
-    impossible = {(EpochIs.FIRST, SeqIs.SEEN), (EpochIs.NEWER, SeqIs.SEEN)}
-    assert set(product(EpochIs, SeqIs)) - set(VERDICTS) == impossible
-
-
-@given(st.none() | places, places)
-def test_every_request_of_every_producer_is_in_the_table(last: Place | None, place: Place) -> None:
-    assert decide(last, place) in Decision
 
 
 @given(st.lists(places, max_size=60))

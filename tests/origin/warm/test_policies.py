@@ -8,23 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger.errors import CallerError
+from origin.config import OriginConfig
 from origin.warm.adaptive import AdaptiveTtl
 from origin.warm.generated import GENERATED, generated
 from origin.warm.histogram import HistogramBins, HybridHistogram
-from origin.warm.named import DEFAULT_POLICY, named_policy
+from origin.warm.named import named_policy
 from origin.warm.optimum import (
     _instants,
     _lagrangian,
     capped_optimum,
     keep_alive_optimum,
-    prewarm_optimum,
 )
 from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy
 from origin.warm.prewarm import PredictivePrewarm
 from origin.warm.prices import WarmPrices
 from origin.warm.room import CappedPool, busy_periods, replay_capped
-from origin.warm.simulate import compare, hindsight_cost, replay, sweep_ttls
+from origin.warm.simulate import compare, replay, sweep_ttls
 from origin.warm.trace import ArrivalTrace, idle_gaps
+from tests.origin.warm.costs import hindsight_cost, prewarm_optimum
 
 PRICES = WarmPrices(60.0, 10.0)
 NAMES = ("a", "b", "c", "d")
@@ -54,7 +55,7 @@ def test_the_optimum_costs_no_more_than_any_policy(trace: ArrivalTrace) -> None:
     best = keep_alive_optimum(gaps, PRICES).cost_gpu_s
     for policy in keepers():
         assert replay(gaps, NAMES, policy, PRICES).cost_gpu_s >= best - 1e-6
-    ahead = prewarm_optimum(gaps, PRICES).cost_gpu_s
+    ahead = prewarm_optimum(gaps, PRICES)
     for policy in (HybridHistogram(HistogramBins(20, 5.0)), PredictivePrewarm(PRICES)):
         assert replay(gaps, NAMES, policy, PRICES).cost_gpu_s >= ahead - 1e-6
 
@@ -158,7 +159,7 @@ def test_predictive_prewarm_learns_a_clockwork_and_keep_alive_cannot() -> None:
     trace = ArrivalTrace.of(("a",), np.zeros(400, np.int64), arrivals, np.full(400, 5.0))
     gaps = idle_gaps(trace)
     ahead = replay(gaps, trace.names, PredictivePrewarm(PRICES), PRICES)
-    assert 1.0 > ahead.over_optimum >= prewarm_optimum(gaps, PRICES).cost_gpu_s / (60.0 * 399)
+    assert 1.0 > ahead.over_optimum >= prewarm_optimum(gaps, PRICES) / (60.0 * 399)
     last = PredictivePrewarm(PRICES)
     for start, one in zip(gaps.start_s[:64].tolist(), gaps.length_s[:64].tolist(), strict=True):
         last.decide("a", start)
@@ -175,7 +176,9 @@ def test_the_default_policy_stays_near_the_optimum(kind: str, cold_cost: float) 
     prices = WarmPrices(cold_cost)
     trace = generated(kind, 2, 3.0)
     gaps = idle_gaps(trace)
-    seen = replay(gaps, trace.names, named_policy(DEFAULT_POLICY, prices), prices).over_optimum
+    seen = replay(
+        gaps, trace.names, named_policy(OriginConfig().policy, prices), prices
+    ).over_optimum
     best = hindsight_cost(gaps, prices) / keep_alive_optimum(gaps, prices).cost_gpu_s
     assert seen <= max(1.25, 1.05 * best)
     assert seen <= 1.25 or (kind, cold_cost) in (("bursty", 60.0), ("bursty", 600.0))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.openai.responses.events import ResponseEvents, StreamedResponse
-from edge.openai.responses.note import ResponseNote
+from edge.openai.responses.request import ResponseNote
 from ledger.errors import OriginUnreachable
 from ledger.frame import (
     Classification,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.openai.responses.note import (
+from edge.openai.responses.request import (
     MAX_ASKED_CHARS,
     MAX_INPUT_CHARS,
     ResponseNote,

@@ -12,7 +12,7 @@ import pytest
 from edge.app import create_app
 from edge.config import EdgeConfig
 from edge.openai.request import ALL_THERE_IS
-from edge.openai.responses.note import read_note
+from edge.openai.responses.request import read_note
 from ledger.frame import (
     Cancel,
     FormatKind,

@@ -1,0 +1,26 @@
+"""What traces cost those who know more than a policy can: a measure for tests and for the bench."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from origin.warm.prices import WarmPrices
+from origin.warm.trace import IdleGaps
+
+
+def prewarm_optimum(gaps: IdleGaps, prices: WarmPrices) -> float:
+    """Loading again just in time costs the time of the load, and nobody waits."""
+    cheapest = min(prices.cold_cost_gpu_s, prices.load_s)
+    return float(np.minimum(gaps.length_s, cheapest).sum())
+
+
+def hindsight_cost(gaps: IdleGaps, prices: WarmPrices) -> float:
+    """Of the best fixed TTL for each model, chosen when all of its gaps are known."""
+    total = 0.0
+    for model in np.unique(gaps.model):
+        ordered = np.sort(gaps.length_s[gaps.model == model])
+        longer = np.arange(len(ordered), -1, -1)
+        ttl = np.concatenate([[0.0], ordered])
+        idled = np.concatenate([[0.0], np.cumsum(ordered)])
+        total += float((idled + (ttl + prices.cold_cost_gpu_s) * longer).min())
+    return total
