@@ -17,7 +17,7 @@ from tailrace.commands.bench import bench_app
 from tailrace.commands.key import key_app
 from tailrace.commands.ledger import ledger_app
 from tailrace.commands.model import HeadOption, KvCacheOption, WeightsOption, model_app
-from tailrace.commands.options import ConfigOption, extra
+from tailrace.commands.options import ConfigOption, command_group, extra
 from tailrace.commands.top import top
 from tailrace.commands.warm import warm_app
 from tailrace.commands.warm_live import LIVE_COMMANDS
@@ -36,7 +36,7 @@ app = typer.Typer(
     # Help as plain text: loading rich for it costs more than everything else together.
     rich_markup_mode=None,
 )
-config_app = typer.Typer(help="Settings.", no_args_is_help=True, rich_markup_mode=None)
+config_app = command_group("Settings.")
 
 WranglerOption = Annotated[
     Path | None,

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.responses import PlainTextResponse, Response
 
 from edge.openai.errors import error_headers
+from edge.openai.events import DONE, data_event
 from edge.sse import PING
 from ledger.errors import TailraceError
 from ledger.frame import (
@@ -36,7 +37,6 @@ from ledger.text import AppendedText
 
 HEADER = {"X-Vercel-AI-UI-Message-Stream": "v1"}
 """By it the AI SDK tells this protocol from others."""
-DONE = b"data: [DONE]\n\n"
 REVISED = "data-revised"
 """The part that has the whole text after a revision that took back what was shown; the AI SDK
 keeps the last one of an id."""
@@ -187,12 +187,7 @@ def _failure(error: TailraceError) -> Fields:
 
 
 def _events(told: Iterable[Fields]) -> bytes:
-    return b"".join([_event(fields) for fields in told])
-
-
-def _event(fields: Fields) -> bytes:
-    data = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {data}\n\n".encode()
+    return b"".join(map(data_event, told))
 
 
 _quoted = encode_basestring

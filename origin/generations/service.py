@@ -26,6 +26,7 @@ from ledger.errors import (
     TooLarge,
     Unauthorized,
     Unavailable,
+    unknown_stream,
 )
 from ledger.frame import (
     CALL_METHODS,
@@ -320,17 +321,15 @@ class Service:
         """The stream; an object's is as if absent, because only its object may show or end it."""
         info = await self.ledger.info(stream)
         if info.kind is not StreamKind.GENERATION:
-            raise NotFound(f"no stream {stream.hex()}", code="unknown_stream")
+            raise unknown_stream(stream)
         return info
 
     async def _ended(self, info: StreamInfo, changed: asyncio.Event) -> StreamInfo:
-        try:
+        with suppress(TimeoutError):  # the answer says that it is still running
             async with asyncio.timeout(CANCEL_PATIENCE_S):
                 while not (info := await self.ledger.info(info.stream)).ended:
                     changed.clear()
                     await changed.wait()
-        except TimeoutError:
-            pass  # the answer says that it is still running
         return info
 
     async def call(self, call: Call) -> ObjectResponse:

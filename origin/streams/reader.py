@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from ledger.errors import NotFound
@@ -125,11 +126,10 @@ class StreamReader:
         await self._ledger.info(self._stream)  # so that it may be watched
         self._ledger.watch(self._stream, woken.set)
         try:
-            async with asyncio.timeout(timeout_s):
-                while not await ready():
-                    await woken.wait()
-                    woken.clear()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while not await ready():
+                        await woken.wait()
+                        woken.clear()
         finally:
             self._ledger.unwatch(self._stream, woken.set)

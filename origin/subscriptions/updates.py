@@ -11,6 +11,7 @@ again by looking at every stream: each subscription is asked to when it is first
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -111,17 +112,12 @@ class Updates:
                     log.warning("subscriptions.unknown", error=str(error))
                 while len(self._notified) < MAX_NOTIFIED and self._start(objects):
                     pass
-                await self._wait()
+                with suppress(TimeoutError):  # time to reload
+                    async with asyncio.timeout(RELOAD_S):
+                        await self._wake.wait()
         finally:
             for task in self._notified.values():
                 task.cancel()
-
-    async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(RELOAD_S):
-                await self._wake.wait()
-        except TimeoutError:
-            pass  # time to reload
 
     async def _reload(self) -> None:
         """Take in what other origins, or an earlier life of this one, have entered."""

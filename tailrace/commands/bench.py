@@ -20,13 +20,12 @@ from tailrace.commands.options import (
     api_key,
     check_chart,
     check_url,
+    command_group,
     extra,
     progress,
 )
 
-bench_app = typer.Typer(
-    help="Measure a server under load.", no_args_is_help=True, rich_markup_mode=None
-)
+bench_app = command_group("Measure a server under load.")
 APIS = ("native", "chat", "completions")
 EXIT_SLOWER = 3
 FORMAT = 1

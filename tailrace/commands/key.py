@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ledger.errors import CallerError, ConfigError, NotFound
-from tailrace.commands.options import ConfigOption, JsonOption
+from tailrace.commands.options import ConfigOption, JsonOption, command_group, tell
 
 if TYPE_CHECKING:
     from edge.access.key_file import KeyFile, StoredKey
 
-key_app = typer.Typer(
-    help="API keys of an edge, which reads them again while it runs.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+key_app = command_group("API keys of an edge, which reads them again while it runs.")
 
 DEFAULT_RIGHTS = "generate,read,cancel,steer,stream-read,stream-write"
 LONGEST_NAME = 64
@@ -146,10 +142,7 @@ def key_revoke(
         if found is None:
             raise NotFound(f"no key {id_}", code="unknown_key", hint="tailrace key list")
         found.revoked = found.revoked or now
-    if as_json:
-        typer.echo(json.dumps(_fields(found, now, stored)))
-    else:
-        typer.echo(f"{id_} ({found.name}) is revoked")
+    tell(_fields(found, now, stored), f"{id_} ({found.name}) is revoked", as_json=as_json)
 
 
 def _path(keys: Path | None, config: Path | None) -> Path:

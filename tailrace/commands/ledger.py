@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec
 import typer
 
 from ledger.errors import ConfigError
-from tailrace.commands.options import ConfigOption, JsonOption, extra, progress
+from tailrace.commands.options import ConfigOption, JsonOption, command_group, extra, progress
 
 if TYPE_CHECKING:
     from ledger.interface import Ledger
     from ledger.sqlite.storage import StreamRow
     from ledger.tools.reader import LedgerReader
 
-ledger_app = typer.Typer(
-    help="Look into the ledger: its streams, whether they are whole, what they take.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+ledger_app = command_group(
+    "Look into the ledger: its streams, whether they are whole, what they take."
 )
 
 PathOption = Annotated[

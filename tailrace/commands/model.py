@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ledger.errors import ConfigError
-from tailrace.commands.options import extra
+from tailrace.commands.options import command_group, extra
 
 if TYPE_CHECKING:
     from origin.checkpoint.finding import Finding
@@ -31,11 +31,7 @@ EXIT_NOT_SUPPORTED = 1
 MAX_SHOWN_FINDINGS = 20
 """A wrong size makes every tensor wrong; JSON has all of them."""
 
-model_app = typer.Typer(
-    help="Look at a checkpoint before it is served.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+model_app = command_group("Look at a checkpoint before it is served.")
 
 
 @model_app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,17 @@ ChartOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw it: .svg or .png.", dir_okay=False)
 ]
 PIPE_COLUMNS = 160
+
+
+def command_group(about: str) -> typer.Typer:
+    """A command that has subcommands. Its help is plain text: loading rich for it costs more than
+    everything else together."""
+    return typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
+
+
+def tell(fields: object, text: str, *, as_json: bool) -> None:
+    """What a command has done: for programs, or for people."""
+    typer.echo(json.dumps(fields) if as_json else text)
 
 
 def check_url(url: str, option: str) -> None:

@@ -38,10 +38,8 @@ async def _top(url: str, interval: float, rows: int, once: bool, as_json: bool) 
         import httpx
 
         from tailrace.edges import unreachable
-        from tailrace.top.look import TIMEOUT_S, document, look
+        from tailrace.top import TIMEOUT_S, document, look, shown
     from rich.live import Live
-
-    from tailrace.top.show import shown
 
     async with httpx.AsyncClient(base_url=url, headers=key_headers(), timeout=TIMEOUT_S) as http:
         try:

@@ -18,8 +18,10 @@ from tailrace.commands.options import (
     ConfigOption,
     JsonOption,
     check_chart,
+    command_group,
     extra,
     progress,
+    tell,
     wide_console,
 )
 
@@ -27,12 +29,8 @@ if TYPE_CHECKING:
     from origin.warm.trace import ArrivalTrace
     from origin.workers.kernel_cache import KernelCache
 
-warm_app = typer.Typer(
-    help="What keeping models loaded costs: look, simulate, change.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-trace_app = typer.Typer(help="Traces of arrivals.", no_args_is_help=True, rich_markup_mode=None)
+warm_app = command_group("What keeping models loaded costs: look, simulate, change.")
+trace_app = command_group("Traces of arrivals.")
 warm_app.add_typer(trace_app, name="trace")
 
 TraceArgument = Annotated[
@@ -209,10 +207,8 @@ def import_(
     except OSError as error:
         raise CallerError(f"cannot be written: {error.strerror}", field=str(to)) from error
     said = {"requests": len(arrivals), "models": list(arrivals.names), "file": str(to)}
-    if as_json:
-        typer.echo(json.dumps(said))
-    else:
-        typer.echo(f"{len(arrivals)} requests to {len(arrivals.names)} models are in {to}")
+    text = f"{len(arrivals)} requests to {len(arrivals.names)} models are in {to}"
+    tell(said, text, as_json=as_json)
 
 
 @warm_app.command("export-cache")
@@ -226,11 +222,9 @@ def export_cache(
     cache = _kernel_cache(config, data)
     with progress("files") as told:
         count = cache.export(file, told)
-    said = {"kernels": count, "bytes": file.stat().st_size, "fingerprint": cache.mark}
-    if as_json:
-        typer.echo(json.dumps({**said, "file": str(file)}))
-    else:
-        typer.echo(f"{count} compiled kernels are in {file}, {said['bytes']:,} bytes")
+    size = file.stat().st_size
+    said = {"kernels": count, "bytes": size, "fingerprint": cache.mark, "file": str(file)}
+    tell(said, f"{count} compiled kernels are in {file}, {size:,} bytes", as_json=as_json)
 
 
 @warm_app.command("import-cache")
@@ -244,10 +238,8 @@ def import_cache(
     cache = _kernel_cache(config, data)
     with progress("files") as told:
         count = cache.take_in(file, told)
-    if as_json:
-        typer.echo(json.dumps({"kernels": count, "fingerprint": cache.mark}))
-    else:
-        typer.echo(f"{count} compiled kernels that were not there are in {cache.folder}")
+    text = f"{count} compiled kernels that were not there are in {cache.folder}"
+    tell({"kernels": count, "fingerprint": cache.mark}, text, as_json=as_json)
 
 
 def _kernel_cache(config: Path | None, data: Path | None) -> KernelCache:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
@@ -81,12 +81,8 @@ async def drive(
             done, under_way = done + 1, under_way - 1
             progress(done)
 
-    async with AsyncExitStack() as stack:
-        ask: _Native | _OpenAI
-        if load.api == "native":
-            ask = await stack.enter_async_context(_Native(load))
-        else:
-            ask = await stack.enter_async_context(_OpenAI(load))
+    ask = _Native(load) if load.api == "native" else _OpenAI(load)
+    async with aclosing(ask):
         begun_s = loop.time()
         async with asyncio.TaskGroup() as tasks:
             for number, sample in enumerate(samples):
@@ -111,13 +107,9 @@ class _Native:
     """Our own route, by our own client, which resumes what is cut."""
 
     def __init__(self, load: Demand) -> None:
-        self._load = load
         self._client = Client([load.url], api_key=load.api_key, random=Random(load.seed))
 
-    async def __aenter__(self) -> _Native:
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
+    async def aclose(self) -> None:
         await self._client.aclose()
 
     async def __call__(self, load: Demand, number: int, sample: Sample, due: float) -> None:
@@ -158,10 +150,7 @@ class _OpenAI:
             base_url=load.url.rstrip("/"), headers=headers, timeout=load.timeout_s, limits=limits
         )
 
-    async def __aenter__(self) -> _OpenAI:
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
+    async def aclose(self) -> None:
         await self._http.aclose()
 
     async def __call__(self, load: Demand, number: int, sample: Sample, due: float) -> None:

@@ -7,13 +7,13 @@ those of the whole log without the ones before: the last events hold the whole t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from json.encoder import encode_basestring
 
 from starlette.responses import Response
 
 from edge.openai.errors import openai_error, openai_fields
+from edge.openai.events import data_event
 from edge.openai.responses.items import (
     COMPLETED,
     IN_PROGRESS,
@@ -270,8 +270,7 @@ def event(fields: Fields, number: int) -> bytes:
     """One event as it is sent; `type` comes first, and the number behind it."""
     kind = fields["type"]
     numbered = {"type": kind, "sequence_number": number, **fields}
-    data = json.dumps(numbered, ensure_ascii=False, separators=(",", ":"))
-    return f"event: {kind}\ndata: {data}\n\n".encode()
+    return b"event: %b\n%b" % (kind.encode(), data_event(numbered))
 
 
 def _before_text(item: MessageItem) -> bytes:

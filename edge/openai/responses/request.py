@@ -46,12 +46,12 @@ class ResponseNote:
 
     def write(self) -> str:
         items = self.input
-        if items is not None and len(_json(items)) > MAX_INPUT_CHARS:
+        if items is not None and len(compact(items)) > MAX_INPUT_CHARS:
             items = None
-        sizes = {name: len(_json(value)) for name, value in self.asked.items()}
+        sizes = {name: len(compact(value)) for name, value in self.asked.items()}
         while sum(sizes.values()) > MAX_ASKED_CHARS:
             del sizes[max(sizes, key=lambda name: sizes[name])]
-        return _json({"response": {name: self.asked[name] for name in sizes}, "input": items})
+        return compact({"response": {name: self.asked[name] for name in sizes}, "input": items})
 
 
 def read_note(text: str | None) -> ResponseNote:
@@ -61,10 +61,6 @@ def read_note(text: str | None) -> ResponseNote:
         return ResponseNote(dict(said["response"]), said["input"])
     except (ValueError, KeyError, TypeError):
         return ResponseNote({})
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 EXAMPLE = '{"model": "demo", "input": "Once upon"}'

@@ -1,1 +1,0 @@
-"""Live streams, rates and the warm pool, for a terminal: `tailrace top`."""
