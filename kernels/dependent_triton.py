@@ -64,7 +64,7 @@ def prefetch(place):
 
 READ_AHEAD = frozenset(
     {
-        *("words_ptr", "weight_ptr", "scale_ptr", "zero_ptr", "norm_ptr"),
+        *("words_ptr", "packed_ptr", "weight_ptr", "scale_ptr", "zero_ptr", "norm_ptr"),
         *("lengths_ptr", "sequences_ptr", "tables_ptr"),
     }
 )

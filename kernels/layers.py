@@ -114,7 +114,7 @@ class TernaryLayer:
         self._linear(x, self.ffn_input_norm, self.gate_up, gate_up, Epilogue.STORE, dependent)
         q = self.scratch.int8(rows, self.down.in_features)
         relu2_gate_norm_int8(gate_up, self.ffn_norm, self.eps, q, factor)
-        ternary_gemm(q, factor, self.down, x, epilogue=Epilogue.ADD)
+        ternary_gemm(q, factor, self.down, x, epilogue=Epilogue.ADD, dependent=dependent)
 
     def _linear(
         self,
@@ -132,7 +132,7 @@ class TernaryLayer:
             return
         q, factor = self.scratch.int8(*x.shape), self.scratch.factor[: len(x)]
         rms_norm_int8(x, norm, self.eps, q, factor)
-        ternary_gemm(q, factor, weights, out, epilogue=epilogue)
+        ternary_gemm(q, factor, weights, out, epilogue=epilogue, dependent=dependent)
 
 
 @dataclass(frozen=True, slots=True)

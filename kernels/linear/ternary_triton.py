@@ -39,14 +39,9 @@ from kernels.linear.int8_words_triton import (
     load_row,
     over_lines,
 )
-from kernels.linear.ternary_gemm_triton import (
-    bitnet_linears,
-    bytes_moved,
-    check_linear,
-    part_constants,
-    part_of,
-    ternary_gemm,
-)
+from kernels.linear.ternary_gemm_triton import ternary_gemm
+from kernels.linear.ternary_plan import bitnet_linears, bytes_moved, check_linear, part_constants
+from kernels.linear.ternary_rows_triton import part_of
 from kernels.linear.ternary_weights import TernaryWeights
 from kernels.shapes import DecoderShape
 from kernels.variant import Variant

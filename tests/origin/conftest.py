@@ -27,12 +27,10 @@ def device() -> torch.device:
 def few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter each program takes its time, and no tile changes a bit."""
     if device.type == "cpu":
-        from kernels.linear.ternary_gemm_triton import (
-            GemmPlan,  # after kernel_device has been asked
-        )
+        from kernels.linear import ternary_gemm_triton  # after kernel_device has been asked
 
-        wide = GemmPlan(packed=256, rows=16, slices=1, stages=3)
-        monkeypatch.setattr(GemmPlan, "of", lambda rows: wide)
+        for size, few in (("NARROW_ROWS", 0), ("TILE_PACKED", 256), ("TILE_ROWS", 16)):
+            monkeypatch.setattr(ternary_gemm_triton, size, few)
 
 
 @pytest.fixture(scope="session")

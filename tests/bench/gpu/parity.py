@@ -7,6 +7,7 @@ compares. They run at real shapes on a GPU; the tests of `tests/kernels` go into
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,8 +17,9 @@ from kernels.linear.float_triton import float_linear, float_plan
 from kernels.linear.int8_linear import int8_linear, quantise_rows
 from kernels.linear.int8_triton import int8_gemv
 from kernels.linear.linear_plan import LinearWorkspace
-from kernels.linear.ternary import ternary_linear
-from kernels.linear.ternary_triton import ternary_gemv
+from kernels.linear.ternary import quantize_activations, ternary_linear
+from kernels.linear.ternary_gemm_triton import ternary_gemm
+from kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
 from kernels.sampler.sampler import Sampling, sample
 from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
 from kernels.sampler.sampler_triton import sample_rows
@@ -35,7 +37,8 @@ Check = tuple[str, Callable[[], float], float]
 
 def checks(shape: DecoderShape, device: torch.device, batches: tuple[int, ...]) -> Iterator[Check]:
     """All checks of one shape."""
-    yield "ternary gemv = oracle", lambda: _ternary(shape, device), 0.0
+    for rows in (1, 8, 16, 300):
+        yield f"ternary rows={rows} = oracle", partial(_ternary, shape, device, rows), 0.0
     yield "int8 head = oracle", lambda: _int8_head(shape, device), 0.0
     yield "dense bf16 ~ float64", lambda: _dense(shape, device), 1e-4
     yield "sampler = oracle", lambda: _sampler(shape, device), 0.0
@@ -51,11 +54,15 @@ def difference(left: Tensor, right: Tensor) -> float:
     return float(apart.nan_to_num(torch.inf).masked_fill(alike, 0.0).max())
 
 
-def _ternary(shape: DecoderShape, device: torch.device) -> float:
+def _ternary(shape: DecoderShape, device: torch.device, rows: int) -> float:
     weights = random_ternary([shape.hidden], shape.ffn, device, seed=1)
-    x = _normal((3, shape.ffn), device, seed=2)
-    out = torch.zeros(3, shape.hidden, device=device)
-    ternary_gemv(x, weights, out)
+    x = _normal((rows, shape.ffn), device, seed=2)
+    out = torch.zeros(rows, shape.hidden, device=device)
+    if rows <= GEMV_MAX_ROWS:
+        ternary_gemv(x, weights, out)
+    else:
+        q, factor = quantize_activations(x)
+        ternary_gemm(q.to(torch.int8), factor[:, 0].contiguous(), weights, out)
     return difference(out, ternary_linear(x, weights.packed, weights.scale))
 
 

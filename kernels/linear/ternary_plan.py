@@ -1,0 +1,72 @@
+"""What the launches of ternary linears have in common: checks, parts of a weight, bytes moved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_tensor
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.ternary_weights import TernaryWeights
+from kernels.shapes import DecoderShape, Family
+
+
+def check_linear(
+    name: str,
+    x: Tensor,
+    dtype: torch.dtype,
+    weights: TernaryWeights,
+    out: Tensor,
+    epilogue: Epilogue,
+) -> int:
+    """Check what both linears take; returns the rows."""
+    check_tensor(name, x, dtype, None, weights.in_features)
+    columns = weights.out_features
+    if epilogue is Epilogue.SWIGLU:
+        raise ValueError("epilogue: SWIGLU, expected STORE, ADD or RELU2_GATE")
+    if epilogue.gated:
+        if len(weights.outs) != 2 or weights.outs[0] != weights.outs[1]:
+            raise ValueError(f"weights: parts of {weights.outs}, expected two equal, gate and up")
+        columns = weights.outs[0]
+    check_tensor("out", out, torch.float32, len(x), columns)
+    return len(x)
+
+
+def bitnet_linears(shape: DecoderShape) -> dict[str, tuple[tuple[int, ...], int, Epilogue]]:
+    """Output rows of the parts, `in` and epilogue of each linear; none unless they are ternary."""
+    if shape.family is not Family.BITNET:
+        return {}
+    parts = {
+        "qkv": ((shape.queries, shape.keys, shape.keys), Epilogue.STORE),
+        "o": ((shape.hidden,), Epilogue.ADD),
+        "gate_up": ((shape.ffn, shape.ffn), Epilogue.RELU2_GATE),
+        "down": ((shape.hidden,), Epilogue.ADD),
+    }
+    return {
+        step: (outs, shape.linears[step][1], epilogue) for step, (outs, epilogue) in parts.items()
+    }
+
+
+def part_constants(outs: tuple[int, ...], width: int, epilogue: Epilogue) -> dict[str, Any]:
+    """The constants of a compilation that the weight alone determines."""
+    first, second, third = (out // 4 for out in (*outs, 0, 0)[:3])
+    return {
+        "IN": width,
+        "FIRST": first,
+        "SECOND": second,
+        "THIRD": third,
+        "EPILOGUE": int(epilogue),
+        "INTERPRETED": False,
+    }
+
+
+def bytes_moved(
+    outs: tuple[int, ...], width: int, epilogue: Epilogue, rows: int, element: int
+) -> int:
+    """Weights, activations of `element` bytes each in, and results out: in, too, for ADD."""
+    out = 4 * sum(outs) // (2 if epilogue.gated else 1)
+    return width * sum(outs) // 4 + rows * (
+        width * element + out * (2 if epilogue is Epilogue.ADD else 1)
+    )

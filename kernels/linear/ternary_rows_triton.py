@@ -1,0 +1,338 @@
+"""Ternary linears (W2A8) of a few rows that are int8 already, on the tensor cores.
+
+`kernels.linear.ternary_triton` tells how a packed byte is read and why no tile changes a bit.
+Here two fields of the same bytes are the 16 rows of the left operand, and 8 rows of activations the
+columns of the right one: m16n8k32. Sums of whole numbers do not mind in what order `in` is gone
+through, as long as both operands go the same way: the one in which a lane loads 16 bytes that lie
+together is the one in which it needs them. So the weights stay packed as on disk, go from memory
+to registers, and one instruction for four of them is all that unpacking takes. What decides which
+lane has what is the compiler's business; if it chose otherwise there would be more instructions,
+not other numbers.
+
+    eight rows take as many instructions as one
+    each warp sums its own part of `in`; one barrier, then all parts are added
+    weights are on their way before the launch ahead has ended
+"""
+
+# Triton's language has no types: its functions are compiled, not called.
+# mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disable-error-code="assignment"
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda
+
+from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.ternary_plan import bitnet_linears, bytes_moved, part_constants
+from kernels.linear.ternary_weights import TernaryWeights
+from kernels.shapes import DecoderShape
+from kernels.variant import Variant
+
+NARROW_ROWS = 256
+"""Rows up to which a weight is read once for each group of them, or two."""
+PACKED_ROWS = 8
+"""Packed rows that a program owns: 32 rows of the weight."""
+GROUP = 8
+"""Rows of activations that one instruction multiplies."""
+CHUNK = 64
+"""Elements along `in` that a warp takes at once: 16 bytes for each of 4 lanes, of 8 rows."""
+SHORT_CHUNKS = 64
+"""Chunks of a row up to which 8 warps share them; more are shared by 16."""
+MAX_STEPS = 8
+"""Chunks of a warp that its registers hold; a longer row is gone through in several passes."""
+
+_PACKED_ROWS = tl.constexpr(PACKED_ROWS)
+_GROUP = tl.constexpr(GROUP)
+_CHUNK = tl.constexpr(CHUNK)
+_ADD = tl.constexpr(int(Epilogue.ADD))
+
+
+@triton.jit
+def part_of(row, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr):
+    """Of packed rows: their part, the output column of field 0, and the columns between fields."""
+    after1, after2 = row >= FIRST, row >= FIRST + SECOND
+    start = tl.where(after2, FIRST + SECOND, tl.where(after1, FIRST, 0))
+    size = tl.where(after2, THIRD, tl.where(after1, SECOND, FIRST))
+    return after1.to(tl.int32) + after2.to(tl.int32), 3 * start + row, size
+
+
+@triton.jit
+def elements(chunk, SLICES: tl.constexpr):
+    """Which elements of a row each warp has: int32 [SLICES, 64], from its chunk on."""
+    first = (chunk + tl.arange(0, SLICES)) * _CHUNK
+    return first[:, None] + tl.arange(0, _CHUNK)[None, :]
+
+
+@triton.jit
+def load_weights(
+    packed_ptr, row, END: tl.constexpr, chunk, IN: tl.constexpr, SLICES: tl.constexpr,
+    FULL: tl.constexpr,
+):  # fmt: skip
+    """Packed bytes uint8 [SLICES, 8, 64], 0 from END and IN on. Each is read once."""
+    k = elements(chunk, SLICES)[:, None, :]
+    mask = (row < END)[None, :, None]
+    if not FULL:
+        mask = mask & (k < IN)
+    place = packed_ptr + row[None, :, None] * IN + k
+    return tl.load(place, mask=mask, other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def load_activations(
+    q_ptr, first, rows, chunk, IN: tl.constexpr, SLICES: tl.constexpr, GROUPS: tl.constexpr,
+    FULL: tl.constexpr,
+):  # fmt: skip
+    """Rows as the right operand, int8 [SLICES, 64, 8 * GROUPS], 0 from IN on.
+
+    A row beyond the batch repeats the last one and is not stored.
+    """
+    row = first + tl.arange(0, GROUPS)[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
+    row = tl.minimum(row, rows - 1)
+    k = elements(chunk, SLICES)[None, :, None, :]
+    place = q_ptr + row.to(tl.int64)[:, None, :, None] * IN + k
+    q = tl.load(place) if FULL else tl.load(place, mask=k < IN, other=0)
+    q = tl.reshape(q, (GROUPS, SLICES, _GROUP, 4, 2, 2, 4))
+    return tl.reshape(tl.permute(q, (1, 5, 3, 4, 6, 0, 2)), (SLICES, _CHUNK, GROUPS * _GROUP))
+
+
+@triton.constexpr_function
+def bits_asm(mask, flip):
+    """Bits of four bytes at once, some of them turned over: one instruction."""
+    if mask == 0:
+        return f"mov.b32 $0, {flip * 0x01010101};"
+    return f"lop3.b32 $0, $1, {mask * 0x01010101}, {flip * 0x01010101}, 0x6A;"
+
+
+@triton.jit
+def bits(packed, mask: tl.constexpr, flip: tl.constexpr, INTERPRETED: tl.constexpr):
+    """(packed & mask) ^ flip of packed bytes, as int8."""
+    if INTERPRETED:
+        return ((packed & mask) ^ flip).to(tl.int8, bitcast=True)
+    else:
+        return tl.inline_asm_elementwise(
+            bits_asm(mask, flip), "=r,r", [packed], dtype=tl.int8, is_pure=True, pack=4
+        )
+
+
+@triton.jit
+def stacked(low, high, SLICES: tl.constexpr):
+    """Two tensors [SLICES, 8, 64] as the rows of a left operand, [SLICES, 16, 64].
+
+    Within a chunk elements go in the order of `load_activations`. The compiler lays an operand
+    out for wider loads where it has been joined, so all left operands are.
+    """
+    both = tl.reshape(tl.join(low, high), (SLICES, _PACKED_ROWS, 4, 2, 2, 4, 2))
+    return tl.reshape(tl.permute(both, (0, 6, 1, 4, 2, 3, 5)), (SLICES, 2 * _PACKED_ROWS, _CHUNK))
+
+
+@triton.jit
+def add_products(
+    tiles, columns, sums, STEPS: tl.constexpr, SLICES: tl.constexpr, INTERPRETED: tl.constexpr
+):  # fmt: skip
+    """sums + the sums of activations, and of their products with fields 0 and 1, and 2 and 3.
+
+    A field holds weight + 1, times 4**i. The topmost bit is the sign of a byte: turned over, the
+    last field holds weight - 1, times 64.
+    """
+    total, low, high = sums
+    one = bits(tiles[0], 0, 1, INTERPRETED)
+    ones = stacked(one, one, SLICES)
+    for step in tl.static_range(STEPS):
+        field0, field1 = bits(tiles[step], 3, 0, INTERPRETED), bits(tiles[step], 12, 0, INTERPRETED)
+        field2 = bits(tiles[step], 48, 0, INTERPRETED)
+        field3 = bits(tiles[step], 192, 128, INTERPRETED)
+        q = columns[step]
+        total = tl.dot(ones, q, total, out_dtype=tl.int32)
+        low = tl.dot(stacked(field0, field1, SLICES), q, low, out_dtype=tl.int32)
+        high = tl.dot(stacked(field2, field3, SLICES), q, high, out_dtype=tl.int32)
+    return total, low, high
+
+
+@triton.jit
+def over_slices(low, high, SLICES: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sums of all slices, in the order (row of activations, field, packed row): int32 [outputs]."""
+    OUTPUTS: tl.constexpr = 4 * _PACKED_ROWS * COLUMNS
+    every = tl.reshape(tl.join(low, high), (SLICES, 2, _PACKED_ROWS, COLUMNS, 2))
+    tensors = (tl.reshape(tl.permute(every, (3, 4, 1, 2, 0)), (OUTPUTS, SLICES)),)
+    # Splitting brings all slices of an output to one thread, in one exchange.
+    for level in tl.static_range(LEVELS):
+        halves = ()
+        for i in tl.static_range(1 << level):
+            if level == LEVELS - 1:
+                pairs = tl.reshape(tensors[i], (OUTPUTS, 2))
+            else:
+                pairs = tl.reshape(tensors[i], (OUTPUTS, SLICES >> (level + 1), 2))
+            halves = halves + tl.split(pairs)
+        tensors = halves
+    total = tensors[0]
+    for i in tl.static_range(1, SLICES):
+        total += tensors[i]
+    return total
+
+
+@triton.jit(do_not_specialize=["rows"])
+def ternary_rows_kernel(
+    q_ptr, factor_ptr, packed_ptr, scale_ptr, out_ptr, rows,
+    IN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
+    SLICES: tl.constexpr, LEVELS: tl.constexpr, STEPS: tl.constexpr, PASSES: tl.constexpr,
+    GROUPS: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """One program: 8 packed rows times 8 * GROUPS rows; the chunks of `in` go to the warps in turn.
+
+    rows: at least 1.
+    """
+    END: tl.constexpr = FIRST + SECOND + THIRD
+    COLUMNS: tl.constexpr = GROUPS * _GROUP
+    PASS: tl.constexpr = STEPS * SLICES
+    # Only the last step of an only pass may lie beyond `in`; in several passes it may be any.
+    FULL: tl.constexpr = IN // (SLICES * _CHUNK) if PASSES == 1 else 0
+    first, first_token = tl.program_id(0) * _PACKED_ROWS, tl.program_id(1) * COLUMNS
+    row = first + tl.arange(0, _PACKED_ROWS)
+    tiles = ()
+    for step in tl.static_range(STEPS):
+        tile = load_weights(packed_ptr, row, END, step * SLICES, IN, SLICES, step < FULL)
+        tiles = tiles + (tile,)
+    out = tl.arange(0, 4 * _PACKED_ROWS * COLUMNS)
+    field, row = (out // _PACKED_ROWS) % 4, first + out % _PACKED_ROWS
+    token = first_token + out // (4 * _PACKED_ROWS)
+    part, column, size = part_of(row, FIRST, SECOND, THIRD)
+    scale = tl.load(scale_ptr + part, mask=row < END, other=0.0)
+    place = out_ptr + token.to(tl.int64) * (4 * END) + column + field * size
+    mask = (row < END) & (token < rows)
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    sums = (tl.zeros((SLICES, 2 * _PACKED_ROWS, COLUMNS), tl.int32),) * 3
+    for turn in range(PASSES):
+        columns = ()
+        for step in tl.static_range(STEPS):
+            chunk = turn * PASS + step * SLICES
+            q = load_activations(q_ptr, first_token, rows, chunk, IN, SLICES, GROUPS, step < FULL)
+            columns = columns + (q,)
+        sums = add_products(tiles, columns, sums, STEPS, SLICES, INTERPRETED)
+        if PASSES > 1:
+            own = first + tl.arange(0, _PACKED_ROWS)
+            tiles = ()
+            for step in tl.static_range(STEPS):
+                chunk = (turn + 1) * PASS + step * SLICES
+                tile = load_weights(packed_ptr, own, END, chunk, IN, SLICES, False)
+                tiles = tiles + (tile,)
+    factor = tl.load(factor_ptr + token, mask=token < rows, other=1.0)
+    old = tl.load(place, mask=mask, other=0.0) if EPILOGUE == _ADD else 0.0
+    total, low, high = sums
+    upper = (tl.arange(0, 2 * _PACKED_ROWS) >= _PACKED_ROWS)[None, :, None]
+    low -= tl.where(upper, total << 2, total)
+    high -= tl.where(upper, -(total << 6), total << 4)
+    total = over_slices(low, high, SLICES, LEVELS, COLUMNS) >> 2 * field
+    y = tl.div_rn(total.to(tl.float32), factor) * scale
+    if EPILOGUE == _ADD:
+        y = old + y
+    tl.store(place, y, mask=mask)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPlan:
+    """How a launch is divided: sums are whole numbers, so that no plan changes a bit."""
+
+    slices: int
+    """Warps of a program."""
+    steps: int
+    """Chunks of a warp in one pass."""
+    passes: int
+    groups: int
+    """Groups of 8 rows that a program multiplies by weights that it has read once: 1 or 2."""
+
+    @classmethod
+    def of(cls, in_features: int, rows: int) -> RowsPlan:
+        """For rows of `in` elements."""
+        chunks = triton.cdiv(in_features, CHUNK)
+        slices = min(next_power_of_2(max(chunks, 2)), 8) if chunks <= SHORT_CHUNKS else 16
+        steps = triton.cdiv(chunks, slices)
+        passes = triton.cdiv(steps, MAX_STEPS)
+        return cls(slices, triton.cdiv(steps, passes), passes, 1 if rows <= GROUP else 2)
+
+    def constants(self) -> dict[str, Any]:
+        """What the kernel is compiled with."""
+        return {
+            "SLICES": self.slices,
+            "LEVELS": self.slices.bit_length() - 1,
+            "STEPS": self.steps,
+            "PASSES": self.passes,
+            "GROUPS": self.groups,
+        }
+
+
+def ternary_rows(
+    q: Tensor,
+    factor: Tensor,
+    weights: TernaryWeights,
+    out: Tensor,
+    epilogue: Epilogue,
+    dependent: bool,
+) -> None:
+    """`ternary_gemm` of at least one row and few; it has checked the arguments."""
+    first, second, third = weights.part_rows()
+    plan = RowsPlan.of(weights.in_features, len(q))
+    grid = (
+        triton.cdiv(weights.packed_rows, PACKED_ROWS),
+        triton.cdiv(len(q), GROUP * plan.groups),
+    )
+    dependent, options = dependent_launch(dependent)
+    ternary_rows_kernel[grid](
+        q,
+        factor,
+        weights.packed,
+        weights.scale,
+        out,
+        len(q),
+        IN=weights.in_features,
+        FIRST=first,
+        SECOND=second,
+        THIRD=third,
+        **plan.constants(),
+        EPILOGUE=int(epilogue),
+        PDL=dependent,
+        INTERPRETED=INTERPRETED,
+        num_warps=plan.slices,
+        **options,
+    )
+
+
+_TYPES = {
+    "q_ptr": "*i8",
+    "factor_ptr": "*fp32",
+    "packed_ptr": "*u8",
+    "scale_ptr": "*fp32",
+    "out_ptr": "*fp32",
+    "rows": "i32",
+}
+
+
+def variants(shape: DecoderShape) -> Iterator[Variant]:
+    """All compilations that serving `shape` launches: none unless its linears are ternary."""
+    for step, (outs, width, fused) in bitnet_linears(shape).items():
+        epilogue = Epilogue.STORE if fused.gated else fused
+        for rows, dependent in ((8, False), (8, True), (16, False), (16, True)):
+            plan = RowsPlan.of(width, rows)
+            yield Variant(
+                name=f"{shape.name}.{step} ternary gemm rows={rows}" + " dependent" * dependent,
+                kernel=ternary_rows_kernel,
+                signature=_TYPES,
+                constants=part_constants(outs, width, epilogue)
+                | plan.constants()
+                | {"PDL": dependent},
+                divisible=frozenset(_TYPES) - {"rows"},
+                num_warps=plan.slices,
+                launch_pdl=dependent,
+                expects=("IMMA", "LDG.E.EF.128"),
+                bytes_moved=bytes_moved(outs, width, epilogue, rows, 1) + 4 * rows,
+            )
