@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -45,6 +46,13 @@ def boot_id() -> bytes:
     with suppress(OSError):
         return BOOT_ID.read_bytes().strip()
     return b""
+
+
+def import_environment() -> dict[str, str]:
+    """For a child that is to find our packages where this process did."""
+    root = str(Path(__file__).resolve().parents[1])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def look_less_often(thresholds: tuple[int, int, int] = GC_THRESHOLDS) -> None:

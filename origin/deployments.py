@@ -29,8 +29,9 @@ from ledger.objects.object import (
     ObjectRequest,
     ObjectResponse,
 )
-from origin.plugin import import_plugin
+from origin.plugin import load_plugin
 
+FIELD = "origin.objects"
 SHAPE = "write MODULE:CLASS, where CLASS is a ledger.objects.object.DurableObject"
 KEPT = "deployment"
 """The name of the value."""
@@ -48,23 +49,12 @@ def load_classes(specs: tuple[str, ...]) -> dict[str, type[DurableObject]]:
     """By their names. Raises ConfigError that says what is missing."""
     found: dict[str, type[DurableObject]] = {}
     for spec in specs:
-        module_name, colon, name = spec.partition(":")
-        if not (module_name and colon and name):
-            raise ConfigError(f"not {spec!r}", field="origin.objects", hint=SHAPE)
-        try:
-            module = import_plugin(module_name)
-        except Exception as error:  # a module may raise anything while it is imported
-            said = f"{type(error).__name__}: {error}"
-            raise ConfigError(
-                f"cannot import {module_name}: {said}", field="origin.objects", hint=SHAPE
-            ) from error
-        made = getattr(module, name, None)
+        made, (module, _, name) = load_plugin(spec, FIELD, SHAPE), spec.partition(":")
         if not (isinstance(made, type) and issubclass(made, DurableObject)):
-            raise ConfigError(
-                f"{module_name} has no class {name} of objects", field="origin.objects", hint=SHAPE
-            )
+            why = f"{module} has no class {name} of objects"
+            raise ConfigError(why, field=FIELD, hint=SHAPE)
         if name in found:
-            raise ConfigError(f"two classes {name}", field="origin.objects")
+            raise ConfigError(f"two classes {name}", field=FIELD)
         found[name] = made
     return found
 

@@ -12,10 +12,11 @@ from typing import Protocol, cast
 
 from ledger.errors import ConfigError, ModelError
 from ledger.frame import FinishReason
-from origin.plugin import import_plugin
+from origin.plugin import load_plugin
 
 MAX_HELD_CHARS = 4096
 """Text that a filter may hold back while it is undecided."""
+FIELD = "origin.filter"
 SHAPE = "write MODULE:FACTORY, where FACTORY() gives an object with check(text, last) -> Verdict"
 
 
@@ -55,32 +56,22 @@ class Filter(Protocol):
 FilterFactory = Callable[[], Filter]
 
 
-def load_filter(spec: str, field: str = "origin.filter") -> FilterFactory:
+def load_filter(spec: str) -> FilterFactory:
     """The factory that "module:factory" names; the worker loads it once, when it starts.
 
-    One filter is made to see whether it has the shape. Raises ConfigError, with `field`, that
-    says what is missing.
+    One is made to see whether it has the shape. Raises ConfigError that says what is missing.
     """
-    module_name, colon, name = spec.partition(":")
-    if not (module_name and colon and name):
-        raise ConfigError(f"not {spec!r}", field=field, hint=SHAPE)
-    try:
-        module = import_plugin(module_name)
-    except Exception as error:  # a module may raise anything while it is imported
-        raise ConfigError(
-            f"cannot import {module_name}: {_told(error)}", field=field, hint=SHAPE
-        ) from error
-    factory = getattr(module, name, None)
+    factory = load_plugin(spec, FIELD, SHAPE)
     if not callable(factory):
-        raise ConfigError(f"{module_name} has no {name} to call", field=field, hint=SHAPE)
+        module, _, name = spec.partition(":")
+        raise ConfigError(f"{module} has no {name} to call", field=FIELD, hint=SHAPE)
     try:
         made = factory()
-    except Exception as error:  # so may a factory
-        raise ConfigError(f"{spec}() failed: {_told(error)}", field=field, hint=SHAPE) from error
+    except Exception as error:  # a factory may raise anything
+        raise ConfigError(f"{spec}() failed: {_told(error)}", field=FIELD, hint=SHAPE) from error
     if not callable(getattr(made, "check", None)):
-        raise ConfigError(
-            f"{spec}() gives a {type(made).__name__} without check", field=field, hint=SHAPE
-        )
+        why = f"{spec}() gives a {type(made).__name__} without check"
+        raise ConfigError(why, field=FIELD, hint=SHAPE)
     return cast(FilterFactory, factory)
 
 

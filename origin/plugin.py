@@ -1,19 +1,33 @@
-"""Modules of the operator's own: producers and filters."""
+"""What the operator has written, and names as MODULE:NAME: producers, filters, objects."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-from types import ModuleType
+from typing import Any
+
+from ledger.errors import ConfigError
 
 
-def import_plugin(name: str) -> ModuleType:
-    """A module that is installed, or lies in the folder that the origin was started in.
+def load_plugin(spec: str, field: str, shape: str) -> Any:
+    """What `spec` names; None where its module has no such thing.
 
-    The folder comes last, so that nothing in it takes the place of what we or others import.
+    The module is installed, or lies in the folder that the origin was started in, which comes last,
+    so that nothing in it takes the place of what we or others import. Raises ConfigError, with
+    `field`, that says what is missing; `shape` is its hint.
     """
+    module_name, colon, name = spec.partition(":")
+    if not (module_name and colon and name):
+        raise ConfigError(f"not {spec!r}", field=field, hint=shape)
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
-    return importlib.import_module(name)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a module may raise anything while it is imported
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"cannot import {module_name}: {said}", field=field, hint=shape
+        ) from error
+    return getattr(module, name, None)

@@ -29,7 +29,7 @@ from typing import Protocol, cast
 from ledger.errors import ConfigError
 from ledger.frame import FinishReason, TokenScores
 from origin.generations.recipe import Recipe
-from origin.plugin import import_plugin
+from origin.plugin import load_plugin
 from origin.tools import CallPiece
 
 # ---- what a producer is given ----
@@ -173,15 +173,8 @@ class Producer(Protocol):
 
 async def load_producer(place: str) -> Producer:
     """What the factory at `module:factory` makes; ConfigError says what is wrong with it."""
-    module, _, attribute = place.partition(":")
-    try:
-        factory = getattr(import_plugin(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{place!r}: {error}",
-            field="origin.producer",
-            hint="write module:factory; install the module, or start the origin in its folder",
-        ) from error
+    shape = "write module:factory; install the module, or start the origin in its folder"
+    factory = load_plugin(place, "origin.producer", shape)
     if not callable(factory):
         raise _is_no_producer(place, "names nothing that can be called")
     try:

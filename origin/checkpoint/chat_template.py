@@ -28,6 +28,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from ledger.errors import ModelError
+from ledger.process import import_environment
 from origin.checkpoint.finding import Findings
 from origin.checkpoint.model_json import read_object_if_there, shown
 from origin.checkpoint.template_child import MAX_CPU_S, Answer
@@ -67,7 +68,7 @@ class TemplateProcess:
 
     def _start(self) -> Answer:
         self._child = subprocess.Popen(
-            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment()
+            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=import_environment()
         )
         self._end = weakref.finalize(self, _end, self._child)
         answer = self._ask(self._first, "problem")
@@ -118,13 +119,6 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     with suppress(BrokenPipeError), child:  # closes its pipes, and waits for it
         pass
-
-
-def _environment() -> dict[str, str]:
-    """It finds this package where its parent did."""
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 TEMPLATE_FILE = "chat_template.jinja"

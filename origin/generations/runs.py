@@ -481,7 +481,7 @@ class Runs:
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
         model = self.models.of(slot)
         model.ready, model.loading, model.deaths = ready, None, 0
-        self.starts.ready(slot.number, ready.load_ms, self._metrics.clock(), slot.start)
+        self.starts.ready(slot.number, self._metrics.clock(), slot.start)
         self.recorder.loaded(slot.number, ready.model, slot.start)
         self._slots.append(slot)
         model.up.append(slot)

@@ -88,7 +88,7 @@ def _start(start: ColdStart, unix_ms: Callable[[float], int]) -> Document:
         "path": start.path,
         "spans": [
             {
-                "stage": span.stage,
+                "stage": span.name,
                 "begin_ms": unix_ms(span.begin_s),
                 "end_ms": unix_ms(span.end_s),
                 "bytes": span.size,

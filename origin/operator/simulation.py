@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ledger.errors import CallerError, Overloaded, TailraceError, Unavailable
+from ledger.process import import_environment
 from origin.operator.query import parse_body
 
 HISTORY = "history"
@@ -76,7 +77,7 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
     async with turn:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "origin.operator.simulation"),
-            env={**os.environ, "PYTHONPATH": _path(), "OMP_NUM_THREADS": "1"},
+            env={**import_environment(), "OMP_NUM_THREADS": "1"},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -95,11 +96,6 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
     if "refused" in document:
         raise CallerError(**document["refused"])
     return document
-
-
-def _path() -> str:
-    root = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 # ---- in the process of its own ----

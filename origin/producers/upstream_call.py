@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from secrets import token_hex
 from typing import Any, TypeVar
 
@@ -114,11 +114,9 @@ class UpstreamCall:
 
     async def _error_body(self, response: httpx.Response) -> bytes:
         body, pieces = b"", response.aiter_raw()
-        try:
+        with suppress(Unavailable):  # the status says enough
             while len(body) < MAX_ERROR_BYTES and (data := await self._within(_next(pieces))):
                 body += data
-        except Unavailable:
-            pass  # the status says enough
         return body[:MAX_ERROR_BYTES]
 
     def _pieces(self, reply: Reply) -> list[Piece]:

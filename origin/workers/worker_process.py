@@ -22,6 +22,7 @@ import structlog
 
 from ledger.errors import FrameError, SchemaMismatch
 from ledger.frame import Hello
+from ledger.process import import_environment
 from origin.workers import worker_frame
 from origin.workers.circuit import SETTLED_S, Circuit, CircuitState
 from origin.workers.death import Death, count_oom_kills, kind_of_exit
@@ -375,9 +376,7 @@ def _check_hello(frame: Frame) -> None:
 
 def worker_environment() -> dict[str, str]:
     """The worker decodes on one thread: the other cores belong to its neighbours."""
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {"OMP_NUM_THREADS": "1", **import_environment()}
 
 
 async def _reap(process: ChildProcess, exited: asyncio.Task[int]) -> None:

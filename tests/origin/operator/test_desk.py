@@ -19,6 +19,7 @@ from ledger.sqlite.ledger import SqliteLedger
 from origin.config import OriginConfig
 from origin.operator.desk import OperatorDesk
 from origin.operator.live import LivePages
+from origin.workers.load_spans import FORKED, LoadStage, WorkerStart
 from origin.workers.worker_frame import LoadProgress
 from tests.origin.edges.test_link import House as LinkHouse
 from tests.origin.stage import READY, RECIPE, A, B, C, Stage
@@ -189,7 +190,9 @@ async def test_the_pool_tells_of_each_worker_and_of_the_stages_of_its_start(hous
     house.clock_s = 12
     house.runs.worker_loading(slot, LoadProgress("unpack", 2, 2))
     house.clock_s = 13
-    await house.ready(slot, READY.__class__(**{**_fields(READY), "load_ms": 4000}))
+    stages = LoadStage("start", 9, 10), LoadStage("read", 10, 11), LoadStage("unpack", 11, 13)
+    slot.start = WorkerStart(FORKED, 9, 13, stages)
+    await house.ready(slot, READY)
     house.runs.worker_loading(other, LoadProgress("read", 0, 1))
     await house.lost(other)
     told = await house.ask("pool")
@@ -288,11 +291,3 @@ async def test_only_operators_have_their_calls_answered(
     )
     with pytest.raises(Forbidden):
         await service.call(call)
-
-
-def _names(struct: Any) -> list[str]:
-    return list(struct.__dataclass_fields__)
-
-
-def _fields(struct: Any) -> dict[str, Any]:
-    return {name: getattr(struct, name) for name in _names(struct)}
