@@ -113,7 +113,7 @@ class TernaryLayer:
         gate_up, factor = self.scratch.gate_up[:rows], self.scratch.factor[:rows]
         self._linear(x, self.ffn_input_norm, self.gate_up, gate_up, Epilogue.STORE, dependent)
         q = self.scratch.int8(rows, self.down.in_features)
-        relu2_gate_norm_int8(gate_up, self.ffn_norm, self.eps, q, factor)
+        relu2_gate_norm_int8(gate_up, self.ffn_norm, self.eps, q, factor, dependent=dependent)
         ternary_gemm(q, factor, self.down, x, epilogue=Epilogue.ADD, dependent=dependent)
 
     def _linear(
@@ -131,7 +131,7 @@ class TernaryLayer:
             )
             return
         q, factor = self.scratch.int8(*x.shape), self.scratch.factor[: len(x)]
-        rms_norm_int8(x, norm, self.eps, q, factor)
+        rms_norm_int8(x, norm, self.eps, q, factor, dependent=dependent)
         ternary_gemm(q, factor, weights, out, epilogue=epilogue, dependent=dependent)
 
 
@@ -214,7 +214,7 @@ class Int8Head:
             )  # fmt: skip
             return
         q, factor = self.scratch.int8(*x.shape), self.scratch.factor[: len(x)]
-        rms_norm_int8(x, self.norm, self.eps, q, factor)
+        rms_norm_int8(x, self.norm, self.eps, q, factor, dependent=dependent)
         int8_gemm(q, factor, self.weight, self.scale, logits)
 
 

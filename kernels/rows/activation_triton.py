@@ -6,6 +6,7 @@ kernel here serves the linears that do not.
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disable-error-code="assignment"
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda
 
 from kernels.checks import check_same_device, check_tensor
-from kernels.launch import OPTIONS
+from kernels.launch import INTERPRETED, dependent_launch
+from kernels.linear.int8_words_triton import load_row
 from kernels.rows.norm_triton import (
     check_norm,
     check_quantised,
-    inverse_rms,
-    normalise,
-    plan,
+    int8_plan,
     store_int8,
 )
 from kernels.shapes import DecoderShape, Family
@@ -41,34 +42,46 @@ def silu(x):
 @triton.jit
 def relu2(x):
     """max(x, 0) ** 2: fp32, any shape. NaN for NaN."""
-    positive = tl.where(x < 0.0, 0.0, x)
+    positive = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return positive * positive
 
 
 @triton.jit
 def relu2_gate_norm_int8_kernel(
-    gate_up_ptr, weight_ptr, q_ptr, factor_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr
+    gate_up_ptr, weight_ptr, q_ptr, factor_ptr, eps,
+    SIZE: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
+    PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """One program: a row."""
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)[None, :]
-    mask = column < SIZE
-    gate = tl.load(gate_up_ptr + row * (2 * SIZE) + column, mask=mask, other=0.0)
-    up = tl.load(gate_up_ptr + row * (2 * SIZE) + SIZE + column, mask=mask, other=0.0)
-    weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
-    inner = relu2(gate) * up
-    normed = normalise(inner, weight, inverse_rms(inner, SIZE, eps)[:, None])
-    store_int8(normed, q_ptr, factor_ptr, row, column, SIZE)
+    gains = load_row(weight_ptr, SIZE, LINES, STEPS)
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    gate_up_ptr += row * (2 * SIZE)
+    gate = load_row(gate_up_ptr, SIZE, LINES, STEPS)
+    up = load_row(gate_up_ptr + SIZE, SIZE, LINES, STEPS)
+    inner = ()
+    for step in tl.static_range(STEPS):
+        inner = inner + (relu2(gate[step]) * up[step],)
+    store_int8(inner, gains, q_ptr, factor_ptr, row, eps, SIZE, LINES, STEPS, INTERPRETED)
 
 
 def relu2_gate_norm_int8(
-    gate_up: Tensor, weight: Tensor, eps: float, q: Tensor, factor: Tensor
+    gate_up: Tensor,
+    weight: Tensor,
+    eps: float,
+    q: Tensor,
+    factor: Tensor,
+    *,
+    dependent: bool = False,
 ) -> None:
     """q, factor = norm(max(gate, 0) ** 2 * up), quantised as by `rms_norm_int8`.
 
     gate_up: fp32 [rows, 2 F], gate before up, F up to 16,384. weight: fp32 [F]. eps: above 0.
     q: int8 [rows, F]. factor: fp32 [rows]. A row whose products are NaN or infinite gets zeros
-    and the factor NaN. Moves 9 F + 4 bytes per row and 4 F once. Raises TypeError or ValueError.
+    and the factor NaN. dependent: programmatic dependent launch. Moves 9 F + 4 bytes per row and
+    4 F once. Raises TypeError or ValueError.
 
     Source: So et al., Primer, 2021; the `bitnet` model of transformers for the sub-norm.
     """
@@ -77,9 +90,11 @@ def relu2_gate_norm_int8(
     check_quantised(q, factor, rows, size)
     check_same_device(gate_up=gate_up, weight=weight, q=q, factor=factor)
     if rows > 0:
+        dependent, options = dependent_launch(dependent)
         relu2_gate_norm_int8_kernel[(rows,)](
-            gate_up, weight, q, factor, eps, **plan(size), **OPTIONS
-        )
+            gate_up, weight, q, factor, eps, **int8_plan(size), PDL=dependent,
+            INTERPRETED=INTERPRETED, **options,
+        )  # fmt: skip
 
 
 def _check_gate_up(gate_up: Tensor) -> tuple[int, int]:
@@ -98,14 +113,16 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
         return
     pointers = dict.fromkeys(("gate_up_ptr", "weight_ptr", "factor_ptr"), "*fp32")
     pointers["q_ptr"] = "*i8"
-    launch = plan(size)
-    warps = launch.pop("num_warps")
-    yield Variant(
-        name=f"{shape.name}.relu2_gate_norm_int8 rows={rows}",
-        kernel=relu2_gate_norm_int8_kernel,
-        signature={**pointers, "eps": "fp32"},
-        constants=launch,
-        divisible=frozenset(pointers),
-        num_warps=warps,
-        bytes_moved=rows * (9 * size + 4) + 4 * size,
-    )
+    for dependent in (False, True):
+        launch = int8_plan(size) | {"PDL": dependent, "INTERPRETED": False}
+        warps = launch.pop("num_warps")
+        yield Variant(
+            name=f"{shape.name}.relu2_gate_norm_int8 rows={rows}" + " dependent" * dependent,
+            kernel=relu2_gate_norm_int8_kernel,
+            signature={**pointers, "eps": "fp32"},
+            constants=launch,
+            divisible=frozenset(pointers),
+            num_warps=warps,
+            launch_pdl=dependent,
+            bytes_moved=rows * (9 * size + 4) + 4 * size,
+        )

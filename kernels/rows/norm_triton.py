@@ -28,6 +28,7 @@ from triton.language.extra import cuda
 
 from kernels.checks import check_same_device, check_tensor
 from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
+from kernels.linear.int8_words_triton import WORD, WORDS, elements, int8_rows, load_row
 from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
 from kernels.rows.norm import EXPONENT_BIAS, MAX_EXPONENT, MIN_EXPONENT, SQUARE_BITS
 from kernels.rows.rounding_triton import rounded
@@ -36,7 +37,12 @@ from kernels.variant import Variant
 
 MAX_COLUMNS = 16_384
 """Elements of a row that the registers of one program hold."""
+LINE = WORDS * WORD
+"""Elements of a row that a warp holds, 4 to a lane."""
+MAX_WARPS = 16
+"""Over more than their lanes the pieces of a sum of squares would leave 32 bits."""
 
+_WORD = tl.constexpr(WORD)
 _SQUARE_SCALE = tl.constexpr(2.0**SQUARE_BITS)
 _INT8_MAX = tl.constexpr(float(INT8_MAX))
 _MIN_ABSMAX = tl.constexpr(MIN_ABSMAX)
@@ -96,20 +102,31 @@ def quantise(x, factor):
 
 
 @triton.jit
-def store_int8(normed, q_ptr, factor_ptr, row, column, SIZE: tl.constexpr):
-    """Quantise a row, fp32 [1, BLOCK], and store it as int8 with the factor that it took."""
-    factor = int8_factor(normed)
-    q = quantise(normed, factor[:, None]).to(tl.int8)
-    tl.store(q_ptr + row * SIZE + column, q, mask=column < SIZE)
-    tl.store(factor_ptr + row + tl.arange(0, 1), factor)
+def store_int8(
+    tiles, gains, q_ptr, factor_ptr, row, eps,
+    SIZE: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Normalise, quantise and store a row, tiles of `load_row`, with the factor that it took."""
+    words, factors = int8_rows(tiles, gains, eps, SIZE, LINES, STEPS, 1, 0, True, INTERPRETED)
+    factor = tl.broadcast_to(factors[0], (LINES,))
+    finite = (factor == factor)[:, None]
+    q_ptr += row * SIZE
+    for step in tl.static_range(STEPS):
+        number = tl.where(finite, words[step], 0)
+        element = elements(step, LINES)
+        shift = 8 * (element % _WORD)
+        byte = (number[:, :, None] >> shift).to(tl.int8)
+        tl.store(q_ptr + element, byte, mask=element < SIZE)
+    line = tl.arange(0, LINES)
+    tl.store(factor_ptr + row + 0 * line, factor, mask=line == 0)
 
 
 @triton.jit
 def norm_kernel(
-    x_ptr, weight_ptr, out_ptr, factor_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, weight_ptr, out_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One program: a row. factor_ptr is None without quantisation."""
+    """One program: a row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     mask = column < SIZE
@@ -119,12 +136,25 @@ def norm_kernel(
         cuda.gdc_wait()
     x = tl.load(x_ptr + row * SIZE + column, mask=mask, other=0.0)
     normed = normalise(x, weight, inverse_rms(x, SIZE, eps)[:, None])
-    if factor_ptr is None:
-        KIND: tl.constexpr = out_ptr.dtype.element_ty
-        normed = rounded(normed, KIND, INTERPRETED).to(KIND)
-        tl.store(out_ptr + row * SIZE + column, normed, mask=mask)
-    else:
-        store_int8(normed, out_ptr, factor_ptr, row, column, SIZE)
+    KIND: tl.constexpr = out_ptr.dtype.element_ty
+    normed = rounded(normed, KIND, INTERPRETED).to(KIND)
+    tl.store(out_ptr + row * SIZE + column, normed, mask=mask)
+
+
+@triton.jit
+def norm_int8_kernel(
+    x_ptr, weight_ptr, q_ptr, factor_ptr, eps,
+    SIZE: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
+    PDL: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """One program: a row."""
+    row = tl.program_id(0).to(tl.int64)
+    gains = load_row(weight_ptr, SIZE, LINES, STEPS)
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    tiles = load_row(x_ptr + row * SIZE, SIZE, LINES, STEPS)
+    store_int8(tiles, gains, q_ptr, factor_ptr, row, eps, SIZE, LINES, STEPS, INTERPRETED)
 
 
 def rms_norm(
@@ -140,39 +170,36 @@ def rms_norm(
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
-    _launch(x, weight, eps, out, None, dependent)
+    check_tensor("x", x, torch.float32, None, None)
+    rows, size = x.shape
+    check_norm("x", weight, eps, size)
+    check_tensor("out", out, (torch.float32, torch.bfloat16, torch.float16), rows, size)
+    check_same_device(x=x, weight=weight, out=out)
+    if rows > 0:
+        dependent, options = dependent_launch(dependent)
+        norm_kernel[(rows,)](
+            x, weight, out, eps, **plan(size), PDL=dependent, INTERPRETED=INTERPRETED, **options
+        )
 
 
-def rms_norm_int8(x: Tensor, weight: Tensor, eps: float, q: Tensor, factor: Tensor) -> None:
+def rms_norm_int8(
+    x: Tensor, weight: Tensor, eps: float, q: Tensor, factor: Tensor, *, dependent: bool = False
+) -> None:
     """q, factor = norm(x) quantised: `kernels.linear.ternary.quantize_activations`, bit for bit.
 
     q: int8 [rows, H], whole numbers of -127 .. 127. factor: fp32 [rows], by which a row was
     multiplied before it was rounded; NaN, with zeros in q, for a row with NaN or infinite
     values. The rest as in `rms_norm`. Moves 5 H + 4 bytes per row and 4 H once.
     """
-    _launch(x, weight, eps, q, factor)
-
-
-def _launch(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    out: Tensor,
-    factor: Tensor | None,
-    dependent: bool = False,
-) -> None:
     check_tensor("x", x, torch.float32, None, None)
     rows, size = x.shape
     check_norm("x", weight, eps, size)
-    if factor is None:
-        check_tensor("out", out, (torch.float32, torch.bfloat16, torch.float16), rows, size)
-    else:
-        check_quantised(out, factor, rows, size)
-    check_same_device(x=x, weight=weight, out=out, factor=factor)
+    check_quantised(q, factor, rows, size)
+    check_same_device(x=x, weight=weight, out=q, factor=factor)
     if rows > 0:
         dependent, options = dependent_launch(dependent)
-        norm_kernel[(rows,)](
-            x, weight, out, factor, eps, **plan(size), PDL=dependent, INTERPRETED=INTERPRETED,
+        norm_int8_kernel[(rows,)](
+            x, weight, q, factor, eps, **int8_plan(size), PDL=dependent, INTERPRETED=INTERPRETED,
             **options,
         )  # fmt: skip
 
@@ -198,39 +225,57 @@ def plan(size: int) -> dict[str, Any]:
     return {"SIZE": size, "BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
 
 
+def int8_plan(size: int) -> dict[str, Any]:
+    """The same where a row is quantised: a warp to each line of a step."""
+    lines = triton.cdiv(size, LINE)
+    warps = min(next_power_of_2(lines), MAX_WARPS)
+    steps = triton.cdiv(lines, warps)
+    return {"SIZE": size, "LINES": warps, "STEPS": steps, "num_warps": warps}
+
+
 def variants(shape: DecoderShape) -> Iterator[Variant]:
     """Norms before linears and before the head, at batches that have them as launches."""
     yield _variant(shape, "hidden", shape.hidden)
     yield _variant(shape, "hidden", shape.hidden, out="bf16")
     yield _variant(shape, "hidden", shape.hidden, out="bf16", dependent=True)
-    yield _variant(shape, "hidden", shape.hidden, out="i8")
-    if shape.family is Family.BITNET:
-        yield _variant(shape, "queries", shape.queries, out="i8")
+    for dependent in (False, True):
+        yield _int8_variant(shape, "hidden", shape.hidden, dependent=dependent)
+        if shape.family is Family.BITNET:
+            yield _int8_variant(shape, "queries", shape.queries, dependent=dependent)
 
 
 def _variant(
-    shape: DecoderShape,
-    what: str,
-    size: int,
-    *,
-    out: str = "fp32",
-    dependent: bool = False,
+    shape: DecoderShape, what: str, size: int, *, out: str = "fp32", dependent: bool = False
 ) -> Variant:
-    rows, int8 = 16, out == "i8"
-    per_row = (4 + {"fp32": 4, "bf16": 2, "i8": 1}[out]) * size + 4 * int8
+    rows, element = 16, {"fp32": 4, "bf16": 2}[out]
     pointers = {"x_ptr": "*fp32", "weight_ptr": "*fp32", "out_ptr": f"*{out}"}
-    pointers |= {"factor_ptr": "*fp32"} if int8 else {}
-    kind = {"fp32": "", "bf16": " bf16", "i8": " int8"}[out]
     launch = plan(size) | {"PDL": dependent, "INTERPRETED": False}
     warps = launch.pop("num_warps")
-    absent = {} if int8 else {"factor_ptr": None}
+    kind = " bf16" if out == "bf16" else ""
     return Variant(
         name=f"{shape.name}.norm {what}{kind} rows={rows}" + " dependent" * dependent,
         kernel=norm_kernel,
         signature={**pointers, "eps": "fp32"},
-        constants={**launch, **absent},
+        constants=launch,
         divisible=frozenset(pointers),
         num_warps=warps,
         launch_pdl=dependent,
-        bytes_moved=rows * per_row + 4 * size,
+        bytes_moved=rows * (4 + element) * size + 4 * size,
+    )
+
+
+def _int8_variant(shape: DecoderShape, what: str, size: int, *, dependent: bool) -> Variant:
+    rows = 16
+    pointers = dict.fromkeys(("x_ptr", "weight_ptr", "factor_ptr"), "*fp32") | {"q_ptr": "*i8"}
+    launch = int8_plan(size) | {"PDL": dependent, "INTERPRETED": False}
+    warps = launch.pop("num_warps")
+    return Variant(
+        name=f"{shape.name}.norm {what} int8 rows={rows}" + " dependent" * dependent,
+        kernel=norm_int8_kernel,
+        signature={**pointers, "eps": "fp32"},
+        constants=launch,
+        divisible=frozenset(pointers),
+        num_warps=warps,
+        launch_pdl=dependent,
+        bytes_moved=rows * (5 * size + 4) + 4 * size,
     )
