@@ -38,6 +38,21 @@ def _begun(work: Coroutine[Any, Any, Result], waited_for: Any) -> Generator[Any,
     return result
 
 
+class Nobody:
+    """The `Speaker` before there is one, and after the end."""
+
+    def receive(self, data: bytes) -> None: ...
+
+    def drained(self) -> None: ...
+
+    def gone(self) -> None: ...
+
+    def drain(self) -> None: ...
+
+
+NOBODY = Nobody()
+
+
 class Connection(asyncio.Protocol):
     """A `Wire`: it moves bytes and bounds what waits, and leaves the rest to its speaker.
 
@@ -51,7 +66,6 @@ class Connection(asyncio.Protocol):
         *("_address", "_admitted", "_deadline", "_early", "_handshake", "_lost", "_reading"),
         *("_shared", "_tls", "_transport", "peer", "secure", "server", "speaker"),
     )
-    speaker: Speaker
 
     def __init__(self, shared: Shared, tls: ssl.SSLContext | None) -> None:
         self.secure = tls is not None
@@ -66,6 +80,7 @@ class Connection(asyncio.Protocol):
         self._address = ""
         self._admitted = False
         self._reading = True
+        self.speaker: Speaker = NOBODY
         self._deadline = Deadline(shared.deadlines, self.abort)  # of a stall, or of the close
 
     # ---- the transport ----
@@ -156,8 +171,10 @@ class Connection(asyncio.Protocol):
             return  # within the handshake
         self._transport = None
         self._shared.connections.discard(self)
-        self._deadline.clear()
-        self.speaker.gone()
+        self._deadline.end()
+        # It knows this connection: garbage that would wait to be found.
+        speaker, self.speaker = self.speaker, NOBODY
+        speaker.gone()
         self._shared.turn.flush()
 
     def _release(self) -> None:

@@ -14,6 +14,10 @@ SLOT_S = 1.0
 """How late a deadline may be noticed, with the time between two calls of `turn`."""
 
 
+def nothing() -> None:
+    """What happens when a deadline is over whose owner has ended."""
+
+
 class Deadlines:
     """All deadlines of a server; `clock_s` gives the time."""
 
@@ -43,7 +47,11 @@ class Deadlines:
 
 
 class Deadline:
-    """Calls `over` when it is; can be set, put off and cleared as often as one likes."""
+    """Calls `over` when it is; can be set, put off and cleared as often as one likes.
+
+    `end` is for its owner's own end: `over` knows the owner, which has the deadline, and a circle
+    is garbage that would wait to be found.
+    """
 
     __slots__ = ("_at_s", "_slot", "_wheel", "over")
 
@@ -63,6 +71,11 @@ class Deadline:
     def clear(self) -> None:
         self._at_s = None
         self._leave()
+
+    def end(self) -> None:
+        """It is never set again."""
+        self.clear()
+        self.over = nothing
 
     def _leave(self) -> None:
         if self._slot is not None:

@@ -97,7 +97,7 @@ class Http1:
 
     def gone(self) -> None:
         self._closed = True
-        self._deadline.clear()
+        self._deadline.end()
         if self._app is not None:
             self._app.gone()
         if self._handler is not None:
@@ -322,7 +322,7 @@ class Http1:
 
     def _give_way(self, speaker: Speaker) -> None:
         self._closed = True
-        self._deadline.clear()
+        self._deadline.end()
         self._buffer.clear()
         self._wire.speaker = speaker
 

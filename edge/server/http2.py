@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from edge.errors import refusal
-from edge.server.deadlines import Deadline
+from edge.server.deadlines import Deadline, nothing
 from edge.server.http2_core import Asked, Came, Happened, Http2Connection, Stream
 from edge.server.incoming import Incoming
 from edge.server.outlet import UNSENT_BYTES, Wire
@@ -51,9 +51,10 @@ class Http2:
         self._shared.turn.touch(self)
 
     def gone(self) -> None:
-        self._idle.clear()
-        self._stalled.clear()
+        self._idle.end()
+        self._stalled.end()
         self._note(self._h2.lost())
+        self._h2.touched = nothing  # it knows this one: garbage that would wait to be found
 
     def drain(self) -> None:
         self._h2.go_away()

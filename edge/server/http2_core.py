@@ -227,7 +227,7 @@ class Http2Connection:
         self.failed = False  # for what the client has done
         self.headers = headers
         self.streams: dict[int, Stream] = {}
-        self._touched = touched
+        self.touched = touched
         self._scheme = "https" if secure else "http"
         self._peer = peer
         self._heads: dict[Stream, None] = {}  # streams with something that needs no room
@@ -253,7 +253,7 @@ class Http2Connection:
         except ProtocolError as error:
             happened += self._fail(error)
         self._end_if_idle()
-        self._touched()
+        self.touched()
         return happened
 
     def lost(self) -> list[Happened]:
@@ -334,7 +334,7 @@ class Http2Connection:
         stream.untaken -= size
         if size and not self.closed:
             self._h2.acknowledge_received_data(size, stream.id)
-            self._touched()
+            self.touched()
 
     # ---- what goes ----
 
@@ -343,7 +343,7 @@ class Http2Connection:
         room = min(UNSENT_BYTES, share) - stream.unsent_bytes
         if room < 1 and stream.open and stream not in self._starved:
             self._starved[stream] = self._clock_s()
-            self._touched()
+            self.touched()
         return room
 
     @property
@@ -367,7 +367,7 @@ class Http2Connection:
             self._heads[stream] = None
         if stream.sendable:
             self._bodies[stream] = None
-        self._touched()
+        self.touched()
 
     def take(self, most: int) -> bytes:
         """What is to be sent now: of bodies about `most` bytes, a frame of each stream in turn."""
@@ -439,7 +439,7 @@ class Http2Connection:
         if stream.open and not self.closed:
             self._h2.reset_stream(stream.id, ErrorCodes.CANCEL)
             self.forget(stream)
-            self._touched()
+            self.touched()
 
     def forget(self, stream: Stream) -> None:
         """Its response has left, or never will."""
@@ -458,7 +458,7 @@ class Http2Connection:
             self._leaving = True
             self._h2.say_go_away(MAX_STREAM_ID)
             self._end_if_idle()
-            self._touched()
+            self.touched()
 
     def _end_if_idle(self) -> None:
         if (self._leaving or self._h2.client_leaves) and not (self.streams or self.closed):

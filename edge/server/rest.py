@@ -146,6 +146,7 @@ class AppRequest:
         finally:
             if not (self._over or self._gone):
                 self._client.close()  # it was cancelled, or failed
+            self._protocol = None  # it knows this one: garbage that would wait to be found
 
     async def _serve(self) -> None:
         rest = self._rest

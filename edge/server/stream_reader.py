@@ -290,7 +290,7 @@ class StreamReader:
             self._exchange.writes = self._writes
             self._exchange.ended()
         self._queue = []
-        self._deadline.clear()
+        self._deadline.end()
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None

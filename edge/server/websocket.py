@@ -224,7 +224,7 @@ class WebSocket:
 
     def _leave(self) -> None:
         self._closed = True
-        self._deadline.clear()
+        self._deadline.end()
         self._link.forget(self)
         self._done()
         self._exchange.ended()
