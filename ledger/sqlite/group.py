@@ -35,7 +35,7 @@ class Group:
     size: int = 0  # bytes of frames and values
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     taken_over: list[Tail] = field(default_factory=list)
-    reached: list[tuple[Tail, int]] = field(default_factory=list)  # each once; released until
+    reached: dict[Tail, int] = field(default_factory=dict)  # the last index of each
     segmented: list[tuple[Tail, int]] = field(default_factory=list)  # stored until
 
     def add(
@@ -119,17 +119,17 @@ class GroupCommit:
         """For how long the commit in flight has waited for the disk."""
         return 0.0 if self._in_flight is None else self._loop.time() - self._begun_at
 
-    async def commit(self) -> None:
-        """Schedule, and wait until what is forming now is as durable as it asks."""
+    def commit(self) -> asyncio.Future[None]:
+        """Schedule; done when what is forming now is as durable as it asks."""
         self.check()
         self.schedule()
-        await self._wait_in(self.forming.waiters)
+        return self._wait_in(self.forming.waiters)
 
-    async def _wait_in(self, waiters: list[asyncio.Future[None]]) -> None:
+    def _wait_in(self, waiters: list[asyncio.Future[None]]) -> asyncio.Future[None]:
         # A future each, so that a producer that is cancelled takes nobody with it.
         waiter = self._loop.create_future()
         waiters.append(waiter)
-        await waiter
+        return waiter
 
     # ---- the writer ----
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from ledger.sqlite.group import Group
-from ledger.sqlite.record import pack_batch
+from ledger.sqlite.record import column, pack_batch
 from ledger.sqlite.residents import Residents
 from ledger.sqlite.storage import Commit, SegmentRow
-from ledger.sqlite.tail import MAX_TAIL_BATCHES, SEGMENT_BYTES
+from ledger.sqlite.tail import MAX_TAIL_BATCHES, SEGMENT_BYTES, Tail
 
 SEGMENT_COMMITS = 64
 """Commits over which the segments are spread that are due now. Each takes its share of them, so
@@ -70,6 +70,7 @@ class Log:
         self._now_ms = now_ms
         self._rows = LogRows()
         self._seq = 0
+        self._packed: tuple[list[Tail], bytes] = [], b""  # tails, and the column of their sids
         self.closes = False
         """Whether nothing will follow, so that every row that may go goes."""
 
@@ -95,19 +96,17 @@ class Log:
         commit, ripe, unstored = group.commit, self._residents.ripe, self._residents.unstored
         self._seq += 1
         commit.seq = self._seq
-        for tail in dict.fromkeys(group.tails):
-            # What is accepted from now on is in the next group.
-            group.reached.append((tail, tail.accepted))
-            if tail.gone:
-                continue
-            sid = tail.sid
-            if sid not in unstored:
+        group.reached = dict(zip(group.tails, group.indexes, strict=True))
+        for tail in group.reached:
+            if tail.sid not in unstored and not tail.gone:
                 tail.oldest_seq = commit.seq
-                unstored[sid] = tail
-            if tail.unstored_bytes >= SEGMENT_BYTES or tail.end_accepted:  # `ripe`, written out
-                ripe[sid] = tail
-        sids = [tail.sid for tail in group.tails]
-        commit.log = pack_batch(sids, group.indexes, group.frames, group.ids)
+                unstored[tail.sid] = tail
+            # `ripe`, written out
+            if (tail.unstored_bytes >= SEGMENT_BYTES or tail.end_accepted) and not tail.gone:
+                ripe[tail.sid] = tail
+        if group.tails != self._packed[0]:  # an engine's steps are of the same streams, mostly
+            self._packed = group.tails, column([tail.sid for tail in group.tails])
+        commit.log = pack_batch(self._packed[1], group.indexes, group.frames, group.ids)
         self._rows.add(self._seq, len(commit.log))
 
     def tidy(self, group: Group, commit: Commit) -> int:
@@ -147,10 +146,13 @@ class Log:
 
     def release(self, group: Group) -> None:
         """Show a stored group to its readers."""
-        for tail, until in group.reached:
-            if until > tail.released:
-                tail.released = until
-                if tail.watchers:
+        for tail, last in group.reached.items():
+            if last >= tail.released:
+                tail.released = last + 1
+                try:
+                    for watcher in tail.watchers:
+                        watcher()
+                except Exception:  # noqa: BLE001 - each is told, again, and the failure logged
                     tail.wake()
         for tail, until in group.segmented:
             tail.was_stored(until)

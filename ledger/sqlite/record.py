@@ -44,13 +44,13 @@ class Entry(NamedTuple):
 
 
 def pack_batch(
-    sids: Sequence[int],
+    sids: bytes,
     indexes: Sequence[int],
     frames: Sequence[bytes],
     ids: Sequence[tuple[int, ...]],
 ) -> bytes:
-    """The blob of one log row."""
-    head = _U32.pack(len(frames)) + column(sids) + column(indexes)
+    """The blob of one log row; `sids` are a column already."""
+    head = _U32.pack(len(frames)) + sids + column(indexes)
     return _seal(_U32.pack(zlib.crc32(head)), head, pack_ids(ids), *frames)
 
 

@@ -95,7 +95,7 @@ class Tail:
         if epoch != self.epoch or index != self.accepted or self.end_accepted:
             here = self.epoch, self.accepted, self.end_accepted
             raise why_refused(epoch, index, *here)
-        if ids and (len(ids) > 1 or not 0 <= ids[0] <= MAX_ID):
+        if len(ids) != 1 or not 0 <= ids[0] <= MAX_ID:
             _check_ids(ids)
         size = len(frame)
         ends = _sizes.get(frame[:CORR_OFFSET]) != size and _ends(frame)
@@ -244,7 +244,7 @@ def _ends(frame: bytes) -> bool:
 
 
 def _check_ids(ids: tuple[int, ...]) -> None:
-    if len(ids) > MAX_IDS or max(ids) > MAX_ID or min(ids) < 0:
+    if ids and (len(ids) > MAX_IDS or max(ids) > MAX_ID or min(ids) < 0):
         raise TooLarge(
             "a record's token ids are out of range",
             field="ids",

@@ -22,7 +22,7 @@ from ledger.interface import Append, Appends, NewStream, Record
 from ledger.sqlite.disk.file import SqliteFile
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.log import SEGMENT_COMMITS
-from ledger.sqlite.record import pack_batch, pack_segment
+from ledger.sqlite.record import column, pack_batch, pack_segment
 from ledger.sqlite.storage import Commit, SegmentRow, StreamRow
 from ledger.sqlite.tail import SEGMENT_BYTES
 from ledger.window import MAX_CREDIT_FRAMES, Window
@@ -121,7 +121,7 @@ class OurStorage(Ours):
         for index in range(batch.steps):
             self._seq += 1
             frames, ids = [frame(index)] * len(sids), [(TOKEN_ID,)] * len(sids)
-            log = pack_batch(sids, [index] * len(sids), frames, ids)
+            log = pack_batch(column(sids), [index] * len(sids), frames, ids)
             commit, behind = Commit(self._seq, log, power), Commit()
             if power:
                 due.put_into(behind, self._seq, index)

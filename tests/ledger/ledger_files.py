@@ -16,7 +16,7 @@ from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, Ledger, NewStream, ObjectKey, ObjectWrite, Record
 from ledger.sqlite.disk.checksum import add_functions, restated, value_crc
 from ledger.sqlite.disk.opening import require_closed_here
-from ledger.sqlite.record import pack_batch
+from ledger.sqlite.record import column, pack_batch
 from tests.ledger.backends import Backend, PostgresBackend, SqliteBackend
 
 A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))
@@ -107,7 +107,8 @@ class SqlitePlace(SqliteBackend):
     def put(self, stream: bytes, index: int, frame: bytes) -> None:
         with self.opened() as connection:
             [(sid,)] = connection.execute("SELECT sid FROM stream WHERE id = ?", (stream,))
-        self.edit("INSERT INTO log VALUES (1000, ?)", pack_batch([sid], [index], [frame], [()]))
+        row = pack_batch(column([sid]), [index], [frame], [()])
+        self.edit("INSERT INTO log VALUES (1000, ?)", row)
 
     def lose_some_of(self, stream: bytes) -> None:
         """One segment of several."""

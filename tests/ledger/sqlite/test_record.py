@@ -7,6 +7,7 @@ from ledger.frame import Token, encode
 from ledger.interface import Record
 from ledger.sqlite.record import (
     Entry,
+    column,
     pack_batch,
     pack_segment,
     places_of,
@@ -26,7 +27,7 @@ records = st.builds(
 
 def batch(entries: list[Entry]) -> bytes:
     return pack_batch(
-        [entry.sid for entry in entries],
+        column([entry.sid for entry in entries]),
         [entry.at for entry in entries],
         [entry.record.frame for entry in entries],
         [entry.record.ids for entry in entries],
