@@ -13,9 +13,7 @@ A second signal ends all that at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
 
 import structlog
 
@@ -24,6 +22,7 @@ from edge.quic.listen import QuicListener
 from edge.server.wire import Shared
 from ledger.errors import Unavailable
 from ledger.process import Stop
+from ledger.tasks import first_of
 
 GRACEFUL_TIMEOUT_S = 2.0
 """For answers that say that streams are to be resumed elsewhere to leave."""
@@ -47,7 +46,7 @@ async def go_away(shared: Shared, quic: QuicListener | None, stop: Stop) -> None
     """From the first signal to the end of the last connection; `stop.at_once` cuts it short."""
     config = shared.config
     log.info("draining", lame_duck_s=config.lame_duck_s, drain_s=config.drain_s)
-    await _unless_at_once(stop, asyncio.sleep(config.lame_duck_s))
+    await first_of(stop.at_once.wait(), asyncio.sleep(config.lame_duck_s))
     log.info("shutting down", streams=shared.link.route_count)
     patience_s = 0.0 if stop.at_once.is_set() else config.drain_s + GRACEFUL_TIMEOUT_S
     ending = asyncio.create_task(quic.stop(patience_s)) if quic is not None else None
@@ -58,11 +57,11 @@ async def go_away(shared: Shared, quic: QuicListener | None, stop: Stop) -> None
     shared.turn.flush()
     with suppress(TimeoutError):
         async with asyncio.timeout(config.drain_s):
-            await _unless_at_once(stop, _nothing_under_way(shared.link))
+            await first_of(stop.at_once.wait(), _nothing_under_way(shared.link))
     shared.link.refuse_all(shutting_down())
     with suppress(TimeoutError):
         async with asyncio.timeout(GRACEFUL_TIMEOUT_S):
-            await _unless_at_once(stop, _closed(shared))
+            await first_of(stop.at_once.wait(), _closed(shared))
     for connection in shared.connections.all():
         connection.abort()
     if ending is not None and not stop.at_once.is_set():
@@ -80,14 +79,3 @@ async def _closed(shared: Shared) -> None:
 async def _nothing_under_way(link: Link) -> None:
     while link.route_count:  # noqa: ASYNC110  (a route ends in many ways; nobody else asks)
         await asyncio.sleep(LOOK_S)
-
-
-async def _unless_at_once(stop: Stop, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, or leave it where a second signal says so."""
-    doing, hurry = asyncio.ensure_future(work), asyncio.create_task(stop.at_once.wait())
-    try:
-        await asyncio.wait((doing, hurry), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (doing, hurry):
-            task.cancel()
-        await asyncio.gather(doing, hurry, return_exceptions=True)

@@ -84,7 +84,7 @@ class Metrics:
         self._idle = self._counter(
             "idle_streams_ended", "Streams that nobody read and that made nothing", ("state",)
         )
-        self._takeovers = self._counter("takeovers", "Streams that another worker went on with", ())
+        self.takeovers = self._counter("takeovers", "Streams that another worker went on with", ())
         self._ttft = self._latency(
             "time_to_first_token_seconds", "From admission to the first release", TTFT_BUCKETS_S
         )
@@ -167,9 +167,6 @@ class Metrics:
         """Every histogram: of each series what fell into each bucket, `bounds` being their ends."""
         families = [one for one in self.registry.collect() if one.type == "histogram"]
         return [_histogram(family) for family in families]
-
-    def taken_over(self) -> None:
-        self._takeovers.inc()
 
     def ended(self, reason: FinishReason) -> None:
         self._ended.labels(reason.word).inc()

@@ -62,15 +62,21 @@ def room_in(open_files: int, wanted: int) -> int:
 
 def _place(address: str) -> str:
     """What counts as one client."""
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return address
+    parsed = parsed_address(address)
     if isinstance(parsed, ipaddress.IPv6Address):
-        if parsed.ipv4_mapped is not None:
-            return str(parsed.ipv4_mapped)
         return str(ipaddress.IPv6Network((int(parsed), IPV6_SITE_BITS), strict=False))
-    return str(parsed)
+    return str(parsed or address)
+
+
+def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """What an address of IPv4 is written as in IPv6 is that of IPv4; None for what is none."""
+    try:
+        parsed = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        return parsed.ipv4_mapped
+    return parsed
 
 
 def raise_open_files() -> int:

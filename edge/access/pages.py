@@ -11,9 +11,9 @@ alone, where no key is asked for, answers to loopback's own names.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection
 
+from edge.access.connections import parsed_address
 from edge.access.head import Head
 from ledger.errors import CallerError, Forbidden
 
@@ -99,20 +99,10 @@ def _name_of(host: str) -> str:
 
 def _is_local(name: str) -> bool:
     """Localhost (RFC 6761, 6.3), or an address."""
-    if name == LOCALHOST or name.endswith(f".{LOCALHOST}"):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    return name == LOCALHOST or name.endswith(f".{LOCALHOST}") or parsed_address(name) is not None
 
 
 def is_loopback(host: str) -> bool:
     """Whether what listens there can only be reached from this machine."""
-    if host.lower() == LOCALHOST:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = parsed_address(host)
+    return host.lower() == LOCALHOST or (address is not None and address.is_loopback)

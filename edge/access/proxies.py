@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Literal, NamedTuple
 
+from edge.access.connections import parsed_address
 from edge.access.head import Head
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -41,13 +42,8 @@ class Proxies:
 
     def trusts(self, address: str) -> bool:
         """Whether it is one of these proxies'."""
-        try:
-            parsed = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
-            parsed = parsed.ipv4_mapped
-        return any(parsed in network for network in self._networks)
+        parsed = parsed_address(address)
+        return parsed is not None and any(parsed in network for network in self._networks)
 
     def resolve(self, head: Head) -> Head:
         """The request as the first of these proxies had it."""
@@ -56,7 +52,7 @@ class Proxies:
             if not self.trusts(address):
                 break
             scheme, host = hop.scheme or scheme, hop.host or host
-            if not _is_address(hop.address):
+            if parsed_address(hop.address) is None:
                 break  # it says that it does not know, or hides it
             address = hop.address
         headers = head.headers
@@ -72,14 +68,6 @@ def _scheme(said: str, current: str) -> str:
     if known is None:
         return current
     return WEBSOCKET_SCHEMES[known] if current in ("ws", "wss") else known
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _bare(node: str) -> str:

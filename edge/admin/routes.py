@@ -187,7 +187,7 @@ def require_operator(head: Head, caller: Caller | None, config: EdgeConfig) -> N
         if Right.ADMIN not in Right(caller.rights):
             raise Forbidden("this API key is no operator's", field="Authorization", hint=HINT)
         return
-    if not config.listens_on_loopback_alone or config.trusted_proxies:
+    if not config.is_private:
         raise Forbidden(
             "others can reach this edge, and it has no API keys by which to know an operator",
             hint=HINT,

@@ -7,6 +7,7 @@ a resume token, for its stream, whoever has it. A stream of another tenant is as
 from __future__ import annotations
 
 from ledger.errors import Forbidden, NotFound, Unauthorized, unknown_stream
+from ledger.interface import Ledger, StreamInfo, StreamKind
 from ledger.rights import OF_A_STREAM, Right
 from ledger.wire.schema import Caller
 from origin.generations.resume_token import Voucher
@@ -32,6 +33,14 @@ def key_of(caller: Caller | None, idempotency_key: str | None) -> str | None:
 def name_of(caller: Caller | None, name: str) -> str:
     """The name of an object, apart from other tenants'."""
     return within(tenant_of(caller), name)
+
+
+async def generation(ledger: Ledger, stream: bytes) -> StreamInfo:
+    """The stream; an object's is as if absent, because only its object may show or end it."""
+    info = await ledger.info(stream)
+    if info.kind is not StreamKind.GENERATION:
+        raise unknown_stream(stream)
+    return info
 
 
 def check_right(caller: Caller | None, right: Right) -> None:

@@ -300,7 +300,7 @@ class Runs:
         if stream.unread:
             self._tell_unread(stream)
         if stream.epoch > 1:
-            self._metrics.taken_over()
+            self._metrics.takeovers.inc()
             log.info(
                 "stream.taken_over",
                 stream=stream.id.hex(),

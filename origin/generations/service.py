@@ -26,7 +26,6 @@ from ledger.errors import (
     TooLarge,
     Unauthorized,
     Unavailable,
-    unknown_stream,
 )
 from ledger.frame import (
     CALL_METHODS,
@@ -45,7 +44,7 @@ from ledger.frame import (
     StreamState,
 )
 from ledger.hints import HINT, Hint
-from ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo, StreamKind
+from ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.rights import OF_A_STREAM, Right
 from origin.chats import CHAT
@@ -54,6 +53,7 @@ from origin.config import LedgerConfig, OriginConfig
 from origin.generations.admission import admit, asks_of_engine, check_count, request_hash
 from origin.generations.callers import (
     check_right,
+    generation,
     key_of,
     name_of,
     no_subscriptions,
@@ -223,7 +223,7 @@ class Service:
         """
         if isinstance(request, Renew):
             self.keys.check_pass(request.mac, request.stream)
-            info, rights = await self._generation(request.stream), Right.READ
+            info, rights = await generation(self.ledger, request.stream), Right.READ
         else:
             info, rights = await self._allowed(request, Right.READ)
         if request.after is not None and request.after >= info.next_index:
@@ -313,16 +313,9 @@ class Service:
     ) -> tuple[StreamInfo, Right]:
         """The stream, and what the caller may do with it; raises unless `right` is among it."""
         voucher = self._check(request.token, request.stream, right)
-        info = await self._generation(request.stream)
+        info = await generation(self.ledger, request.stream)
         tenant = _tenant(info)
         return info, rights_on(request.stream, tenant, request.caller, voucher, right)
-
-    async def _generation(self, stream: bytes) -> StreamInfo:
-        """The stream; an object's is as if absent, because only its object may show or end it."""
-        info = await self.ledger.info(stream)
-        if info.kind is not StreamKind.GENERATION:
-            raise unknown_stream(stream)
-        return info
 
     async def _ended(self, info: StreamInfo, changed: asyncio.Event) -> StreamInfo:
         with suppress(TimeoutError):  # the answer says that it is still running
@@ -391,11 +384,9 @@ class Service:
     async def _is_generation(self, stream: bytes, call: Call, request: ObjectRequest) -> bool:
         """Whether it is one, which is as protected here as it is from a Resume."""
         try:
-            info = await self.ledger.info(stream)
+            info = await generation(self.ledger, stream)
         except NotFound:
             return False  # whatever has this name, it is no generation
-        if info.kind is not StreamKind.GENERATION:
-            return False
         voucher = self._check(request.header("tailrace-token"), stream, Right.READ)
         rights_on(stream, _tenant(info), call.caller, voucher, Right.READ)
         return True

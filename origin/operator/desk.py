@@ -16,6 +16,7 @@ from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.version import tailrace_version
 from origin.checkpoint.prompt import PromptReader
 from origin.config import OriginConfig
+from origin.generations.callers import generation
 from origin.generations.runs import Runs
 from origin.metrics import Metrics
 from origin.operator.live import LivePages, encoded
@@ -25,7 +26,6 @@ from origin.operator.simulation import simulate
 from origin.operator.stored import (
     MAX_FRAMES,
     frame_row,
-    generation,
     prompt_document,
     stored_document,
 )

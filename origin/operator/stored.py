@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ledger.errors import NotFound
 from ledger.frame import (
     Chunk,
     Classification,
@@ -19,7 +18,7 @@ from ledger.frame import (
     ToolCall,
     decode,
 )
-from ledger.interface import Ledger, Record, StreamInfo, StreamKind
+from ledger.interface import Ledger, Record, StreamInfo
 from ledger.life import StreamLife, tokens_of
 from origin.checkpoint.prompt import PromptReader
 from origin.generations.recipe import Recipe
@@ -35,14 +34,6 @@ TURN = ("role", "content", "tool_calls", "tool_call_id")
 """What a message of a conversation has, as far as it goes."""
 
 Document = dict[str, Any]
-
-
-async def generation(ledger: Ledger, stream: bytes) -> StreamInfo:
-    """Raises NotFound for what is none: an object's stream is the object's to show."""
-    info = await ledger.info(stream)
-    if info.kind is not StreamKind.GENERATION:
-        raise NotFound(f"no generation {stream.hex()}", code="unknown_stream")
-    return info
 
 
 async def stored_document(ledger: Ledger, info: StreamInfo) -> Document:
