@@ -151,11 +151,17 @@ class Exchange:
 
     def gone(self) -> None:
         """The client has left."""
-        self._over = True
-        self._deadline.clear()
         self._http3.starved.pop(self, None)
-        if self._incoming is not None:
-            self._incoming.gone()
+        incoming = self._ended()
+        if incoming is not None:
+            incoming.gone()
+
+    def _ended(self) -> Incoming | None:
+        """Who answers forgets this one and is forgotten: garbage that would wait to be found."""
+        self._over = True
+        self._deadline.end()
+        incoming, self._incoming = self._incoming, None
+        return incoming
 
     def _stalled(self) -> None:
         if self._incoming is not None:
@@ -178,17 +184,15 @@ class Exchange:
 
     def end(self) -> None:
         if not self._over:
-            self._over = True
-            self._deadline.clear()
+            incoming = self._ended()
             self._http3.core.end(self.stream)
-            if self._incoming is None or not self._incoming.is_whole:
+            if incoming is None or not incoming.is_whole:
                 self._http3.core.stop(self.stream)
             self._http3.over(self)
 
     def reset(self) -> None:
         if not self._over:
-            self._over = True
-            self._deadline.clear()
+            self._ended()
             self._http3.core.reset(self.stream, Code.INTERNAL_ERROR)
             self._http3.over(self)
 

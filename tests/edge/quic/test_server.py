@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 from edge.access.connections import ConnectionLimits
 from edge.quic.aioquic_core import AioquicCore
 from edge.quic.core import Code
+from edge.quic.http3 import Exchange
 from edge.quic.server import HANDSHAKE_TIMEOUT_S
+from edge.server.incoming import Incoming
 from tailrace.certificate import CertificateFiles, development_certificate
 from tests.edge.quic.net import Client, Net
 
@@ -21,6 +24,22 @@ def test_a_request_is_answered(net: Net) -> None:
     assert (net.routes.requests[0].query, net.routes.requests[0].http_version) == (b"b=c", "3")
     assert net.routes.requests[0].header(b"host") == b"localhost"
     assert net.routes.requests[0].peer == client.address
+
+
+def test_a_request_that_was_answered_is_no_garbage(net: Net) -> None:
+    def exchanges() -> int:
+        return sum(type(each) in (Exchange, Incoming) for each in gc.get_objects())
+
+    client = net.client()
+    client.get(b"/a")
+    gc.collect()
+    gc.disable()
+    try:
+        before = exchanges()
+        client.get(b"/b")
+        assert exchanges() == before
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_closes_is_gone_at_once_and_forgotten_soon(net: Net) -> None:
