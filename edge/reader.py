@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from edge.origins.link import Link
+from edge.origins.relay import under
 from edge.telemetry.exchange import current, note_error, note_stream, traced
 from ledger.errors import CallerError, TooLarge
 from ledger.frame import (
@@ -98,6 +99,10 @@ class Reader:
     def deliver(self, raw: bytes) -> None:
         self._queue.append(raw)
         self._filled.set()
+
+    def deliver_run(self, run: list[bytes], corr: bytes) -> None:
+        for raw in under(run, corr):
+            self.deliver(raw)
 
     @property
     def heartbeat(self) -> Heartbeat:

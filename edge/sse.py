@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from json.encoder import encode_basestring
 from typing import Any
@@ -34,7 +34,15 @@ EVENTS = LOGGED | {StreamError.tag}
 _TAG_AT, _SIZE_AT, _TEXT_AT = 4, 9, 10
 _TOKEN = Token.tag
 _LONG_TEXT_BYTES = 1 << 7  # the length of a text from here on takes two bytes
+_TWO_BYTES_FROM = 1 << 7  # the index of a frame from here on takes two bytes
+# The bytes of all indexes of one byte, one after the other, and of two.
+_SHORT_INDEXES = b"".join([*SMALL_INDEXES][:_TWO_BYTES_FROM])
+_LONG_INDEXES = b"".join([*SMALL_INDEXES][_TWO_BYTES_FROM:])
 _to_escape = re.compile(rb'["\\\x00-\x1f]').search
+_not_a_token = re.compile(rb"[^%c]" % _TOKEN).search
+LEAST_RUN = 8
+"""Frames from which on it is less work to look at all of them together."""
+_between: list[bytes] = []  # the text of the index and that of the next one, as far as was asked
 
 RETRY = b"retry: 500\n\n"
 """The first words of a body: a browser that loses it asks again after half a second, not after the
@@ -43,9 +51,56 @@ PING = b": ping\n\n"
 """A comment: keeps the connection alive, and no client sees an event."""
 
 
-def events(frames: Iterable[bytes]) -> bytes:
+def events(frames: Sequence[bytes]) -> bytes:
     """The events of raw frames, in order; those that no event can be made of are left out."""
-    return b"".join([_event(raw) for raw in frames])
+    if len(frames) < LEAST_RUN:
+        return b"".join([_event(raw) for raw in frames])
+    tags = b"".join([raw[_TAG_AT : _TAG_AT + 1] for raw in frames])
+    made, at = [], 0
+    while at < len(frames):
+        other = _not_a_token(tags, at)
+        end = len(frames) if other is None else other.start()
+        token = short_token(frames[at]) if end - at >= LEAST_RUN else None
+        if token is None:
+            made.append(_event(frames[at]))
+            at += 1
+        else:
+            index = token[1]
+            past = _TWO_BYTES_FROM if index < _TWO_BYTES_FROM else len(SMALL_INDEXES)
+            run = frames[at : min(end, at + past - index)]
+            made.append(_run(run, index))
+            at += len(run)
+    return b"".join(made)
+
+
+def _run(run: Sequence[bytes], index: int) -> bytes:
+    """The events of Tokens whose indexes, from `index` on, are all of one length.
+
+    A replay is made of a few calls for all of it, if the texts are short and the indexes follow
+    each other: what stands between two texts is the same for everybody.
+    """
+    past = index + len(run)
+    if index < _TWO_BYTES_FROM:
+        width, expected = 1, _SHORT_INDEXES[index:past]
+    else:
+        begin, end = index - _TWO_BYTES_FROM, past - _TWO_BYTES_FROM
+        width, expected = 2, _LONG_INDEXES[2 * begin : 2 * end]
+    texts = [raw[_TEXT_AT:-width] for raw in run]
+    sizes = list(map(len, texts))
+    told = b"".join([raw[_SIZE_AT:_TEXT_AT] for raw in run])
+    indexes = b"".join([raw[-width:] for raw in run])
+    if list(told) != sizes or max(sizes) >= _LONG_TEXT_BYTES or indexes != expected:
+        return b"".join([_event(raw) for raw in run])
+    if _to_escape(b"".join(texts)):
+        texts = [_escaped(text) for text in texts]
+    while len(_between) < past:
+        last = len(_between)
+        _between.append(b'","index":%d}\n\nid: %d\ndata: {"text":"' % (last, last + 1))
+    parts = [b""] * (2 * len(run))
+    parts[::2] = texts
+    parts[1::2] = _between[index:past]
+    parts[-1] = b'","index":%d}\n\n' % (past - 1)
+    return b'id: %d\ndata: {"text":"' % index + b"".join(parts)
 
 
 def short_token(raw: bytes) -> tuple[bytes, int] | None:
@@ -64,9 +119,12 @@ def short_token(raw: bytes) -> tuple[bytes, int] | None:
     if index is None:
         return None
     text = raw[_TEXT_AT:end]
-    if _to_escape(text):
-        text = encode_basestring(text.decode())[1:-1].encode()
-    return text, index
+    return _escaped(text), index
+
+
+def _escaped(text: bytes) -> bytes:
+    """As JSON has it between quotes."""
+    return encode_basestring(text.decode())[1:-1].encode() if _to_escape(text) else text
 
 
 def _event(raw: bytes) -> bytes:

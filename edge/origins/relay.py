@@ -46,6 +46,7 @@ from ledger.frame import (
     Steer,
     StreamEnd,
     StreamError,
+    Token,
     corr_of,
     decode,
     encode,
@@ -83,6 +84,15 @@ class Sink(Protocol):
 
     def deliver(self, raw: bytes) -> None:
         """Take one raw frame under the client's corr; must not block and not raise."""
+
+    def deliver_run(self, run: list[bytes], corr: bytes) -> None:
+        """Take Tokens of one stream as the origin has sent them; `corr`, the client's as it lies in
+        a frame, is for who needs it."""
+
+
+def under(run: list[bytes], corr: bytes) -> list[bytes]:
+    """Copies of raw frames under another corr: as `with_corr`, in a third of its time."""
+    return [raw[:CORR_OFFSET] + corr + raw[PREFIX_BYTES:] for raw in run]
 
 
 class LinkState(Enum):
@@ -217,8 +227,17 @@ class Relay:
         closed then.
         """
         routes, passed, is_up = self._routes, 0, self.state is LinkState.UP
+        run: list[bytes] = []  # Tokens that follow one that has passed on the same corr
+        run_corr = -1
         for raw in frames:
             tag, corr = tag_and_corr_of(raw)
+            if corr == run_corr and tag == Token.tag:
+                run.append(raw)
+                continue
+            if run:
+                self._pass(routes[run_corr], run)
+                run = []
+            run_corr = -1
             if corr == 0 or not is_up:
                 self._receive_for_link(raw)
                 is_up = self.state is LinkState.UP
@@ -227,11 +246,8 @@ class Relay:
             if route is None:
                 continue  # detached while the frame was on its way
             if tag in LOGGED:
-                if route.renewed:
-                    if index_of(raw) < route.next:
-                        self.repeated += 1
-                        continue  # it has passed before
-                    route.renewed = False
+                if route.renewed and self._repeats(route, raw):
+                    continue
                 route.next += 1
                 passed += 1
                 route.passed_bytes += len(raw)
@@ -241,7 +257,26 @@ class Relay:
                 continue
             # As `with_corr`, in a third of its time: every token passes here.
             route.sink.deliver(raw[:CORR_OFFSET] + route.corr_bytes + raw[PREFIX_BYTES:])
+            if tag == Token.tag:
+                run_corr = corr
+        if run:
+            self._pass(routes[run_corr], run)
         self.frames += passed
+
+    def _repeats(self, route: Route, raw: bytes) -> bool:
+        """Whether a frame had passed before the stream was asked for again."""
+        if index_of(raw) < route.next:
+            self.repeated += 1
+            return True
+        route.renewed = False
+        return False
+
+    def _pass(self, route: Route, run: list[bytes]) -> None:
+        """Logged frames of one route, of which nothing is to be looked at."""
+        self.frames += len(run)
+        route.next += len(run)
+        route.passed_bytes += sum(map(len, run))
+        route.sink.deliver_run(run, route.corr_bytes)
 
     def _passes(self, route: Route, raw: bytes, tag: int) -> bool:
         """Take a frame that is not logged; whether it is the client's too."""

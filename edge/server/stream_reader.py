@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from edge.body import SILENCE_S, Encoder
+from edge.body import SILENCE_S, Encoder, FrameEncoder
 from edge.generate import TIP_PATIENCE_S, stream_headers
 from edge.origins.link import Link
+from edge.origins.relay import under
 from edge.reader import CORR, WINDOW_BYTES, WINDOW_FRAMES
 from edge.server.deadlines import Deadline, Deadlines
 from edge.server.outlet import Headers, Outlet, Turn
@@ -105,6 +106,11 @@ class StreamReader:
         self._queue.append(raw)
         self._turn.touched[self] = None
 
+    def deliver_run(self, run: list[bytes], corr: bytes) -> None:
+        # Of all bodies one shows frames as they are: no other needs a copy of each.
+        self._queue += under(run, corr) if isinstance(self._encoder, FrameEncoder) else run
+        self._turn.touched[self] = None
+
     def flush(self) -> None:
         """Write what has come, as far as there is room."""
         queue = self._queue
@@ -175,12 +181,15 @@ class StreamReader:
         """Frames for about `room` bytes; whether the stream ends with the last of them."""
         if self._held_s is not None:
             self._queue = Splitter().feed(b"".join(self._queue))
-        queue, taken, size, most = self._queue, 0, 0, room // self._swell
-        for raw in queue:
-            if taken and size >= most:
-                break
-            size += len(raw)
-            taken += 1
+        queue, most = self._queue, room // self._swell
+        taken, size = len(queue), sum(map(len, queue))
+        if size - len(queue[-1]) >= most:  # there is no room for all
+            taken = size = 0
+            for raw in queue:
+                if taken and size >= most:
+                    break
+                size += len(raw)
+                taken += 1
         if taken == len(queue):
             self._queue = []
         else:

@@ -18,6 +18,7 @@ from wsproto.frame_protocol import CloseReason
 
 from edge.access.gate import PROTOCOLS
 from edge.access.rules import Admission
+from edge.origins.relay import under
 from edge.server.deadlines import Deadline
 from edge.server.outlet import Headers, Request, Wire
 from edge.server.wire import Shared
@@ -167,6 +168,10 @@ class WebSocket:
         # The session is looked at once a turn: with many connections, what it is made of is no
         # longer near the processor when its turn to be flushed comes.
         self._came.append(raw)
+        self._turn.touched[self] = None
+
+    def deliver_run(self, run: list[bytes], corr: bytes) -> None:
+        self._came += under(run, corr)
         self._turn.touched[self] = None
 
     def flush(self) -> None:

@@ -77,6 +77,9 @@ class Heard:
     def deliver(self, raw: bytes) -> None:
         self.heard.set()
 
+    def deliver_run(self, run: list[bytes], corr: bytes) -> None:
+        """Nothing is streamed to it."""
+
 
 async def sample(memories: Sequence[Memory], readers: Readers) -> None:
     while True:

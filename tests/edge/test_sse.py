@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge import sse
+from ledger.errors import FrameError
 from ledger.frame import (
     Chunk,
     Classification,
@@ -34,6 +35,41 @@ def test_a_token_is_a_plain_event_with_its_index_as_id() -> None:
 def test_an_event_made_from_bytes_is_that_of_the_frame(text: str, index: int, corr: int) -> None:
     token = Token(text, index)
     assert sse.events([encode(token, corr)]) == sse.event(token)
+
+
+TEXTS = st.sampled_from([" token", "", '"', "é\n", "x" * 127, "x" * 128, "y" * 300])
+
+
+@given(st.integers(0, 1 << 14), st.lists(TEXTS, max_size=40), st.integers(0, 2**32 - 1))
+def test_a_replay_is_the_events_of_its_frames(first: int, texts: list[str], corr: int) -> None:
+    tokens = [Token(text, first + n) for n, text in enumerate(texts)]
+    made = sse.events([encode(token, corr) for token in tokens])
+    assert made == b"".join(map(sse.event, tokens))
+
+
+LOGGED_FRAMES = st.one_of(
+    st.builds(Token, TEXTS, st.integers(0, 1 << 20)),
+    st.builds(Notice, st.just("inexact"), TEXTS, st.integers(0, 300)),
+)
+
+
+@given(st.lists(LOGGED_FRAMES, max_size=40))
+def test_frames_that_do_not_go_on_with_each_other_are_events_too(frames: list[Logged]) -> None:
+    assert sse.events([encode(frame) for frame in frames]) == b"".join(map(sse.event, frames))
+
+
+def test_events_over_the_places_where_an_index_takes_a_byte_more() -> None:
+    for first in (120, (1 << 14) - 8):
+        tokens = [Token("t", first + n) for n in range(20)]
+        assert sse.events([*map(encode, tokens)]) == b"".join(map(sse.event, tokens))
+
+
+@pytest.mark.parametrize("bad", [b"\x05\0\0\x01\0\0\0\0\0", b"\x06\0\0\x01\0\0\0\0\0\x05"])
+def test_a_frame_that_ends_too_early_is_refused_among_others_too(bad: bytes) -> None:
+    frames = [encode(Token("t", n)) for n in range(20)]
+    for at in (0, 10, 20):
+        with pytest.raises(FrameError):
+            sse.events([*frames[:at], bad, *frames[at:]])
 
 
 def test_frames_that_are_no_event_are_left_out() -> None:

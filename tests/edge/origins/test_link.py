@@ -124,6 +124,9 @@ class Refusals:
         self.waits.append(frame.retry_after_ms)
         self.reasons.add(frame.message)
 
+    def deliver_run(self, run: list[bytes], corr: bytes) -> None:
+        raise AssertionError("no stream is open")
+
 
 def overfill(link: Link, most_bytes: int) -> Refusals:
     """Send Calls of a megabyte until twenty were refused, and no more than so many bytes before."""

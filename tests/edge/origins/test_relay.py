@@ -11,6 +11,7 @@ from edge.origins.relay import (
     LinkState,
     Relay,
     route_of,
+    under,
 )
 from ledger.errors import FrameError, SchemaMismatch, TailraceError, Unavailable
 from ledger.frame import (
@@ -56,6 +57,10 @@ class Client:
 
     def deliver(self, raw: bytes) -> None:
         self.frames.append(decode(raw))
+
+    def deliver_run(self, run: list[bytes], corr: bytes) -> None:
+        for raw in under(run, corr):
+            self.deliver(raw)
 
 
 class Link:
@@ -329,6 +334,25 @@ def test_bytes_of_credit_count_from_the_request_whatever_link_it_is_on(link: Lin
     link.lose()
     left = Resume(STREAM, after=1, token="v1.other", credit=8, credit_bytes=200 - 2 * size)
     assert link.connect() == [(1, left)]
+
+
+def test_runs_of_tokens_pass_in_order_each_under_its_readers_corr(link: Link) -> None:
+    client, other = Client(), Client()
+    link.asks(client, OPEN, corr=7)
+    link.asks(other, OPEN, corr=9)
+    tokens = [Token("t", index) for index in range(5)]
+    link.says(OPENED, corr=1)
+    link.says(OPENED, corr=2)
+    first, second = ([encode(token, corr) for token in tokens] for corr in (1, 2))
+    link.relay.receive([*first[:3], *second[:2], *first[3:], *second[2:]])
+    assert client.frames == [(7, OPENED), *((7, token) for token in tokens)]
+    assert other.frames == [(9, OPENED), *((9, token) for token in tokens)]
+    assert link.relay.frames == 10
+    link.lose()
+    link.relay.connected()
+    link.sent()
+    link.says(Hello(SCHEMA_HASH, "test"))
+    assert [frame.start for _, frame in link.sent() if isinstance(frame, Resume)] == [5, 5]
 
 
 def test_frames_that_come_again_are_dropped(link: Link) -> None:
