@@ -37,7 +37,7 @@ SANS_IO = (
     *("edge/openai/responses/items.py", "edge/openai/responses/request.py"),
     *("edge/origins/breaker.py", "edge/origins/choice.py", "edge/origins/relay.py"),
     *("edge/origins/watchers.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),
-    *("edge/quic/core.py", "edge/quic/aioquic_core.py", "edge/quic/http3.py"),
+    *("edge/quic/core.py", "edge/quic/aioquic_*.py", "edge/quic/http3.py"),
     *("edge/quic/server.py", "edge/quic/timers.py"),
     *("edge/server/deadlines.py", "edge/server/http1.py", "edge/server/http2*.py"),
     *("ledger/frame.py", "ledger/window.py", "ledger/wire/*.py"),

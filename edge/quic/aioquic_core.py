@@ -1,23 +1,15 @@
-"""The core on aioquic: the one file that imports it, and that touches what is private there.
+"""The core on aioquic. Beside it only `aioquic_connection.py` imports that, and touches what is
+private there.
 
-What aioquic decides for itself and is decided otherwise here:
-
-- A client may send as much as has been read and a window more. aioquic doubles its windows
-  whenever half of one is used, so that a body is taken in as fast as it comes.
-- Requests' fields are bounded, and QPACK has no dynamic table for them: nothing can be blocked,
-  and nothing that is small on the wire is large here.
-- Session tickets carry no permission for early data, which anybody could send once more.
-- The first byte of a connection id may be given, so that several processes can share a port.
-- The host name that a handshake asks for is told; aioquic reads it and throws it away.
+Requests' fields are bounded, and QPACK has no dynamic table for them: nothing can be blocked, and
+nothing that is small on the wire is large here. Nor has it one for responses.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +31,6 @@ from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfigura
 from aioquic.quic.connection import (
     END_STATES,
     TRANSPORT_CLOSE_FRAME_CAPACITY,
-    QuicConnection,
-    QuicConnectionAdapter,
     stream_is_client_initiated,
     stream_is_unidirectional,
 )
@@ -56,15 +46,14 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.retry import QuicRetryTokenHandler
-from aioquic.tls import SessionTicket, pull_client_hello
+from aioquic.tls import SessionTicket
 
+from edge.quic.aioquic_connection import AioquicConnection, AskedFor
 from edge.quic.core import (
     CONNECTION_WINDOW_BYTES,
     IDLE_TIMEOUT_S,
-    MAX_CONTROL_BYTES,
     MAX_HEADER_BYTES,
     MAX_HELD_BYTES,
-    MAX_REQUESTS_AT_ONCE,
     STREAM_WINDOW_BYTES,
     Address,
     Asked,
@@ -83,122 +72,33 @@ from edge.quic.core import (
 )
 
 CONNECTION_ID_BYTES = 8
-CONTROL_BYTES_PER_REQUEST = 256
-"""More that a client may send about a connection for each request on it."""
-MAX_CONTROL_STREAMS = 16
-"""Unidirectional streams that a client may have open: it needs three."""
 FIELD_OVERHEAD_BYTES = 32
 """What a field counts beside its name and value (RFC 9114, 4.2.2)."""
+FULL_DATAGRAM_BYTES = 1000
+"""A datagram from so many bytes on is one of many, and its client waits to hear of it."""
 MAX_SESSION_TICKETS = 4096
 """Kept for clients that come again; the oldest go first."""
 MIN_INITIAL_CID_BYTES = 8
 """RFC 9000, 7.2"""
 
-AskedFor = Callable[[str], None]
-"""Told the host name of a handshake, before the client can ask anything of it."""
-
 VERSIONS = (QuicProtocolVersion.VERSION_1, QuicProtocolVersion.VERSION_2)
 
 
-class _Mute(QuicConnectionAdapter):
-    """aioquic has lines for each connection and packet, some of them warnings about a client."""
+class _Encoder:
+    """QPACK of responses without a dynamic table, of which a client would acknowledge each use:
+    a packet of its own, and one that acknowledges it, for the hundred bytes of a head."""
 
-    def debug(self, msg: object, *args: object, **kwargs: Any) -> None: ...
+    def __init__(self) -> None:
+        encoder = pylsqpack.Encoder()
+        self.encode, self.feed_decoder = encoder.encode, encoder.feed_decoder
 
-    info = warning = error = debug
-
-
-_MUTE = _Mute(logging.getLogger("quic"), {})
-
-
-class _Quic(QuicConnection):
-    def __init__(self, mark: int | None, asked_for: AskedFor | None, **options: Any) -> None:
-        super().__init__(**options)
-        self._mark = mark
-        self._asked_for = asked_for
-        self._logger = self._loss._logger = _MUTE
-        self._local_max_streams_bidi.value = MAX_REQUESTS_AT_ONCE
-        self._local_max_streams_bidi.sent = MAX_REQUESTS_AT_ONCE
-        self._local_max_streams_uni.value = MAX_CONTROL_STREAMS
-        self._local_max_streams_uni.sent = MAX_CONTROL_STREAMS
-        self._local_max_stream_data_uni = MAX_CONTROL_BYTES
-        if mark is not None:
-            first = self._host_cids[0]
-            first.cid = bytes([mark]) + first.cid[1:]
-            self.host_cid = self._local_initial_source_connection_id = first.cid
-
-    def _initialize(self, peer_cid: bytes) -> None:
-        super()._initialize(peer_cid)
-        self.tls._max_early_data = None
-        if self._asked_for is not None:
-            handle: Callable[..., None] = self.tls._server_handle_hello
-            hears = partial(self._hear, self._asked_for, handle)
-            self.tls._server_handle_hello = hears  # type: ignore[method-assign]
-
-    @staticmethod
-    def _hear(
-        asked_for: AskedFor, handle: Callable[..., None], hello: Buffer, *answers: Buffer
-    ) -> None:
-        begun = hello.tell()
-        name = pull_client_hello(hello).server_name
-        hello.seek(begun)
-        handle(hello, *answers)
-        if name is not None:
-            asked_for(name)
-
-    def _replenish_connection_ids(self) -> None:
-        known = len(self._host_cids)
-        super()._replenish_connection_ids()
-        if self._mark is not None:
-            for each in self._host_cids[known:]:
-                each.cid = bytes([self._mark]) + each.cid[1:]
-
-    # ---- windows: raised by `grant_stream` and `grant`, not by what has come ----
-
-    def _write_connection_limits(self, builder: Any, space: Any) -> None:
-        limit = self._local_max_data
-        used, limit.used = limit.used, 0
-        try:
-            super()._write_connection_limits(builder, space)
-        finally:
-            limit.used = used
-
-    def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
-        if stream.max_stream_data_local_sent == stream.max_stream_data_local:
-            return
-        receiver = stream.receiver
-        highest, receiver.highest_offset = receiver.highest_offset, 0
-        try:
-            super()._write_stream_limits(builder, space, stream)
-        finally:
-            receiver.highest_offset = highest
-
-    def grant(self, limit: int) -> None:
-        """The client may send so many bytes in all, of all streams."""
-        if limit - self._local_max_data.sent >= CONNECTION_WINDOW_BYTES // 2:
-            self._local_max_data.value = limit
-
-    def grant_stream(self, stream_id: int, unread: int) -> None:
-        """Of a stream the client may send what has come in order and a window, less `unread`."""
-        stream = self._streams.get(stream_id)
-        if stream is None or stream.receiver.is_finished:
-            return
-        limit = stream.receiver.starting_offset() + STREAM_WINDOW_BYTES - unread
-        if limit - stream.max_stream_data_local >= STREAM_WINDOW_BYTES // 2:
-            stream.max_stream_data_local = limit
-
-    def grant_control(self) -> None:
-        """Another request, and so much more that the client may send beside requests."""
-        self._local_max_stream_data_uni += CONTROL_BYTES_PER_REQUEST
-        for stream_id, stream in self._streams.items():
-            if stream_is_unidirectional(stream_id) and stream_is_client_initiated(stream_id):
-                more = self._local_max_stream_data_uni - stream.max_stream_data_local
-                if more >= MAX_CONTROL_BYTES // 2:
-                    stream.max_stream_data_local += more
+    def apply_settings(self, **_settings: int) -> bytes:
+        return b""
 
 
 class _Http3(H3Connection):
     def _init_connection(self) -> None:
+        self._encoder = _Encoder()  # type: ignore[assignment]
         self._max_table_capacity = self._blocked_streams = 0
         self._decoder = pylsqpack.Decoder(0, 0)
         super()._init_connection()
@@ -222,7 +122,7 @@ class _Http3(H3Connection):
 class AioquicCore:
     """A `Core`."""
 
-    def __init__(self, connection: _Quic) -> None:
+    def __init__(self, connection: AioquicConnection) -> None:
         self._quic = connection
         self._http3: _Http3 | None = None
         self._events: list[Event] = []
@@ -230,6 +130,7 @@ class AioquicCore:
         self._deaf: set[int] = set()  # streams of which nothing more is wanted
         self._unread: dict[int, int] = {}  # bytes of bodies that nobody has read
         self._all_unread = 0
+        self._fresh = 0  # bytes of all responses since the last datagrams
         self._taken = 0  # bytes of all streams, in order
         self._next_stream = 0  # the first that the client has not opened
         self.cids: Sequence[bytes] = (
@@ -245,6 +146,8 @@ class AioquicCore:
 
     def receive(self, datagram: bytes, address: Address, now: float) -> None:
         self._quic.receive_datagram(datagram, address, now)
+        if len(datagram) >= FULL_DATAGRAM_BYTES:
+            self._quic.acknowledge(now)
         self._take_events()
 
     def expire(self, now: float) -> None:
@@ -263,6 +166,7 @@ class AioquicCore:
         if not self._quic._network_paths:
             return []
         datagrams: Datagrams = self._quic.datagrams_to_send(now)
+        self._fresh = 0
         if self._quic._events:  # connection ids that were sent are in use
             self._take_events()
         return datagrams
@@ -282,6 +186,7 @@ class AioquicCore:
 
     def write(self, stream: int, data: bytes) -> None:
         if data and stream in self._sending:
+            self._fresh += len(data)
             self._quic.send_stream_data(stream, b"\0" + encode_uint_var(len(data)) + data)
 
     def end(self, stream: int) -> None:
@@ -310,7 +215,8 @@ class AioquicCore:
         sender = found.sender
         unsent: int = sender._buffer_stop - sender.highest_offset
         held: int = sender._buffer_stop - sender._buffer_start
-        return min(unsent_bytes - unsent, MAX_HELD_BYTES - held)
+        leaves = self._quic.leaves_at_once(found) - max(0, self._fresh - unsent)
+        return min(unsent_bytes + max(0, leaves) - unsent, MAX_HELD_BYTES - held)
 
     def consumed(self, stream: int, size: int) -> None:
         unread = self._unread.get(stream)
@@ -349,6 +255,7 @@ class AioquicCore:
             elif isinstance(event, quic.ProtocolNegotiated):
                 self._http3 = _Http3(self._quic)
             elif isinstance(event, quic.HandshakeCompleted):
+                self._quic.established()
                 self._events.append(Established())
             elif isinstance(event, quic.ConnectionIdIssued):
                 self._events.append(Issued(event.connection_id))
@@ -466,7 +373,7 @@ class AioquicCores:
 
     def accept(self, original_cid: bytes, retried_cid: bytes | None) -> AioquicCore:
         return AioquicCore(
-            _Quic(
+            AioquicConnection(
                 self._mark,
                 self._asked_for,
                 configuration=self._configuration,

@@ -29,6 +29,8 @@ MAX_HELD_BYTES = 256 << 10
 """Of one response that may be kept because the client has not acknowledged it."""
 MAX_CONTROL_BYTES = 64 << 10
 """A client may send about a connection in its whole life: settings, QPACK, priorities."""
+TIMER_S = 0.001
+"""The shortest time that the loop can wait; its own clock, too, has no less, and QUIC needs it."""
 IDLE_TIMEOUT_S = 60.0
 """A connection that is silent for so long is gone; a stream's signs of life come more often."""
 
@@ -150,8 +152,8 @@ class Core(Protocol):
         """So many bytes of a request's body have been read: so many more may come."""
 
     def room(self, stream: int, unsent_bytes: int) -> int:
-        """How much may be written so that at most `unsent_bytes` wait to be sent, and at most
-        MAX_HELD_BYTES to be sent or acknowledged."""
+        """How much may be written so that at most `unsent_bytes` wait to be sent beside what
+        leaves at once, and at most MAX_HELD_BYTES to be sent or acknowledged."""
 
     def go_away(self) -> None:
         """No new requests (GOAWAY); those that are under way go on."""

@@ -59,7 +59,7 @@ def test_a_client_whose_window_is_full_is_owed_little_and_goes_on_when_it_opens(
     client.quic.send_ping(1)
     net.until(lambda: len(client.bodies[stream]) == written)
     assert streaming.drains == drains + 1
-    written += pour(net, streaming)
+    written += pour(net, streaming, 0.2)
     streaming.outlet.end()
     net.until(lambda: stream in client.whole)
     assert len(client.bodies[stream]) == written > 4 * window
@@ -102,6 +102,63 @@ def test_what_one_turn_writes_leaves_in_one_datagram(net: Net) -> None:
     net.turn.flush()
     assert net.sent == before + 1
     net.until(lambda: all(client.bodies[stream] == b"0123456789" * 3 for stream, _ in opened))
+
+
+def test_a_replay_leaves_in_one_turn_and_in_full_datagrams(net: Net) -> None:
+    client = net.client()
+    stream, streaming = client.open()
+    pour(net, streaming, 0.15)  # so that its window is wide
+    sent: list[bytes] = []
+    net.lost = lambda datagram: bool(sent.append(datagram))  # type: ignore[func-returns-value]
+    body = bytes(range(256)) * 90
+    before = len(client.bodies[stream])
+    assert streaming.outlet.room() >= len(body)
+    streaming.outlet.write(body)
+    streaming.outlet.end()
+    net.turn.flush()
+    assert [len(datagram) for datagram in sent[:-1]] == [1200] * (len(body) // 1200)
+    net.until(lambda: stream in client.whole)
+    assert client.bodies[stream][before:] == body
+
+
+def test_streams_that_fill_packets_take_turns(net: Net) -> None:
+    client = net.client()
+    opened = [client.open() for _ in range(3)]
+    net.pass_time(1.0)
+    for _, streaming in opened:
+        streaming.outlet.write(bytes(40_000))
+    for _ in range(12):
+        net.pass_time(0.01)
+    come = [len(client.bodies[stream]) for stream, _ in opened]
+    assert min(come) > 0
+    net.until(lambda: all(len(client.bodies[stream]) == 40_000 for stream, _ in opened))
+
+
+def test_readers_of_one_connection_share_what_leaves_at_once(net: Net) -> None:
+    client = net.client()
+    opened = [client.open()[1] for _ in range(20)]
+    client.silent = True
+    net.clients.remove(client)
+    written = 0
+    for streaming in opened:
+        while streaming.outlet.room() > 0:
+            streaming.outlet.write(FRAME)
+            written += len(FRAME)
+    assert written <= 20 * (UNSENT_BYTES + len(FRAME)) + 12_000
+
+
+def test_an_acknowledgement_goes_with_what_is_sent(net: Net) -> None:
+    client = net.client()
+    _, streaming = client.open()
+    net.pass_time(1.0)
+    before = net.sent
+    client.quic.send_ping(1)
+    client.net.settle()
+    assert net.sent == before
+    streaming.outlet.write(FRAME)
+    net.turn.flush()
+    net.pass_time(1.0)
+    assert net.sent == before + 1
 
 
 def test_an_idle_connection_is_sent_nothing(net: Net) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from edge.app import HTTP3_IS_SILENT, create_app
 from edge.config import EdgeConfig
 from edge.origins.link import Link
 from edge.quic.aioquic_core import AioquicCores
-from edge.quic.listen import QuicListener
+from edge.quic.listen import MAX_SEGMENTS, QuicListener, SocketEnd, alike, segments
 from edge.quic.probe import PROBE_TIMEOUT_S, PROBES_UNANSWERED, Probe, answers
 from edge.server.application import Application
 from edge.server.deadlines import Deadlines
@@ -179,3 +180,54 @@ async def test_a_stop_waits_for_what_is_under_way_and_then_says_so(
         await stopping
         async with asyncio.timeout(60):
             await client.wait_closed()
+
+
+TO, ELSEWHERE = ("127.0.0.1", 9), ("127.0.0.1", 10)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        ([1200], 1),
+        ([1200, 1200, 1200], 3),
+        ([1200, 1200, 700, 700], 3),
+        ([700, 1200], 1),
+        ([100] * 100, MAX_SEGMENTS),
+        ([1400] * 64, 46),
+    ],
+)
+def test_datagrams_of_one_length_leave_as_one_piece(sizes: list[int], count: int) -> None:
+    assert alike([(bytes(size), TO) for size in sizes], 0) == count
+
+
+def test_a_piece_is_for_one_address() -> None:
+    assert alike([(b"a", TO), (b"b", TO), (b"c", ELSEWHERE)], 0) == 2
+
+
+@pytest.mark.parametrize("refused", [None, errno.EIO, errno.EINVAL])
+async def test_what_leaves_as_one_piece_comes_as_it_was(refused: int | None) -> None:
+    """The kernel may refuse a piece: a device cannot cut it, or a way is too narrow for one."""
+    with socket.socket(type=socket.SOCK_DGRAM) as client:
+        bound = socket.socket(type=socket.SOCK_DGRAM)
+        for each in (client, bound):
+            each.bind(("127.0.0.1", 0))
+        sent = [bytes([n]) * 900 for n in range(20)] + [b"the last"]
+        end = SocketEnd(bound)
+        if refused is not None:
+            end._socket = Refusing(bound, refused)  # type: ignore[assignment]
+        end.send([(data, client.getsockname()) for data in sent])
+        client.settimeout(5)
+        assert [client.recv(4096) for _ in sent] == sent
+        assert end._segments == (segments(bound) and refused != errno.EIO)
+        bound.close()
+
+
+class Refusing:
+    """A socket that sends no pieces."""
+
+    def __init__(self, bound: socket.socket, error: int) -> None:
+        self.sendto = bound.sendto
+        self._error = error
+
+    def sendmsg(self, *_arguments: object) -> int:
+        raise OSError(self._error, "refused")
