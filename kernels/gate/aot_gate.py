@@ -14,6 +14,13 @@ TERNARY_LINEAR = " ternary gemv rows=1"
 """How the names end of linears whose chain behind the wait for the launches ahead is judged."""
 MAX_BARRIERS, MAX_INSTRUCTIONS = 8, 650
 """What each of them may have there: nothing hides it, since no weight is late any more."""
+EIGHT_ROWS = (
+    *("norm hidden int8 rows=16", "qkv ternary gemm rows=8"),
+    *("norm queries int8 rows=16", "o ternary gemm rows=8"),
+    *("norm hidden int8 rows=16", "gate_up ternary gemm rows=8"),
+    *("relu2_gate_norm_int8 rows=16", "down ternary gemm rows=8"),
+)
+"""What a layer launches for 8 rows instead of its ternary linears; a norm's rows are programs."""
 MAX_SHARED_BYTES = 227 << 10
 """Shared memory that a program may have on sm_90."""
 
@@ -101,6 +108,24 @@ class Gate:
         found = self.behind_wait(what).items()
         return {name: count for name, count in found if name.endswith(TERNARY_LINEAR)}
 
+    def eight_rows(self) -> float:
+        """Instructions behind the waits of a layer's linears: 8 rows, as a multiple of one row's.
+
+        0 where not all of them are compiled. Of the shape that has the most.
+        """
+        counts: dict[str, dict[str, int]] = {}
+        for code, uses in ((c.code, c.uses) for c in self.compiled if c.code):
+            for use in uses:
+                own = counts.setdefault(use["shape"], {})
+                own[use["name"]] = code["instructions_behind_wait"]
+        found = [0.0]
+        for shape, own in counts.items():
+            one = [count for name, count in own.items() if name.endswith(TERNARY_LINEAR)]
+            eight = [own.get(f"{shape}.{name}", 0) for name in EIGHT_ROWS]
+            if one and all(eight):
+                found.append(sum(eight) / sum(one))
+        return max(found)
+
     def offenders(self) -> list[str]:
         """One entry per offence, with the name of what commits it."""
         found = [f"{c.name} {offence}" for c in self.compiled for offence in c.offences()]
@@ -138,6 +163,7 @@ class Gate:
             "barriers_behind_wait": max(self._ternary("barriers").values(), default=0),
             "instructions_behind_wait": max(self._ternary("instructions").values(), default=0),
             "behind_wait": self.behind_wait("instructions"),
+            "eight_rows": round(self.eight_rows(), 2),
             "registers_max": max((code["registers"] for code in codes), default=0),
             "shared_bytes_max": max((code["shared_bytes"] for code in codes), default=0),
             "triton": self.triton,

@@ -7,7 +7,7 @@ The sums are divided by 4**i at the end, which is exact, and lack the sum of the
 which is subtracted. They are whole numbers: no tile, split or batch changes a bit of what
 `kernels.linear.ternary.ternary_linear` gives.
 
-    ternary_gemv   1 or 2 rows: norm and quantisation in the prologue, dp4a
+    ternary_gemv   one row: norm and quantisation in the prologue, dp4a
     ternary_gemm   any number of rows that are int8 already, tensor cores
 """
 
@@ -55,8 +55,9 @@ __all__ = [
     "ternary_gemv",
 ]
 
-GEMV_MAX_ROWS = 2
-"""Rows that ternary_gemv takes; every program repeats the norms of all."""
+GEMV_MAX_ROWS = 1
+"""Rows that ternary_gemv takes: two would repeat two norms in every program, which cost more than
+launches of their own."""
 GEMV_MAX_IN = 14_336
 """Elements along `in` that the registers of a program of 16 warps hold."""
 PACKED_ROWS = 4
@@ -340,7 +341,7 @@ _TYPES = {
 def variants(shape: DecoderShape) -> Iterator[Variant]:
     """All compilations that serving `shape` launches: none unless its linears are ternary."""
     for step, (outs, width, epilogue) in bitnet_linears(shape).items():
-        for rows, dependent in ((1, False), (1, True), (2, False), (2, True)):
+        for rows, dependent in ((1, False), (1, True)):
             owned = sum(outs) // 4 // (2 if epilogue.gated else 1)
             plan = GemvPlan.of(owned, width, rows, gated=epilogue.gated)
             # Triton compiles an argument of 1 in.

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.gate.aot_gate import MAX_INSTRUCTIONS, MAX_SHARED_BYTES, Compiled, Gate
+from kernels.gate.aot_gate import (
+    EIGHT_ROWS,
+    MAX_INSTRUCTIONS,
+    MAX_SHARED_BYTES,
+    Compiled,
+    Gate,
+)
 
 CODE = {
     "registers": 40,
@@ -131,3 +137,13 @@ def test_what_a_ternary_linear_has_behind_its_wait_is_told_and_judged() -> None:
         f"{name.format('down')} has {MAX_INSTRUCTIONS + 1} instructions behind its wait,"
         f" of {MAX_INSTRUCTIONS}",
     ]
+
+
+def test_eight_rows_are_a_multiple_of_one() -> None:
+    steps = ("qkv", "o", "gate_up", "down")
+    one = [compiled(use(name=f"tiny.{step} ternary gemv rows=1", step=step)) for step in steps]
+    eight = [
+        compiled(use(name=f"tiny.{name}"), instructions_behind_wait=250) for name in set(EIGHT_ROWS)
+    ]
+    assert gate(*one, *eight).eight_rows() == 8 * 250 / (4 * 450)
+    assert gate(*one, *eight[1:]).eight_rows() == gate(*eight).eight_rows() == 0
