@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -21,24 +20,16 @@ fifths of the time of an append with 64 streams; pauses of 141 to 301 ms with 2,
 
 
 class Stop:
-    """What signals ask of this process: to stop, and then, by a second one, to stop at once."""
+    """What signals, `others` too, ask of this process: to stop; by a second one, at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *others: signal.Signals) -> None:
         self.asked = asyncio.Event()
         self.at_once = asyncio.Event()
-        for number in STOP_SIGNALS:
+        for number in (*STOP_SIGNALS, *others):
             asyncio.get_running_loop().add_signal_handler(number, self.ask)
 
     def ask(self) -> None:
         (self.at_once if self.asked.is_set() else self.asked).set()
-
-
-def stop_signal(*others: signal.Signals) -> asyncio.Event:
-    """Is set when the process is asked to stop, as it is by `others` too."""
-    stopped = asyncio.Event()
-    for number in (*STOP_SIGNALS, *others):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    return stopped
 
 
 def boot_id() -> bytes:
@@ -46,13 +37,6 @@ def boot_id() -> bytes:
     with suppress(OSError):
         return BOOT_ID.read_bytes().strip()
     return b""
-
-
-def import_environment() -> dict[str, str]:
-    """For a child that is to find our packages where this process did."""
-    root = str(Path(__file__).resolve().parents[1])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def look_less_often(thresholds: tuple[int, int, int] = GC_THRESHOLDS) -> None:

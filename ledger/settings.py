@@ -36,11 +36,6 @@ def parse_address(text: str) -> tuple[str, int]:
     return bare, int(port)
 
 
-def _checked_address(text: str) -> str:
-    parse_address(text)
-    return text
-
-
 def split_at_commas(value: object) -> object:
     """The environment and flags write several values as `a,b`."""
     if isinstance(value, str):
@@ -54,7 +49,7 @@ def _checked_url(text: str) -> str:
     return text
 
 
-Address = Annotated[str, AfterValidator(_checked_address)]
+Address = Annotated[str, AfterValidator(lambda text: parse_address(text) and text)]
 CollectorUrl = Annotated[str, AfterValidator(_checked_url)]
 
 
@@ -88,9 +83,8 @@ class Settings(BaseSettings):
     def explain(cls, error: ValidationError, file: Path | None) -> ConfigError:
         """Every finding, each with the places that the value may have come from."""
         found = error.errors()
-        within = {each["loc"][:-1] for each in found} - {
-            ()
-        }  # a list is too short without its bad item
+        # A list is not too short by itself where an item of it is bad.
+        within = {each["loc"][:-1] for each in found if len(each["loc"]) > 1}
         return all_of([cls._finding(each, file) for each in found if each["loc"] not in within])
 
     @classmethod

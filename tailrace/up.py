@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ledger.errors import ConfigError
-from ledger.process import stop_signal
+from ledger.process import Stop
 from ledger.settings import MAX_PORT
 from ledger.tasks import first_of
 from tailrace.certificate import CertificateFiles, development_certificate
@@ -65,7 +65,7 @@ async def _serve(options: UpOptions) -> None:
         console.print("\nCtrl-C stops it.", style="dim")
         await asyncio.Event().wait()
 
-    stop = stop_signal(signal.SIGHUP)
+    stop = Stop(signal.SIGHUP).asked
     await first_of(stop.wait(), welcome(), *(child.keep_running() for child in children))
     console.print("stopped", style="dim")
 

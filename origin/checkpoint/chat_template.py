@@ -28,11 +28,11 @@ from typing import Any
 from jinja2 import TemplateError
 
 from ledger.errors import ModelError
-from ledger.process import import_environment
 from origin.checkpoint.finding import Findings
 from origin.checkpoint.model_json import read_object_if_there, shown
 from origin.checkpoint.template_child import MAX_CPU_S, Answer
 from origin.checkpoint.tokenizer_file import TOKENIZER_CONFIG_FILE
+from origin.children import import_environment
 from origin.tools import markup_of, shows_tools
 
 COMMAND = (sys.executable, "-P", "-m", "origin.checkpoint.template_child")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ledger.errors import CallerError, Overloaded, TailraceError, Unavailable
-from ledger.process import import_environment
+from origin.children import import_environment
 from origin.operator.query import parse_body
 
 HISTORY = "history"

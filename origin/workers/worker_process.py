@@ -22,7 +22,7 @@ import structlog
 
 from ledger.errors import FrameError, SchemaMismatch
 from ledger.frame import Hello
-from ledger.process import import_environment
+from origin.children import import_environment
 from origin.workers import worker_frame
 from origin.workers.circuit import SETTLED_S, Circuit, CircuitState
 from origin.workers.death import Death, count_oom_kills, kind_of_exit

@@ -22,7 +22,7 @@ assert gc.get_threshold()[0] > 700, gc.get_threshold()
 @pytest.mark.parametrize(
     ("imports", "start"),
     [
-        ("from ledger.process import *", "look_less_often(); await stop_signal().wait()"),
+        ("from ledger.process import *", "look_less_often(); await Stop().asked.wait()"),
         (
             "from edge.serve import *",
             "c = EdgeConfig(http=('127.0.0.1:0',), origin=('127.0.0.1:9',));"
