@@ -21,6 +21,8 @@ EIGHT_ROWS = (
     *("relu2_gate_norm_int8 rows=16", "down ternary gemm rows=8"),
 )
 """What a layer launches for 8 rows instead of its ternary linears; a norm's rows are programs."""
+MAX_EIGHT_ROWS = 1.3
+"""Instructions behind the waits of those, as a multiple of what one row has there."""
 MAX_SHARED_BYTES = 227 << 10
 """Shared memory that a program may have on sm_90."""
 
@@ -141,6 +143,8 @@ class Gate:
                 for name, count in self._ternary(what).items()
                 if count > most
             ]
+        if (eight := self.eight_rows()) > MAX_EIGHT_ROWS:
+            found.append(f"8 rows cost {eight:.2f} times one, of {MAX_EIGHT_ROWS}")
         return found
 
     def summary(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kernels.gate.aot_gate import (
@@ -146,4 +147,9 @@ def test_eight_rows_are_a_multiple_of_one() -> None:
         compiled(use(name=f"tiny.{name}"), instructions_behind_wait=250) for name in set(EIGHT_ROWS)
     ]
     assert gate(*one, *eight).eight_rows() == 8 * 250 / (4 * 450)
+    assert gate(*one, *eight).offenders() == []
+    longer = replace(eight[0], code={**CODE, "instructions_behind_wait": 2000})
+    assert [e.partition(",")[0] for e in gate(*one, *eight[1:], longer).offenders()] == [
+        f"8 rows cost {gate(*one, *eight[1:], longer).eight_rows():.2f} times one"
+    ]
     assert gate(*one, *eight[1:]).eight_rows() == gate(*eight).eight_rows() == 0
