@@ -12,7 +12,7 @@ MAX_LAUNCHES = 5
 """Launches of a layer's decode step at batch 1."""
 TERNARY_LINEAR = " ternary gemv rows=1"
 """How the names end of linears whose chain behind the wait for the launches ahead is judged."""
-MAX_BARRIERS, MAX_INSTRUCTIONS = 8, 650
+MAX_BARRIERS, MAX_INSTRUCTIONS = 8, 500
 """What each of them may have there: nothing hides it, since no weight is late any more."""
 EIGHT_ROWS = (
     *("norm hidden int8 rows=16", "qkv ternary gemm rows=8"),

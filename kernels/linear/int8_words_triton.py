@@ -13,7 +13,7 @@ launches ahead, so it counts.
 # Triton's language has no types: its functions are compiled, not called.
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# mypy: disable-error-code="assignment"
+# mypy: disable-error-code="assignment, var-annotated"
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
-from kernels.rows.norm import EXPONENT_BIAS, MAX_EXPONENT, MIN_EXPONENT, SQUARE_BITS
+from kernels.rows.squares_triton import fixed_factor, squares
 
 WORDS = 32
 """Words of a line: 128 bytes, what a memory transaction holds."""
@@ -31,17 +31,13 @@ _WORDS = tl.constexpr(WORDS)
 _WORD = tl.constexpr(WORD)
 _INT8_MAX = tl.constexpr(float(INT8_MAX))
 _MIN_ABSMAX = tl.constexpr(MIN_ABSMAX)
-_SQUARE_SCALE = tl.constexpr(2.0**SQUARE_BITS)
-_HALF_SCALE = tl.constexpr(2.0 ** (SQUARE_BITS // 2))
-_LOWEST = tl.constexpr(EXPONENT_BIAS + MIN_EXPONENT)
-_HIGHEST = tl.constexpr(EXPONENT_BIAS + MAX_EXPONENT)
 # fp32 counts in ones from 2**23 on: adding this rounds |v| < 2**22 half to even, and leaves v in
 # the lowest byte of the sum's bits.
 _ROUND = tl.constexpr(12_582_912.0)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _INFINITE = tl.constexpr(0x7F800000)
-_PIECE_BITS = tl.constexpr(22)
-_PIECE = tl.constexpr(2**22 - 1)
+_PIECE_BITS = tl.constexpr(23)
+_PIECE = tl.constexpr(2**23 - 1)
 
 
 @triton.jit
@@ -139,14 +135,12 @@ def joined(tensors, LEVELS: tl.constexpr):
 
 @triton.jit
 def parted(tensor, SIZE: tl.constexpr, LEVELS: tl.constexpr):
-    """The 2**LEVELS tensors of `joined`: from [SIZE, 2**LEVELS], or scalars where SIZE is 1."""
+    """The 2**LEVELS tensors [SIZE] that lie beside one another in the last dimensions."""
     tensors = (tensor,)
     for level in tl.static_range(LEVELS):
         low, high = (), ()
         for i in tl.static_range(1 << level):
-            if SIZE == 1 and level == LEVELS - 1:
-                pairs = tl.reshape(tensors[i], (2,))
-            elif level == LEVELS - 1:
+            if level == LEVELS - 1:
                 pairs = tl.reshape(tensors[i], (SIZE, 2))
             else:
                 pairs = tl.reshape(tensors[i], (SIZE, 1 << (LEVELS - level - 1), 2))
@@ -157,28 +151,28 @@ def parted(tensor, SIZE: tl.constexpr, LEVELS: tl.constexpr):
 
 
 @triton.jit
-def over_rows(columns, LEVELS: tl.constexpr, LINES: tl.constexpr, MAXIMUM: tl.constexpr):
-    """Maxima or sums of 2**LEVELS int32 tensors [LINES, 32]: a tuple of scalars.
+def over_warps(values, COUNT: tl.constexpr, LINES: tl.constexpr, MAXIMUM: tl.constexpr):
+    """Maxima, or sums, of COUNT int32 tensors [LINES, 32], none below 0: [LINES] of equal numbers.
 
-    They cross the warps together: what that costs are barriers, whatever is reduced between them.
+    Each warp brings its own, and then each reduces those of all: as many at a time as there is
+    room for in a line, with one barrier between, and one before memory is used again.
     """
-    every = tl.reshape(joined(columns, LEVELS), (LINES * _WORDS, 1 << LEVELS))
-    reduced = tl.max(every, 0) if MAXIMUM else tl.sum(every, 0)
-    if LEVELS == 0:
-        return (tl.max(reduced),)
-    else:
-        return parted(reduced, 1, LEVELS)
-
-
-@triton.jit
-def over_lines(columns, LINES: tl.constexpr, LEVELS: tl.constexpr):
-    """Sums along the lines of 2**LEVELS int32 tensors [LINES, n], as a tuple of [n]."""
-    SIZE: tl.constexpr = columns[0].shape[1]
-    if LEVELS == 0:
-        return (tl.sum(columns[0], 0),)
-    else:
-        every = tl.reshape(joined(columns, LEVELS), (LINES, SIZE, 1 << LEVELS))
-        return parted(tl.sum(every, 0), SIZE, LEVELS)
+    ROOM: tl.constexpr = _WORDS // LINES
+    lane = tl.broadcast_to(tl.arange(0, _WORDS)[None, :], (LINES, _WORDS))
+    # Lane l of every warp has number l // LINES of warp l % LINES.
+    place = tl.reshape(lane % LINES * _WORDS + lane, (LINES * _WORDS,))
+    reduced = ()
+    for first in tl.static_range(0, COUNT, ROOM):
+        own = tl.zeros((LINES, _WORDS), tl.int32)
+        for i in tl.static_range(min(ROOM, COUNT - first)):
+            one = tl.max(values[first + i], 1) if MAXIMUM else tl.sum(values[first + i], 1)
+            own = tl.where(lane >= i * LINES, one[:, None], own)
+        every = tl.gather(tl.reshape(own, (LINES * _WORDS,)), place, 0)
+        every = tl.reshape(every, (LINES, _WORDS))
+        for i in tl.static_range(min(ROOM, COUNT - first)):
+            one = tl.where(lane // LINES == i, every, 0)
+            reduced = reduced + (tl.max(one, 1) if MAXIMUM else tl.sum(one, 1),)
+    return reduced
 
 
 @triton.jit
@@ -247,53 +241,41 @@ def root(square, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def squares(
-    tiles, FIRST: tl.constexpr, factor, finite, LINES: tl.constexpr, STEPS: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-):  # fmt: skip
-    """Of a lane: the sum of whole squares of STEPS tiles, as four pieces int32 [LINES, 32].
+def pieces_of_squares(tiles, FIRST: tl.constexpr, factor, STEPS: tl.constexpr):
+    """Of a lane: the sum of whole squares of STEPS tiles, as two pieces int32 [LINES, 32].
 
-    A lane's sum is below 2**54, a row's below 2**62; no sum of pieces over a program's lanes
-    leaves 32 bits. The fourth is 0: four are a power of two.
+    A square is 2**40 at most, a row of GEMV_MAX_IN elements sums below 2**54, and a lane of 64 up
+    to 2**46: no sum of either piece over a row's lanes leaves 32 bits without a sign.
     """
-    fixed = tl.zeros((LINES, _WORDS, _WORD), tl.int64)
+    total = tl.zeros((tiles[0].shape[0], _WORDS, _WORD), tl.int64)
     for step in tl.static_range(STEPS):
-        scaled = tiles[FIRST + step] * factor
-        # Of a row that is not finite nobody looks at the sum; numpy minds the cast.
-        if INTERPRETED:
-            scaled = tl.where(finite, scaled, 0.0)
-        fixed += (scaled * scaled).to(tl.int64)
-    total = tl.sum(fixed, 2)
-    low = (total & _PIECE).to(tl.int32)
-    middle = (total >> _PIECE_BITS & _PIECE).to(tl.int32)
-    return low, middle, (total >> 2 * _PIECE_BITS).to(tl.int32), tl.zeros_like(low)
+        total += squares(tiles[FIRST + step], factor)
+    total = tl.sum(total, 2)
+    return (total & _PIECE).to(tl.int32), (total >> _PIECE_BITS).to(tl.int32)
 
 
 @triton.jit
 def inverses(
     tiles, largest, eps, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
-    BATCH: tl.constexpr, LEVELS: tl.constexpr, INTERPRETED: tl.constexpr,
+    BATCH: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """`inverse_rms` of BATCH rows, from the bits of their largest magnitudes: fp32 scalars."""
-    pieces, downs = (), ()
+    """`inverse_rms` of BATCH rows, from the bits of their largest magnitudes: fp32 [LINES]."""
+    pieces, factors = (), ()
     for row in tl.static_range(BATCH):
-        exponent = tl.minimum(tl.maximum(largest[row] >> 23, _LOWEST), _HIGHEST)
-        down = ((253 - exponent) << 23).to(tl.float32, bitcast=True)
-        downs = downs + (down,)
-        # The scale of a square is split between its factors: powers of two round nothing.
-        factor, finite = down * _HALF_SCALE, largest[row] < _INFINITE
-        pieces = pieces + squares(tiles, row * STEPS, factor, finite, LINES, STEPS, INTERPRETED)
-    sums = over_rows(pieces, LEVELS + 2, LINES, False)
+        factors = factors + (fixed_factor(largest[row]),)
+        factor = factors[row][:, None, None]
+        # Of a row that is not finite nobody looks at the sum.
+        pieces = pieces + pieces_of_squares(tiles, row * STEPS, factor, STEPS)
+    sums = over_warps(pieces, 2 * BATCH, LINES, False)
     found = ()
     for row in tl.static_range(BATCH):
-        total = sums[4 * row + 2].to(tl.int64) << 2 * _PIECE_BITS
-        total += sums[4 * row + 1].to(tl.int64) << _PIECE_BITS
-        total += sums[4 * row]
-        down, finite = downs[row], largest[row] < _INFINITE
-        mean = quotient(total.to(tl.float32), IN * _SQUARE_SCALE, INTERPRETED)
-        mean = tl.where(finite, mean + eps * down * down, 1.0)
-        # `down` is a power of two: its product is exact, and it may lie at the range's end.
-        inverse = down * quotient(1.0, root(mean, INTERPRETED), INTERPRETED)
+        total = sums[2 * row + 1].to(tl.uint32, bitcast=True).to(tl.int64) << _PIECE_BITS
+        total += sums[2 * row].to(tl.uint32, bitcast=True)
+        factor, finite = factors[row], largest[row] < _INFINITE
+        mean = quotient(total.to(tl.float32), float(IN), INTERPRETED)
+        mean = tl.where(finite, mean + eps * factor * factor, 1.0)
+        # `factor` is a power of two: its product is exact.
+        inverse = factor * quotient(1.0, root(mean, INTERPRETED), INTERPRETED)
         found = found + (tl.where(finite, inverse, float("nan")),)
     return found
 
@@ -301,13 +283,13 @@ def inverses(
 @triton.jit
 def int8_rows(
     tiles, gains, eps, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
-    BATCH: tl.constexpr, LEVELS: tl.constexpr, NORM: tl.constexpr, INTERPRETED: tl.constexpr,
+    BATCH: tl.constexpr, NORM: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """BATCH = 2**LEVELS rows, normalised if there are gains, as int8: words, and their factors.
+    """BATCH rows, normalised if there are gains, as int8: words, and their factors.
 
     tiles: STEPS of each row, one row after another. Returns as many tiles of words, int32
-    [LINES, 32], and BATCH fp32 scalars. The factor of a row with NaN or infinite values is NaN,
-    and its words have no meaning.
+    [LINES, 32], and for each row fp32 [LINES] of equal numbers. The factor of a row with NaN or
+    infinite values is NaN, and its words have no meaning.
     """
     products, norms, largest = tiles, (), ()
     for row in tl.static_range(BATCH):
@@ -320,10 +302,10 @@ def int8_rows(
             products = products + (gains[place % STEPS] * tiles[place],)
         for row in tl.static_range(BATCH):
             largest = largest + (magnitudes(products, row * STEPS, STEPS),)
-        largest = over_rows(largest, LEVELS + 1, LINES, True)
-        norms = inverses(tiles, largest, eps, IN, LINES, STEPS, BATCH, LEVELS, INTERPRETED)
+        largest = over_warps(largest, 2 * BATCH, LINES, True)
+        norms = inverses(tiles, largest, eps, IN, LINES, STEPS, BATCH, INTERPRETED)
     else:
-        largest = over_rows(largest, LEVELS, LINES, True)
+        largest = over_warps(largest, BATCH, LINES, True)
     words, factors = (), ()
     for row in tl.static_range(BATCH):
         most = largest[BATCH + row if NORM else row].to(tl.float32, bitcast=True)
@@ -333,7 +315,7 @@ def int8_rows(
         factors = factors + (factor,)
         for step in tl.static_range(STEPS):
             normed = products[row * STEPS + step]
-            normed = normed * norms[row] if NORM else normed
-            rounded = (normed * factor + _ROUND).to(tl.int32, bitcast=True)
+            normed = normed * norms[row][:, None, None] if NORM else normed
+            rounded = (normed * factor[:, None, None] + _ROUND).to(tl.int32, bitcast=True)
             words = words + (lowest_bytes(rounded, LINES, INTERPRETED),)
     return words, factors

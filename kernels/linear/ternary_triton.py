@@ -1,11 +1,11 @@
 """Ternary linears (W2A8) on the GPU, on weights packed as they lie in a BitNet checkpoint.
 
 A 32-bit word along `in` of packed row r holds 16 weights: 4 of each of the output rows
-i * R + r, with i = 0 .. 3 and R the packed rows of its part. `word & (0x03030303 << 2i)` has
-weight + 1, times 4**i, in each byte and goes straight into dp4a: no weight is ever shifted.
-The sums are divided by 4**i at the end, which is exact, and lack the sum of the activations,
-which is subtracted. They are whole numbers: no tile, split or batch changes a bit of what
-`kernels.linear.ternary.ternary_linear` gives.
+i * R + r, with i = 0 .. 3 and R the packed rows of its part. Its bytes, with what is above a
+field masked off, go straight into dp4a: no weight is ever shifted. The difference of two such sums
+is that of a field, 4**i times weight + 1; it is divided by 4**i at the end, which is exact, and
+lacks the sum of the activations, which is subtracted. All are whole numbers: no tile, split or
+batch changes a bit of what `kernels.linear.ternary.ternary_linear` gives.
 
     ternary_gemv   one row: norm and quantisation in the prologue, dp4a
     ternary_gemm   any number of rows that are int8 already, tensor cores
@@ -36,8 +36,9 @@ from kernels.linear.int8_words_triton import (
     WORDS,
     dp4a,
     int8_rows,
+    joined,
     load_row,
-    over_lines,
+    parted,
 )
 from kernels.linear.ternary_gemm_triton import ternary_gemm
 from kernels.linear.ternary_plan import bitnet_linears, bytes_moved, check_linear, part_constants
@@ -62,13 +63,15 @@ GEMV_MAX_IN = 14_336
 """Elements along `in` that the registers of a program of 16 warps hold."""
 PACKED_ROWS = 4
 """Packed rows that a program owns, 16 rows of the weight."""
+CHUNK = 64
+"""Words of a packed row that a warp reads at once: two of a lane."""
 SMALL_STEPS, SMALL_REGISTERS = 4, 64
-"""Up to so many steps, and without a gate, a lane needs no more registers: then four programs of
-8 warps, or two of 16, share a multiprocessor."""
+"""Up to so many steps a lane needs no more registers for a row: then four programs of 8 warps, or
+two of 16, share a multiprocessor, and all programs of a launch are resident at once."""
 
 _PACKED_ROWS = tl.constexpr(PACKED_ROWS)
 _OUTS = tl.constexpr(4 * PACKED_ROWS)
-_LEVELS = tl.constexpr((4 * PACKED_ROWS).bit_length() - 1)
+_CHUNK = tl.constexpr(CHUNK)
 _WORDS = tl.constexpr(WORDS)
 _WORD = tl.constexpr(WORD)
 _ADD = tl.constexpr(int(Epilogue.ADD))
@@ -77,21 +80,24 @@ _RELU2_GATE = tl.constexpr(int(Epilogue.RELU2_GATE))
 
 @triton.constexpr_function
 def masked_dp4a_asm(i):
-    """dp4a of field i of a word.
+    """dp4a of fields 0 to i of a word.
 
     The mask is part of it, since masked words would be kept from row to row, in four times the
     registers of the words.
     """
-    return f"{{.reg .b32 f; and.b32 f, $1, {0x03030303 << 2 * i}; dp4a.u32.s32 $0, f, $2, $3;}}"
+    if i == 3:
+        return "dp4a.u32.s32 $0, $1, $2, $3;"
+    mask = 0x01010101 * ((4 << 2 * i) - 1)
+    return f"{{.reg .b32 f; and.b32 f, $1, {mask}; dp4a.u32.s32 $0, f, $2, $3;}}"
 
 
 @triton.jit
 def masked_dp4a(words, activations, total, i: tl.constexpr, INTERPRETED: tl.constexpr):
-    """total + the products of field i of each word, that is 4**i * (weight + 1), and x."""
+    """total + the products of fields 0 to i of each word, that are 4**j * (weight + 1), and x."""
     if INTERPRETED:
         for byte in tl.static_range(4):
-            field = (words >> (8 * byte)) & (3 << 2 * i)
-            total += field * ((activations << (24 - 8 * byte)) >> 24)
+            fields = (words >> (8 * byte)) & ((4 << 2 * i) - 1)
+            total += fields * ((activations << (24 - 8 * byte)) >> 24)
         return total
     else:
         return tl.inline_asm_elementwise(
@@ -106,83 +112,153 @@ def masked_dp4a(words, activations, total, i: tl.constexpr, INTERPRETED: tl.cons
 
 @triton.jit
 def load_packed(
-    words_ptr, first, END: tl.constexpr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr
+    words_ptr, first, END: tl.constexpr, IN: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """PACKED_ROWS packed rows, each a tuple of STEPS tiles int32 [LINES, 32]; 0 from END.
+    """The packed rows of a program as CHUNKS tiles int32 [ROWS, PARTS, 64]: each part is a warp's.
 
-    A lane has the same words of every row, which are those of the activations that it has. Each
-    is read once: what comes from memory is not kept for others.
+    From END on they are 0. Rows beyond PACKED_ROWS are those of `up`, which lie END further on.
+    Each word is read once: what comes from memory is not kept for others.
     """
+    own = tl.arange(0, ROWS)[:, None, None]
+    row = first + own % _PACKED_ROWS
+    words_ptr += (row + own // _PACKED_ROWS * END) * (IN // _WORD)
+    part = tl.arange(0, PARTS)[None, :, None] * _CHUNK + tl.arange(0, _CHUNK)[None, None, :]
     tiles = ()
-    for row in tl.static_range(_PACKED_ROWS):
-        for step in tl.static_range(STEPS):
-            line = step * LINES + tl.arange(0, LINES)
-            word = line[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :]
-            place = words_ptr + (first + row) * (IN // _WORD) + word
-            mask = (word < IN // _WORD) & (first + row < END)
-            tile = tl.load(place, mask=mask, other=0, eviction_policy="evict_first")
-            tiles = tiles + (tile,)
+    for chunk in tl.static_range(CHUNKS):
+        word = chunk * (PARTS * _CHUNK) + part
+        mask = row < END
+        if (chunk + 1) * PARTS * _CHUNK > IN // _WORD:
+            mask = mask & (word < IN // _WORD)
+        tile = tl.load(words_ptr + word, mask=mask, other=0, eviction_policy="evict_first")
+        tiles = tiles + (tile,)
     return tiles
 
 
 @triton.jit
+def less_words(words, FIRST: tl.constexpr, COUNT: tl.constexpr, INTERPRETED: tl.constexpr):
+    """The negative sums of the signed bytes of COUNT words, elementwise."""
+    total = tl.zeros_like(words[FIRST])
+    for i in tl.static_range(COUNT):
+        total = dp4a(tl.full(total.shape, -1, tl.int32), words[FIRST + i], total, INTERPRETED)
+    return total
+
+
+@triton.jit
+def for_all_warps(
+    words, FIRST: tl.constexpr, STEPS: tl.constexpr, LEVELS: tl.constexpr, LINES: tl.constexpr,
+    PARTS: tl.constexpr, CHUNKS: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Words of a row, [LINES, 32] a step, as CHUNKS tiles [1, PARTS, 64] that every warp has.
+
+    All cross together, 2**LEVELS tiles: one exchange through shared memory, two barriers. Behind
+    them comes a tile of numbers whose sum over a row is that of its activations, negative: lanes
+    sum what they have before the exchange, where a power of two leaves it room.
+    """
+    crossing = ()
+    for step in tl.static_range(STEPS):
+        crossing = crossing + (words[FIRST + step],)
+    if STEPS < 1 << LEVELS:
+        minus = less_words(words, FIRST, STEPS, INTERPRETED)
+        for _ in tl.static_range((1 << LEVELS) - STEPS):
+            crossing = crossing + (minus,)
+    # Parting the halves of the warps first tells the compiler to exchange all of it here.
+    SIDES: tl.constexpr = LINES * _WORDS // (PARTS * _CHUNK)
+    SIZE: tl.constexpr = PARTS * _CHUNK
+    every = tl.reshape(joined(crossing, LEVELS), (2, SIDES // 2, SIZE, 1 << LEVELS))
+    low, high = tl.split(tl.trans(every, 2, 1, 3, 0))
+    low = parted(low, SIZE, LEVELS + 1 if SIDES == 4 else LEVELS)
+    high = parted(high, SIZE, LEVELS + 1 if SIDES == 4 else LEVELS)
+    sides = low + high
+    tiles = ()
+    for step in tl.static_range(STEPS):
+        for side in tl.static_range(SIDES):
+            if step * SIDES + side < CHUNKS:
+                tile = sides[(side << LEVELS) + step]
+                tiles = tiles + (tl.reshape(tile, (1, PARTS, _CHUNK)),)
+    if STEPS < 1 << LEVELS:
+        minus = sides[STEPS]
+        for side in tl.static_range(1, SIDES):
+            minus += sides[(side << LEVELS) + STEPS]
+        return tiles + (tl.reshape(minus, (1, PARTS, _CHUNK)),)
+    else:
+        return tiles + (less_words(tiles, 0, CHUNKS, INTERPRETED),)
+
+
+@triton.jit
 def products(
-    tiles, words, FIRST: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
+    tiles, chunks, ROWS: tl.constexpr, PARTS: tl.constexpr, CHUNKS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Of a line: 4**i times the sums of weight * x, at [:, 4 * r + i] for row i * R + r.
+    """Of each part of a packed row: 4**i times the sums of weight * x, [ROWS, PARTS] for each i.
 
-    A lane has all of them, of its words; here each gets one, of all words of its line.
+    chunks: of `for_all_warps`. What is summed are the fields up to i, less the activations as
+    often as each holds a 1: a mask takes off what is above, and a field is the difference of two
+    sums.
     """
-    minus = tl.full((LINES, _WORDS), -1, tl.int32)
-    total = tl.zeros((LINES, _WORDS), tl.int32)
-    for step in tl.static_range(STEPS):
-        total = dp4a(minus, words[FIRST + step], total, INTERPRETED)
-    sums = ()
-    for row in tl.static_range(_PACKED_ROWS):
-        for i in tl.static_range(4):
-            sum = total << 2 * i
-            for step in tl.static_range(STEPS):
-                tile = tiles[row * STEPS + step]
-                sum = masked_dp4a(tile, words[FIRST + step], sum, i, INTERPRETED)
-            sums = sums + (tl.sum(sum, 1)[:, None],)
-    out = tl.arange(0, _OUTS)[None, :]
-    for level in tl.static_range(_LEVELS):
-        chosen = ()
-        for i in tl.static_range(_OUTS >> (level + 1)):
-            odd = (out >> level & 1) != 0
-            chosen = chosen + (tl.where(odd, sums[2 * i + 1], sums[2 * i]),)
-        sums = chosen
-    return sums[0]
+    SHAPE: tl.constexpr = (ROWS, PARTS, _CHUNK)
+    sums, below = (), 0
+    for i in tl.static_range(4):
+        sum = tl.broadcast_to(chunks[CHUNKS] * ((4 << 2 * i) // 3), SHAPE)
+        for chunk in tl.static_range(CHUNKS):
+            x = tl.broadcast_to(chunks[chunk], SHAPE)
+            sum = masked_dp4a(tiles[chunk], x, sum, i, INTERPRETED)
+        sum = tl.sum(sum, 2)
+        sums = sums + (sum - below,)
+        below = sum
+    return sums
+
+
+@triton.jit
+def of_rows(sums, ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """Of `products`: the sums of all parts, at [:, 4 * r + i] for row r and field i.
+
+    Every warp has them, twice: int32 [LINES, 32]. With a gate a second such tensor is of `up`.
+    """
+    LINES: tl.constexpr = ROWS * PARTS
+    GATES: tl.constexpr = ROWS // _PACKED_ROWS
+    fields = tl.reshape(joined(sums, 2), (GATES, _PACKED_ROWS, PARTS, 4))
+    fields = tl.reshape(tl.trans(fields, 1, 3, 0, 2), (1, 1, _OUTS, GATES * PARTS))
+    fields = tl.broadcast_to(fields, (LINES, _WORDS // _OUTS, _OUTS, GATES * PARTS))
+    parts = parted(fields, LINES * _WORDS, 1 if GATES * PARTS == 2 else 2)
+    found = ()
+    for gate in tl.static_range(GATES):
+        sum = parts[gate * PARTS]
+        for part in tl.static_range(1, PARTS):
+            sum += parts[gate * PARTS + part]
+        found = found + (tl.reshape(sum, (LINES, _WORDS)),)
+    return found
 
 
 @triton.jit
 def ternary_gemv_kernel(
     x_ptr, norm_ptr, words_ptr, scale_ptr, out_ptr, rows, eps,
     IN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
-    LINES: tl.constexpr, STEPS: tl.constexpr, BATCH: tl.constexpr, LEVELS: tl.constexpr,
+    LINES: tl.constexpr, STEPS: tl.constexpr, LEVELS: tl.constexpr, BATCH: tl.constexpr,
     NORM: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """One program: PACKED_ROWS packed rows; with a gate as many more of `up`.
 
-    Behind the wait stands what nothing hides, so the rows of a batch, and all their sums, cross
-    the warps together.
+    Behind the wait stands what nothing hides. There the warps share out the activations, and then
+    the rows, so that few sums cross lanes or warps.
     """
     GATED: tl.constexpr = EPILOGUE == _RELU2_GATE
     END: tl.constexpr = FIRST if GATED else FIRST + SECOND + THIRD
+    ROWS: tl.constexpr = 2 * _PACKED_ROWS if GATED else _PACKED_ROWS
+    PARTS: tl.constexpr = LINES // ROWS
+    CHUNKS: tl.constexpr = (IN // _WORD + PARTS * _CHUNK - 1) // (PARTS * _CHUNK)
     first = tl.program_id(0) * _PACKED_ROWS
     # All that does not depend on the launch before: in flight while the activations are made.
-    tiles = load_packed(words_ptr, first, END, IN, LINES, STEPS)
-    up_tiles, gains = (), ()
-    if GATED:
-        up_ptr = words_ptr + FIRST * (IN // _WORD)
-        up_tiles = load_packed(up_ptr, first, END, IN, LINES, STEPS)
+    tiles = load_packed(words_ptr, first, END, IN, ROWS, PARTS, CHUNKS)
+    gains = ()
     if NORM:
         gains = load_row(norm_ptr, IN, LINES, STEPS)
-    out = tl.arange(0, _OUTS)
-    row, field = first + (out >> 2), out & 3
+    # Every warp has all outputs of the program; the first one stores them.
+    out = tl.broadcast_to(tl.arange(0, _WORDS)[None, :], (LINES, _WORDS))
+    row, field = first + out // 4 % _PACKED_ROWS, out % 4
     part, column, size = part_of(row, FIRST, SECOND, THIRD)
     column += field * size
+    own = (row < END) & (out < _OUTS) & (tl.arange(0, LINES)[:, None] == 0)
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
@@ -191,32 +267,27 @@ def ternary_gemv_kernel(
         # A row beyond the batch repeats the last one and is not stored.
         x = x + load_row(x_ptr + min(token, rows - 1) * IN, IN, LINES, STEPS)
         if EPILOGUE == _ADD:
-            mask = (row < END) & (token < rows)
+            mask = own & (token < rows)
             olds = olds + (tl.load(out_ptr + token * (4 * END) + column, mask=mask, other=0.0),)
     # Here no register has to keep them all the way.
-    scale = tl.load(scale_ptr + part, mask=row < END, other=0.0)
+    scale = tl.load(scale_ptr + part, mask=own, other=0.0)
     up_scale = tl.load(scale_ptr + 1) if GATED else 0.0
-    words, factors = int8_rows(x, gains, eps, IN, LINES, STEPS, BATCH, LEVELS, NORM, INTERPRETED)
-    sums = ()
+    words, factors = int8_rows(x, gains, eps, IN, LINES, STEPS, BATCH, NORM, INTERPRETED)
     for token in tl.static_range(BATCH):
-        sums = sums + (products(tiles, words, token * STEPS, LINES, STEPS, INTERPRETED),)
-    if GATED:
-        for token in tl.static_range(BATCH):
-            up = products(up_tiles, words, token * STEPS, LINES, STEPS, INTERPRETED)
-            sums = sums + (up,)
-    LEVELS_OF_SUMS: tl.constexpr = LEVELS + 1 if GATED else LEVELS
-    sums = over_lines(sums, LINES, LEVELS_OF_SUMS)
-    for token in tl.static_range(BATCH):
-        total = (sums[token] >> 2 * field).to(tl.float32)
-        y = tl.div_rn(total, factors[token]) * scale
+        chunks = for_all_warps(
+            words, token * STEPS, STEPS, LEVELS, LINES, PARTS, CHUNKS, INTERPRETED
+        )
+        sums = products(tiles, chunks, ROWS, PARTS, CHUNKS, INTERPRETED)
+        sums = of_rows(sums, ROWS, PARTS)
+        factor = factors[token][:, None]
+        y = tl.div_rn((sums[0] >> 2 * field).to(tl.float32), factor) * scale
         if GATED:
-            up = (sums[BATCH + token] >> 2 * field).to(tl.float32)
-            up = tl.div_rn(up, factors[token]) * up_scale
+            up = tl.div_rn((sums[1] >> 2 * field).to(tl.float32), factor) * up_scale
             y = tl.where(y < 0.0, 0.0, y)
             y = y * y * up
         if EPILOGUE == _ADD:
             y = olds[token] + y
-        mask = (row < END) & (token < rows)
+        mask = own & (token < rows)
         tl.store(out_ptr + token * (4 * END) + column, y, mask=mask)
 
 
@@ -228,26 +299,27 @@ class GemvPlan:
     """
 
     lines: int
-    """Lines of a row that a step reads, one to a warp."""
+    """Lines of a row that a step reads, one to a warp: 8 at least, so that each of the rows has
+    a warp."""
     steps: int
     batch: int
     """Rows in registers: 1 or 2."""
     programs: int
     registers: int
-    """Of a thread at most; without a gate, so few that all programs are resident at once."""
+    """Of a thread at most."""
 
     @classmethod
-    def of(cls, packed_rows: int, in_features: int, rows: int, *, gated: bool) -> GemvPlan:
+    def of(cls, packed_rows: int, in_features: int, rows: int) -> GemvPlan:
         """For packed rows of `in` elements, of the gate alone if `up` goes beside it.
 
         More warps would leave each fewer elements, that is a shorter chain behind the wait, but
         what does not become less by that is done once more in each of them.
         """
         row_lines = triton.cdiv(in_features, WORDS * WORD)
-        lines = 1 if row_lines <= 4 else 8 if row_lines <= 28 else 16
+        lines = 8 if row_lines <= 28 else 16
         steps = triton.cdiv(row_lines, lines)
         batch = 1 if rows == 1 else GEMV_MAX_ROWS
-        small = batch == 1 and not gated and steps <= SMALL_STEPS
+        small = batch == 1 and steps <= SMALL_STEPS
         programs = triton.cdiv(packed_rows, PACKED_ROWS)
         return cls(lines, steps, batch, programs, SMALL_REGISTERS if small else 128)
 
@@ -256,8 +328,8 @@ class GemvPlan:
         return {
             "LINES": self.lines,
             "STEPS": self.steps,
+            "LEVELS": (self.steps - 1).bit_length(),
             "BATCH": self.batch,
-            "LEVELS": self.batch.bit_length() - 1,
         }
 
 
@@ -302,7 +374,7 @@ def ternary_gemv(
         return
     first, second, third = weights.part_rows()
     owned = first if epilogue.gated else weights.packed_rows
-    plan = GemvPlan.of(owned, weights.in_features, rows, gated=epilogue.gated)
+    plan = GemvPlan.of(owned, weights.in_features, rows)
     dependent, options = dependent_launch(dependent)
     ternary_gemv_kernel[(plan.programs,)](
         x,
@@ -343,7 +415,7 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
     for step, (outs, width, epilogue) in bitnet_linears(shape).items():
         for rows, dependent in ((1, False), (1, True)):
             owned = sum(outs) // 4 // (2 if epilogue.gated else 1)
-            plan = GemvPlan.of(owned, width, rows, gated=epilogue.gated)
+            plan = GemvPlan.of(owned, width, rows)
             # Triton compiles an argument of 1 in.
             compiled_in = {"rows": 1} if rows == 1 else {}
             yield Variant(

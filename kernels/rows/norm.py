@@ -7,12 +7,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-SQUARE_BITS = 46
-"""Binary places of a square in `inverse_rms`; rows of up to 2**16 columns sum below 2**62."""
+FIXED_BITS = 20
+"""Binary places of an element in `inverse_rms`; rows of up to 2**22 columns sum below 2**62."""
 EXPONENT_BIAS = 126
 """Of fp32, where a number is a fraction in [1/2, 1) times a power of two."""
-MIN_EXPONENT, MAX_EXPONENT = -60, 126
-"""Rows whose largest value is smaller or larger are scaled as if it were this power of two."""
+MIN_EXPONENT = -40
+"""Rows whose largest value is smaller are scaled as if it were this power of two."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -34,20 +34,19 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """1 / sqrt(mean(x ** 2) + eps) of each row, the same bits in any order of summation.
 
     x: fp32 [..., H]. Returns fp32 [..., 1]; NaN for a row with NaN or infinite values. Each row
-    is scaled by the power of two that brings its largest value into [1/2, 1), and its squares
-    are added as whole numbers of 2**-46. eps is above 0.
+    is scaled by the power of two that brings its largest value into [2**19, 2**20), and rounded
+    to whole numbers, half to even, whose squares are added as such. eps is above 0.
     """
     largest = x.abs().amax(-1, keepdim=True)
     finite = largest.isfinite()
     _, exponent = torch.frexp(largest.where(finite, torch.tensor(1.0)))
-    down = torch.ldexp(torch.ones_like(largest), -exponent.clamp(MIN_EXPONENT, MAX_EXPONENT))
-    scaled = (x * down).where(finite, torch.tensor(0.0))
-    fixed = (scaled * scaled * 2.0**SQUARE_BITS).to(torch.int64)
-    total = fixed.sum(-1, keepdim=True).to(torch.float32)
-    mean = total / (x.shape[-1] * 2.0**SQUARE_BITS) + eps * down * down
+    up = torch.ldexp(torch.ones_like(largest), FIXED_BITS - exponent.clamp(min=MIN_EXPONENT))
+    whole = (x * up).where(finite, torch.tensor(0.0)).round().to(torch.int64)
+    total = (whole * whole).sum(-1, keepdim=True).to(torch.float32)
+    mean = total / x.shape[-1] + eps * up * up
     # torch's fp32 root on CPUs is not always the nearest; by way of float64 it is.
     root = mean.double().sqrt().float()
-    return (down / root).where(finite, torch.tensor(torch.nan))
+    return (up / root).where(finite, torch.tensor(torch.nan))
 
 
 def order_free_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

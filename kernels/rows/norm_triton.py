@@ -1,9 +1,9 @@
 """RMSNorm and int8 quantisation of a row, as the device functions that every kernel shares.
 
-A float sum depends on its order, and the order on tile, warps and batch. Here a row's squares
-are summed as whole numbers: scaled by a power of two so that the largest lies in [1/4, 1),
-cut to 46 binary places and added as int64. Addition of integers has no order, so a row has
-the same norm in every kernel, at every batch, and in the torch oracle, bit for bit.
+A float sum depends on its order, and the order on tile, warps and batch. Here a row is scaled by
+a power of two so that its largest value lies in [2**19, 2**20), rounded to whole numbers, and
+their squares are added as int64. Addition of integers has no order, so a row has the same norm in
+every kernel, at every batch, and in the torch oracle, bit for bit.
 Kernels that use these functions are compiled with `enable_fp_fusion=False`: a product that is
 fused with an addition is not rounded, and would differ from the oracle's.
 
@@ -30,8 +30,8 @@ from kernels.checks import check_same_device, check_tensor
 from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
 from kernels.linear.int8_words_triton import WORD, WORDS, elements, int8_rows, load_row
 from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
-from kernels.rows.norm import EXPONENT_BIAS, MAX_EXPONENT, MIN_EXPONENT, SQUARE_BITS
 from kernels.rows.rounding_triton import rounded
+from kernels.rows.squares_triton import fixed_factor, squares
 from kernels.shapes import DecoderShape, Family
 from kernels.variant import Variant
 
@@ -42,15 +42,11 @@ LINE = WORDS * WORD
 MAX_WARPS = 16
 """Over more than their lanes the pieces of a sum of squares would leave 32 bits."""
 
-_WORD = tl.constexpr(WORD)
-_SQUARE_SCALE = tl.constexpr(2.0**SQUARE_BITS)
+_WORD, _WORDS = tl.constexpr(WORD), tl.constexpr(WORDS)
 _INT8_MAX = tl.constexpr(float(INT8_MAX))
 _MIN_ABSMAX = tl.constexpr(MIN_ABSMAX)
 # Adding and subtracting 1.5 * 2**23 rounds |v| < 2**22 to a whole number, half to even.
 _ROUND = tl.constexpr(12_582_912.0)
-# Biased exponents of the largest value between which a row is scaled.
-_LOWEST = tl.constexpr(EXPONENT_BIAS + MIN_EXPONENT)
-_HIGHEST = tl.constexpr(EXPONENT_BIAS + MAX_EXPONENT)
 
 
 @triton.jit
@@ -60,15 +56,11 @@ def inverse_rms(x, size, eps):
     x holds 0 beyond `size` columns. NaN for a row with NaN or infinite values.
     """
     largest = tl.max(tl.where(x == x, tl.abs(x), float("inf")), 1)
-    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 0xFF
-    exponent = tl.minimum(tl.maximum(exponent, _LOWEST), _HIGHEST)
-    down = ((253 - exponent) << 23).to(tl.float32, bitcast=True)
     finite = largest < float("inf")
-    scaled = tl.where(finite[:, None], x * down[:, None], 0.0)
-    fixed = (scaled * scaled * _SQUARE_SCALE).to(tl.int64)
-    total = tl.sum(fixed, 1).to(tl.float32)
-    mean = tl.div_rn(total, size * _SQUARE_SCALE) + eps * down * down
-    inverse = tl.div_rn(down, tl.sqrt_rn(tl.where(finite, mean, 1.0)))
+    factor = fixed_factor(largest.to(tl.int32, bitcast=True))
+    total = tl.sum(squares(tl.where(finite[:, None], x, 0.0), factor[:, None]), 1).to(tl.float32)
+    mean = tl.div_rn(total, size * 1.0) + eps * factor * factor
+    inverse = tl.div_rn(factor, tl.sqrt_rn(tl.where(finite, mean, 1.0)))
     return tl.where(finite, inverse, float("nan"))
 
 
@@ -107,8 +99,8 @@ def store_int8(
     SIZE: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Normalise, quantise and store a row, tiles of `load_row`, with the factor that it took."""
-    words, factors = int8_rows(tiles, gains, eps, SIZE, LINES, STEPS, 1, 0, True, INTERPRETED)
-    factor = tl.broadcast_to(factors[0], (LINES,))
+    words, factors = int8_rows(tiles, gains, eps, SIZE, LINES, STEPS, 1, True, INTERPRETED)
+    factor = factors[0]
     finite = (factor == factor)[:, None]
     q_ptr += row * SIZE
     for step in tl.static_range(STEPS):
@@ -117,8 +109,9 @@ def store_int8(
         shift = 8 * (element % _WORD)
         byte = (number[:, :, None] >> shift).to(tl.int8)
         tl.store(q_ptr + element, byte, mask=element < SIZE)
-    line = tl.arange(0, LINES)
-    tl.store(factor_ptr + row + 0 * line, factor, mask=line == 0)
+    lane = tl.arange(0, LINES)[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :]
+    factor = tl.broadcast_to(factor[:, None], (LINES, _WORDS))
+    tl.store(factor_ptr + row + 0 * lane, factor, mask=lane == 0)
 
 
 @triton.jit

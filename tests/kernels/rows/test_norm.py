@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.rows.norm import rms_norm
+from kernels.rows.norm import order_free_rms_norm, rms_norm
 
 
 def test_it_equals_the_definition_in_double_precision() -> None:
@@ -9,6 +9,16 @@ def test_it_equals_the_definition_in_double_precision() -> None:
     weight = torch.linspace(-1.0, 2.0, 48)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
     torch.testing.assert_close(rms_norm(x, weight, 1e-5), exact.float(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("largest", [1.0, 3.0, 1e3, 1e6, 1e30])
+def test_without_an_order_it_is_as_near_to_the_definition(largest: float) -> None:
+    """Elements have 20 places below the largest: what rounds them weighs less, the longer a row."""
+    x = torch.randn(50, 2560, generator=torch.Generator().manual_seed(1))
+    x[:, 7] = largest
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    found = order_free_rms_norm(x, torch.ones(2560), 1e-5)
+    torch.testing.assert_close(found, exact.float(), rtol=2**-20, atol=0.0)
 
 
 def test_a_row_of_zeros_stays_zero() -> None:
