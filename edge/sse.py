@@ -34,6 +34,7 @@ EVENTS = LOGGED | {StreamError.tag}
 _TAG_AT, _SIZE_AT, _TEXT_AT = 4, 9, 10
 _TOKEN = Token.tag
 _LONG_TEXT_BYTES = 1 << 7  # the length of a text from here on takes two bytes
+_HEAD_BYTES = _TEXT_AT - _TAG_AT
 _TWO_BYTES_FROM = 1 << 7  # the index of a frame from here on takes two bytes
 # The bytes of all indexes of one byte, one after the other, and of two.
 _SHORT_INDEXES = b"".join([*SMALL_INDEXES][:_TWO_BYTES_FROM])
@@ -53,9 +54,12 @@ PING = b": ping\n\n"
 
 def events(frames: Sequence[bytes]) -> bytes:
     """The events of raw frames, in order; those that no event can be made of are left out."""
-    if len(frames) < LEAST_RUN:
+    heads = b""
+    if len(frames) >= LEAST_RUN:
+        heads = b"".join([raw[_TAG_AT:_TEXT_AT] for raw in frames])
+    if len(heads) != len(frames) * _HEAD_BYTES or not heads:  # one is too short to be looked into
         return b"".join([_event(raw) for raw in frames])
-    tags = b"".join([raw[_TAG_AT : _TAG_AT + 1] for raw in frames])
+    tags, sizes = heads[::_HEAD_BYTES], heads[_HEAD_BYTES - 1 :: _HEAD_BYTES]
     made, at = [], 0
     while at < len(frames):
         other = _not_a_token(tags, at)
@@ -67,14 +71,15 @@ def events(frames: Sequence[bytes]) -> bytes:
         else:
             index = token[1]
             past = _TWO_BYTES_FROM if index < _TWO_BYTES_FROM else len(SMALL_INDEXES)
-            run = frames[at : min(end, at + past - index)]
-            made.append(_run(run, index))
-            at += len(run)
+            end = min(end, at + past - index)
+            made.append(_run(frames[at:end], sizes[at:end], index))
+            at = end
     return b"".join(made)
 
 
-def _run(run: Sequence[bytes], index: int) -> bytes:
-    """The events of Tokens whose indexes, from `index` on, are all of one length.
+def _run(run: Sequence[bytes], told: bytes, index: int) -> bytes:
+    """The events of Tokens whose indexes, from `index` on, are all of one length; `told` are the
+    lengths of their texts, a byte each.
 
     A replay is made of a few calls for all of it, if the texts are short and the indexes follow
     each other: what stands between two texts is the same for everybody.
@@ -87,7 +92,6 @@ def _run(run: Sequence[bytes], index: int) -> bytes:
         width, expected = 2, _LONG_INDEXES[2 * begin : 2 * end]
     texts = [raw[_TEXT_AT:-width] for raw in run]
     sizes = list(map(len, texts))
-    told = b"".join([raw[_SIZE_AT:_TEXT_AT] for raw in run])
     indexes = b"".join([raw[-width:] for raw in run])
     if list(told) != sizes or max(sizes) >= _LONG_TEXT_BYTES or indexes != expected:
         return b"".join([_event(raw) for raw in run])

@@ -48,6 +48,9 @@ ACK_DELAY_S = 0.005
 OFFSET_BYTES, OFFSET_MARK = 4, 0x80000000
 MAX_OFFSET = 1 << 30
 """An offset below it can be written in so many bytes, with such a mark (RFC 9000, 16)."""
+PACING_GAIN = 2
+"""How many windows may leave in a round trip's time, were they acknowledged: RFC 9002, 7.7 asks for
+one and a little, Linux takes two while a window grows."""
 NUMBER_BYTES = 2
 """Of a packet's number that are sent."""
 
@@ -73,7 +76,7 @@ class _Pacer(QuicPacketPacer):
     """
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
-        super().update_rate(congestion_window, smoothed_rtt)
+        super().update_rate(PACING_GAIN * congestion_window, smoothed_rtt)
         first_window_s = K_INITIAL_WINDOW * (self.packet_time or 0.0)
         self.bucket_max = max(self.bucket_max, TIMER_S, first_window_s)
 
