@@ -136,18 +136,18 @@ def load_packed(
 
 
 @triton.jit
-def less_words(words, FIRST: tl.constexpr, COUNT: tl.constexpr, INTERPRETED: tl.constexpr):
+def less_words(words, COUNT: tl.constexpr, INTERPRETED: tl.constexpr):
     """The negative sums of the signed bytes of COUNT words, elementwise."""
-    total = tl.zeros_like(words[FIRST])
+    total = tl.zeros_like(words[0])
     for i in tl.static_range(COUNT):
-        total = dp4a(tl.full(total.shape, -1, tl.int32), words[FIRST + i], total, INTERPRETED)
+        total = dp4a(tl.full(total.shape, -1, tl.int32), words[i], total, INTERPRETED)
     return total
 
 
 @triton.jit
 def for_all_warps(
-    words, FIRST: tl.constexpr, STEPS: tl.constexpr, LEVELS: tl.constexpr, LINES: tl.constexpr,
-    PARTS: tl.constexpr, CHUNKS: tl.constexpr, INTERPRETED: tl.constexpr,
+    words, STEPS: tl.constexpr, LEVELS: tl.constexpr, LINES: tl.constexpr, PARTS: tl.constexpr,
+    CHUNKS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Words of a row, [LINES, 32] a step, as CHUNKS tiles [1, PARTS, 64] that every warp has.
 
@@ -155,11 +155,9 @@ def for_all_warps(
     them comes a tile of numbers whose sum over a row is that of its activations, negative: lanes
     sum what they have before the exchange, where a power of two leaves it room.
     """
-    crossing = ()
-    for step in tl.static_range(STEPS):
-        crossing = crossing + (words[FIRST + step],)
+    crossing = words
     if STEPS < 1 << LEVELS:
-        minus = less_words(words, FIRST, STEPS, INTERPRETED)
+        minus = less_words(words, STEPS, INTERPRETED)
         for _ in tl.static_range((1 << LEVELS) - STEPS):
             crossing = crossing + (minus,)
     # Parting the halves of the warps first tells the compiler to exchange all of it here.
@@ -182,7 +180,7 @@ def for_all_warps(
             minus += sides[(side << LEVELS) + STEPS]
         return tiles + (tl.reshape(minus, (1, PARTS, _CHUNK)),)
     else:
-        return tiles + (less_words(tiles, 0, CHUNKS, INTERPRETED),)
+        return tiles + (less_words(tiles, CHUNKS, INTERPRETED),)
 
 
 @triton.jit
@@ -232,10 +230,10 @@ def of_rows(sums, ROWS: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def ternary_gemv_kernel(
-    x_ptr, norm_ptr, words_ptr, scale_ptr, out_ptr, rows, eps,
+    x_ptr, norm_ptr, words_ptr, scale_ptr, out_ptr, eps,
     IN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
-    LINES: tl.constexpr, STEPS: tl.constexpr, LEVELS: tl.constexpr, BATCH: tl.constexpr,
-    NORM: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
+    LINES: tl.constexpr, STEPS: tl.constexpr, LEVELS: tl.constexpr, NORM: tl.constexpr,
+    EPILOGUE: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """One program: PACKED_ROWS packed rows; with a gate as many more of `up`.
 
@@ -262,38 +260,29 @@ def ternary_gemv_kernel(
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
-    x, olds = (), ()
-    for token in tl.static_range(BATCH):
-        # A row beyond the batch repeats the last one and is not stored.
-        x = x + load_row(x_ptr + min(token, rows - 1) * IN, IN, LINES, STEPS)
-        if EPILOGUE == _ADD:
-            mask = own & (token < rows)
-            olds = olds + (tl.load(out_ptr + token * (4 * END) + column, mask=mask, other=0.0),)
+    x = load_row(x_ptr, IN, LINES, STEPS)
+    old = tl.load(out_ptr + column, mask=own, other=0.0) if EPILOGUE == _ADD else 0.0
     # Here no register has to keep them all the way.
     scale = tl.load(scale_ptr + part, mask=own, other=0.0)
     up_scale = tl.load(scale_ptr + 1) if GATED else 0.0
-    words, factors = int8_rows(x, gains, eps, IN, LINES, STEPS, BATCH, NORM, INTERPRETED)
-    for token in tl.static_range(BATCH):
-        chunks = for_all_warps(
-            words, token * STEPS, STEPS, LEVELS, LINES, PARTS, CHUNKS, INTERPRETED
-        )
-        sums = products(tiles, chunks, ROWS, PARTS, CHUNKS, INTERPRETED)
-        sums = of_rows(sums, ROWS, PARTS)
-        factor = factors[token][:, None]
-        y = tl.div_rn((sums[0] >> 2 * field).to(tl.float32), factor) * scale
-        if GATED:
-            up = tl.div_rn((sums[1] >> 2 * field).to(tl.float32), factor) * up_scale
-            y = tl.where(y < 0.0, 0.0, y)
-            y = y * y * up
-        if EPILOGUE == _ADD:
-            y = olds[token] + y
-        mask = own & (token < rows)
-        tl.store(out_ptr + token * (4 * END) + column, y, mask=mask)
+    words, factors = int8_rows(x, gains, eps, IN, LINES, STEPS, 1, NORM, INTERPRETED)
+    chunks = for_all_warps(words, STEPS, LEVELS, LINES, PARTS, CHUNKS, INTERPRETED)
+    sums = products(tiles, chunks, ROWS, PARTS, CHUNKS, INTERPRETED)
+    sums = of_rows(sums, ROWS, PARTS)
+    factor = factors[0][:, None]
+    y = tl.div_rn((sums[0] >> 2 * field).to(tl.float32), factor) * scale
+    if GATED:
+        up = tl.div_rn((sums[1] >> 2 * field).to(tl.float32), factor) * up_scale
+        y = tl.where(y < 0.0, 0.0, y)
+        y = y * y * up
+    if EPILOGUE == _ADD:
+        y = old + y
+    tl.store(out_ptr + column, y, mask=own)
 
 
 @dataclass(frozen=True, slots=True)
 class GemvPlan:
-    """How a GEMV of one weight is divided, and how many rows it takes at once.
+    """How a GEMV of one weight is divided.
 
     Its sums are whole numbers, and so are those of the norm: no plan changes a bit.
     """
@@ -302,14 +291,12 @@ class GemvPlan:
     """Lines of a row that a step reads, one to a warp: 8 at least, so that each of the rows has
     a warp."""
     steps: int
-    batch: int
-    """Rows in registers: 1 or 2."""
     programs: int
     registers: int
     """Of a thread at most."""
 
     @classmethod
-    def of(cls, packed_rows: int, in_features: int, rows: int) -> GemvPlan:
+    def of(cls, packed_rows: int, in_features: int) -> GemvPlan:
         """For packed rows of `in` elements, of the gate alone if `up` goes beside it.
 
         More warps would leave each fewer elements, that is a shorter chain behind the wait, but
@@ -318,10 +305,8 @@ class GemvPlan:
         row_lines = triton.cdiv(in_features, WORDS * WORD)
         lines = 8 if row_lines <= 28 else 16
         steps = triton.cdiv(row_lines, lines)
-        batch = 1 if rows == 1 else GEMV_MAX_ROWS
-        small = batch == 1 and steps <= SMALL_STEPS
         programs = triton.cdiv(packed_rows, PACKED_ROWS)
-        return cls(lines, steps, batch, programs, SMALL_REGISTERS if small else 128)
+        return cls(lines, steps, programs, SMALL_REGISTERS if steps <= SMALL_STEPS else 128)
 
     def constants(self) -> dict[str, Any]:
         """What the kernel is compiled with."""
@@ -329,7 +314,6 @@ class GemvPlan:
             "LINES": self.lines,
             "STEPS": self.steps,
             "LEVELS": (self.steps - 1).bit_length(),
-            "BATCH": self.batch,
         }
 
 
@@ -350,7 +334,7 @@ def ternary_gemv(
 ) -> None:
     """`ternary_linear` of rows, with RMSNorm before it and an epilogue after it, in one launch.
 
-    x: fp32 [rows, in], rows up to GEMV_MAX_ROWS, in up to GEMV_MAX_IN. norm: fp32 [in], the
+    x: fp32 [rows, in], one row or none, in up to GEMV_MAX_IN. norm: fp32 [in], the
     weight of an RMSNorm (`order_free_rms_norm`) of x. out: fp32 [rows, sum of outs]; with
     RELU2_GATE the weights are two equal parts, gate and up, and out is [rows, out of one]; SWIGLU
     is not offered. x and out must not overlap. A row with NaN or infinite values gives NaN.
@@ -374,7 +358,7 @@ def ternary_gemv(
         return
     first, second, third = weights.part_rows()
     owned = first if epilogue.gated else weights.packed_rows
-    plan = GemvPlan.of(owned, weights.in_features, rows)
+    plan = GemvPlan.of(owned, weights.in_features)
     dependent, options = dependent_launch(dependent)
     ternary_gemv_kernel[(plan.programs,)](
         x,
@@ -382,7 +366,6 @@ def ternary_gemv(
         weights.words,
         weights.scale,
         out,
-        rows,
         eps,
         IN=weights.in_features,
         FIRST=first,
@@ -405,7 +388,6 @@ _TYPES = {
     "words_ptr": "*i32",
     "scale_ptr": "*fp32",
     "out_ptr": "*fp32",
-    "rows": "i32",
     "eps": "fp32",
 }
 
@@ -413,26 +395,21 @@ _TYPES = {
 def variants(shape: DecoderShape) -> Iterator[Variant]:
     """All compilations that serving `shape` launches: none unless its linears are ternary."""
     for step, (outs, width, epilogue) in bitnet_linears(shape).items():
-        for rows, dependent in ((1, False), (1, True)):
-            owned = sum(outs) // 4 // (2 if epilogue.gated else 1)
-            plan = GemvPlan.of(owned, width, rows)
-            # Triton compiles an argument of 1 in.
-            compiled_in = {"rows": 1} if rows == 1 else {}
+        owned = sum(outs) // 4 // (2 if epilogue.gated else 1)
+        plan = GemvPlan.of(owned, width)
+        for dependent in (False, True):
             yield Variant(
-                name=f"{shape.name}.{step} ternary gemv rows={rows}" + " dependent" * dependent,
+                name=f"{shape.name}.{step} ternary gemv rows=1" + " dependent" * dependent,
                 kernel=ternary_gemv_kernel,
-                signature={
-                    name: type_ for name, type_ in _TYPES.items() if name not in compiled_in
-                },
+                signature=_TYPES,
                 constants=part_constants(outs, width, epilogue)
                 | plan.constants()
-                | {"NORM": True, "PDL": dependent}
-                | compiled_in,
-                divisible=frozenset(_TYPES) - {"rows", "eps"},
+                | {"NORM": True, "PDL": dependent},
+                divisible=frozenset(_TYPES) - {"eps"},
                 num_warps=plan.lines,
                 launch_pdl=dependent,
                 options={"maxnreg": plan.registers},
                 expects=("IDP.4A", "REDUX", "LDG.E.EF"),
-                bytes_moved=bytes_moved(outs, width, epilogue, rows, 4) + 4 * width,
-                step=step if rows == 1 and not dependent else None,
+                bytes_moved=bytes_moved(outs, width, epilogue, 1, 4) + 4 * width,
+                step=None if dependent else step,
             )
