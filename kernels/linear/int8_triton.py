@@ -31,7 +31,7 @@ from kernels.linear.int8_words_triton import (
     WORD,
     WORDS,
     dp4a,
-    int8_rows,
+    int8_row,
     load_row,
     load_weights,
 )
@@ -88,10 +88,10 @@ def int8_gemv_kernel(
     for token in tl.static_range(BATCH):
         # A row beyond the batch repeats the last one and is not stored.
         real = load_row(x_ptr + min(token, rows - 1) * IN, IN, LINES, STEPS)
-        row_words, row_factors = int8_rows(real, gains, eps, IN, LINES, STEPS, 1, NORM, INTERPRETED)
+        row_words, factor = int8_row(real, gains, eps, IN, LINES, STEPS, NORM, INTERPRETED)
         words = words + row_words
         # One number, NaN or not, that every warp has: as bits it survives a maximum.
-        bits = tl.max(row_factors[0].to(tl.int32, bitcast=True), 0)
+        bits = tl.max(factor.to(tl.int32, bitcast=True), 0)
         factors = factors + (bits.to(tl.float32, bitcast=True),)
     for tile in range(program, (OUT + _TILE_OUT - 1) // _TILE_OUT, PROGRAMS):
         following = load_rows(words_ptr, (tile + PROGRAMS) * _TILE_OUT, OUT, IN, LINES, STEPS)

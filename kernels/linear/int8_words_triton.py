@@ -176,16 +176,14 @@ def over_warps(values, COUNT: tl.constexpr, LINES: tl.constexpr, MAXIMUM: tl.con
 
 
 @triton.jit
-def magnitudes(tiles, FIRST: tl.constexpr, STEPS: tl.constexpr):
-    """The bits of max |x| of STEPS tiles from FIRST on: int32 [LINES, 32].
+def magnitudes(tiles, STEPS: tl.constexpr):
+    """The bits of max |x| of STEPS tiles: int32 [LINES, 32].
 
     As integers the bits of magnitudes are in the order of what they stand for, NaN behind all.
     """
-    largest = tl.abs(tiles[FIRST])
+    largest = tl.abs(tiles[0])
     for step in tl.static_range(1, STEPS):
-        largest = tl.maximum(
-            largest, tl.abs(tiles[FIRST + step]), propagate_nan=tl.PropagateNan.ALL
-        )
+        largest = tl.maximum(largest, tl.abs(tiles[step]), propagate_nan=tl.PropagateNan.ALL)
     low, high = tl.split(tl.reshape(largest, (largest.shape[0], _WORDS, 2, 2)))
     largest = tl.maximum(low, high, propagate_nan=tl.PropagateNan.ALL)
     low, high = tl.split(largest)
@@ -241,81 +239,66 @@ def root(square, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def pieces_of_squares(tiles, FIRST: tl.constexpr, factor, STEPS: tl.constexpr):
+def pieces_of_squares(tiles, factor, STEPS: tl.constexpr):
     """Of a lane: the sum of whole squares of STEPS tiles, as two pieces int32 [LINES, 32].
 
-    A square is 2**40 at most, a row of GEMV_MAX_IN elements sums below 2**54, and a lane of 64 up
-    to 2**46: no sum of either piece over a row's lanes leaves 32 bits without a sign.
+    A square is 2**40 at most, a row of 2**14 elements sums to 2**54, and a lane of 64 to 2**46: no
+    sum of either piece over the lanes of 16 warps leaves 32 bits without a sign.
     """
     total = tl.zeros((tiles[0].shape[0], _WORDS, _WORD), tl.int64)
     for step in tl.static_range(STEPS):
-        total += squares(tiles[FIRST + step], factor)
+        total += squares(tiles[step], factor)
     total = tl.sum(total, 2)
     return (total & _PIECE).to(tl.int32), (total >> _PIECE_BITS).to(tl.int32)
 
 
 @triton.jit
-def inverses(
+def inverse_of(
     tiles, largest, eps, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
-    BATCH: tl.constexpr, INTERPRETED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """`inverse_rms` of BATCH rows, from the bits of their largest magnitudes: fp32 [LINES]."""
-    pieces, factors = (), ()
-    for row in tl.static_range(BATCH):
-        factors = factors + (fixed_factor(largest[row]),)
-        factor = factors[row][:, None, None]
-        # Of a row that is not finite nobody looks at the sum.
-        pieces = pieces + pieces_of_squares(tiles, row * STEPS, factor, STEPS)
-    sums = over_warps(pieces, 2 * BATCH, LINES, False)
-    found = ()
-    for row in tl.static_range(BATCH):
-        total = sums[2 * row + 1].to(tl.uint32, bitcast=True).to(tl.int64) << _PIECE_BITS
-        total += sums[2 * row].to(tl.uint32, bitcast=True)
-        factor, finite = factors[row], largest[row] < _INFINITE
-        mean = quotient(total.to(tl.float32), float(IN), INTERPRETED)
-        mean = tl.where(finite, mean + eps * factor * factor, 1.0)
-        # `factor` is a power of two: its product is exact.
-        inverse = factor * quotient(1.0, root(mean, INTERPRETED), INTERPRETED)
-        found = found + (tl.where(finite, inverse, float("nan")),)
-    return found
+    """`inverse_rms` of a row, from the bits of its largest magnitude: fp32 [LINES]."""
+    factor, finite = fixed_factor(largest), largest < _INFINITE
+    # Of a row that is not finite nobody looks at the sum.
+    pieces = pieces_of_squares(tiles, factor[:, None, None], STEPS)
+    low, high = over_warps(pieces, 2, LINES, False)
+    total = high.to(tl.uint32, bitcast=True).to(tl.int64) << _PIECE_BITS
+    total += low.to(tl.uint32, bitcast=True)
+    mean = quotient(total.to(tl.float32), float(IN), INTERPRETED)
+    mean = tl.where(finite, mean + eps * factor * factor, 1.0)
+    # `factor` is a power of two: its product is exact.
+    inverse = factor * quotient(1.0, root(mean, INTERPRETED), INTERPRETED)
+    return tl.where(finite, inverse, float("nan"))
 
 
 @triton.jit
-def int8_rows(
+def int8_row(
     tiles, gains, eps, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
-    BATCH: tl.constexpr, NORM: tl.constexpr, INTERPRETED: tl.constexpr,
+    NORM: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """BATCH rows, normalised if there are gains, as int8: words, and their factors.
+    """A row of STEPS tiles, normalised if there are gains, as int8: words, and its factor.
 
-    tiles: STEPS of each row, one row after another. Returns as many tiles of words, int32
-    [LINES, 32], and for each row fp32 [LINES] of equal numbers. The factor of a row with NaN or
-    infinite values is NaN, and its words have no meaning.
+    Returns as many tiles of words, int32 [LINES, 32], and fp32 [LINES] of equal numbers. The
+    factor of a row with NaN or infinite values is NaN, and its words have no meaning.
     """
-    products, norms, largest = tiles, (), ()
-    for row in tl.static_range(BATCH):
-        largest = largest + (magnitudes(tiles, row * STEPS, STEPS),)
+    largest = magnitudes(tiles, STEPS)
     if NORM:
         # Rounding is monotonic, so that the largest normed element is that of the largest
         # product: it need not wait for the norm.
         products = ()
-        for place in tl.static_range(BATCH * STEPS):
-            products = products + (gains[place % STEPS] * tiles[place],)
-        for row in tl.static_range(BATCH):
-            largest = largest + (magnitudes(products, row * STEPS, STEPS),)
-        largest = over_warps(largest, 2 * BATCH, LINES, True)
-        norms = inverses(tiles, largest, eps, IN, LINES, STEPS, BATCH, INTERPRETED)
-    else:
-        largest = over_warps(largest, BATCH, LINES, True)
-    words, factors = (), ()
-    for row in tl.static_range(BATCH):
-        most = largest[BATCH + row if NORM else row].to(tl.float32, bitcast=True)
-        most = most * norms[row] if NORM else most
-        factor = tl.div_rn(1.0, tl.maximum(most, _MIN_ABSMAX)) * _INT8_MAX
-        factor = tl.where(most < float("inf"), factor, float("nan"))
-        factors = factors + (factor,)
         for step in tl.static_range(STEPS):
-            normed = products[row * STEPS + step]
-            normed = normed * norms[row][:, None, None] if NORM else normed
-            rounded = (normed * factor[:, None, None] + _ROUND).to(tl.int32, bitcast=True)
-            words = words + (lowest_bytes(rounded, LINES, INTERPRETED),)
-    return words, factors
+            products = products + (gains[step] * tiles[step],)
+        most_of = magnitudes(products, STEPS)
+        largest, most_of = over_warps((largest, most_of), 2, LINES, True)
+        inverse = inverse_of(tiles, largest, eps, IN, LINES, STEPS, INTERPRETED)
+        most = most_of.to(tl.float32, bitcast=True) * inverse
+    else:
+        most = over_warps((largest,), 1, LINES, True)[0].to(tl.float32, bitcast=True)
+    factor = tl.div_rn(1.0, tl.maximum(most, _MIN_ABSMAX)) * _INT8_MAX
+    factor = tl.where(most < float("inf"), factor, float("nan"))
+    words = ()
+    for step in tl.static_range(STEPS):
+        normed = products[step] * inverse[:, None, None] if NORM else tiles[step]
+        rounded = (normed * factor[:, None, None] + _ROUND).to(tl.int32, bitcast=True)
+        words = words + (lowest_bytes(rounded, LINES, INTERPRETED),)
+    return words, factor

@@ -35,7 +35,7 @@ from kernels.linear.int8_words_triton import (
     WORD,
     WORDS,
     dp4a,
-    int8_rows,
+    int8_row,
     joined,
     load_row,
     parted,
@@ -265,11 +265,11 @@ def ternary_gemv_kernel(
     # Here no register has to keep them all the way.
     scale = tl.load(scale_ptr + part, mask=own, other=0.0)
     up_scale = tl.load(scale_ptr + 1) if GATED else 0.0
-    words, factors = int8_rows(x, gains, eps, IN, LINES, STEPS, 1, NORM, INTERPRETED)
+    words, factor = int8_row(x, gains, eps, IN, LINES, STEPS, NORM, INTERPRETED)
     chunks = for_all_warps(words, STEPS, LEVELS, LINES, PARTS, CHUNKS, INTERPRETED)
     sums = products(tiles, chunks, ROWS, PARTS, CHUNKS, INTERPRETED)
     sums = of_rows(sums, ROWS, PARTS)
-    factor = factors[0][:, None]
+    factor = factor[:, None]
     y = tl.div_rn((sums[0] >> 2 * field).to(tl.float32), factor) * scale
     if GATED:
         up = tl.div_rn((sums[1] >> 2 * field).to(tl.float32), factor) * up_scale

@@ -28,7 +28,7 @@ from triton.language.extra import cuda
 
 from kernels.checks import check_same_device, check_tensor
 from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
-from kernels.linear.int8_words_triton import WORD, WORDS, elements, int8_rows, load_row
+from kernels.linear.int8_words_triton import WORD, WORDS, elements, int8_row, load_row
 from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
 from kernels.rows.rounding_triton import rounded
 from kernels.rows.squares_triton import fixed_factor, squares
@@ -99,8 +99,7 @@ def store_int8(
     SIZE: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Normalise, quantise and store a row, tiles of `load_row`, with the factor that it took."""
-    words, factors = int8_rows(tiles, gains, eps, SIZE, LINES, STEPS, 1, True, INTERPRETED)
-    factor = factors[0]
+    words, factor = int8_row(tiles, gains, eps, SIZE, LINES, STEPS, True, INTERPRETED)
     finite = (factor == factor)[:, None]
     q_ptr += row * SIZE
     for step in tl.static_range(STEPS):
