@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ledger.errors import ConfigError, Forbidden, Unauthorized, unknown_stream
+from ledger.errors import ConfigError, Forbidden, NotFound, Unauthorized
 from ledger.rights import Right
 
 MAX_TOKEN_CHARS = 256
@@ -89,7 +89,7 @@ class TokenKeys:
         if voucher is None or voucher.expires_ms <= now_ms:
             raise _refused()
         if voucher.stream != stream:
-            raise unknown_stream(stream)
+            raise NotFound(f"no stream {stream.hex()}", code="unknown_stream")
         if right not in voucher.rights:
             raise Forbidden(f"this token does not allow to {right.words[0]}", field="token")
         return voucher
