@@ -22,7 +22,13 @@ from torch import Tensor
 from kernels.checks import check_same_device, check_tensor
 from kernels.launch import INTERPRETED, OPTIONS
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.ternary_plan import bitnet_linears, bytes_moved, check_linear, part_constants
+from kernels.linear.ternary_plan import (
+    ROWS_TYPES,
+    bitnet_linears,
+    bytes_moved,
+    check_linear,
+    part_constants,
+)
 from kernels.linear.ternary_rows_triton import NARROW_ROWS, part_of, ternary_rows
 from kernels.linear.ternary_weights import TernaryWeights
 from kernels.shapes import DecoderShape
@@ -155,16 +161,6 @@ def tile() -> dict[str, int]:
     return {"TILE_PACKED": TILE_PACKED, "TILE_ROWS": TILE_ROWS, "TILE_IN": TILE_IN}
 
 
-_TYPES = {
-    "q_ptr": "*i8",
-    "factor_ptr": "*fp32",
-    "packed_ptr": "*u8",
-    "scale_ptr": "*fp32",
-    "out_ptr": "*fp32",
-    "rows": "i32",
-}
-
-
 def variants(shape: DecoderShape) -> Iterator[Variant]:
     """All compilations that serving `shape` launches: none unless its linears are ternary."""
     for step, (outs, width, fused) in bitnet_linears(shape).items():
@@ -172,9 +168,9 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
         yield Variant(
             name=f"{shape.name}.{step} ternary gemm rows={rows}",
             kernel=ternary_gemm_kernel,
-            signature=_TYPES,
+            signature=ROWS_TYPES,
             constants=part_constants(outs, width, epilogue) | tile(),
-            divisible=frozenset(_TYPES) - {"rows"},
+            divisible=frozenset(ROWS_TYPES) - {"rows"},
             num_stages=STAGES,
             expects=("IGMMA",),
             bytes_moved=bytes_moved(outs, width, epilogue, rows, 1) + 4 * rows,

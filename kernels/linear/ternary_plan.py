@@ -12,6 +12,16 @@ from kernels.linear.epilogue import Epilogue
 from kernels.linear.ternary_weights import TernaryWeights
 from kernels.shapes import DecoderShape, Family
 
+ROWS_TYPES = {
+    "q_ptr": "*i8",
+    "factor_ptr": "*fp32",
+    "packed_ptr": "*u8",
+    "scale_ptr": "*fp32",
+    "out_ptr": "*fp32",
+    "rows": "i32",
+}
+"""The arguments of the kernels of several rows."""
+
 
 def check_linear(
     name: str,

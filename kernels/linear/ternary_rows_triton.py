@@ -32,7 +32,7 @@ from triton.language.extra import cuda
 
 from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.ternary_plan import bitnet_linears, bytes_moved, part_constants
+from kernels.linear.ternary_plan import ROWS_TYPES, bitnet_linears, bytes_moved, part_constants
 from kernels.linear.ternary_weights import TernaryWeights
 from kernels.shapes import DecoderShape
 from kernels.variant import Variant
@@ -307,16 +307,6 @@ def ternary_rows(
     )
 
 
-_TYPES = {
-    "q_ptr": "*i8",
-    "factor_ptr": "*fp32",
-    "packed_ptr": "*u8",
-    "scale_ptr": "*fp32",
-    "out_ptr": "*fp32",
-    "rows": "i32",
-}
-
-
 def variants(shape: DecoderShape) -> Iterator[Variant]:
     """All compilations that serving `shape` launches: none unless its linears are ternary."""
     for step, (outs, width, fused) in bitnet_linears(shape).items():
@@ -326,11 +316,11 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
             yield Variant(
                 name=f"{shape.name}.{step} ternary gemm rows={rows}" + " dependent" * dependent,
                 kernel=ternary_rows_kernel,
-                signature=_TYPES,
+                signature=ROWS_TYPES,
                 constants=part_constants(outs, width, epilogue)
                 | plan.constants()
                 | {"PDL": dependent},
-                divisible=frozenset(_TYPES) - {"rows"},
+                divisible=frozenset(ROWS_TYPES) - {"rows"},
                 num_warps=plan.slices,
                 launch_pdl=dependent,
                 expects=("IMMA", "LDG.E.EF.128"),

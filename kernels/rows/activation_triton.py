@@ -25,6 +25,7 @@ from kernels.rows.norm_triton import (
     check_norm,
     check_quantised,
     int8_plan,
+    quantised,
     store_int8,
 )
 from kernels.shapes import DecoderShape, Family
@@ -108,21 +109,8 @@ def _check_gate_up(gate_up: Tensor) -> tuple[int, int]:
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
     """BitNet's activation between two linears, at batches where it is a launch."""
-    size, rows = shape.ffn, 16
     if shape.family is not Family.BITNET:
         return
-    pointers = dict.fromkeys(("gate_up_ptr", "weight_ptr", "factor_ptr"), "*fp32")
-    pointers["q_ptr"] = "*i8"
+    name, kernel = f"{shape.name}.relu2_gate_norm_int8", relu2_gate_norm_int8_kernel
     for dependent in (False, True):
-        launch = int8_plan(size) | {"PDL": dependent, "INTERPRETED": False}
-        warps = launch.pop("num_warps")
-        yield Variant(
-            name=f"{shape.name}.relu2_gate_norm_int8 rows={rows}" + " dependent" * dependent,
-            kernel=relu2_gate_norm_int8_kernel,
-            signature={**pointers, "eps": "fp32"},
-            constants=launch,
-            divisible=frozenset(pointers),
-            num_warps=warps,
-            launch_pdl=dependent,
-            bytes_moved=rows * (9 * size + 4) + 4 * size,
-        )
+        yield quantised(name, kernel, "gate_up_ptr", shape.ffn, 9, dependent=dependent)

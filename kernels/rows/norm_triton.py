@@ -257,17 +257,25 @@ def _variant(
 
 
 def _int8_variant(shape: DecoderShape, what: str, size: int, *, dependent: bool) -> Variant:
+    name = f"{shape.name}.norm {what} int8"
+    return quantised(name, norm_int8_kernel, "x_ptr", size, 5, dependent=dependent)
+
+
+def quantised(
+    name: str, kernel: Any, source: str, size: int, moved: int, *, dependent: bool
+) -> Variant:
+    """Of a norm that quantises what `source` points to; it moves so many bytes an element."""
     rows = 16
-    pointers = dict.fromkeys(("x_ptr", "weight_ptr", "factor_ptr"), "*fp32") | {"q_ptr": "*i8"}
+    pointers = dict.fromkeys((source, "weight_ptr", "factor_ptr"), "*fp32") | {"q_ptr": "*i8"}
     launch = int8_plan(size) | {"PDL": dependent, "INTERPRETED": False}
     warps = launch.pop("num_warps")
     return Variant(
-        name=f"{shape.name}.norm {what} int8 rows={rows}" + " dependent" * dependent,
-        kernel=norm_int8_kernel,
+        name=f"{name} rows={rows}" + " dependent" * dependent,
+        kernel=kernel,
         signature={**pointers, "eps": "fp32"},
         constants=launch,
         divisible=frozenset(pointers),
         num_warps=warps,
         launch_pdl=dependent,
-        bytes_moved=rows * (5 * size + 4) + 4 * size,
+        bytes_moved=rows * (moved * size + 4) + 4 * size,
     )
