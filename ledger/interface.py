@@ -241,39 +241,30 @@ class ObjectStore(Protocol):
 
         `HeldElsewhere` while an origin that lives has it.
         """
-        ...
 
     async def seize(self, key: ObjectKey) -> None:
         """Take the object from whoever has it, living or not: a claim from here succeeds then."""
-        ...
 
     async def owns(self, key: ObjectKey, epoch: int) -> bool:
         """Whether the owner that claimed `epoch` is still the last one."""
-        ...
 
     async def get(self, key: ObjectKey, names: Sequence[str]) -> dict[str, bytes]:
         """The values that exist among `names`."""
-        ...
 
     async def list(self, key: ObjectKey, wanted: ValueRange = ALL_VALUES) -> dict[str, bytes]:
         """Values by name, in order."""
-        ...
 
     async def write(self, write: ObjectWrite) -> None:
         """Store in a group commit; returns when durable. `StaleEpoch` from a former owner."""
-        ...
 
     async def due(self, now_ms: int, limit: int) -> Sequence[tuple[ObjectKey, Alarm]]:
         """Alarms up to `now_ms`, earliest first."""
-        ...
 
     async def next_alarm_ms(self) -> int | None:
         """When the earliest alarm is."""
-        ...
 
     async def names(self, kind: str, *, after: str = "", limit: int = 1000) -> Sequence[str]:
         """Names of objects of a class that have a value or an alarm, in order."""
-        ...
 
 
 # ---- the ledger ----
@@ -285,16 +276,13 @@ class LiveTail(Protocol):
     @property
     def released(self) -> int:
         """The next index to be released."""
-        ...
 
     @property
     def gone(self) -> bool:
         """Whether its stream has been deleted, or it has been forgotten; nothing will follow."""
-        ...
 
     def take(self, start: int, limit: int) -> list[bytes] | None:
         """Released frames from `start` on; None where storage must be asked."""
-        ...
 
 
 class LedgerSize(NamedTuple):
@@ -321,21 +309,17 @@ class Ledger(Protocol):
     @property
     def name(self) -> str:
         """`file:…` or `postgresql:…`: the same for two origins only where they share it."""
-        ...
 
     async def create(self, new: NewStream) -> tuple[StreamInfo, bool]:
         """Make a stream at epoch 1; the flag is False where its idempotency key had one."""
-        ...
 
     async def made_by(self, idempotency_key: str, request_hash: bytes) -> StreamInfo | None:
         """The stream that the key has made; `Conflict` if it was with another request."""
-        ...
 
     async def info(self, stream: bytes) -> StreamInfo: ...
 
     async def take_over(self, stream: bytes) -> int:
         """Become the stream's producer: returns the new epoch, which fences all older ones."""
-        ...
 
     async def append(self, batch: Sequence[Append] | Appends) -> list[Refusal]:
         """Store a batch in one group commit; returns when it is durable and released.
@@ -345,33 +329,26 @@ class Ledger(Protocol):
         Waits while the queue of uncommitted frames is full. A batch of `relaxed` streams
         only is released and returns at once.
         """
-        ...
 
     async def read(self, stream: bytes, start: int, limit: int) -> list[Record]:
         """At most `limit` released records from index `start` on; empty at the tip."""
-        ...
 
     async def frames(self, stream: bytes, start: int, limit: int) -> list[bytes]:
         """The frames of `read` alone: what a client is sent, and quicker to get."""
-        ...
 
     def tail(self, stream: bytes) -> LiveTail:
         """Of a stream in memory, as a watched one is; `NotFound` for all others."""
-        ...
 
     def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
         """Call `wake` after each release to a stream that `info` has just shown."""
-        ...
 
     def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None: ...
 
     def silent_s(self) -> float:
         """For how long storage has owed an answer, or has been away; 0 when neither."""
-        ...
 
     async def size(self) -> LedgerSize:
         """What it takes now; quick enough to be asked every second."""
-        ...
 
     async def unfinished(self) -> list[bytes]:
         """Generations without a StreamEnd whose producer's lease is gone, oldest first.
@@ -379,14 +356,11 @@ class Ledger(Protocol):
         A file has one owner, so after opening it that is all of them. Where several origins
         share a ledger it is those of the origins that no longer renew their lease.
         """
-        ...
 
     async def delete(self, stream: bytes) -> None:
         """Remove a stream and all of its frames now, whatever its retention."""
-        ...
 
     async def expire(self) -> int:
         """Remove ended streams that nobody touched for their TTL; returns how many."""
-        ...
 
     async def close(self) -> None: ...

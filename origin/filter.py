@@ -50,7 +50,6 @@ class Filter(Protocol):
         `hold` counts from the end of all text so far and reaches back to what is still held, at
         most; after the last text nothing is held unless the verdict is to end.
         """
-        ...
 
 
 FilterFactory = Callable[[], Filter]

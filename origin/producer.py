@@ -164,11 +164,9 @@ class Producer(Protocol):
         A cancel raises CancelledError or GeneratorExit in it. An error of `ledger.errors` ends the
         stream as failed with its message; of any other the reader learns only that there was one.
         """
-        ...
 
     async def close(self) -> None:
         """Nothing is asked any more."""
-        ...
 
 
 async def load_producer(place: str) -> Producer:

@@ -52,7 +52,6 @@ class Timer(Protocol):
 
     async def wait(self, wake: asyncio.Event, until_ms: int) -> None:
         """Until `wake` is set or it is `until_ms` (Unix time)."""
-        ...
 
 
 class LoopTimer:

@@ -43,15 +43,12 @@ class InstanceHost(Protocol):
 
     def discard(self, instance: Instance) -> None:
         """Forget an instance that has failed."""
-        ...
 
     def used(self, instance: Instance) -> None:
         """An instance has become busy, or idle."""
-        ...
 
     def alarm_stored(self) -> None:
         """The next alarm may be an earlier one now."""
-        ...
 
 
 class Instance:

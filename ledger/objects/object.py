@@ -80,15 +80,12 @@ class ObjectContext(Protocol):
 
         What may take long, like waiting for a frame, belongs in `outside`.
         """
-        ...
 
     def now_ms(self) -> int:
         """Unix ms of the injected clock."""
-        ...
 
     def random(self, size: int) -> bytes:
         """`size` bytes of the injected randomness."""
-        ...
 
     async def block_concurrency_while(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work` with the input gate closed, `outside` included.
@@ -96,7 +93,6 @@ class ObjectContext(Protocol):
         For what must happen before any other event, like an initialisation with calls to
         other objects. If it raises, the instance is discarded.
         """
-        ...
 
     async def outside(self, waiting: Awaitable[T]) -> T:
         """Await something that is not storage: a timer, a stream's next frame, another task.
@@ -104,11 +100,9 @@ class ObjectContext(Protocol):
         What was written before is made durable first; other events may run meanwhile; what
         `waiting` gives is delivered when the input gate is free again.
         """
-        ...
 
     async def call(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
         """Ask another object, as in `outside`. `NotFound` for an unknown class."""
-        ...
 
 
 class DurableObject:

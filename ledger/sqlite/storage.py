@@ -111,11 +111,9 @@ class Storage(Protocol):
     @property
     def name(self) -> str:
         """What errors call it."""
-        ...
 
     def commit(self, commit: Commit) -> None:
         """Store it so that it survives the end of this process; no waiting for the disk."""
-        ...
 
     def commit_durably(self, commit: Commit, behind: Callable[[], Commit]) -> Awaitable[None]:
         """Store it so that it survives the loss of power, once what is returned is done.
@@ -124,7 +122,6 @@ class Storage(Protocol):
         it gives is stored behind `commit` as `commit` would store it. A reader may come upon
         that before `commit` is durable.
         """
-        ...
 
     @property
     def waits(self) -> bool:
@@ -132,7 +129,6 @@ class Storage(Protocol):
 
         Then it is for `commit_durably`, which keeps nobody else waiting.
         """
-        ...
 
     async def streams_by_sid(self, sids: Sequence[int]) -> list[StreamRow]: ...
 
@@ -145,31 +141,24 @@ class Storage(Protocol):
 
         Their end may still be in the log.
         """
-        ...
 
     async def covered(self, sid: int) -> int:
         """The index after the stream's last segment."""
-        ...
 
     async def segments(self, sid: int, start: int, limit: int) -> list[SegmentRow]:
         """Segments from the one that holds index `start` on, at most `limit`."""
-        ...
 
     async def log_rows(self) -> list[int]:
         """The numbers of all rows of the log in order, for recovery."""
-        ...
 
     async def log(self, rows: Sequence[int]) -> list[bytes]:
         """What is in these rows of the log; nothing for those that cannot be found."""
-        ...
 
     async def last_numbers(self) -> tuple[int, int]:
         """The highest sid and the highest oid ever stored."""
-        ...
 
     async def expired(self, kind: int, now_ms: int, limit: int) -> list[int]:
         """Sids of ended streams past their expiry, earliest first."""
-        ...
 
     async def object_row(self, key: ObjectKey) -> ObjectRow | None: ...
 
@@ -179,7 +168,6 @@ class Storage(Protocol):
 
     async def alarms(self, now_ms: int, limit: int) -> list[ObjectRow]:
         """Objects whose alarm is due, earliest first."""
-        ...
 
     async def next_alarm_ms(self) -> int | None: ...
 
@@ -215,38 +203,30 @@ class Upkeep(Protocol):
 
     def check(self) -> None:
         """`LedgerFailed` where what is written would be found by nobody."""
-        ...
 
     def sizes(self) -> Sizes:
         """Some ten microseconds."""
-        ...
 
     async def object_bytes(self) -> int:
         """What the streams and values of objects take of the file: estimated, all of them read."""
-        ...
 
     async def stored_bytes(self, sid: int) -> int:
         """Bytes of a stream's segments."""
-        ...
 
     async def to_pack(self, before_ms: int, limit: int) -> list[int]:
         """Ended streams that nobody has touched since then and that are not cold."""
-        ...
 
     async def settle(self, *, cut: bool) -> None:
         """Move the WAL into the file, which has its new size after the next commit.
 
         With `cut` a WAL file that has become long is cut off then, if no reader needs it.
         """
-        ...
 
     async def fetch(self, *, reclaim: int, vacuum: int) -> None:
         """Have the pages in memory that a commit with these two will look at.
 
         What goes is old and lies on the disk alone; the writer must not wait for it there.
         """
-        ...
 
     async def calm(self) -> None:
         """Wait until the WAL is not being moved, which makes every write wait for the disk."""
-        ...

@@ -51,35 +51,27 @@ class LedgerReader(Protocol):
 
     async def ledger_bytes(self) -> int:
         """What the ledger takes where it is stored."""
-        ...
 
     async def expired(self, now_ms: int) -> int:
         """How many streams have outlived their retention at `now_ms` (Unix time)."""
-        ...
 
     def streams(self) -> AsyncIterator[StreamRow]:
         """Every stream, those of an hour in the order of their creation."""
-        ...
 
     async def stream(self, stream: bytes) -> StreamRow:
         """One stream; `NotFound` if there is none."""
-        ...
 
     async def stored(self, row: StreamRow) -> dict[str, int]:
         """What one stream takes where it is stored: `stored_bytes` of frames and ids, and more."""
-        ...
 
     def records(self, row: StreamRow, start: int = 0) -> AsyncGenerator[tuple[int, Record], None]:
         """(index, record) from `start` on; `Damaged` where the stream is not whole."""
-        ...
 
     def damage(self) -> AsyncIterator[str]:
         """What is not whole and belongs to no stream, in words. Looks at everything."""
-        ...
 
     async def release(self) -> None:
         """Let go of the moment: what is read next is of a later one."""
-        ...
 
 
 def kind_word(row: StreamRow) -> str:

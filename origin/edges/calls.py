@@ -31,11 +31,9 @@ class CallOutlet(Outlet, Protocol):
 
     def send_bulk(self, data: bytes) -> None:
         """After whatever else the link has to send."""
-        ...
 
     def release(self, size: int) -> None:
         """A Call with a body of `size` bytes is no longer held; said once for each."""
-        ...
 
 
 class CallRun:

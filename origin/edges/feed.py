@@ -26,11 +26,9 @@ class Outlet(Protocol):
 
     def relay(self, frames: Sequence[bytes], corr: int) -> None:
         """Send logged frames under this corr."""
-        ...
 
     def closed(self, corr: int) -> None:
         """A closing frame has been sent; its corr is free."""
-        ...
 
 
 class Feed:

@@ -50,7 +50,6 @@ class DiskSync(Protocol):
 
     def begin(self) -> asyncio.Future[None]:
         """Done once it does; its error is what `Failed` made of an OSError."""
-        ...
 
     async def close(self) -> None: ...
 
