@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
-from ledger.errors import CallerError
 from origin.warm.policies import KeepDecision
 from origin.warm.trace import Indices
 
@@ -22,31 +20,15 @@ FORECAST_WEIGHT = 0.3
 """Of the newest gap in the forecast."""
 
 
-@dataclass(frozen=True)
-class HistogramBins:
-    """The paper's: 240 of one minute. `fine` covers the same four hours by seconds."""
-
-    count: int = 240
-    width_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        if self.count < 1 or not self.width_s > 0:
-            raise CallerError("are to be one or more, wider than nothing", field="bins")
-
-    @classmethod
-    def fine(cls) -> HistogramBins:
-        return cls(14_400, 1.0)
-
-
 class HybridHistogram:
     """Unload, load again before the 5th percentile of the gaps, and keep until past the 99th.
 
     For gaps beyond the bins the paper fits an ARIMA model; here an exponentially weighted mean of
-    those gaps forecasts the next one.
+    those gaps forecasts the next one. The paper's bins are 240 of one minute.
     """
 
-    def __init__(self, bins: HistogramBins | None = None) -> None:
-        self.bins = bins or HistogramBins()
+    def __init__(self, bins: int = 240, width_s: float = 60.0) -> None:
+        self._bins, self._width_s = bins, width_s
         self._counts: dict[str, Indices] = {}
         self._inside: dict[str, tuple[int, int]] = {}
         self._beyond: dict[str, int] = {}
@@ -54,8 +36,7 @@ class HybridHistogram:
 
     @property
     def name(self) -> str:
-        paper = self.bins == HistogramBins()
-        return "hybrid-histogram" if paper else f"hybrid-histogram-{self.bins.width_s:g}s"
+        return "hybrid-histogram" + ("" if self._width_s == 60.0 else f"-{self._width_s:g}s")
 
     def decide(self, model: str, idle_since_s: float) -> KeepDecision:
         counts, beyond = self._counts.get(model), self._beyond.get(model, 0)
@@ -68,16 +49,16 @@ class HybridHistogram:
             return self._prewarmed(
                 model, idle_since_s, begin, begin + FORECAST_KEEP * forecast, "forecast", features
             )
-        span = self.bins.count * self.bins.width_s
+        span = self._bins * self._width_s
         # Deviation over mean of the counts of the bins, from their sum and that of their squares.
-        spread = (max(squares * self.bins.count / inside**2 - 1, 0.0)) ** 0.5 if inside else 0.0
+        spread = (max(squares * self._bins / inside**2 - 1, 0.0)) ** 0.5 if inside else 0.0
         features["cv"] = spread
         if counts is None or spread < REPRESENTATIVE_CV:
             until = idle_since_s + span
             return KeepDecision(model, idle_since_s, until, "not representative", features)
         heap = np.cumsum(counts)
-        low = int(np.searchsorted(heap, 0.05 * inside)) * self.bins.width_s * PREWARM_MARGIN
-        high = (int(np.searchsorted(heap, 0.99 * inside)) + 1) * self.bins.width_s * KEEP_MARGIN
+        low = int(np.searchsorted(heap, 0.05 * inside)) * self._width_s * PREWARM_MARGIN
+        high = (int(np.searchsorted(heap, 0.99 * inside)) + 1) * self._width_s * KEEP_MARGIN
         return self._prewarmed(model, idle_since_s, low, high, "percentiles", features)
 
     def _prewarmed(
@@ -94,13 +75,13 @@ class HybridHistogram:
         return KeepDecision(model, since, since, reason, features, since + begin, since + until)
 
     def observe(self, model: str, gap_s: float) -> None:
-        index = int(gap_s / self.bins.width_s)
-        if index >= self.bins.count:
+        index = int(gap_s / self._width_s)
+        if index >= self._bins:
             self._beyond[model] = self._beyond.get(model, 0) + 1
             before = self._forecast.get(model, gap_s)
             self._forecast[model] = before + FORECAST_WEIGHT * (gap_s - before)
             return
-        counts = self._counts.setdefault(model, np.zeros(self.bins.count, np.int64))
+        counts = self._counts.setdefault(model, np.zeros(self._bins, np.int64))
         inside, squares = self._inside.get(model, (0, 0))
         self._inside[model] = inside + 1, squares + 2 * int(counts[index]) + 1
         counts[index] += 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ledger.errors import CallerError
 from origin.warm.adaptive import AdaptiveTtl
-from origin.warm.histogram import HistogramBins, HybridHistogram
+from origin.warm.histogram import HybridHistogram
 from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy
 from origin.warm.prewarm import PredictivePrewarm
 from origin.warm.prices import WarmPrices
@@ -16,7 +16,7 @@ _KNOWN: dict[str, Callable[[WarmPrices], KeepAlivePolicy]] = {
     "predictive-prewarm": PredictivePrewarm,
     "break-even": BreakEven,
     "hybrid-histogram": lambda prices: HybridHistogram(),
-    "hybrid-histogram-1s": lambda prices: HybridHistogram(HistogramBins.fine()),
+    "hybrid-histogram-1s": lambda prices: HybridHistogram(14_400, 1.0),
     "greedy-dual": lambda prices: GreedyDual(prices.cold_cost_gpu_s),
 }
 POLICY_NAMES = ("ttl-SECONDS", *_KNOWN)

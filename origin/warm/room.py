@@ -10,37 +10,9 @@ import numpy as np
 from ledger.errors import CallerError
 from origin.warm.policies import GreedyDual, KeepAlivePolicy
 from origin.warm.prices import WarmPrices
-from origin.warm.trace import ArrivalTrace, Indices, Seconds
+from origin.warm.trace import ArrivalTrace, busy_periods
 
 PROGRESS_EVERY = 10_000
-
-
-@dataclass(frozen=True)
-class BusyPeriods:
-    """When a model had a request under way, in the order in which that began."""
-
-    model: Indices
-    start_s: Seconds
-    end_s: Seconds
-
-    def __len__(self) -> int:
-        return len(self.model)
-
-
-def busy_periods(trace: ArrivalTrace) -> BusyPeriods:
-    models, starts, ends = [np.empty(0, np.int64)], [np.empty(0)], [np.empty(0)]
-    for model in np.unique(trace.model):
-        mine = trace.model == model
-        arrivals = trace.arrival_s[mine]
-        done = np.maximum.accumulate(arrivals + trace.duration_s[mine])
-        first = np.concatenate([[True], arrivals[1:] - done[:-1] > 0])
-        last = np.concatenate([first[1:], [True]])
-        starts.append(arrivals[first])
-        ends.append(done[last])
-        models.append(np.full(int(first.sum()), model, np.int64))
-    start_s = np.concatenate(starts)
-    order = np.argsort(start_s, kind="stable")
-    return BusyPeriods(np.concatenate(models)[order], start_s[order], np.concatenate(ends)[order])
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from ledger.errors import CallerError
 from origin.warm.optimum import capped_optimum, keep_alive_optimum
 from origin.warm.policies import KeepAlivePolicy
 from origin.warm.prices import WarmPrices, cost_of_gaps
-from origin.warm.room import PROGRESS_EVERY, busy_periods, replay_capped
-from origin.warm.trace import ArrivalTrace, IdleGaps, Seconds, idle_gaps
+from origin.warm.room import PROGRESS_EVERY, replay_capped
+from origin.warm.trace import ArrivalTrace, IdleGaps, Seconds, busy_periods, idle_gaps
 
 
 @dataclass(frozen=True)

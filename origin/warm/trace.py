@@ -43,6 +43,37 @@ class ArrivalTrace:
 
 
 @dataclass(frozen=True)
+class BusyPeriods:
+    """When a model had a request under way, in the order in which that began.
+
+    It is busy until the last of the requests that overlap has ended.
+    """
+
+    model: Indices
+    start_s: Seconds
+    end_s: Seconds
+
+    def __len__(self) -> int:
+        return len(self.model)
+
+
+def busy_periods(trace: ArrivalTrace) -> BusyPeriods:
+    models, starts, ends = [np.empty(0, np.int64)], [np.empty(0)], [np.empty(0)]
+    for model in np.unique(trace.model):
+        mine = trace.model == model
+        arrivals = trace.arrival_s[mine]
+        done = np.maximum.accumulate(arrivals + trace.duration_s[mine])
+        first = np.concatenate([[True], arrivals[1:] - done[:-1] > 0])
+        last = np.concatenate([first[1:], [True]])
+        starts.append(arrivals[first])
+        ends.append(done[last])
+        models.append(np.full(int(first.sum()), model, np.int64))
+    start_s = np.concatenate(starts)
+    order = np.argsort(start_s, kind="stable")
+    return BusyPeriods(np.concatenate(models)[order], start_s[order], np.concatenate(ends)[order])
+
+
+@dataclass(frozen=True)
 class IdleGaps:
     """Every time that a model was idle between two requests, in the order in which it began.
 
@@ -62,25 +93,16 @@ class IdleGaps:
 
 
 def idle_gaps(trace: ArrivalTrace) -> IdleGaps:
-    """A model is busy until the last of the requests that overlap has ended."""
-    models, starts, lengths = [], [], []
-    present = np.unique(trace.model)
-    for model in present:
-        mine = trace.model == model
-        arrivals = trace.arrival_s[mine]
-        ends = np.maximum.accumulate(arrivals + trace.duration_s[mine])[:-1]
-        gaps = arrivals[1:] - ends
-        idle = gaps > 0
-        models.append(np.full(int(idle.sum()), model, np.int64))
-        starts.append(ends[idle])
-        lengths.append(gaps[idle])
-    start_s = np.concatenate(starts) if starts else np.empty(0)
-    order = np.argsort(start_s, kind="stable")
-    empty = np.empty(0, np.int64)
+    """Between two busy periods of a model, of which the second tells how long it was idle."""
+    busy = busy_periods(trace)
+    by_model = np.argsort(busy.model, kind="stable")
+    model, end_s = busy.model[by_model], busy.end_s[by_model]
+    again = np.flatnonzero(model[1:] == model[:-1])
+    gaps = again[np.argsort(end_s[again], kind="stable")]
     return IdleGaps(
-        model=(np.concatenate(models) if models else empty)[order],
-        start_s=start_s[order],
-        length_s=(np.concatenate(lengths) if lengths else np.empty(0))[order],
+        model=model[gaps],
+        start_s=end_s[gaps],
+        length_s=busy.start_s[by_model][gaps + 1] - end_s[gaps],
         requests=len(trace),
-        first_starts=len(present),
+        first_starts=len(np.unique(model)),
     )

@@ -36,7 +36,7 @@ from origin.warm.generated import (  # noqa: E402
     VISIT_S,
     generated,
 )
-from origin.warm.histogram import HistogramBins, HybridHistogram  # noqa: E402
+from origin.warm.histogram import HybridHistogram  # noqa: E402
 from origin.warm.named import named_policy  # noqa: E402
 from origin.warm.optimum import keep_alive_optimum  # noqa: E402
 from origin.warm.policies import (  # noqa: E402
@@ -71,7 +71,7 @@ def ratios(kind: str, days: float, seed: int, prices: WarmPrices) -> dict[str, f
     gaps = idle_gaps(trace)
     policies: list[KeepAlivePolicy] = [
         *(FixedTtl(60.0), FixedTtl(300.0), FixedTtl(3600.0), BreakEven(prices)),
-        *(HybridHistogram(), HybridHistogram(HistogramBins.fine())),
+        *(HybridHistogram(), named_policy("hybrid-histogram-1s", prices)),
         *(named_policy(DEFAULT_POLICY, prices), PredictivePrewarm(prices)),
     ]
     outcomes, _ = compare(trace, policies, prices)
