@@ -27,6 +27,7 @@ from ledger.interface import (
     StreamKind,
     reused_key,
 )
+from ledger.postgres import statements as sql
 from ledger.postgres.commit import Writer
 from ledger.postgres.lease import Lease, Reached
 from ledger.postgres.listener import Listener
@@ -39,19 +40,6 @@ from ledger.postgres.retention import Retention
 from ledger.postgres.rows import Ints, unpack_ids
 from ledger.postgres.schema import prepare
 from ledger.postgres.server import LastingConnection, Pool, Server
-from ledger.postgres.statements import (
-    CHANNEL,
-    CREATE,
-    DROP_STREAMS,
-    FRAMES,
-    MADE_BY,
-    NOTIFY,
-    RECORDS,
-    SAME_KEY,
-    TABLE_BYTES,
-    TAKE_OVER,
-    UNFINISHED,
-)
 from ledger.postgres.tail import PostgresTail, StreamHead
 
 
@@ -153,11 +141,11 @@ class PostgresLedger:
         async def work(connection: AsyncConnection) -> bool:
             nonlocal tries
             tries += 1
-            return (await connection.execute(CREATE, values, prepare=True)).rowcount == 1
+            return (await connection.execute(sql.CREATE, values, prepare=True)).rowcount == 1
 
         if await self._pool.run(work):
             return await self.info(new.stream), True
-        rows = await self._pool.rows(MADE_BY, new.stream)
+        rows = await self._pool.rows(sql.MADE_BY, new.stream)
         if tries > 1 and rows == [(self._lease.number,)]:
             return await self.info(new.stream), True  # a try of ours, whose answer was lost
         existing = await self._with_key(key_bytes(new), new.request_hash)
@@ -180,7 +168,7 @@ class PostgresLedger:
         return number
 
     async def _with_key(self, key: bytes | None, request_hash: bytes) -> bytes | None:
-        rows = await self._pool.rows(SAME_KEY, key)
+        rows = await self._pool.rows(sql.SAME_KEY, key)
         if not rows:
             return None
         [(stream, its_hash)] = rows
@@ -193,7 +181,7 @@ class PostgresLedger:
 
     async def take_over(self, stream: bytes) -> int:
         self._writer.check()
-        rows = await self._pool.rows(TAKE_OVER, stream, self._lease.number)
+        rows = await self._pool.rows(sql.TAKE_OVER, stream, self._lease.number)
         if not rows:
             raise unknown_stream(stream)
         head = StreamHead(*rows[0])
@@ -203,7 +191,7 @@ class PostgresLedger:
         return head.epoch
 
     async def unfinished(self) -> list[bytes]:
-        rows = await self._pool.rows(UNFINISHED, await self._lease.judged_at())
+        rows = await self._pool.rows(sql.UNFINISHED, await self._lease.judged_at())
         return [bytes(stream) for (stream,) in rows]
 
     async def delete(self, stream: bytes) -> None:
@@ -213,8 +201,10 @@ class PostgresLedger:
 
         async def work(connection: AsyncConnection) -> None:
             async with connection.transaction():
-                await connection.execute(DROP_STREAMS, (Ints((sid,)),))
-                await connection.execute(NOTIFY, (CHANNEL, notice(self._lease.number, [sid])))
+                await connection.execute(sql.DROP_STREAMS, (Ints((sid,)),))
+                await connection.execute(
+                    sql.NOTIFY, (sql.CHANNEL, notice(self._lease.number, [sid]))
+                )
             await purge(connection, sid)
 
         await self._pool.run(work)
@@ -257,7 +247,7 @@ class PostgresLedger:
 
     async def read(self, stream: bytes, start: int, limit: int) -> list[Record]:
         tail = await self._used(stream)
-        rows = await self._pool.rows(RECORDS, tail.head.sid, start, limit)
+        rows = await self._pool.rows(sql.RECORDS, tail.head.sid, start, limit)
         records = [Record(bytes(frame), unpack_ids(ids)) for frame, ids in rows]
         await self._residents.note_read(tail, start, [record.frame for record in records])
         return records
@@ -266,7 +256,7 @@ class PostgresLedger:
         tail = await self._used(stream)
         frames = tail.take(start, limit)
         if not frames:
-            rows = await self._pool.rows(FRAMES, tail.head.sid, start, limit)
+            rows = await self._pool.rows(sql.FRAMES, tail.head.sid, start, limit)
             frames = [bytes(frame) for (frame,) in rows]
             await self._residents.note_read(tail, start, frames)
         return frames
@@ -294,7 +284,7 @@ class PostgresLedger:
     # ---- retention ----
 
     async def size(self) -> LedgerSize:
-        [(size,)] = await self._pool.rows(TABLE_BYTES)
+        [(size,)] = await self._pool.rows(sql.TABLE_BYTES)
         return LedgerSize(int(size or 0))
 
     async def expire(self) -> int:

@@ -14,26 +14,9 @@ from psycopg import AsyncConnection
 
 from ledger.errors import LedgerFailed
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite
+from ledger.postgres import statements as sql
 from ledger.postgres.plan import Created, GroupPlan, Item, Object
 from ledger.postgres.rows import Blobs, Flags, Ints, columns
-from ledger.postgres.statements import (
-    CHANNEL,
-    CLEAR_VALUES,
-    DELETE_VALUES,
-    DROP_STREAMS,
-    INSERT_FRAMES,
-    INSERT_HEADS,
-    INSERT_STREAMS,
-    LOCK_HEADS,
-    LOCK_OBJECTS,
-    LOCK_OWNER,
-    MOVE_HEADS,
-    NEW_NUMBERS,
-    NOTIFY,
-    NUMBER_COMMIT,
-    PUT_VALUES,
-    TOUCH_OBJECTS,
-)
 from ledger.postgres.tail import StreamHead, went_back
 
 MAX_NOTICE_SIDS = 400
@@ -83,13 +66,13 @@ async def _look(
     keys = sorted({write.key for write in writes})
     streams = sorted(set(_streams(items)))
     created = sum(len(write.creates) for write in writes)
-    owner = await connection.execute(LOCK_OWNER, (stamp.lease,), prepare=True)
+    owner = await connection.execute(sql.LOCK_OWNER, (stamp.lease,), prepare=True)
     kinds, names = (Blobs(part.encode() for part in column) for column in columns(keys) or ((), ()))
     objects = await connection.execute(
-        LOCK_OBJECTS, (kinds, names, stamp.lease), prepare=True, binary=True
+        sql.LOCK_OBJECTS, (kinds, names, stamp.lease), prepare=True, binary=True
     )
-    heads = await connection.execute(LOCK_HEADS, (Blobs(streams),), prepare=True, binary=True)
-    numbers = await connection.execute(NEW_NUMBERS, (created,), prepare=True)
+    heads = await connection.execute(sql.LOCK_HEADS, (Blobs(streams),), prepare=True, binary=True)
+    numbers = await connection.execute(sql.NEW_NUMBERS, (created,), prepare=True)
     known = await owner.fetchone()
     if known is None:
         raise replaced()
@@ -133,20 +116,20 @@ def _streams(items: Iterable[Item]) -> Iterable[bytes]:
 
 
 def _statements(plan: GroupPlan, stamp: Stamp) -> Iterable[Statement]:
-    yield NUMBER_COMMIT, (stamp.lease, stamp.number)
+    yield sql.NUMBER_COMMIT, (stamp.lease, stamp.number)
     if plan.created:
         yield from _creates(plan.created, stamp)
     if plan.rows:
         sids, indexes, ids, frames = columns(plan.rows)
-        yield INSERT_FRAMES, (Ints(sids), Ints(indexes), Blobs(ids), Blobs(frames))
+        yield sql.INSERT_FRAMES, (Ints(sids), Ints(indexes), Blobs(ids), Blobs(frames))
     if plan.moves:
         sids, _, _, after, ended = columns(plan.moved())
-        yield MOVE_HEADS, (Ints(sids), Ints(after), Flags(ended), stamp.now_ms)
+        yield sql.MOVE_HEADS, (Ints(sids), Ints(after), Flags(ended), stamp.now_ms)
     if plan.dropped:
-        yield DROP_STREAMS, (Ints(plan.dropped),)
+        yield sql.DROP_STREAMS, (Ints(plan.dropped),)
     yield from _objects([found for found in plan.objects.values() if found.written], stamp)
     if plan.touched:
-        yield NOTIFY, (CHANNEL, notice(stamp.lease, plan.touched))
+        yield sql.NOTIFY, (sql.CHANNEL, notice(stamp.lease, plan.touched))
 
 
 def _creates(created: Sequence[Created], stamp: Stamp) -> Iterable[Statement]:
@@ -154,7 +137,7 @@ def _creates(created: Sequence[Created], stamp: Stamp) -> Iterable[Statement]:
     news = [made.new for made in created]
     ttls = [ttl_ms(new) for new in news]
     yield (
-        INSERT_STREAMS,
+        sql.INSERT_STREAMS,
         (
             sids,
             Blobs(new.stream for new in news),
@@ -168,13 +151,13 @@ def _creates(created: Sequence[Created], stamp: Stamp) -> Iterable[Statement]:
     )
     expiries = Ints(stamp.now_ms + ttl for ttl in ttls)
     kinds = Ints(new.kind for new in news)
-    yield INSERT_HEADS, (stamp.lease, sids, Ints(ttls), expiries, kinds)
+    yield sql.INSERT_HEADS, (stamp.lease, sids, Ints(ttls), expiries, kinds)
 
 
 def _objects(written: Sequence[Object], stamp: Stamp) -> Iterable[Statement]:
     cleared = [found.oid for found in written if found.clear]
     if cleared:
-        yield CLEAR_VALUES, (Ints(cleared),)
+        yield sql.CLEAR_VALUES, (Ints(cleared),)
     values = list(
         chain.from_iterable(
             ((found.oid, name.encode(), value) for name, value in found.values.items())
@@ -184,15 +167,15 @@ def _objects(written: Sequence[Object], stamp: Stamp) -> Iterable[Statement]:
     deleted = [(oid, name) for oid, name, value in values if value is None]
     if deleted:
         oids, names = columns(deleted)
-        yield DELETE_VALUES, (Ints(oids), Blobs(names))
+        yield sql.DELETE_VALUES, (Ints(oids), Blobs(names))
     put = [row for row in values if row[2] is not None]
     if put:
         oids, names, contents = columns(put)
-        yield PUT_VALUES, (Ints(oids), Blobs(names), Blobs(contents))
+        yield sql.PUT_VALUES, (Ints(oids), Blobs(names), Blobs(contents))
     if written:
         alarms = [found.alarm or (-1, 0) for found in written]
         yield (
-            TOUCH_OBJECTS,
+            sql.TOUCH_OBJECTS,
             (
                 Ints(found.oid for found in written),
                 Flags(found.sets_alarm for found in written),

@@ -19,21 +19,11 @@ from ledger.interface import (
     StreamKind,
     ValueRange,
 )
+from ledger.postgres import statements as sql
 from ledger.postgres.commit import Writer
 from ledger.postgres.plan import Item
 from ledger.postgres.rows import Blobs
 from ledger.postgres.server import Pool
-from ledger.postgres.statements import (
-    CLAIM,
-    DUE,
-    GET_VALUES,
-    HOLDER,
-    LIST_VALUES,
-    NEXT_ALARM,
-    OBJECT_EPOCH,
-    OBJECT_NAMES,
-    SEIZE,
-)
 
 
 class PostgresObjects:
@@ -50,9 +40,9 @@ class PostgresObjects:
     async def claim(self, key: ObjectKey) -> ObjectState:
         self._writer.check()
         while not (
-            rows := await self._pool.rows(CLAIM, *_address(key), self._lease, self._now_ms())
+            rows := await self._pool.rows(sql.CLAIM, *_address(key), self._lease, self._now_ms())
         ):
-            for name, link in await self._pool.rows(HOLDER, *_address(key)):
+            for name, link in await self._pool.rows(sql.HOLDER, *_address(key)):
                 held = HeldElsewhere(
                     f"{key.kind} {key.name!r} is held by origin {bytes(name).decode()}",
                     hint="ask that origin, or again when its lease has lapsed",
@@ -64,36 +54,36 @@ class PostgresObjects:
 
     async def seize(self, key: ObjectKey) -> None:
         self._writer.check()
-        await self._pool.rows(SEIZE, *_address(key), self._lease)
+        await self._pool.rows(sql.SEIZE, *_address(key), self._lease)
 
     async def owns(self, key: ObjectKey, epoch: int) -> bool:
-        return await self._pool.rows(OBJECT_EPOCH, *_address(key), self._lease) == [(epoch,)]
+        return await self._pool.rows(sql.OBJECT_EPOCH, *_address(key), self._lease) == [(epoch,)]
 
     # ---- reading ----
 
     async def get(self, key: ObjectKey, names: Sequence[str]) -> dict[str, bytes]:
         wanted = Blobs(name.encode() for name in names)
-        return _values(await self._pool.rows(GET_VALUES, *_address(key), wanted))
+        return _values(await self._pool.rows(sql.GET_VALUES, *_address(key), wanted))
 
     async def list(self, key: ObjectKey, wanted: ValueRange = ALL_VALUES) -> dict[str, bytes]:
         first, beyond = wanted.first.encode(), wanted.beyond
         last = None if beyond is None else beyond.encode()
-        statement = LIST_VALUES.format(order="DESC" if wanted.reverse else "ASC")
+        statement = sql.LIST_VALUES.format(order="DESC" if wanted.reverse else "ASC")
         return _values(await self._pool.rows(statement, *_address(key), first, last, wanted.limit))
 
     async def due(self, now_ms: int, limit: int) -> Sequence[tuple[ObjectKey, Alarm]]:
-        rows = await self._pool.rows(DUE, now_ms, self._lease, limit)
+        rows = await self._pool.rows(sql.DUE, now_ms, self._lease, limit)
         return [
             (ObjectKey(bytes(kind).decode(), bytes(name).decode()), Alarm(alarm_ms, retries))
             for kind, name, alarm_ms, retries in rows
         ]
 
     async def next_alarm_ms(self) -> int | None:
-        [(alarm_ms,)] = await self._pool.rows(NEXT_ALARM, self._lease, self._now_ms())
+        [(alarm_ms,)] = await self._pool.rows(sql.NEXT_ALARM, self._lease, self._now_ms())
         return None if alarm_ms is None else int(alarm_ms)
 
     async def names(self, kind: str, *, after: str = "", limit: int = 1000) -> Sequence[str]:
-        rows = await self._pool.rows(OBJECT_NAMES, kind.encode(), after.encode(), limit)
+        rows = await self._pool.rows(sql.OBJECT_NAMES, kind.encode(), after.encode(), limit)
         return [bytes(name).decode() for (name,) in rows]
 
     # ---- writing ----

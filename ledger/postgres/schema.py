@@ -148,19 +148,26 @@ async def prepare(connection: AsyncConnection) -> None:
     """
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", (SETUP_LOCK,))
-        cursor = await connection.execute("SELECT to_regclass('tailrace.version')::text")
-        row = await cursor.fetchone()
-        if row is None or row[0] is None:
+        found = await version_in(connection, "tailrace")
+        if found is None:
             await _make(connection)
-        cursor = await connection.execute("SELECT version FROM version")
-        row = await cursor.fetchone()
-    found = 0 if row is None else int(row[0])
+            return
     if found != SCHEMA_VERSION:
         raise ConfigError(
             f"the ledger in this database is of version {found}, not {SCHEMA_VERSION}",
             field="ledger.url",
             hint="a newer or older Tailrace made it; use that one, or another database",
         )
+
+
+async def version_in(connection: AsyncConnection, schema: str) -> int | None:
+    """That of the tables in a schema of ours; None where there are none."""
+    found = await connection.execute(f"SELECT to_regclass('{schema}.version')::text".encode())
+    if await found.fetchone() == (None,):
+        return None
+    found = await connection.execute(f"SELECT version FROM {schema}.version".encode())
+    row = await found.fetchone()
+    return 0 if row is None else int(row[0])
 
 
 async def _make(connection: AsyncConnection) -> None:

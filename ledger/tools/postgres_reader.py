@@ -20,7 +20,7 @@ from ledger.errors import ConfigError, Damaged, LedgerFailed, TailraceError, unk
 from ledger.frame import StreamEnd, tag_of
 from ledger.interface import Record, StreamKind
 from ledger.postgres.rows import unpack_ids
-from ledger.postgres.schema import SCHEMA_VERSION
+from ledger.postgres.schema import SCHEMA_VERSION, version_in
 from ledger.postgres.statements import TABLE_BYTES
 from ledger.postgres.url import PostgresUrl
 from ledger.sqlite.storage import StreamRow
@@ -221,18 +221,17 @@ async def reading_database(url: str) -> AsyncIterator[PostgresReader]:
 
 async def _check_version(connection: psycopg.AsyncConnection, address: PostgresUrl) -> None:
     try:
-        cursor = await connection.execute("SELECT version FROM tailrace.version")
-        row = await cursor.fetchone()
+        found = await version_in(connection, "tailrace")
         await connection.rollback()
-    except psycopg.errors.UndefinedTable as error:
+    except psycopg.Error as error:
+        raise _explained(error, address) from error
+    if found is None:
         raise ConfigError(
             f"there is no ledger in {address}",
             field="ledger.url",
             hint="the first origin that uses the database makes one",
-        ) from error
-    except psycopg.Error as error:
-        raise _explained(error, address) from error
-    if row is None or row[0] != SCHEMA_VERSION:
+        )
+    if found != SCHEMA_VERSION:
         raise ConfigError(
             f"the ledger in {address} is not of version {SCHEMA_VERSION}",
             field="ledger.url",

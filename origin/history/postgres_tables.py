@@ -8,10 +8,12 @@ from typing import Any, Self
 from psycopg import AsyncConnection
 
 from ledger.errors import ConfigError
+from ledger.postgres.schema import version_in
 from ledger.postgres.server import LastingConnection, Server
 from origin.history import schema
 from origin.history.schema import HistoryEntry, Keeping
 
+SCHEMA = "tailrace_history"
 LOCK = 0x54_52_48_31  # "TRH1": of who makes tables, or rolls up
 PATIENCE_S = 10.0
 """How long a write waits for a server that is away; then it is tried again."""
@@ -27,7 +29,7 @@ class PostgresHistory:
 
     def __init__(self, url: str) -> None:
         self._connection = LastingConnection(Server(url, "tailrace history"))
-        self.name = "tailrace_history in the shared PostgreSQL"
+        self.name = f"{SCHEMA} in the shared PostgreSQL"
 
     @classmethod
     async def open(cls, url: str, *, make: bool = True) -> Self:
@@ -79,31 +81,24 @@ async def _prepare(connection: AsyncConnection) -> None:
     """Make the tables where there are none."""
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))
-        await connection.execute("CREATE SCHEMA IF NOT EXISTS tailrace_history")
+        if (found := await version_in(connection, SCHEMA)) is not None:
+            _require_version(found)
+            return
+        await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}".encode())
         await connection.execute(_SETTINGS)
-        await connection.execute("CREATE TABLE IF NOT EXISTS version (version int NOT NULL)")
-        row = await (await connection.execute("SELECT version FROM version")).fetchone()
-        if row is None:
-            for statement in schema.TABLES.split(";"):
-                if statement.strip():
-                    await connection.execute(statement.encode())
-            await connection.execute("INSERT INTO version VALUES ($1)", (schema.VERSION,))
-        else:
-            _require_version(row[0])
+        for statement in (*schema.TABLES.split(";"), "CREATE TABLE version (version int NOT NULL)"):
+            if statement.strip():
+                await connection.execute(statement.encode())
+        await connection.execute("INSERT INTO version VALUES ($1)", (schema.VERSION,))
 
 
 async def _check(connection: AsyncConnection) -> None:
-    cursor = await connection.execute("SELECT to_regclass('tailrace_history.version')::text")
-    row = await cursor.fetchone()
-    if row is None or row[0] is None:
+    if (found := await version_in(connection, SCHEMA)) is None:
         raise ConfigError("there is no history in this database", hint="an origin makes it")
-    row = await (
-        await connection.execute("SELECT version FROM tailrace_history.version")
-    ).fetchone()
-    _require_version(None if row is None else row[0])
+    _require_version(found)
 
 
-def _require_version(found: int | None) -> None:
+def _require_version(found: int) -> None:
     if found != schema.VERSION:
         raise ConfigError(
             f"the history in this database is of version {found}, not {schema.VERSION}",
