@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import torch
@@ -12,6 +13,13 @@ from origin.formats import AS_STORED, Formats
 from origin.models.device import StepDevice
 from origin.models.model import DEFAULT_KV_BYTES, LEAST_CAPABILITY, Device, Model, Progress
 from origin.models.tensors import read_config
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Of malloc.h."""
+LARGEST_KEPT_BYTES = 32 * 1024 * 1024
+"""Of one piece of memory; glibc takes no more."""
+MOST_KEPT_BYTES = 64 * 1024 * 1024
+"""Of all that is free where the heap ends."""
 
 
 def load_model(
@@ -44,7 +52,9 @@ def load_model(
     from origin.models import cpu_model
 
     kv_bytes = kv_bytes or DEFAULT_KV_BYTES
-    return cpu_model.load(Path(directory), progress, kv_bytes, formats, digests)
+    model = cpu_model.load(Path(directory), progress, kv_bytes, formats, digests)
+    _keep_freed_memory()
+    return model
 
 
 def device_of(model: Model) -> StepDevice | None:
@@ -54,6 +64,18 @@ def device_of(model: Model) -> StepDevice | None:
     from origin.models import gpu_device, gpu_model
 
     return gpu_device.GpuDevice(model) if isinstance(model, gpu_model.GpuModel) else None
+
+
+def _keep_freed_memory() -> None:
+    """Leave what a step frees to the next step, which asks for the same sizes.
+
+    glibc does so by itself only once something large has been freed, which is chance. Before, the
+    kernel clears up to 200 pages for each step of the demo model.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # not in musl, nor on macOS
+        libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
+        libc.mallopt(M_TRIM_THRESHOLD, MOST_KEPT_BYTES)
 
 
 def _runs_on_gpu(directory: Path) -> bool:
