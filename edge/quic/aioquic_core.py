@@ -1,5 +1,5 @@
-"""The core on aioquic. Beside it only `aioquic_connection.py` imports that, and touches what is
-private there.
+"""The core on aioquic. Beside it only `aioquic_connection.py` and `aioquic_packets.py` import that,
+and touch what is private there.
 
 Requests' fields are bounded, and QPACK has no dynamic table for them: nothing can be blocked, and
 nothing that is small on the wire is large here. Nor has it one for responses.

@@ -2,40 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from importlib.metadata import version
 
 import aioquic.quic.connection
 from aioquic.h3.connection import H3Connection
 from aioquic.quic.connection import QuicConnection
-from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.recovery import QuicPacketPacer
+from aioquic.tls import Epoch
 
 from edge.quic.aioquic_core import AioquicCores
+from edge.quic.aioquic_packets import Sent
 from tailrace.certificate import CertificateFiles
 from tests.edge.quic.net import Net
 
 OF_A_CONNECTION = (
-    *("_ack_delay", "_close_pending", "_crypto_streams", "_cryptos", "_events"),
-    *("_handshake_confirmed", "_handshake_done_pending", "_host_cids"),
-    *("_local_initial_source_connection_id", "_local_max_data", "_local_max_stream_data_uni"),
-    *("_local_max_streams_bidi", "_local_max_streams_uni", "_logger", "_loss"),
-    *("_max_datagram_size", "_network_paths", "_pacing_at", "_peer_cid", "_ping_pending"),
+    *("_ack_delay", "_ack_eliciting_sent_since_receipt", "_close_at", "_close_pending"),
+    *("_crypto_streams", "_cryptos", "_datagrams_pending", "_events"),
+    *("_handshake_confirmed", "_handshake_done_pending", "_host_cids", "_idle_timeout"),
+    *("_local_ack_delay_exponent", "_local_initial_source_connection_id", "_local_max_data"),
+    *("_local_max_stream_data_uni", "_local_max_streams_bidi", "_local_max_streams_uni"),
+    *("_logger", "_loss", "_max_datagram_size", "_network_paths", "_on_ack_delivery"),
+    *("_packet_number", "_pacing_at", "_payload_received", "_peer_cid", "_ping_pending"),
     *("_probe_pending", "_remote_max_data", "_remote_max_data_used", "_retire_connection_ids"),
-    *("_spaces", "_spin_bit", "_state", "_streams", "_streams_blocked_pending", "_streams_queue"),
+    *("_spaces", "_spin_bit", "_spin_highest_pn", "_state", "_stream_limit", "_streams"),
+    *("_streams_blocked_pending", "_streams_queue"),
 )
 OF_HTTP3 = ("_decoder", "_local_control_stream_id", "_stream")
 OF_A_SENDER = (
-    *("_buffer", "_buffer_start", "_buffer_stop", "_pending", "_reset_error_code"),
-    *("buffer_is_empty", "highest_offset", "is_finished", "on_data_delivery", "reset_pending"),
+    *("_buffer", "_buffer_fin", "_buffer_start", "_buffer_stop", "_pending", "_pending_eof"),
+    *("_reset_error_code", "buffer_is_empty", "highest_offset", "is_finished"),
+    *("on_data_delivery", "reset_pending"),
 )
-OF_A_BUILDER = ("_datagrams", "_flight_bytes", "_packet_number", "_packets", "max_flight_bytes")
+OF_A_PACER = ("bucket_time", "packet_time", "update_bucket")
+OF_A_SPACE = (
+    *("ack_at", "ack_queue", "expected_packet_number", "largest_received_packet"),
+    *("largest_received_time", "received_packets"),
+)
+OF_HEAD_PROTECTION = ("_is_chacha20", "_mask")
+OF_A_LOG = {"quic_logger_frames"}
 OF_TLS = ("_max_early_data", "_server_handle_hello")
 OVERRIDDEN = {
     QuicConnection: (
-        *("_initialize", "_replenish_connection_ids", "_write_application"),
-        *("_write_connection_limits", "_write_stream_limits", "datagrams_to_send"),
+        *("_initialize", "_replenish_connection_ids", "_write_connection_limits"),
+        *("_write_stream_limits", "datagrams_to_send", "receive_datagram"),
     ),
-    QuicPacketPacer: ("next_send_time", "update_after_send", "update_rate"),
+    QuicPacketPacer: ("update_rate",),
     H3Connection: ("_get_local_settings", "_get_or_create_stream", "_init_connection"),
 }
 
@@ -48,10 +61,12 @@ def test_the_private_names_that_the_core_uses_are_there(net: Net) -> None:
     assert [name for name in OF_HTTP3 if not hasattr(http3, name)] == []
     sender = connection._streams[stream].sender
     assert [name for name in OF_A_SENDER if not hasattr(sender, name)] == []
-    builder = QuicPacketBuilder(
-        host_cid=b"", peer_cid=b"", version=1, is_client=False, max_datagram_size=1200
-    )
-    assert [name for name in OF_A_BUILDER if not hasattr(builder, name)] == []
+    pacer, space = connection._loss._pacer, connection._spaces[Epoch.ONE_RTT]
+    assert [name for name in OF_A_PACER if not hasattr(pacer, name)] == []
+    assert [name for name in OF_A_SPACE if not hasattr(space, name)] == []
+    protection = connection._cryptos[Epoch.ONE_RTT].send.hp
+    assert [name for name in OF_HEAD_PROTECTION if not hasattr(protection, name)] == []
+    assert {each.name for each in fields(QuicSentPacket)} - set(dir(Sent)) <= OF_A_LOG
     for owner, names in OVERRIDDEN.items():
         assert [name for name in names if name not in vars(owner)] == []
     assert [name for name in OF_TLS if not hasattr(connection.tls, name)] == []
