@@ -7,81 +7,28 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from edge.access.keys import ApiKey, KeyRing, Limits
+from edge.access.keys import ApiKey, KeyRing, Limits, Tenant
 from ledger.errors import CallerError, ConfigError
-from ledger.rights import check_tenant, parse_rights
 
 
-def _checked_tenant(text: str) -> str:
-    try:
-        return check_tenant(text)
-    except CallerError as error:
-        raise ValueError(error.message) from None
-
-
-Tenant = Annotated[str, AfterValidator(_checked_tenant)]
-
-
-class _Model(BaseModel):
+class KeyFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-
-class StoredKey(_Model):
-    id: str = Field(pattern="^[0-9a-f]{12}$")
-    name: str
-    tenant: Tenant
-    rights: tuple[str, ...]
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    created: datetime
-    expires: datetime | None = None
-    revoked: datetime | None = None
-
-    def key(self) -> ApiKey:
-        return ApiKey(
-            id=self.id,
-            name=self.name,
-            tenant=self.tenant,
-            rights=parse_rights(self.rights),
-            digest=bytes.fromhex(self.sha256),
-            created=self.created,
-            expires=self.expires,
-            revoked=self.revoked,
-        )
-
-
-class StoredLimits(_Model):
-    """Of a tenant; what is absent is not bounded."""
-
-    requests_per_s: float | None = Field(None, gt=0)
-    max_concurrent: int | None = Field(None, ge=1)
-    max_unfinished: int | None = Field(None, ge=1)
-    tokens_per_s: int | None = Field(None, ge=1)
-
-    def limits(self) -> Limits:
-        return Limits(**self.model_dump())
-
-
-class KeyFile(_Model):
-    keys: list[StoredKey] = []
-    tenants: dict[Tenant, StoredLimits] = {}
+    keys: list[ApiKey] = []
+    tenants: dict[Tenant, Limits] = {}
 
     def ring(self) -> KeyRing:
-        limits = {tenant: stored.limits() for tenant, stored in self.tenants.items()}
-        return KeyRing((stored.key() for stored in self.keys), limits)
+        return KeyRing(self.keys, self.tenants)
 
 
 def read_keys(path: Path) -> KeyFile:
     """What is in the file. Raises ConfigError, which names what is wrong with it."""
     try:
-        stored = KeyFile.model_validate_json(path.read_bytes())
-        stored.ring()
-        return stored
+        return KeyFile.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])

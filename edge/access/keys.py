@@ -12,35 +12,60 @@ import hmac
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Annotated
 
-from ledger.errors import Unauthorized
-from ledger.rights import Right
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from ledger.errors import CallerError, Unauthorized
+from ledger.rights import Right, check_tenant, parse_rights
 
 ID_BYTES = 6
 SECRET_BYTES = 32
 PREFIX = "tr_"
 _KEY = re.compile(r"tr_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
-_NO_DIGEST = bytes(32)
+_NO_DIGEST = "0" * 64
 
 
-class Limits(NamedTuple):
-    """What bounds a tenant; None is no bound."""
-
-    requests_per_s: float | None = None
-    max_concurrent: int | None = None
-    max_unfinished: int | None = None
-    tokens_per_s: int | None = None
+def _checked_tenant(text: str) -> str:
+    try:
+        return check_tenant(text)
+    except CallerError as error:
+        raise ValueError(error.message) from None
 
 
-class ApiKey(NamedTuple):
-    """What is kept of a key; `digest` is the SHA-256 of all its text."""
+Tenant = Annotated[str, AfterValidator(_checked_tenant)]
+Rights = Annotated[
+    Right,
+    BeforeValidator(lambda said: said if isinstance(said, Right) else parse_rights(said)),
+    PlainSerializer(lambda right: right.words),
+]
+"""As words in the file."""
 
-    id: str
+
+class Limits(BaseModel):
+    """What bounds a tenant; what is absent is not bounded."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    requests_per_s: float | None = Field(None, gt=0)
+    max_concurrent: int | None = Field(None, ge=1)
+    max_unfinished: int | None = Field(None, ge=1)
+    tokens_per_s: int | None = Field(None, ge=1)
+
+
+UNBOUNDED = Limits()
+
+
+class ApiKey(BaseModel):
+    """What is kept of a key; `sha256` is that of all its text, in hex digits."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str = Field(pattern="^[0-9a-f]{12}$")
     name: str
-    tenant: str
-    rights: Right
-    digest: bytes
+    tenant: Tenant
+    rights: Rights
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
     created: datetime
     expires: datetime | None = None
     revoked: datetime | None = None
@@ -63,7 +88,7 @@ class KeyRing:
         found = _KEY.fullmatch(text)
         key = self._keys.get(found[1]) if found else None
         # An unknown key costs the same work as a known one: timing tells nothing.
-        expected = _NO_DIGEST if key is None else key.digest
+        expected = _NO_DIGEST if key is None else key.sha256
         matches = hmac.compare_digest(digest_of(text), expected)
         if key is None or not matches or key.state(now) != "active":
             raise Unauthorized(
@@ -75,7 +100,7 @@ class KeyRing:
         return key
 
     def limits(self, tenant: str) -> Limits:
-        return self._limits.get(tenant, Limits())
+        return self._limits.get(tenant, UNBOUNDED)
 
 
 def make_key(random: Callable[[int], bytes]) -> tuple[str, str]:
@@ -85,5 +110,6 @@ def make_key(random: Callable[[int], bytes]) -> tuple[str, str]:
     return id_, f"{PREFIX}{id_}_{secret}"
 
 
-def digest_of(text: str) -> bytes:
-    return hashlib.sha256(text.encode(errors="replace")).digest()
+def digest_of(text: str) -> str:
+    """Its SHA-256, in hex digits."""
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()

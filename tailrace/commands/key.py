@@ -14,7 +14,8 @@ from ledger.errors import CallerError, ConfigError, NotFound
 from tailrace.commands.options import ConfigOption, JsonOption, command_group, tell
 
 if TYPE_CHECKING:
-    from edge.access.key_file import KeyFile, StoredKey
+    from edge.access.key_file import KeyFile
+    from edge.access.keys import ApiKey
 
 key_app = command_group("API keys of an edge, which reads them again while it runs.")
 
@@ -60,8 +61,8 @@ def key_add(
     """
     from pydantic import ValidationError
 
-    from edge.access.key_file import StoredKey, StoredLimits, changing
-    from edge.access.keys import digest_of, make_key
+    from edge.access.key_file import changing
+    from edge.access.keys import ApiKey, Limits, digest_of, make_key
     from ledger.rights import check_tenant, parse_rights
 
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
@@ -69,22 +70,22 @@ def key_add(
     granted = parse_rights(part.strip() for part in rights.split(",") if part.strip())
     id_, text = make_key(secrets.token_bytes)
     now = datetime.now(UTC)
-    made = StoredKey(
+    made = ApiKey(
         id=id_,
         name=name,
         tenant=check_tenant(tenant),
-        rights=granted.words,
-        sha256=digest_of(text).hex(),
+        rights=granted,
+        sha256=digest_of(text),
         created=now,
         expires=None if expires_days is None else now + timedelta(days=expires_days),
     )
-    options = {limit: context.params[limit] for limit in StoredLimits.model_fields}
+    options = {limit: context.params[limit] for limit in Limits.model_fields}
     given = {limit: value for limit, value in options.items() if value is not None}
     path = _path(keys, config)
     with changing(path) as stored:
-        before = stored.tenants.get(tenant, StoredLimits())
+        before = stored.tenants.get(tenant, Limits())
         try:
-            after = StoredLimits.model_validate(before.model_dump() | given)
+            after = Limits.model_validate(before.model_dump() | given)
         except ValidationError as error:
             first = error.errors(include_input=False)[0]
             raise CallerError(first["msg"], field=str(first["loc"][0])) from None
@@ -153,14 +154,14 @@ def _path(keys: Path | None, config: Path | None) -> Path:
     return keys or EdgeConfig.load(config).api_keys
 
 
-def _fields(key: StoredKey, now: datetime, stored: KeyFile) -> dict[str, object]:
+def _fields(key: ApiKey, now: datetime, stored: KeyFile) -> dict[str, object]:
     limits = stored.tenants.get(key.tenant)
     return {
         "id": key.id,
         "name": key.name,
         "tenant": key.tenant,
-        "state": key.key().state(now),
-        "rights": list(key.rights),
+        "state": key.state(now),
+        "rights": list(key.rights.words),
         "limits": {} if limits is None else limits.model_dump(exclude_none=True),
         "created": key.created.isoformat(),
         "expires": None if key.expires is None else key.expires.isoformat(),

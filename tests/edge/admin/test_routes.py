@@ -199,7 +199,8 @@ def gate_with(*rights: Right) -> tuple[Gate, list[str]]:
     keys, texts = [], []
     for number, one in enumerate(rights):
         id_, text = make_key(lambda size, number=number: bytes([number]) * size)  # type: ignore[misc]
-        keys.append(ApiKey(id_, f"key{number}", "acme", one, digest_of(text), datetime.now(UTC)))
+        said = {"id": id_, "name": f"key{number}", "tenant": "acme", "sha256": digest_of(text)}
+        keys.append(ApiKey.model_validate(said | {"rights": one, "created": datetime.now(UTC)}))
         texts.append(text)
     return Gate(KeyRing(keys, {}), monotonic, lambda: datetime.now(UTC)), texts
 
