@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -17,45 +17,34 @@ from tailrace.client_stream import Stream
 from tailrace.commands.options import api_key
 from tailrace.viewer import Summary, Viewer, printable
 
-DEFAULT_EDGES = ("http://127.0.0.1:8080",)
 PATIENCE_S = 15.0  # without a new frame; a person watches
 FAILURES = {FinishReason.FAILED, FinishReason.ORIGIN_LOST}
 
 
-@dataclass(frozen=True, slots=True)
-class ChatOptions:
-    """What the command line asked for; `request` holds the arguments of `generate`."""
+async def chat(
+    edges: Sequence[str], request: Mapping[str, Any], *, cut_after: int | None, as_json: bool
+) -> bool:
+    """Stream one answer; `request` holds the arguments of `generate`.
 
-    edges: Sequence[str] | None
-    request: Mapping[str, Any]
-    cut_after: int | None = None
-    as_json: bool = False
-
-
-def run(options: ChatOptions) -> bool:
-    """Stream one answer; returns whether it ended well. Raises TailraceError."""
-    return asyncio.run(_chat(options))
-
-
-async def _chat(options: ChatOptions) -> bool:
+    Returns whether it ended well. Raises TailraceError.
+    """
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     viewer = Viewer(
-        write=_ignore if options.as_json else _write,
+        write=_ignore if as_json else _write,
         note=lambda text: notes.print(text, style="bold cyan", end=_note_end(notes)),
-        cut_after=options.cut_after,
+        cut_after=cut_after,
     )
-    edges = options.edges or DEFAULT_EDGES
     async with Client(
         edges, api_key=api_key(), on_state=viewer.on_state, patience_s=PATIENCE_S
     ) as client:
-        stream = client.generate(**options.request)
+        stream = client.generate(**request)
         try:
             end, summary = await viewer.follow(stream)
         except asyncio.CancelledError:
             if stream.id is not None:
                 notes.print(f"\nthe stream runs on: {edges[0]}/v1/generate/{stream.id}")
             raise
-    if options.as_json:
+    if as_json:
         print(_document(stream, viewer.text, end, summary))
         return end.finish_reason not in FAILURES
     print(flush=True)

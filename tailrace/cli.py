@@ -17,7 +17,7 @@ from tailrace.commands.bench import bench_app
 from tailrace.commands.key import key_app
 from tailrace.commands.ledger import ledger_app
 from tailrace.commands.model import HeadOption, KvCacheOption, WeightsOption, model_app
-from tailrace.commands.options import ConfigOption, command_group, extra
+from tailrace.commands.options import LOCAL, ConfigOption, JsonOption, command_group, extra
 from tailrace.commands.top import top
 from tailrace.commands.warm import warm_app
 from tailrace.commands.warm_live import LIVE_COMMANDS
@@ -105,10 +105,12 @@ def up(
     ] = False,
 ) -> None:
     """Serve the demo model on loopback: origin, edge and ledger."""
-    with extra("edge"):
-        from tailrace.up import UpOptions, run
+    import asyncio
 
-    run(UpOptions(data, http_port, https_port, link_port, sample, as_json))
+    with extra("edge"):
+        from tailrace.up import serve
+
+    asyncio.run(serve(data, http_port, https_port, link_port, sample=sample, as_json=as_json))
 
 
 @app.command()
@@ -269,11 +271,15 @@ def chat(
     ] = False,
 ) -> None:
     """Stream an answer to PROMPT."""
+    import asyncio
+
     with extra("edge"):
-        from tailrace.chat import ChatOptions, run
+        from tailrace.chat import chat as answered
 
     said = {"prompt": prompt} if raw_prompt else {"messages": [{"role": "user", "content": prompt}]}
-    sampling = {
+    request = {
+        "model": model,
+        **said,
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_k": top_k,
@@ -281,10 +287,9 @@ def chat(
         "seed": seed,
         "stop": stop,
     }
-    request = {"model": model, **said, **{k: v for k, v in sampling.items() if v is not None}}
-    options = ChatOptions(edges=edges, request=request, cut_after=cut_after, as_json=as_json)
+    work = answered(edges or [LOCAL], request, cut_after=cut_after, as_json=as_json)
     try:
-        ended_well = run(options)
+        ended_well = asyncio.run(work)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     if not ended_well:
@@ -299,7 +304,7 @@ def config_check(
     config: ConfigOption = None,
     wrangler: WranglerOption = None,
     env: EnvOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Load the settings of every part and print each with where it came from.
 
@@ -312,12 +317,12 @@ def config_check(
         from tailrace.wrangler import load, report_on, settings_of
 
         reading = load(wrangler, env)
-        typer.echo(report_on(reading, as_json=as_json), nl=False)
+        typer.echo(report_on(reading, as_json=as_json))
         settings_of(reading)
         return
     from tailrace.config_check import report
 
-    typer.echo(report(_parts(), file or config, as_json=as_json), nl=False)
+    typer.echo(report(_parts(), file or config, as_json=as_json))
 
 
 @config_app.command("init")

@@ -12,6 +12,7 @@ from ledger.settings import DEFAULT_FILE, Settings, all_of
 from origin.config import OriginConfig
 from origin.model_table import Tables, load_tables
 from origin.workers.program import unused
+from tailrace.commands.options import columns
 
 
 class Setting(NamedTuple):
@@ -35,8 +36,12 @@ def report(parts: Sequence[type[Settings]], file: Path | None, *, as_json: bool)
         raise ConfigError(f"{file} is not a file", hint="name a TOML file, such as tailrace.toml")
     settings = load_all(parts, file)
     if as_json:
-        return json.dumps([setting._asdict() for setting in settings], indent=2) + "\n"
-    return _as_table(settings)
+        return json.dumps([setting._asdict() for setting in settings], indent=2)
+    rows = [("setting", "value", "from")]
+    for name, value, source, has_effect in settings:
+        effect = "" if has_effect else ", has no effect on what is served"
+        rows.append((name, json.dumps(value), source + effect))
+    return columns(rows)
 
 
 def load_all(parts: Sequence[type[Settings]], file: Path | None) -> list[Setting]:
@@ -72,15 +77,3 @@ def _of_part(part: type[Settings], file: Path | None, tables: Tables) -> Iterato
 def _idle(origin: OriginConfig, tables: Tables) -> list[str]:
     served = [table.alone(name, origin) for name, table in tables.items()]
     return unused(*served or [origin])
-
-
-def _as_table(settings: list[Setting]) -> str:
-    """Columns padded to their widest cell; plain text, so that a pipe can take it."""
-    rows = [("setting", "value", "from")]
-    for name, value, source, has_effect in settings:
-        effect = "" if has_effect else ", has no effect on what is served"
-        rows.append((name, json.dumps(value), source + effect))
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    return "".join(
-        f"{name:{widths[0]}}  {value:{widths[1]}}  {source}\n" for name, value, source in rows
-    )

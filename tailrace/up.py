@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,37 +16,26 @@ from ledger.errors import ConfigError
 from ledger.process import Stop
 from ledger.settings import MAX_PORT
 from ledger.tasks import first_of
-from tailrace.certificate import CertificateFiles, development_certificate
+from tailrace.certificate import development_certificate
 from tailrace.child import Child
 from tailrace.welcome import Addresses, print_addresses, print_sample, ready_line, wait_until_ready
 
 
-@dataclass(frozen=True, slots=True)
-class UpOptions:
-    """What the command line chose; a port of 0 stands for any free one."""
+async def serve(
+    data: Path, http_port: int, https_port: int, link_port: int, *, sample: bool, as_json: bool
+) -> None:
+    """Serve until SIGINT or SIGTERM; a port of 0 stands for any free one.
 
-    data: Path
-    http_port: int = 8080
-    https_port: int = 8443
-    link_port: int = 8470
-    sample: bool = True
-    as_json: bool = False
-
-
-def run(options: UpOptions) -> None:
-    """Serve until SIGINT or SIGTERM. Raises TailraceError if it cannot start or stay up."""
-    asyncio.run(_serve(options))
-
-
-async def _serve(options: UpOptions) -> None:
+    Raises TailraceError if it cannot start or stay up.
+    """
     started_s = time.monotonic()
     # With --json stdout belongs to the one line that a program reads.
-    console = Console(stderr=options.as_json, highlight=False)
+    console = Console(stderr=as_json, highlight=False)
     place = Addresses(
-        http=f"{HOST}:{claim_port(options.http_port, '--http-port')}",
-        https=f"{HOST}:{claim_port(options.https_port, '--https-port', quic=True)}",
-        link=f"{HOST}:{claim_port(options.link_port, '--link-port')}",
-        data=options.data.absolute(),
+        http=f"{HOST}:{claim_port(http_port, '--http-port')}",
+        https=f"{HOST}:{claim_port(https_port, '--https-port', quic=True)}",
+        link=f"{HOST}:{claim_port(link_port, '--link-port')}",
+        data=data.absolute(),
     )
     children = _children(place, console)
 
@@ -56,11 +44,11 @@ async def _serve(options: UpOptions) -> None:
         ready_s = time.monotonic() - started_s
         for child in children:
             child.proven = True
-        if options.as_json:
+        if as_json:
             pids = {child.name: child.pid for child in children}
             print(ready_line(place, pids, ready_s), flush=True)
         print_addresses(place, ready_s, console)
-        if options.sample:
+        if sample:
             await print_sample(place, console)
         console.print("\nCtrl-C stops it.", style="dim")
         await asyncio.Event().wait()
@@ -73,38 +61,34 @@ async def _serve(options: UpOptions) -> None:
 # ---- the children ----
 
 
-def _children(place: Addresses, console: Console) -> tuple[Child, Child]:
+def _children(place: Addresses, console: Console) -> list[Child]:
     """The origin and the edge, not yet started."""
     logs = place.data / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     certificate = development_certificate(place.data / "certificate", datetime.now(UTC))
+    flags: dict[str, dict[str, object]] = {
+        "origin": {"--link": place.link, "--data": place.data},
+        "edge": {
+            "--http": place.http,
+            "--https": place.https,
+            "--origin": place.link,
+            "--certificate": certificate.certificate,
+            "--key": certificate.key,
+        },
+    }
 
     def announce(line: str) -> None:
         console.print(line, style="yellow", markup=False, soft_wrap=True)
 
-    origin = Child("origin", _origin_command(place), logs / "origin.log", announce)
-    edge = Child("edge", _edge_command(place, certificate), logs / "edge.log", announce)
-    return origin, edge
+    return [
+        Child(name, _command(name, said), logs / f"{name}.log", announce)
+        for name, said in flags.items()
+    ]
 
 
 def _command(name: str, flags: dict[str, object]) -> list[str]:
     pairs = [part for flag, value in flags.items() for part in (flag, str(value))]
     return [sys.executable, "-P", "-m", "tailrace.cli", name, *pairs, "--until-eof"]
-
-
-def _origin_command(place: Addresses) -> list[str]:
-    return _command("origin", {"--link": place.link, "--data": place.data})
-
-
-def _edge_command(place: Addresses, files: CertificateFiles) -> list[str]:
-    flags = {
-        "--http": place.http,
-        "--https": place.https,
-        "--origin": place.link,
-        "--certificate": files.certificate,
-        "--key": files.key,
-    }
-    return _command("edge", flags)
 
 
 HOST = "127.0.0.1"

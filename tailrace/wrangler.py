@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from edge.config import EdgeConfig
 from edge.wrangler.file import PREFIX, DevVars, Reading, read
 from ledger.errors import ConfigError
+from tailrace.commands.options import columns
 
 DEV_VARS = ".dev.vars"
 
@@ -53,13 +54,12 @@ def settings_of(reading: Reading, **flags: Any) -> EdgeConfig:
 def report_on(reading: Reading, *, as_json: bool) -> str:
     """Every finding as text for a person, or as a JSON array of objects; no values."""
     if as_json:
-        return json.dumps([one._asdict() for one in reading.findings], indent=2) + "\n"
+        return json.dumps([one._asdict() for one in reading.findings], indent=2)
     rows = [("key", "effect", "why")]
     for one in reading.findings:
         hint = f" ({one.hint})" if one.hint else ""
         rows.append((one.key, str(one.effect), one.why + hint))
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    return "".join(f"{key:{widths[0]}}  {word:{widths[1]}}  {why}\n" for key, word, why in rows)
+    return columns(rows)
 
 
 def _dev_vars(folder: Path, environment: str | None) -> DevVars | None:

@@ -18,7 +18,6 @@ from tailrace.commands.options import (
     ChartOption,
     JsonOption,
     api_key,
-    check_chart,
     check_url,
     command_group,
     extra,
@@ -87,7 +86,6 @@ def serve(
     check_url(url, "URL")
     if cuts and api != "native":
         raise CallerError("only native streams can be cut and resumed", field="--cuts")
-    check_chart(chart)
     old = None if against is None else _read(against)
     due = poisson(rate, seconds, seed) if trace is None else _times(trace, speed, seconds)
     if not due:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ledger.errors import CallerError, ConfigError, NotFound
-from tailrace.commands.options import ConfigOption, JsonOption, command_group, tell
+from tailrace.commands.options import ConfigOption, JsonOption, columns, command_group, tell
 
 if TYPE_CHECKING:
     from edge.access.key_file import KeyFile
@@ -111,17 +111,14 @@ def key_list(
     if as_json:
         typer.echo(json.dumps(listed, indent=2))
         return
-    rows = [("id", "name", "tenant", "state", "rights", "limits")]
+    rows: list[tuple[str, ...]] = [("id", "name", "tenant", "state", "rights", "limits")]
     for each in listed:
         rights, limits = each["rights"], each["limits"]
         assert isinstance(rights, list) and isinstance(limits, dict)
         told = " ".join(f"{limit}={value:g}" for limit, value in limits.items())
-        words = [str(each[column]) for column in rows[0][:4]]
-        rows.append((words[0], words[1], words[2], words[3], ",".join(rights), told))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
+        words = (str(each[column]) for column in rows[0][:4])
+        rows.append((*words, ",".join(rights), told))
+    typer.echo(columns(rows))
 
 
 @key_app.command("revoke")

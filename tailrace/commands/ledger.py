@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ParamSpec
@@ -279,14 +279,12 @@ def _place(path: Path | None, url: str | None, config: Path | None) -> Path | st
     return url
 
 
-@asynccontextmanager
-async def _reading(
+def _reading(
     path: Path | None, url: str | None, config: Path | None
-) -> AsyncIterator[LedgerReader]:
+) -> AbstractAsyncContextManager[LedgerReader]:
     from ledger.tools.commands import reading
 
-    async with reading(_place(path, url, config)) as reader:
-        yield reader
+    return reading(_place(path, url, config))
 
 
 def _opening(place: Path | str, config: Path | None) -> Callable[[], Awaitable[Ledger]]:

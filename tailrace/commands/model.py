@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ledger.errors import ConfigError
-from tailrace.commands.options import command_group, extra
+from tailrace.commands.options import JsonOption, command_group, extra
 
 if TYPE_CHECKING:
     from origin.checkpoint.finding import Finding
@@ -49,7 +49,7 @@ def check(
     values: Annotated[
         bool, typer.Option("--values", help="Read every weight too: NaN, ternary codes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say whether a checkpoint can be served, what is wrong with it, and what it takes.
 
@@ -87,7 +87,7 @@ def load_profile(
     ] = None,
     starts: Annotated[int, typer.Option(min=1, max=100, help="Cold starts.")] = 5,
     chart: Annotated[Path | None, typer.Option(help="Draw the waterfall: a PNG or SVG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Start a worker a few times, and say what each stage of a cold start takes.
 

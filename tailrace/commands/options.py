@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,14 +17,26 @@ from ledger.errors import CallerError, ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+
+def _check_chart(chart: Path | None) -> Path | None:
+    if chart is not None and chart.suffix not in (".png", ".svg"):
+        raise CallerError(f"{chart.suffix!r} is no picture", field="--chart", hint=".svg or .png")
+    return chart
+
+
 ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Settings; default tailrace.toml if present."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 ChartOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Draw it: .svg or .png.", dir_okay=False)
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Draw it: .svg or .png.", dir_okay=False, callback=_check_chart
+    ),
 ]
+LOCAL = "http://127.0.0.1:8080"
+"""The edge of `tailrace up`."""
 PIPE_COLUMNS = 160
 
 
@@ -39,14 +51,15 @@ def tell(fields: object, text: str, *, as_json: bool) -> None:
     typer.echo(json.dumps(fields) if as_json else text)
 
 
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Each as wide as its widest cell: plain text, so that a pipe can take it."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
 def check_url(url: str, option: str) -> None:
     if not url.startswith(("http://", "https://")):
         raise CallerError("is no http:// or https:// URL", field=option)
-
-
-def check_chart(chart: Path | None) -> None:
-    if chart is not None and chart.suffix not in (".png", ".svg"):
-        raise CallerError(f"{chart.suffix!r} is no picture", field="--chart", hint=".svg or .png")
 
 
 def api_key() -> str | None:

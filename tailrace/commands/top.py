@@ -13,13 +13,11 @@ from typing import Annotated
 import typer
 
 from ledger.errors import CallerError
-from tailrace.commands.options import JsonOption, check_url, extra, key_headers, wide_console
+from tailrace.commands.options import LOCAL, JsonOption, check_url, extra, key_headers, wide_console
 
 
 def top(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Of an edge.")] = (
-        "http://127.0.0.1:8080"
-    ),
+    url: Annotated[str, typer.Argument(metavar="URL", help="Of an edge.")] = LOCAL,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     rows: Annotated[int, typer.Option(min=1, max=1000, help="Streams to show, at most.")] = 20,
     once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False,

@@ -17,7 +17,6 @@ from tailrace.commands.options import (
     ChartOption,
     ConfigOption,
     JsonOption,
-    check_chart,
     command_group,
     extra,
     progress,
@@ -144,7 +143,6 @@ def frontier(
 
     if here is not None and not here >= 0:
         raise CallerError("is to be zero or more seconds", field="--here")
-    check_chart(chart)
     arrivals, load = _trace(trace, seed, days, load, config)
     prices = WarmPrices(cold_cost, load)
     gaps = idle_gaps(arrivals)

@@ -15,10 +15,10 @@ import typer
 
 from ledger.errors import NotFound
 from tailrace.commands.options import (
+    LOCAL,
     ChartOption,
     ConfigOption,
     JsonOption,
-    check_chart,
     check_url,
     extra,
     key_headers,
@@ -36,7 +36,6 @@ OriginOption = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="One origin of it; default all.")
 ]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL")]
-LOCAL = "http://127.0.0.1:8080"
 TIMEOUT_S = 15.0
 
 
@@ -51,7 +50,6 @@ def status(
 
     --chart draws which worker held what.
     """
-    check_chart(chart)
     query = {"days": str(days)} | _of(origin)
     answers = _ask(edge, "warm", query)
     if chart is not None:
@@ -88,7 +86,6 @@ def explain(
 
     --chart draws the last start beside the least that each of its stages took.
     """
-    check_chart(chart)
     if history is None:
         answers = _ask(edge, "warm/explain", {"model": model, "limit": str(limit)} | _of(origin))
     else:

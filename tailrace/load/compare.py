@@ -22,12 +22,12 @@ class Comparison(NamedTuple):
     """`word` is slower, faster, alike or unknown; `low` and `high` bound the ratio new/old."""
 
     figure: str
-    old: float | None
-    new: float | None
-    ratio: float | None
-    low: float | None
-    high: float | None
     word: str
+    old: float | None = None
+    new: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 def compare(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> list[Comparison]:
@@ -39,26 +39,26 @@ def compare(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> list[
 def _of_times(name: str, old: dict[str, Any], new: dict[str, Any], tolerance: float) -> Comparison:
     before, after = _values(old, name), _values(new, name)
     if min(len(before), len(after)) < LEAST_REQUESTS:
-        return Comparison(name, None, None, None, None, None, "unknown")
+        return Comparison(name, "unknown")
     was, now = median(before), median(after)
     if was <= 0:
-        return Comparison(name, was, now, None, None, None, "unknown")
+        return Comparison(name, "unknown", was, now)
     low, high = _interval(before, after)
     word = "alike"
     if now > was * (1 + tolerance) and low > 1:
         word = "slower"
     elif now < was / (1 + tolerance) and high < 1:
         word = "faster"
-    return Comparison(name, was, now, now / was, low, high, word)
+    return Comparison(name, word, was, now, now / was, low, high)
 
 
 def _of_shares(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> Comparison:
     """Of requests that were good: fewer is slower."""
     was, now = float(old["good_share"]), float(new["good_share"])
     if min(len(old["requests"]), len(new["requests"])) < LEAST_REQUESTS:
-        return Comparison("good_share", was, now, None, None, None, "unknown")
+        return Comparison("good_share", "unknown", was, now)
     word = "slower" if now < was - tolerance else "faster" if now > was + tolerance else "alike"
-    return Comparison("good_share", was, now, now / was if was else None, None, None, word)
+    return Comparison("good_share", word, was, now, now / was if was else None)
 
 
 def _values(run: dict[str, Any], name: str) -> list[float]:
