@@ -3,59 +3,38 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qsl
 
 from edge.access.head import Head
 from edge.openai.chat import CHAT
 from edge.openai.completions import COMPLETIONS
 from edge.openai.events import Dialect
 from edge.openai.request import read_body
-from edge.server.fast_route import FastRoute, Wanted
+from edge.openai.responses import request as responses
+from edge.openai.responses.events import PATH, PREFIX, ResponseEvents, renamed
+from edge.server.fast_route import FastRoute, Wanted, query_of
 from edge.server.outlet import Request
-from ledger.frame import Caller
+from ledger.errors import TailraceError
+from ledger.frame import Caller, Resume
 
-asks_for_a_stream = re.compile(rb'"stream"\s*:\s*true').search
+_asks_for_a_stream = re.compile(rb'"stream"\s*:\s*true').search
+_READS_BY = b"stream=true"
+_goes_on = re.compile(rb'"previous_response_id"\s*:\s*"|"item_reference"').search
 _asks_for_choices = re.compile(rb'"n"\s*:\s*(?!1\b|null)').search
 
 
-class PathRoute:
-    """What is asked by POST at a path, and read below it under a name that `names` matches."""
-
-    def __init__(self, path: str, names: str) -> None:
-        self._path = path
-        self._read = re.compile(f"{re.escape(path)}/({names})".encode())
-
-    def claims(self, request: Request) -> bool:
-        if request.method == "POST":
-            return request.path == self._path.encode()
-        return (
-            request.method == "GET"
-            and b"stream=true" in request.query
-            and self._read.fullmatch(request.path) is not None
-        )
-
-    def name(self, request: Request) -> str:
-        return self._path if request.method == "POST" else f"{self._path}/{{id}}"
-
-    def named(self, request: Request) -> str:
-        """What is read."""
-        found = self._read.fullmatch(request.path)
-        assert found is not None  # it was claimed
-        return found[1].decode()
-
-
-class ChunkRoute(PathRoute):
+class ChunkRoute(FastRoute):
     """A dialect's streams that have one choice: one stream, one response."""
 
     def __init__(self, dialect: Dialect) -> None:
-        super().__init__(dialect.path, f"(?:{re.escape(dialect.shape.prefix)})?[0-9a-f]{{32}}")
+        names = f"(?:{re.escape(dialect.shape.prefix)})?[0-9a-f]{{32}}"
+        super().__init__(dialect.path, names, _READS_BY)
         self._dialect = dialect
 
     def is_streamed(self, request: Request) -> bool:
         if request.method == "GET":
             return True
         body = request.body
-        return asks_for_a_stream(body) is not None and _asks_for_choices(body) is None
+        return _asks_for_a_stream(body) is not None and _asks_for_choices(body) is None
 
     def wanted(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
         if request.method == "GET":
@@ -67,13 +46,50 @@ class ChunkRoute(PathRoute):
         return Wanted(opens[0], self._dialect.encoder(parsed.stream_options), headers)
 
     def _resumed(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
-        query = parse_qsl(request.query.decode("latin-1"), keep_blank_values=True)
         token = head.value(b"tailrace-token")
-        resume, streamed, options = self._dialect.resume(self.named(request), query, token, caller)
+        resume, streamed, options = self._dialect.resume(
+            self.named(request), query_of(request), token, caller
+        )
         if not streamed:
             return None
         encoder = self._dialect.encoder(options, resumes=resume.after is not None)
         return Wanted(resume, encoder)
 
 
-OPENAI_ROUTES: tuple[FastRoute, ...] = (ChunkRoute(CHAT), ChunkRoute(COMPLETIONS))
+class ResponseRoute(FastRoute):
+    """Responses that need nothing but one stream: a response that does not go on from earlier
+    ones, and the events of one from the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__(PATH, f"{PREFIX}[0-9a-f]{{32}}", _READS_BY)
+
+    def is_streamed(self, request: Request) -> bool:
+        if request.method == "GET":
+            # Where a number is asked for, the log is read before the answer has a status.
+            return not any(name == "starting_after" for name, _ in query_of(request))
+        body = request.body
+        return _asks_for_a_stream(body) is not None and _goes_on(body) is None
+
+    def wanted(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
+        if request.method == "GET":
+            return self._resumed(request, head, caller)
+        try:
+            body, headers = read_body(responses.ResponseBody, request.body, responses.EXAMPLE)
+            if not body.stream or body.previous_response_id is not None:
+                return None
+            wanted = responses.to_open(
+                body, [], body.items(), head.value(b"idempotency-key"), caller
+            )
+        except TailraceError as error:
+            raise renamed(error) from None
+        return Wanted(wanted, ResponseEvents(), headers)
+
+    def _resumed(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
+        if dict(query_of(request)).get("stream") != "true":
+            return None
+        stream = bytes.fromhex(self.named(request).removeprefix(PREFIX))
+        token = head.value(b"tailrace-token")
+        return Wanted(Resume(stream, token=token, caller=caller), ResponseEvents())
+
+
+OPENAI_ROUTES = (ChunkRoute(CHAT), ChunkRoute(COMPLETIONS), ResponseRoute())

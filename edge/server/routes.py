@@ -6,10 +6,9 @@ for who may ask. Whatever is not plain is left to it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import partial
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from edge.access.head import Head
 from edge.access.middleware import TOKEN_QUERY
@@ -18,21 +17,17 @@ from edge.body import ENCODERS
 from edge.errors import error_response
 from edge.generate import asked_to_read, asked_to_start
 from edge.openai.fast import OPENAI_ROUTES
-from edge.openai.responses.fast import ResponseRoute
 from edge.origins.link import Link
 from edge.parameters import View, choose_view
 from edge.reader import credited
 from edge.server.deadlines import Deadlines
-from edge.server.fast_route import FastRoute, Wanted
+from edge.server.fast_route import FastRoute, Wanted, query_of
 from edge.server.outlet import Handler, Headers, Outlet, Request, Turn
 from edge.server.stream_reader import StreamReader
 from edge.telemetry.counts import Counts
 from edge.telemetry.exchange import PROTOCOLS, Exchange, with_trace
 from ledger.errors import TailraceError
 from ledger.frame import Caller
-
-START = b"/v1/generate"
-_READ = re.compile(rb"/v1/generate/([0-9a-f]{32})")
 
 
 def head_of(request: Request, scheme: str | None = None) -> Head:
@@ -127,22 +122,19 @@ def _refused(
     return Refused()
 
 
-class NativeRoute:
+class NativeRoute(FastRoute):
     """`/v1/generate`, in the two views that are streams."""
 
+    def __init__(self) -> None:
+        super().__init__("/v1/generate", "[0-9a-f]{32}")
+
     def claims(self, request: Request) -> bool:
-        is_ours = (request.method == "POST" and request.path == START) or (
-            request.method == "GET" and _READ.fullmatch(request.path) is not None
-        )
-        if not is_ours:
-            return False
         try:
-            return choose_view(request.text(b"accept")) is not View.JSON
+            return super().claims(request) and (
+                choose_view(request.text(b"accept")) is not View.JSON
+            )
         except TailraceError:
             return False
-
-    def name(self, request: Request) -> str:
-        return "/v1/generate" if request.method == "POST" else "/v1/generate/{id}"
 
     def is_streamed(self, request: Request) -> bool:
         return True
@@ -152,12 +144,10 @@ class NativeRoute:
         if request.method == "POST":
             key, media_type = head.value(b"idempotency-key"), head.value(b"content-type")
             return Wanted(asked_to_start(request.body, key, caller, media_type), encoder)
-        query = parse_qsl(request.query.decode("latin-1"), keep_blank_values=True)
-        found = _READ.fullmatch(request.path)
-        assert found is not None  # it was claimed
+        query = query_of(request)
         tokens = [value for name, value in query if name == "token"]
         resume = asked_to_read(
-            found[1].decode(),
+            self.named(request),
             [value for name, value in query if name == "after"],
             head.value(b"last-event-id"),
             head.value(b"tailrace-token") or (tokens[-1] if tokens else None),
@@ -166,7 +156,7 @@ class NativeRoute:
         return Wanted(resume, encoder)
 
 
-ROUTES: tuple[FastRoute, ...] = (NativeRoute(), *OPENAI_ROUTES, ResponseRoute())
+ROUTES: tuple[FastRoute, ...] = (NativeRoute(), *OPENAI_ROUTES)
 
 
 def _route_of(request: Request) -> FastRoute | None:

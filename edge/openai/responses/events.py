@@ -40,6 +40,7 @@ from ledger.frame import (
     to_error,
 )
 
+PATH = "/v1/responses"
 PREFIX = "resp_"
 """Begins the id of a response; the stream's follows."""
 CANCELLED, FAILED, QUEUED = "cancelled", "failed", "queued"

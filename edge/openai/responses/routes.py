@@ -21,8 +21,7 @@ from edge.body import stream_body
 from edge.document import MAX_DOCUMENT_BYTES
 from edge.generate import stream_headers
 from edge.openai.request import flag, read_body
-from edge.openai.responses.events import PREFIX, ResponseEvents, StreamedResponse, renamed
-from edge.openai.responses.fast import PATH
+from edge.openai.responses.events import PATH, PREFIX, ResponseEvents, StreamedResponse, renamed
 from edge.openai.responses.request import (
     EXAMPLE,
     REFERENCE,
