@@ -26,8 +26,8 @@ SILENCE_S = 15.0
 class Encoder(Protocol):
     """How one stream becomes one response: its type, its body, or its refusal."""
 
-    media_type: str
-    ends_by_204: bool
+    media_type: str = View.SSE.value
+    ends_by_204: bool = False
     """Whether that answers who has all of a stream that has ended; else it gets a Status frame."""
 
     def opened(self, opened: Opened) -> None:
@@ -41,6 +41,7 @@ class Encoder(Protocol):
 
     def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
         """Bytes that carry no frame of the stream."""
+        return sse.PING
 
 
 class NativeEncoder:

@@ -20,7 +20,7 @@ def error_response(error: TailraceError, path: str = "") -> JSONResponse:
     It has the shape that clients of a route at `path` know.
     """
     if speaks_openai(path):
-        return openai_error(error)
+        return openai_error(error, path)
     headers = error_headers(error)
     if error.status == 401:
         by_key = error.code in ("no_key", "bad_key")

@@ -13,14 +13,13 @@ from typing import Any
 
 from starlette.responses import PlainTextResponse, Response
 
+from edge.body import Encoder
 from edge.openai.errors import error_headers
 from edge.openai.events import DONE, data_event
-from edge.sse import PING
 from ledger.errors import TailraceError
 from ledger.frame import (
     FinishReason,
     Frame,
-    Heartbeat,
     Logged,
     Opened,
     Reasoning,
@@ -51,11 +50,8 @@ _FINISH = {
 Fields = dict[str, Any]
 
 
-class UiEvents:
+class UiEvents(Encoder):
     """The `Encoder` of the message that one stream is."""
-
-    media_type = "text/event-stream"
-    ends_by_204 = False
 
     def __init__(self) -> None:
         self._message = ""
@@ -76,9 +72,6 @@ class UiEvents:
     def frames(self, frames: list[bytes]) -> bytes:
         before, self._before = self._before, b""
         return b"".join([before, *[self._told(decode(raw)[1]) for raw in frames]])
-
-    def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
-        return PING
 
     def _told(self, frame: Frame) -> bytes:
         if isinstance(frame, StreamError):

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from edge.document import Collected
-from edge.openai.events import AnswerShape, Dialect
+from edge.openai.events import AnswerShape, Dialect, scores_of
 from edge.openai.messages import read_messages, read_tools
 from edge.openai.request import (
     ALL_THERE_IS,
@@ -19,9 +19,8 @@ from edge.openai.request import (
     refuse_parameters,
 )
 from edge.request import Count
-from edge.sse import finite
 from ledger.errors import CallerError
-from ledger.frame import Caller, Open, OutputFormat, Score, TokenScores, ToolCall
+from ledger.frame import Caller, Open, OutputFormat, TokenScores, ToolCall
 
 EXAMPLE = '{"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}'
 CANNOT: dict[str, Sequence[object]] = {
@@ -104,7 +103,7 @@ class ChatShape(AnswerShape):
         return _delta(index, {"role": "assistant", "content": ""})
 
     def text(self, index: int, text: str, scores: tuple[TokenScores, ...]) -> dict[str, Any]:
-        return _delta(index, {"content": text}, chat_logprobs(scores) if scores else None)
+        return _delta(index, {"content": text}, _logprobs(scores))
 
     def reasoning(self, index: int, text: str) -> dict[str, Any] | None:
         return _delta(index, {"reasoning_content": text})
@@ -140,31 +139,19 @@ class ChatShape(AnswerShape):
                 }
                 for call in calls
             ]
-        scores = collected.scores
         return {
             "index": index,
             "message": message,
-            "logprobs": chat_logprobs(scores) if scores else None,
+            "logprobs": _logprobs(collected.scores),
             "finish_reason": reason,
         }
 
 
-def chat_logprobs(scores: Sequence[TokenScores]) -> dict[str, Any]:
-    content = [
-        _score(each.chosen) | {"top_logprobs": [_score(top) for top in each.top]} for each in scores
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _score(score: Score) -> dict[str, Any]:
-    return {
-        "token": score.token.decode(errors="replace"),
-        "logprob": finite(score.logprob),
-        "bytes": list(score.token),
-    }
-
-
 CHAT = Dialect("/v1/chat/completions", ChatBody, EXAMPLE, ChatShape())
+
+
+def _logprobs(scores: Sequence[TokenScores]) -> dict[str, Any] | None:
+    return {"content": scores_of(scores), "refusal": None} if scores else None
 
 
 def _delta(

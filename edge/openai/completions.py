@@ -10,10 +10,9 @@ from pydantic import Field
 
 from edge.document import Collected
 from edge.openai.events import AnswerShape, Dialect
-from edge.openai.request import MaxTokens, StreamedSettings, invalid, open_of, refuse_parameters
+from edge.openai.request import MaxTokens, StreamedSettings, open_of, read_texts, refuse_parameters
 from edge.request import Count
 from edge.sse import finite
-from ledger.errors import CallerError
 from ledger.frame import Caller, Open, Score, TokenScores
 
 EXAMPLE = '{"model": "demo", "prompt": "Once upon a time"}'
@@ -47,7 +46,7 @@ class CompletionBody(StreamedSettings):
     def opens(self, key: str | None, caller: Caller | None) -> list[Open]:
         """The streams that are asked for; CallerError for what cannot be."""
         refuse_parameters(self, CANNOT)
-        prompts = self._prompts()
+        prompts = read_texts("prompt", self.prompt, MAX_PROMPTS, "prompts")
         return [
             open_of(
                 self,
@@ -59,19 +58,6 @@ class CompletionBody(StreamedSettings):
             )
             for nth, prompt in enumerate(prompts)
         ]
-
-    def _prompts(self) -> list[str]:
-        given = [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        if not isinstance(given, list):
-            raise invalid("prompt", given, "a string or a list of strings")
-        for at, prompt in enumerate(given):
-            if not isinstance(prompt, str):
-                raise invalid(f"prompt[{at}]", prompt, "a string: token ids are not taken")
-        if not 0 < len(given) <= MAX_PROMPTS:
-            raise CallerError(
-                f"{len(given)} prompts; from 1 to {MAX_PROMPTS} are expected.", field="prompt"
-            )
-        return given
 
 
 def key_of(key: str | None, nth: int) -> str | None:

@@ -17,7 +17,7 @@ from edge.document import Collected, collect
 from edge.generate import HEADERS
 from edge.openai.completions import key_of
 from edge.openai.events import end_error
-from edge.openai.request import invalid, open_of, read_body, refuse_parameters
+from edge.openai.request import open_of, read_body, read_texts, refuse_parameters
 from edge.origins.link import Link
 from edge.parameters import read_body as whole_body
 from edge.reader import Reader, attended, link_of
@@ -49,26 +49,13 @@ class EmbeddingBody(BaseModel):
         """A stream for each text."""
         refuse_parameters(self, {"dimensions": ()})
         settings = Settings.model_validate({"model": self.model, "priority": self.priority})
-        texts = self._texts()
+        texts = read_texts("input", self.input, MAX_INPUTS, "texts")
+        if "" in texts:
+            raise CallerError("an empty text has no embedding", field=f"input[{texts.index('')}]")
         return [
             open_of(settings, key_of(key, nth), caller, prompt=text, max_tokens=1)
             for nth, text in enumerate(texts)
         ]
-
-    def _texts(self) -> list[str]:
-        given = [self.input] if isinstance(self.input, str) else self.input
-        if not isinstance(given, list):
-            raise invalid("input", given, "a string or a list of strings")
-        if not 0 < len(given) <= MAX_INPUTS:
-            raise CallerError(
-                f"{len(given)} texts; from 1 to {MAX_INPUTS} are expected.", field="input"
-            )
-        for at, text in enumerate(given):
-            if not isinstance(text, str):
-                raise invalid(f"input[{at}]", text, "a string: token ids are not taken")
-            if not text:
-                raise CallerError("an empty text has no embedding", field=f"input[{at}]")
-        return given
 
 
 async def embed(request: Request) -> Response:

@@ -13,8 +13,9 @@ from starlette.responses import JSONResponse
 
 from ledger.errors import TailraceError
 
+RESPONSES_PATH = "/v1/responses"
 OPENAI_PATHS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+    *("/v1/chat/completions", "/v1/completions", RESPONSES_PATH),
     *("/v1/embeddings", "/v1/models"),
 )
 _OPENAI_PATH = re.compile(rf"(?:{'|'.join(map(re.escape, OPENAI_PATHS))})(?:/|$)")
@@ -34,6 +35,15 @@ CODES = {
 """Ours, where clients know another word for it, or none; all others keep ours."""
 STATUSES = {"unsupported": 400, "beyond_end": 400}
 """By our code, where the reference says another status than ours."""
+RESPONSES_FIELDS: dict[str | None, str] = {
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "messages": "input",
+    "prompt": "input",
+    "format": "text.format",
+    "overflow": "truncation",
+}
+"""What the origin calls otherwise than `/v1/responses`."""
 
 
 def error_headers(error: TailraceError) -> dict[str, str]:
@@ -66,12 +76,15 @@ def openai_fields(error: TailraceError) -> dict[str, str | None]:
     }
 
 
-def openai_error(error: TailraceError) -> JSONResponse:
-    """The whole answer."""
+def openai_error(error: TailraceError, path: str = "") -> JSONResponse:
+    """The whole answer, by the names that fields have in the API at `path`."""
+    fields = openai_fields(error)
+    if path.startswith(RESPONSES_PATH):
+        fields["param"] = RESPONSES_FIELDS.get(fields["param"], fields["param"])
     headers = error_headers(error) | {"X-Should-Retry": "true" if error.retryable else "false"}
     if error.retry_after_ms is not None:
         headers["Retry-After-Ms"] = str(error.retry_after_ms)
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     status = STATUSES.get(error.code, error.status)
-    return JSONResponse({"error": openai_fields(error)}, status, headers)
+    return JSONResponse({"error": fields}, status, headers)

@@ -8,17 +8,18 @@ to go on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.responses import Response
 
+from edge.body import Encoder
 from edge.document import Collected
 from edge.generate import asked_to_read
 from edge.openai.errors import openai_error, openai_fields
 from edge.openai.request import StreamOptions, compact, flag
-from edge.parameters import View
 from edge.sse import short_token
 from ledger.errors import CallerError, OriginUnreachable, TailraceError, Unavailable
 from ledger.frame import (
@@ -32,6 +33,7 @@ from ledger.frame import (
     Reasoning,
     Resume,
     Revision,
+    Score,
     ScoredToken,
     StreamEnd,
     StreamError,
@@ -103,15 +105,12 @@ class AnswerShape(Protocol):
         """A choice of a whole answer."""
 
 
-class ChunkEncoder:
-    """One choice of an answer that is streamed as chunks; the `Encoder` of a response with one.
+class ChunkEncoder(Encoder):
+    """One choice of an answer that is streamed as chunks; the encoder of a response with one.
 
     `resumes`: the client has the beginning. `usage` is asked for at the end, and, if `continuous`,
     in each chunk; `alone`: no other choice is in the response, which ends with this one.
     """
-
-    media_type = View.SSE.value
-    ends_by_204 = False
 
     def __init__(
         self,
@@ -253,6 +252,21 @@ def chunk_head(shape: AnswerShape, opened: Opened) -> dict[str, Any]:
         "created": opened.created_ms // 1000,
         "model": opened.model,
     }
+
+
+def scores_of(
+    scores: Sequence[TokenScores], impossible: float | None = None
+) -> list[dict[str, Any]]:
+    """Each drawn token with the likeliest ones; JSON has no infinity for one that cannot be."""
+
+    def told(score: Score) -> dict[str, Any]:
+        return {
+            "token": score.token.decode(errors="replace"),
+            "logprob": score.logprob if math.isfinite(score.logprob) else impossible,
+            "bytes": list(score.token),
+        }
+
+    return [told(each.chosen) | {"top_logprobs": [*map(told, each.top)]} for each in scores]
 
 
 def error_events(error: TailraceError) -> bytes:

@@ -7,13 +7,13 @@ import re
 from edge.access.head import Head
 from edge.openai.chat import CHAT
 from edge.openai.completions import COMPLETIONS
+from edge.openai.errors import RESPONSES_PATH
 from edge.openai.events import Dialect
 from edge.openai.request import read_body
 from edge.openai.responses import request as responses
-from edge.openai.responses.events import PATH, PREFIX, ResponseEvents, renamed
+from edge.openai.responses.events import PREFIX, ResponseEvents
 from edge.server.fast_route import FastRoute, Wanted, query_of
 from edge.server.outlet import Request
-from ledger.errors import TailraceError
 from ledger.frame import Caller, Resume
 
 _asks_for_a_stream = re.compile(rb'"stream"\s*:\s*true').search
@@ -61,7 +61,7 @@ class ResponseRoute(FastRoute):
     ones, and the events of one from the beginning."""
 
     def __init__(self) -> None:
-        super().__init__(PATH, f"{PREFIX}[0-9a-f]{{32}}", _READS_BY)
+        super().__init__(RESPONSES_PATH, f"{PREFIX}[0-9a-f]{{32}}", _READS_BY)
 
     def is_streamed(self, request: Request) -> bool:
         if request.method == "GET":
@@ -73,15 +73,11 @@ class ResponseRoute(FastRoute):
     def wanted(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
         if request.method == "GET":
             return self._resumed(request, head, caller)
-        try:
-            body, headers = read_body(responses.ResponseBody, request.body, responses.EXAMPLE)
-            if not body.stream or body.previous_response_id is not None:
-                return None
-            wanted = responses.to_open(
-                body, [], body.items(), head.value(b"idempotency-key"), caller
-            )
-        except TailraceError as error:
-            raise renamed(error) from None
+        body, headers = read_body(responses.ResponseBody, request.body, responses.EXAMPLE)
+        if not body.stream or body.previous_response_id is not None:
+            return None
+        key = head.value(b"idempotency-key")
+        wanted = responses.to_open(body, [], body.items(), key, caller)
         return Wanted(wanted, ResponseEvents(), headers)
 
     def _resumed(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:

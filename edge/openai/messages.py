@@ -36,10 +36,7 @@ def read_messages(given: list[Any]) -> tuple[Message, ...]:
 def _message(turn: object, place: str) -> Message:
     if not isinstance(turn, dict):
         raise invalid(place, turn, "an object")
-    said = turn.get("role")
-    role = ROLES.get(said) if isinstance(said, str) else None
-    if role is None:
-        raise invalid(f"{place}.role", said, "one of " + ", ".join(ROLES))
+    role = role_of(turn, ROLES, place)
     calls = turn.get("tool_calls") or []
     answers = turn.get("tool_call_id")
     if role == "tool" and not isinstance(answers, str):
@@ -52,6 +49,15 @@ def _message(turn: object, place: str) -> Message:
         tool_calls=_calls(calls, f"{place}.tool_calls") if role == "assistant" and calls else None,
         tool_call_id=answers if role == "tool" else None,
     )
+
+
+def role_of(turn: Mapping[str, Any], roles: Mapping[str, str], place: str) -> str:
+    """Who speaks, as chat templates call it."""
+    said = turn.get("role")
+    role = roles.get(said) if isinstance(said, str) else None
+    if role is None:
+        raise invalid(f"{place}.role", said, "one of " + ", ".join(roles))
+    return role
 
 
 def read_content(content: object, place: str) -> str:

@@ -115,6 +115,19 @@ def invalid(field: str, value: object, right: str) -> CallerError:
     )
 
 
+def read_texts(field: str, given: object, most: int, called: str) -> list[str]:
+    """One text, or a list of them."""
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list):
+        raise invalid(field, texts, "a string or a list of strings")
+    if not 0 < len(texts) <= most:
+        raise CallerError(f"{len(texts)} {called}; from 1 to {most} are expected.", field=field)
+    for at, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise invalid(f"{field}[{at}]", text, "a string: token ids are not taken")
+    return texts
+
+
 def compact(value: object) -> str:
     """JSON as it travels in frames."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

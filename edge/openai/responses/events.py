@@ -12,7 +12,8 @@ from json.encoder import encode_basestring
 
 from starlette.responses import Response
 
-from edge.openai.errors import openai_error, openai_fields
+from edge.body import Encoder
+from edge.openai.errors import RESPONSES_PATH, openai_error, openai_fields
 from edge.openai.events import data_event
 from edge.openai.responses.items import (
     COMPLETED,
@@ -24,13 +25,11 @@ from edge.openai.responses.items import (
     MessageItem,
     item_of,
 )
-from edge.openai.responses.request import read_note
-from edge.sse import PING
+from edge.openai.responses.request import UNSAID, read_note
 from ledger.errors import TailraceError
 from ledger.frame import (
     FinishReason,
     Frame,
-    Heartbeat,
     Logged,
     Opened,
     StreamEnd,
@@ -40,7 +39,6 @@ from ledger.frame import (
     to_error,
 )
 
-PATH = "/v1/responses"
 PREFIX = "resp_"
 """Begins the id of a response; the stream's follows."""
 CANCELLED, FAILED, QUEUED = "cancelled", "failed", "queued"
@@ -60,36 +58,6 @@ _WHY_INCOMPLETE = {
 }
 _LAST = {COMPLETED: "response.completed", FAILED: "response.failed"}
 """The last event; a response that is neither, also a cancelled one, ends as incomplete."""
-
-FIELDS = {
-    "max_tokens": "max_output_tokens",
-    "logprobs": "top_logprobs",
-    "messages": "input",
-    "prompt": "input",
-    "format": "text.format",
-    "overflow": "truncation",
-}
-"""What the origin calls otherwise than this API."""
-
-UNSAID: Fields = {
-    "background": False,
-    "instructions": None,
-    "max_output_tokens": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "previous_response_id": None,
-    "reasoning": {"effort": None, "summary": None},
-    "store": True,
-    "temperature": None,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_logprobs": 0,
-    "top_p": None,
-    "truncation": "disabled",
-    "user": None,
-}
-"""What a response tells of a request that did not say it; null is what the model's defaults are."""
 
 
 class StreamedResponse:
@@ -193,11 +161,8 @@ class StreamedResponse:
         return [*told, {"type": last, "response": self.document()}]
 
 
-class ResponseEvents:
+class ResponseEvents(Encoder):
     """The `Encoder` of one response, from the event after `after` on."""
-
-    media_type = "text/event-stream"
-    ends_by_204 = False
 
     def __init__(self, after: int | None = None) -> None:
         self._response: StreamedResponse | None = None  # until it is opened
@@ -216,14 +181,11 @@ class ResponseEvents:
         self._before = self._numbered(self._response.begin())
 
     def refusal(self, error: TailraceError) -> Response:
-        return openai_error(renamed(error))
+        return openai_error(error, RESPONSES_PATH)
 
     def frames(self, frames: list[bytes]) -> bytes:
         before, self._before = self._before, b""
         return b"".join([before, *map(self._told, frames)])
-
-    def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
-        return PING
 
     def _told(self, raw: bytes) -> bytes:
         assert self._response is not None, "frames follow the Opened"
@@ -259,12 +221,6 @@ class ResponseEvents:
         said = openai_fields(error)
         fields = {name: said[name] for name in ("code", "message", "param")}
         return event({"type": "error", **fields}, max(self.last, self._after))
-
-
-def renamed(error: TailraceError) -> TailraceError:
-    """The error of an origin, by the names that its fields have in this API."""
-    error.field = FIELDS.get(error.field or "", error.field)
-    return error
 
 
 def event(fields: Fields, number: int) -> bytes:

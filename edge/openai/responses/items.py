@@ -6,16 +6,15 @@ yet: `edge.openai.responses.events` numbers it.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from edge.openai.events import scores_of
 from ledger.frame import (
     Frame,
     Reasoning,
     Revision,
-    Score,
     ScoredToken,
     Token,
     TokenScores,
@@ -25,6 +24,8 @@ from ledger.text import AppendedText
 
 Fields = dict[str, Any]
 """Of a JSON object."""
+IMPOSSIBLE = -9999.0
+"""What that API says of a token that cannot be."""
 
 COMPLETED = "completed"
 INCOMPLETE = "incomplete"
@@ -115,15 +116,15 @@ class MessageItem(TextItem):
         delta, scores = self.text.added(frame), []
         if isinstance(frame, ScoredToken):
             self._scores += frame.scores
-            scores = scores_of(frame.scores)
+            scores = scores_of(frame.scores, IMPOSSIBLE)
         if delta or scores:
             yield self._told("delta", delta=delta, logprobs=scores)
 
     def _all_said(self) -> Fields:
-        return {"text": self.text.text, "logprobs": scores_of(self._scores)}
+        return {"text": self.text.text, "logprobs": scores_of(self._scores, IMPOSSIBLE)}
 
     def _part(self) -> Fields:
-        scores = scores_of(self._scores)
+        scores = scores_of(self._scores, IMPOSSIBLE)
         text = {"type": "output_text", "text": self.text.text}
         return {**text, "annotations": [], "logprobs": scores}
 
@@ -197,20 +198,3 @@ def item_of(frame: Frame, stream: str, at: int) -> Item | None:
         case ToolCall():
             return FunctionCallItem(stream, at, frame)
     return None
-
-
-IMPOSSIBLE = -9999.0
-"""What that API says of a token that cannot be: JSON has no infinity."""
-
-
-def scores_of(scores: Sequence[TokenScores]) -> list[dict[str, Any]]:
-    """Each drawn token with the likeliest ones."""
-    return [_score(each.chosen) | {"top_logprobs": [*map(_score, each.top)]} for each in scores]
-
-
-def _score(score: Score) -> dict[str, Any]:
-    return {
-        "token": score.token.decode(errors="replace"),
-        "bytes": list(score.token),
-        "logprob": score.logprob if math.isfinite(score.logprob) else IMPOSSIBLE,
-    }

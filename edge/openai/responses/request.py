@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edge.openai.messages import missing, read_content, read_tools, text_of
+from edge.openai.messages import ROLES, missing, read_content, read_tools, role_of, text_of
 from edge.openai.request import (
     ALL_THERE_IS,
     StreamedSettings,
@@ -74,7 +74,7 @@ MAX_METADATA_CHARS = 512
 
 Items = list[dict[str, Any]]
 
-_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
+_ROLES = {said: role for said, role in ROLES.items() if said != "tool"}
 _TRUNCATION = {"auto": Overflow.DROP_OLDEST, "disabled": Overflow.REFUSE}
 _NEUTRAL = {"n": (1,), "conversation": (), "prompt": (), "max_tool_calls": ()}
 
@@ -155,16 +155,30 @@ def to_open(
     )
 
 
-_REPEATED = (
-    *("background", "instructions", "max_output_tokens", "metadata", "parallel_tool_calls"),
-    *("previous_response_id", "reasoning", "store", "temperature", "text", "tool_choice"),
-    *("tools", "top_logprobs", "top_p", "truncation", "user"),
-)
-"""What of a request its response repeats."""
+UNSAID: dict[str, Any] = {
+    "background": False,
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "store": True,
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+"""What a response repeats of its request, as it is told where the request did not say it; null is
+what the model's defaults are."""
 
 
 def _note(body: ResponseBody, items: Items) -> ResponseNote:
-    said = body.model_dump(include=set(_REPEATED), exclude_none=True)
+    said = body.model_dump(include=set(UNSAID), exclude_none=True)
     return ResponseNote(said, None if body.store is False else items)
 
 
@@ -218,10 +232,7 @@ _KINDS = f"one of message, function_call, function_call_output, reasoning, {REFE
 
 
 def _turn(item: dict[str, Any], place: str) -> Message:
-    said = item.get("role")
-    role = _ROLES.get(said) if isinstance(said, str) else None
-    if role is None:
-        raise invalid(f"{place}.role", said, "one of " + ", ".join(_ROLES))
+    role = role_of(item, _ROLES, place)
     if item.get("content") is None:
         raise missing(f"{place}.content")
     return Message(role, read_content(item["content"], f"{place}.content"))

@@ -7,9 +7,9 @@ what the request said is the stream's note, so that any edge answers for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -20,8 +20,9 @@ from edge.access.middleware import caller_of
 from edge.body import stream_body
 from edge.document import MAX_DOCUMENT_BYTES
 from edge.generate import stream_headers
+from edge.openai.errors import RESPONSES_PATH
 from edge.openai.request import flag, read_body
-from edge.openai.responses.events import PATH, PREFIX, ResponseEvents, StreamedResponse, renamed
+from edge.openai.responses.events import PREFIX, ResponseEvents, StreamedResponse
 from edge.openai.responses.request import (
     EXAMPLE,
     REFERENCE,
@@ -32,10 +33,9 @@ from edge.openai.responses.request import (
 )
 from edge.parameters import read_body as whole_body
 from edge.reader import Reader, attended, link_of
-from ledger.errors import BeyondEnd, CallerError, NotFound, TailraceError, TooLarge
+from ledger.errors import BeyondEnd, CallerError, NotFound, TooLarge
 from ledger.frame import (
     CLOSING,
-    Caller,
     Cancel,
     Logged,
     Opened,
@@ -57,19 +57,6 @@ MAX_EARLIER_BYTES = 4 << 20
 _ID = re.compile(rf"{PREFIX}([0-9a-f]{{32}})")
 _ITEM = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})([0-9a-f]{4})")
 _NUMBER = re.compile(r"[0-9]{1,18}")
-
-
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """Who asks for a response that there is, and of which stream."""
-
-    stream: bytes
-    token: str | None
-    caller: Caller | None
-
-    def resume(self, *, follow: bool) -> Resume:
-        """All of it from the beginning: the last events need that anyway."""
-        return Resume(self.stream, token=self.token, follow=follow, caller=self.caller)
 
 
 # ---- endpoints ----
@@ -100,14 +87,14 @@ async def create(request: Request) -> Response:
 
 async def retrieve(request: Request) -> Response:
     """GET /v1/responses/{id}"""
-    asking, query = _asking(request), request.query_params
+    asked, query = _asked(request), request.query_params
     if not flag(query, "stream"):
-        opened, document = await attended(request.receive, _document(request, asking))
+        opened, document = await attended(request.receive, _document(request, asked))
         return JSONResponse(document, headers=stream_headers(opened))
     after = _after(query.get("starting_after"))
     with ExitStack() as unless_handed_on:
         reader = unless_handed_on.enter_context(closing(Reader(link_of(request))))
-        opened = await attended(request.receive, reader.open(asking.resume(follow=True)))
+        opened = await attended(request.receive, reader.open(asked))
         encoder = ResponseEvents(after)
         encoder.opened(opened)
         headers = stream_headers(opened)
@@ -124,25 +111,25 @@ async def retrieve(request: Request) -> Response:
 async def cancel(request: Request) -> Response:
     """POST /v1/responses/{id}/cancel"""
     await whole_body(request)
-    asking = _asking(request)
-    await attended(request.receive, _cancel(request, asking))
-    opened, document = await attended(request.receive, _document(request, asking))
+    asked = _asked(request)
+    await attended(request.receive, _cancel(request, asked))
+    opened, document = await attended(request.receive, _document(request, asked))
     return JSONResponse(document, headers=stream_headers(opened))
 
 
 async def delete(request: Request) -> Response:
     """DELETE /v1/responses/{id}: from then on it is as if it had never been."""
-    asking = _asking(request)
-    await attended(request.receive, _cancel(request, asking, forget=True))
+    asked = _asked(request)
+    await attended(request.receive, _cancel(request, asked, forget=True))
     return JSONResponse(
-        {"id": f"{PREFIX}{asking.stream.hex()}", "object": "response", "deleted": True}
+        {"id": f"{PREFIX}{asked.stream.hex()}", "object": "response", "deleted": True}
     )
 
 
 async def input_items(request: Request) -> Response:
     """GET /v1/responses/{id}/input_items"""
-    asking, query = _asking(request), request.query_params
-    opened = await attended(request.receive, _opened(request, asking))
+    asked, query = _asked(request), request.query_params
+    opened = await attended(request.receive, _opened(request, asked))
     items = read_note(opened.note).input
     if items is None:
         raise _not_kept(request.path_params["id"])
@@ -154,26 +141,12 @@ async def input_items(request: Request) -> Response:
     return JSONResponse(_page(listed, query), headers=stream_headers(opened))
 
 
-def _renaming(
-    endpoint: Callable[[Request], Coroutine[Any, Any, Response]],
-) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    """What an origin refuses is told by the names of this API."""
-
-    async def answered(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except TailraceError as error:
-            raise renamed(error) from None
-
-    return answered
-
-
 ROUTES = [
-    Route(PATH, _renaming(create), methods=["POST"]),
-    Route(f"{PATH}/{{id}}", _renaming(retrieve), methods=["GET"]),
-    Route(f"{PATH}/{{id}}", _renaming(delete), methods=["DELETE"]),
-    Route(f"{PATH}/{{id}}/cancel", _renaming(cancel), methods=["POST"]),
-    Route(f"{PATH}/{{id}}/input_items", _renaming(input_items), methods=["GET"]),
+    Route(RESPONSES_PATH, create, methods=["POST"]),
+    Route(f"{RESPONSES_PATH}/{{id}}", retrieve, methods=["GET"]),
+    Route(f"{RESPONSES_PATH}/{{id}}", delete, methods=["DELETE"]),
+    Route(f"{RESPONSES_PATH}/{{id}}/cancel", cancel, methods=["POST"]),
+    Route(f"{RESPONSES_PATH}/{{id}}/input_items", input_items, methods=["GET"]),
 ]
 
 
@@ -192,11 +165,12 @@ def _unknown(name: str) -> NotFound:
     return NotFound(f"Response with id '{name}' not found.", code="unknown_stream", field="id")
 
 
-def _asking(request: Request) -> Asking:
-    return Asking(
+def _asked(request: Request) -> Resume:
+    """All of a response from the beginning: the last events need that anyway."""
+    return Resume(
         parse_id(request.path_params["id"]),
-        request.headers.get("Tailrace-Token"),
-        caller_of(request),
+        token=request.headers.get("Tailrace-Token"),
+        caller=caller_of(request),
     )
 
 
@@ -257,29 +231,29 @@ async def _read(
     return size
 
 
-async def _document(request: Request, asking: Asking) -> tuple[Opened, dict[str, Any]]:
+async def _document(request: Request, asked: Resume) -> tuple[Opened, dict[str, Any]]:
     """A response as far as it has got."""
-    opened, response, _ = await _collected(request, asking)
+    opened, response, _ = await _collected(request, asked)
     return opened, response.document()
 
 
 async def _collected(
-    request: Request, asking: Asking, most: int = MAX_DOCUMENT_BYTES
+    request: Request, asked: Resume, most: int = MAX_DOCUMENT_BYTES
 ) -> tuple[Opened, StreamedResponse, int]:
     """A response, and how many bytes of frames it is."""
     with closing(Reader(link_of(request))) as reader:
-        opened = await reader.open(asking.resume(follow=False))
+        opened = await reader.open(replace(asked, follow=False))
         response = StreamedResponse(opened)
         return opened, response, await _read(reader, response.add, most)
 
 
-async def _opened(request: Request, asking: Asking) -> Opened:
+async def _opened(request: Request, asked: Resume) -> Opened:
     with closing(Reader(link_of(request))) as reader:
-        return await reader.open(asking.resume(follow=False), frames=0)
+        return await reader.open(replace(asked, follow=False), frames=0)
 
 
-async def _cancel(request: Request, asking: Asking, *, forget: bool = False) -> None:
-    wanted = Cancel(asking.stream, asking.token, asking.caller, forget=forget)
+async def _cancel(request: Request, asked: Resume, *, forget: bool = False) -> None:
+    wanted = Cancel(asked.stream, asked.token, asked.caller, forget=forget)
     with closing(Reader(link_of(request))) as reader:
         await reader.ask(wanted)
 
@@ -288,8 +262,8 @@ async def _earlier(request: Request, name: str) -> Items:
     """The items that an earlier response was given, and those that it has said."""
     try:
         # A resume token speaks for the stream that it is of, and the request's is of none yet.
-        asking = Asking(parse_id(name), None, caller_of(request))
-        opened, response, _ = await _collected(request, asking, MAX_EARLIER_BYTES)
+        asked = Resume(parse_id(name), caller=caller_of(request))
+        opened, response, _ = await _collected(request, asked, MAX_EARLIER_BYTES)
     except NotFound:
         raise NotFound(
             f"Previous response with id '{name}' not found.",
@@ -337,9 +311,9 @@ async def _resolved(request: Request, items: Items) -> Items:
 
 async def _output(request: Request, stream: str, most: int) -> tuple[Items, int]:
     """What a response has said, and its size; nothing, where there is none of this stream."""
-    asking = Asking(bytes.fromhex(stream), None, caller_of(request))
+    asked = Resume(bytes.fromhex(stream), caller=caller_of(request))
     try:
-        _, response, size = await _collected(request, asking, most)
+        _, response, size = await _collected(request, asked, most)
     except NotFound:
         return [], 0
     return list(response.document()["output"]), size
