@@ -36,57 +36,38 @@ class Shape:
         return self.hidden // self.heads
 
 
-class _RoundWeight(torch.autograd.Function):
-    """Latent weight -> ternary * bf16 scale; the gradient passes unchanged."""
+class _Through(torch.autograd.Function):
+    """What a value was rounded to; the gradient passes to the value unchanged."""
 
     @staticmethod
-    def forward(ctx: Any, w: torch.Tensor) -> torch.Tensor:
-        ternary, scale = quantize_absmean(w)
-        return ternary.float() * scale.bfloat16().float()
+    def forward(ctx: Any, value: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+        return rounded
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        return grads[0]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0], None
 
 
-class _RoundActivation(torch.autograd.Function):
-    """Activation -> its int8 quantisation, scaled back; the gradient passes unchanged."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        quantized, factor = quantize_activations(x)
-        return quantized / factor
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        return grads[0]
-
-
-class _RoundBf16(torch.autograd.Function):
-    """A parameter as bf16 will hold it; the gradient passes unchanged."""
-
-    @staticmethod
-    def forward(ctx: Any, w: torch.Tensor) -> torch.Tensor:
-        return w.bfloat16().float()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        return grads[0]
+def _through(value: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+    passed: torch.Tensor = _Through.apply(value, rounded)  # type: ignore[no-untyped-call]
+    return passed
 
 
 def round_weight(w: torch.Tensor) -> torch.Tensor:
-    rounded: torch.Tensor = _RoundWeight.apply(w)  # type: ignore[no-untyped-call]
-    return rounded
+    """A latent weight as ternary * bf16 scale."""
+    ternary, scale = quantize_absmean(w.detach())
+    return _through(w, ternary.float() * scale.bfloat16().float())
 
 
 def round_activation(x: torch.Tensor) -> torch.Tensor:
-    rounded: torch.Tensor = _RoundActivation.apply(x)  # type: ignore[no-untyped-call]
-    return rounded
+    """An activation's int8 quantisation, scaled back."""
+    quantized, factor = quantize_activations(x.detach())
+    return _through(x, quantized / factor)
 
 
 def round_bf16(w: torch.Tensor) -> torch.Tensor:
-    rounded: torch.Tensor = _RoundBf16.apply(w)  # type: ignore[no-untyped-call]
-    return rounded
+    """A parameter as bf16 will hold it."""
+    return _through(w, w.detach().bfloat16().float())
 
 
 class Ternary(nn.Module):

@@ -19,13 +19,12 @@ class Key(NamedTuple):
 
     effect: Effect
     why: str
-    inherited: bool = True
+    inherited: bool
     """Whether an environment without it has that of the top level."""
-    top_only: bool = False
+    top_only: bool
 
 
 _NO_SCRIPT = "an edge of ours runs no script"
-_CLOUDFLARE = "it is about Cloudflare's network or account"
 BUILT_IN = {
     "StreamObject": "its streams are in the origin's ledger: /v1/generate",
     "SessionObject": "its sessions are this edge's own: /v1/ws",
@@ -33,52 +32,13 @@ BUILT_IN = {
 """Classes of wrangler-compat/, which an edge of ours has in its own way."""
 _NO_BINDING = "an edge of ours has nothing to bind it to; take it out, or deploy this to Workers"
 
-_SHORT = {
-    Effect.HONOURED: {
-        "env": ("each has what --env NAME chooses", True, True),
-        "route": ("gives edge.hosts the names that requests may ask for", True, False),
-        "routes": ("gives edge.hosts the names that requests may ask for", True, False),
-        "vars": ("those of the name TAILRACE_EDGE_… are settings of this edge", False, False),
-        "secrets": ("the edge does not start without those that are required", False, False),
-        "dev": ("ip, port and local_protocol say where this edge listens", True, True),
-        "durable_objects": ("/v1/objects/BINDING/NAME is an object of the origin's", False, False),
-        "migrations": (
-            "origins are told, and carry out what is new",
-            True,
-            False,
-        ),
-        "exports": ("origins are told which classes there are", True, False),
-        "triggers": ("origins call scheduled() of bound classes at these times", True, False),
-    },
-    Effect.IGNORED: {
-        "name": ("nothing on this edge goes by a name", True, False),
-        "main": (_NO_SCRIPT, True, False),
-        "compatibility_date": (_NO_SCRIPT, True, False),
-        "compatibility_flags": (_NO_SCRIPT, True, False),
-        "limits": (f"{_NO_SCRIPT}; the limits of this edge are its settings", True, False),
-        "observability": (
-            "logs go to stderr, all of them; TAILRACE_EDGE_LOG_LEVEL in vars says from which level",
-            True,
-            False,
-        ),
-        "containers": (
-            "this edge starts none; TAILRACE_EDGE_ORIGIN in vars says where origins are",
-            False,
-            False,
-        ),
-        "define": (_NO_SCRIPT, False, False),
-    },
-}
-_IGNORED_BUILD = (
-    "base_dir build find_additional_modules jsx_factory jsx_fragment keep_names minify no_bundle"
-    " preserve_file_names rules tsconfig upload_source_maps"
+_OF_SCRIPTS = (
+    "alias base_dir build compatibility_date compatibility_flags define find_additional_modules"
+    " jsx_factory jsx_fragment keep_names main minify no_bundle preserve_file_names rules tsconfig"
+    " upload_source_maps"
 )
-_IGNORED_CLOUDFLARE = (
-    "account_id compliance_region logpush placement preview_urls previews workers_dev"
-)
-_IGNORED_TOP = {"$schema": "an editor reads it", "send_metrics": "wrangler reads it"}
-_IGNORED_TOP |= {"keep_vars": "wrangler reads it", "alias": _NO_SCRIPT}
-_REFUSED_BINDINGS = (
+_OF_CLOUDFLARE = "account_id compliance_region logpush placement preview_urls previews workers_dev"
+_BINDINGS = (
     "ai ai_search ai_search_namespaces analytics_engine_datasets artifacts assets browser"
     " cloudchamber d1_databases dispatch_namespaces flagship hyperdrive images kv_namespaces"
     " logfwdr media mtls_certificates pipelines queues r2_buckets ratelimits"
@@ -86,20 +46,48 @@ _REFUSED_BINDINGS = (
     " unsafe unsafe_hello_world vectorize version_metadata vpc_networks vpc_services"
     " worker_loaders workflows"
 )
-_REFUSED = {
-    "first_party_worker": "it is Cloudflare's own; take it out",
-    "python_modules": "wrangler-compat/ is a Worker in TypeScript; take it out",
-    "site": "an edge of ours serves no files; take it out",
-    "pages_build_output_dir": "an edge of ours serves no Pages; take it out",
-    "legacy_env": "service environments are gone; take it out",
-    **dict.fromkeys(("wasm_modules", "text_blobs", "data_blobs"), "of old scripts; take it out"),
+_WHY = {
+    Effect.HONOURED: {
+        "env": "each has what --env NAME chooses",
+        "route": "gives edge.hosts the names that requests may ask for",
+        "routes": "gives edge.hosts the names that requests may ask for",
+        "vars": "those of the name TAILRACE_EDGE_… are settings of this edge",
+        "secrets": "the edge does not start without those that are required",
+        "dev": "ip, port and local_protocol say where this edge listens",
+        "durable_objects": "/v1/objects/BINDING/NAME is an object of the origin's",
+        "migrations": "origins are told, and carry out what is new",
+        "exports": "origins are told which classes there are",
+        "triggers": "origins call scheduled() of bound classes at these times",
+    },
+    Effect.IGNORED: {
+        "name": "nothing on this edge goes by a name",
+        "limits": f"{_NO_SCRIPT}; the limits of this edge are its settings",
+        "observability": "logs go to stderr, all of them; TAILRACE_EDGE_LOG_LEVEL in vars says"
+        " from which level",
+        "containers": "this edge starts none; TAILRACE_EDGE_ORIGIN in vars says where origins are",
+        "$schema": "an editor reads it",
+        "send_metrics": "wrangler reads it",
+        "keep_vars": "wrangler reads it",
+        **dict.fromkeys(_OF_SCRIPTS.split(), _NO_SCRIPT),
+        **dict.fromkeys(_OF_CLOUDFLARE.split(), "it is about Cloudflare's network or account"),
+    },
+    Effect.REFUSED: {
+        "first_party_worker": "it is Cloudflare's own; take it out",
+        "python_modules": "wrangler-compat/ is a Worker in TypeScript; take it out",
+        "site": "an edge of ours serves no files; take it out",
+        "pages_build_output_dir": "an edge of ours serves no Pages; take it out",
+        "legacy_env": "service environments are gone; take it out",
+        **dict.fromkeys(
+            ("wasm_modules", "text_blobs", "data_blobs"), "of old scripts; take it out"
+        ),
+        **dict.fromkeys(_BINDINGS.split(), _NO_BINDING),
+    },
 }
+_NOT_INHERITED = ("vars", "secrets", "durable_objects", "containers", "define")
+_TOP_ONLY = ("env", "dev", "$schema", "send_metrics", "keep_vars", "alias")
 
-KEYS: dict[str, Key] = {
-    **{name: Key(effect, *rest) for effect, keys in _SHORT.items() for name, rest in keys.items()},
-    **{name: Key(Effect.IGNORED, _NO_SCRIPT) for name in _IGNORED_BUILD.split()},
-    **{name: Key(Effect.IGNORED, _CLOUDFLARE) for name in _IGNORED_CLOUDFLARE.split()},
-    **{name: Key(Effect.IGNORED, why, top_only=True) for name, why in _IGNORED_TOP.items()},
-    **{name: Key(Effect.REFUSED, _NO_BINDING) for name in _REFUSED_BINDINGS.split()},
-    **{name: Key(Effect.REFUSED, why) for name, why in _REFUSED.items()},
+KEYS = {
+    name: Key(effect, why, name not in _NOT_INHERITED, name in _TOP_ONLY)
+    for effect, keys in _WHY.items()
+    for name, why in keys.items()
 }
