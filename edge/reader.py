@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Coroutine
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
@@ -71,13 +71,6 @@ def link_of(request: Request) -> Link:
     """The way to the origins of the edge that a request came to."""
     link: Link = request.app.state.link
     return link
-
-
-class Piece(NamedTuple):
-    """What has come of a body since the last one; `ended` says that it is whole."""
-
-    data: bytes
-    ended: bool
 
 
 class Reader:
@@ -187,8 +180,11 @@ class Reader:
         self._window.passed(len(frames), sum(map(len, frames)))
         return frames
 
-    async def take_piece(self) -> Piece:
-        """What has come of an answer's body, at least a frame; raises what a StreamError says."""
+    async def take_piece(self) -> tuple[bytes, bool]:
+        """What has come of an answer's body, at least a frame, and whether that was its end.
+
+        Raises what a StreamError says.
+        """
         self._renew_credit()
         await self._filled.wait()
         parts: list[bytes] = []
@@ -198,7 +194,7 @@ class Reader:
                 parts.append(frame.data)
                 self._window.passed(1, len(self._queue[0]))
             elif isinstance(frame, BodyEnd):
-                return Piece(b"".join(parts), ended=True)
+                return b"".join(parts), True
             elif parts:
                 break  # what came before the error is the client's
             else:
@@ -206,7 +202,7 @@ class Reader:
                 raise to_error(frame)
             del self._queue[0]
         self._settle()
-        return Piece(b"".join(parts), ended=False)
+        return b"".join(parts), False
 
     def _renew_credit(self) -> None:
         if self._window.renew(self._most_bytes):

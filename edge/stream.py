@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
@@ -94,15 +93,8 @@ def end_to_end(fields: Iterable[tuple[str, str]]) -> tuple[Header, ...]:
     return tuple(Header(name, value) for name, value in lower if name not in dropped)
 
 
-class Target(NamedTuple):
-    """An object's class and name."""
-
-    object: str
-    name: str
-
-
-def parse_target(raw_path: bytes) -> Target:
-    """The object that a path, as it came, names.
+def parse_target(raw_path: bytes) -> tuple[str, str]:
+    """Class and name of the object that a path, as it came, names.
 
     A stream's name is the rest of the path, percent-decoded; that of the subscription API is
     left as it is. Raises NotFound for whatever can be no name, CallerError for one too long.
@@ -114,8 +106,8 @@ def parse_target(raw_path: bytes) -> Target:
         raise _too_long()
     segments = rest.split(b"/")
     if segments[0] == RESERVED:
-        return Target("subscription", b"/".join(segments[1:]).decode("ascii") or "/")
-    return Target("stream", _stream_name(rest, segments))
+        return "subscription", (b"/".join(segments[1:]).decode("ascii") or "/")
+    return "stream", _stream_name(rest, segments)
 
 
 def _stream_name(rest: bytes, segments: list[bytes]) -> str:

@@ -89,51 +89,38 @@ class Asking:
         self._link = link
         self._caller = caller
 
+    def call(
+        self, asked: str, query: dict[str, str], method: str = "GET", body: bytes = b""
+    ) -> Call:
+        url = f"http://operator/{asked}?{urlencode(query)}"
+        return Call(OPERATOR, asked, method, url, body=body, caller=self._caller)
+
     async def all(
-        self,
-        asked: str,
-        query: dict[str, str],
-        origins: Iterable[str] | None = None,
-        *,
-        method: str = "GET",
-        body: bytes = b"",
+        self, call: Call, origins: Iterable[str] | None = None
     ) -> dict[str, Document | TailraceError]:
         """What each origin says, or those of these addresses.
 
         Raises what they refuse with where all of them do: then it is the question's fault.
         """
+
+        async def safely(address: str) -> Document | TailraceError:
+            try:
+                return await self.one(address, call)
+            except TailraceError as error:
+                return error
+
         addresses = [origin.address for origin in self._link.origins]
         asked_of = [one for one in addresses if origins is None or one in set(origins)]
-        told = (self._safely(one, asked, query, method, body) for one in asked_of)
-        answers = await asyncio.gather(*told)
+        answers = await asyncio.gather(*map(safely, asked_of))
         refusals = [one for one in answers if isinstance(one, TailraceError) and one.status < 500]
         if refusals and len(refusals) == len(answers):
             raise refusals[0]
         return dict(zip(asked_of, answers, strict=True))
 
-    async def _safely(
-        self, address: str, asked: str, query: dict[str, str], method: str, body: bytes
-    ) -> Document | TailraceError:
-        try:
-            return await self.one(address, asked, query, method=method, body=body)
-        except TailraceError as error:
-            return error
-
-    async def one(
-        self,
-        address: str,
-        asked: str,
-        query: dict[str, str],
-        *,
-        method: str = "GET",
-        body: bytes = b"",
-        patience_s: float = PATIENCE_S,
-    ) -> Document:
+    async def one(self, address: str, call: Call, patience_s: float = PATIENCE_S) -> Document:
         """What one origin says; raises what it refuses with, OriginUnreachable if it is silent."""
         if not any(one.usable and one.address == address for one in self._link.origins):
             raise OriginUnreachable("there is no link to this origin")
-        url = f"http://operator/{asked}?{urlencode(query)}"
-        call = Call(OPERATOR, asked, method, url, body=body, caller=self._caller)
         try:
             async with asyncio.timeout(patience_s):
                 status, said = await whole_answer(self._link, call, address)
@@ -141,16 +128,6 @@ class Asking:
             raise OriginUnreachable(f"no answer within {patience_s:g} s") from None
         document: Any = json.loads(said)
         if status >= 400:
-            raise _error(status, document["error"])
+            error = document["error"]
+            raise TailraceError(error.pop("message"), status=status, **error)
         return dict(document)
-
-
-def _error(status: int, said: dict[str, Any]) -> TailraceError:
-    return TailraceError(
-        said["message"],
-        code=said["code"],
-        status=status,
-        retryable=said["retryable"],
-        field=said.get("field"),
-        hint=said.get("hint"),
-    )

@@ -65,7 +65,8 @@ def _route(path: str, handler: Handler, method: str = "GET") -> Route:
 async def _beside(
     asked: str, request: Request, asking: Asking, query: dict[str, str]
 ) -> dict[str, object]:
-    return side_by_side(await asking.all(asked, query, _chosen(request, query)))
+    chosen = _chosen(request, query)
+    return side_by_side(await asking.all(asking.call(asked, query), chosen))
 
 
 async def _change(
@@ -74,7 +75,7 @@ async def _change(
     """At every origin, or the one that is chosen."""
     body = await read_body(request)
     chosen = _chosen(request, query)
-    return side_by_side(await asking.all(f"warm/{act}", query, chosen, method="POST", body=body))
+    return side_by_side(await asking.all(asking.call(f"warm/{act}", query, "POST", body), chosen))
 
 
 async def streams(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
@@ -90,7 +91,7 @@ async def streams(request: Request, asking: Asking, query: dict[str, str]) -> di
                 hint=f"at most {MAX_MERGED} with limit; or choose one: origin=ADDRESS",
             )
         query |= {"offset": "0", "limit": str(offset + limit)}
-    answers = await asking.all("streams", query, chosen)
+    answers = await asking.all(asking.call("streams", query), chosen)
     return one_page(
         answers,
         query.get("sort", "began_ms"),
@@ -103,31 +104,31 @@ async def streams(request: Request, asking: Asking, query: dict[str, str]) -> di
 async def one_stream(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
     """Of whichever origin has it."""
     stream = parse_stream_id(request.path_params["id"]).hex()
-    address, document = whose(await asking.all(f"streams/{stream}", query))
+    address, document = whose(await asking.all(asking.call(f"streams/{stream}", query)))
     return document | {"origin": address}
 
 
 async def frames(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
     address, stream = await _place(request, asking)
-    return await asking.one(address, f"streams/{stream}/frames", query)
+    return await asking.one(address, asking.call(f"streams/{stream}/frames", query))
 
 
 async def cancel(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
     address, stream = await _place(request, asking)
-    return await asking.one(address, f"streams/{stream}/cancel", query, method="POST")
+    return await asking.one(address, asking.call(f"streams/{stream}/cancel", query, "POST"))
 
 
 async def _place(request: Request, asking: Asking) -> tuple[str, str]:
     """The origin to ask about the stream that the path names."""
     stream = parse_stream_id(request.path_params["id"]).hex()
-    address, _ = whose(await asking.all(f"streams/{stream}", {}))
+    address, _ = whose(await asking.all(asking.call(f"streams/{stream}", {})))
     return address, stream
 
 
 async def health(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
     """This edge, and the origins as it sees them and as they see themselves."""
     link = link_of(request)
-    answers = side_by_side(await asking.all("health", query))
+    answers = side_by_side(await asking.all(asking.call("health", query)))
     heartbeat = link.heartbeat
     seen = {origin.address: origin.described() for origin in link.origins}
     return {
@@ -149,14 +150,8 @@ async def health(request: Request, asking: Asking, query: dict[str, str]) -> dic
 async def simulate(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
     """By the first origin that is there: what it answers does not depend on which."""
     body = await read_body(request)
-    return await asking.one(
-        link_of(request).address,
-        "simulate",
-        query,
-        method="POST",
-        body=body,
-        patience_s=SIMULATION_PATIENCE_S,
-    )
+    call = asking.call("simulate", query, "POST", body)
+    return await asking.one(link_of(request).address, call, SIMULATION_PATIENCE_S)
 
 
 def _chosen(request: Request, query: dict[str, str]) -> list[str] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,19 +91,12 @@ def serve(
     due = poisson(rate, seconds, seed) if trace is None else _times(trace, speed, seconds)
     if not due:
         raise CallerError("no request is due within this time", field="--seconds")
-    load = Demand(url, api, model, prompt_words, max_tokens, cuts, seed, timeout, api_key())  # type: ignore[arg-type]
+    load = Demand(url, api, model, prompt_words, max_tokens, cuts, seed, timeout)  # type: ignore[arg-type]
     with progress(f"of {len(due)} requests") as show:
-        samples = asyncio.run(drive(load, due, show))
-    asked = {
-        "url": url,
-        "api": api,
-        "model": model,
+        samples = asyncio.run(drive(load, due, show, api_key()))
+    asked = asdict(load) | {
         "rate_per_s": rate if trace is None else None,
         "trace": None if trace is None else trace.name,
-        "prompt_words": prompt_words,
-        "max_tokens": max_tokens,
-        "cuts": cuts,
-        "seed": seed,
     }
     run: dict[str, Any] = {
         "format": FORMAT,

@@ -45,7 +45,6 @@ class Demand:
     cuts: int
     seed: int
     timeout_s: float
-    api_key: str | None = None
 
 
 def poisson(rate_per_s: float, seconds: float, seed: int) -> list[float]:
@@ -57,7 +56,10 @@ def poisson(rate_per_s: float, seconds: float, seed: int) -> list[float]:
 
 
 async def drive(
-    load: Demand, due_s: Sequence[float], progress: Callable[[int], None]
+    load: Demand,
+    due_s: Sequence[float],
+    progress: Callable[[int], None],
+    api_key: str | None = None,
 ) -> list[Sample]:
     """One sample for each time; `progress` is told how many are done."""
     loop = asyncio.get_running_loop()
@@ -81,7 +83,7 @@ async def drive(
             done, under_way = done + 1, under_way - 1
             progress(done)
 
-    ask = _Native(load) if load.api == "native" else _OpenAI(load)
+    ask = (_Native if load.api == "native" else _OpenAI)(load, api_key)
     async with aclosing(ask):
         begun_s = loop.time()
         async with asyncio.TaskGroup() as tasks:
@@ -106,8 +108,8 @@ def prompt_of(load: Demand, number: int) -> str:
 class _Native:
     """Our own route, by our own client, which resumes what is cut."""
 
-    def __init__(self, load: Demand) -> None:
-        self._client = Client([load.url], api_key=load.api_key, random=Random(load.seed))
+    def __init__(self, load: Demand, api_key: str | None) -> None:
+        self._client = Client([load.url], api_key=api_key, random=Random(load.seed))
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -143,8 +145,8 @@ class _Native:
 class _OpenAI:
     """Any server that answers as OpenAI's does."""
 
-    def __init__(self, load: Demand) -> None:
-        headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
+    def __init__(self, load: Demand, api_key: str | None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         self._http = httpx.AsyncClient(
             base_url=load.url.rstrip("/"), headers=headers, timeout=load.timeout_s, limits=limits
