@@ -64,15 +64,16 @@ def noted_response(error: TailraceError, path: str) -> JSONResponse:
 async def http_error(request: Request, error: Exception) -> Response:
     """Errors that Starlette's router raises: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
+    path = request.url.path
     if error.status_code == 404:
-        return noted_response(_nothing_at(request.url.path), request.url.path)
+        return noted_response(NotFound(f"nothing is served at {path}"), path)
     answer = noted_response(
         TailraceError(
             error.detail,
             code="method_not_allowed" if error.status_code == 405 else "http_error",
             status=error.status_code,
         ),
-        request.url.path,
+        path,
     )
     headers = dict(error.headers or {})
     if "Allow" in headers:  # Starlette has them in a set, in another order at each start
@@ -99,10 +100,6 @@ async def not_a_websocket(request: Request) -> Response:
         version = {"Sec-WebSocket-Version": "13"}  # RFC 6455, 4.4
         answer.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"} | version)
     return answer
-
-
-def _nothing_at(path: str) -> NotFound:
-    return NotFound(f"nothing is served at {path}")
 
 
 async def client_gone(request: Request, _error: Exception) -> Response:

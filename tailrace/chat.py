@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -30,8 +31,10 @@ async def chat(
     """
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     viewer = Viewer(
-        write=_ignore if as_json else _write,
-        note=lambda text: notes.print(text, style="bold cyan", end=_note_end(notes)),
+        # With --json the text comes at the end.
+        write=(lambda _text: None) if as_json else _write,
+        # On a terminal a note stands inside the text; in a log it is a line.
+        note=partial(notes.print, style="bold cyan", end="" if notes.is_terminal else "\n"),
         cut_after=cut_after,
     )
     async with Client(
@@ -57,15 +60,6 @@ async def chat(
 def _write(text: str) -> None:
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
-
-
-def _ignore(_text: str) -> None:
-    """With --json the text comes at the end."""
-
-
-def _note_end(notes: Console) -> str:
-    """On a terminal a note stands inside the text; in a log it is a line."""
-    return "" if notes.is_terminal else "\n"
 
 
 def _document(stream: Stream, text: str, end: StreamEnd, summary: Summary) -> str:

@@ -106,10 +106,11 @@ def claim_port(port: int, flag: str, *, quic: bool = False) -> int:
         chosen = _bind(socket.SOCK_STREAM, port)
         if chosen is not None and (not quic or _bind(socket.SOCK_DGRAM, chosen) is not None):
             return chosen
+    another = port + 1 if port < MAX_PORT else 0
     raise ConfigError(
         f"port {port} is in use",
         field=flag,
-        hint=f"stop what listens there, or choose another: {flag} {_another(port)}",
+        hint=f"stop what listens there, or choose another: {flag} {another}",
     )
 
 
@@ -125,7 +126,3 @@ def _bind(kind: socket.SocketKind, port: int) -> int | None:
             return None
         bound: int = probe.getsockname()[1]
         return bound
-
-
-def _another(port: int) -> int:
-    return port + 1 if port < MAX_PORT else 0

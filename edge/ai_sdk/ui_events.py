@@ -75,7 +75,7 @@ class UiEvents(Encoder):
 
     def _told(self, frame: Frame) -> bytes:
         if isinstance(frame, StreamError):
-            return _events([_failure(to_error(frame))]) + DONE
+            return _events([{"type": "error", "errorText": to_error(frame).message}]) + DONE
         if not isinstance(frame, Logged):
             return b""
         if isinstance(frame, StreamEnd):
@@ -173,10 +173,6 @@ def _ended(end: StreamEnd) -> list[Fields]:
         why = end.message or "the generation failed"
         return [{"type": "error", "errorText": why}]
     return [{"type": "finish-step"}, {"type": "finish", "finishReason": reason}]
-
-
-def _failure(error: TailraceError) -> Fields:
-    return {"type": "error", "errorText": error.message}
 
 
 def _events(told: Iterable[Fields]) -> bytes:

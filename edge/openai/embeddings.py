@@ -66,14 +66,13 @@ async def embed(request: Request) -> Response:
     link, turns = link_of(request), asyncio.Semaphore(AT_A_TIME)
     work = together(*(_computed(link, wanted, turns) for wanted in opens))
     found = await attended(request.receive, work)
-    is_base64 = parsed.encoding_format == "base64"
+    vectors: list[Any] = [vector for _, vector, _ in found]
+    if parsed.encoding_format == "base64":  # fp32, little-endian
+        packed = (struct.pack(f"<{len(vector)}f", *vector) for vector in vectors)
+        vectors = [b64encode(data).decode() for data in packed]
     data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": _packed(vector) if is_base64 else vector,
-        }
-        for index, (_, vector, _) in enumerate(found)
+        {"object": "embedding", "index": index, "embedding": vector}
+        for index, vector in enumerate(vectors)
     ]
     tokens = sum(tokens for *_, tokens in found)
     document = {
@@ -109,8 +108,3 @@ def _vector(collected: Collected) -> list[float]:
         packed = b"".join(collected.data)
         return list(struct.unpack(f"<{len(packed) // 4}f", packed))
     raise CallerError("The model does not make embeddings.", code="unsupported", field="model")
-
-
-def _packed(vector: list[float]) -> str:
-    """As fp32, little-endian."""
-    return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -14,7 +14,7 @@ from edge.server.http2_core import Asked, Came, Happened, Http2Connection, Strea
 from edge.server.incoming import Incoming
 from edge.server.outlet import UNSENT_BYTES, Wire
 from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
-from ledger.errors import Overloaded, TailraceError
+from ledger.errors import Overloaded
 
 MAX_BODY_BYTES = 16 << 20
 """Of all open requests of a connection together, unless the settings let two alone have more."""
@@ -89,7 +89,7 @@ class Http2:
             stream.taken(len(data))
         elif data and self._h2.body_bytes > limit:
             stream.handler = None
-            incoming.cut(_too_many_bodies())
+            incoming.cut(Overloaded("the requests of this connection have too much to say at once"))
         else:
             incoming.came(data, ended)
 
@@ -131,7 +131,3 @@ class Http2:
         if since is not None and not self._stalled.is_set:
             waited_s = self._shared.deadlines.clock_s() - since
             self._stalled.set(self._shared.config.stalled_timeout_s - waited_s)
-
-
-def _too_many_bodies() -> TailraceError:
-    return Overloaded("the requests of this connection have too much to say at once")

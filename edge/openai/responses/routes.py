@@ -157,12 +157,8 @@ def parse_id(name: str) -> bytes:
     """The stream of a response; NotFound for what can be the id of none."""
     found = _ID.fullmatch(name)
     if found is None:
-        raise _unknown(name)
+        raise NotFound(f"Response with id '{name}' not found.", code="unknown_stream", field="id")
     return bytes.fromhex(found[1])
-
-
-def _unknown(name: str) -> NotFound:
-    return NotFound(f"Response with id '{name}' not found.", code="unknown_stream", field="id")
 
 
 def _asked(request: Request) -> Resume:
