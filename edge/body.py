@@ -26,6 +26,7 @@ SILENCE_S = 15.0
 class Encoder(Protocol):
     """How one stream becomes one response: its type, its body, or its refusal."""
 
+    __slots__ = ()
     media_type: str = View.SSE.value
     ends_by_204: bool = False
     """Whether that answers who has all of a stream that has ended; else it gets a Status frame."""
@@ -44,11 +45,10 @@ class Encoder(Protocol):
         return sse.PING
 
 
-class NativeEncoder:
+class NativeEncoder(Encoder):
     """What the views of `/v1/generate` have in common."""
 
     __slots__ = ()
-    media_type: str
     ends_by_204 = True  # an EventSource stops then
 
     def opened(self, opened: Opened) -> None:
@@ -60,7 +60,6 @@ class NativeEncoder:
 
 class SseEncoder(NativeEncoder):
     __slots__ = ("_begun",)
-    media_type = View.SSE.value
 
     def __init__(self) -> None:
         self._begun = False
@@ -71,9 +70,6 @@ class SseEncoder(NativeEncoder):
             return events
         self._begun = True
         return sse.RETRY + events
-
-    def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
-        return sse.PING
 
 
 class FrameEncoder(NativeEncoder):

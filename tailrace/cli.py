@@ -320,7 +320,7 @@ def config_check(
         typer.echo(report_on(reading, as_json=as_json))
         settings_of(reading)
         return
-    from tailrace.config_check import report
+    from tailrace.config_file import report
 
     typer.echo(report(_parts(), file or config, as_json=as_json))
 

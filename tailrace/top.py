@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -137,12 +136,11 @@ def _rate(before: float | None, now: float | None, seconds: float) -> float | No
 
 def _quantile_ms(before: Look, now: Look, quantile: float) -> float | None:
     """The upper bound of the bucket in which it lies; None where nothing has happened."""
-    counts = _between(_buckets(before), _buckets(now))
-    total = sum(count for _, count in counts)
-    seen = 0.0
-    for bound, count in counts:
-        seen += count
-        if total and seen >= quantile * total:
+    was = dict(_buckets(before))
+    grown = [(bound, value - was.get(bound, 0.0)) for bound, value in _buckets(now)]
+    total = grown[-1][1] if grown else 0.0
+    for bound, count in grown:  # of all up to there
+        if total and count >= quantile * total:
             return round(bound * 1000, 3) if bound != float("inf") else None
     return None
 
@@ -150,16 +148,6 @@ def _quantile_ms(before: Look, now: Look, quantile: float) -> float | None:
 def _buckets(one: Look) -> list[tuple[float, float]]:
     found = (one.metrics or {}).get(RELAY, ())
     return sorted((float(labels["le"]), value) for labels, value in found)
-
-
-def _between(
-    before: Iterable[tuple[float, float]], now: Iterable[tuple[float, float]]
-) -> list[tuple[float, float]]:
-    """Of each bucket what fell into it since; what comes in is cumulative."""
-    was = dict(before)
-    grown = [(bound, value - was.get(bound, 0.0)) for bound, value in now]
-    first = grown[:1]
-    return first + [(bound, value - below) for (_, below), (bound, value) in pairwise(grown)]
 
 
 ID_CHARS = 12

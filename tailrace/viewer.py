@@ -61,7 +61,6 @@ class Viewer:
         write: Callable[[str], None],
         note: Callable[[str], None],
         cut_after: int | None = None,
-        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokens = 0
         self._text = StreamText()
@@ -69,7 +68,6 @@ class Viewer:
         self._write = write
         self._note = note
         self._cut_after = cut_after
-        self._clock_s = clock_s
         self._was_cut = False
         self._waiting = False
 
@@ -79,11 +77,11 @@ class Viewer:
 
     async def follow(self, stream: Stream) -> tuple[StreamEnd, Summary]:
         """Read the stream to its end. Raises TailraceError if that cannot be reached."""
-        asked_s = self._clock_s()
+        asked_s = time.monotonic()
         first_s = last_s = asked_s
         async for frame in stream:
             if isinstance(frame, Token | ScoredToken | Revision):
-                last_s = self._clock_s()
+                last_s = time.monotonic()
                 first_s = last_s if self.tokens == 0 else first_s
                 self._show(frame, stream)
             elif isinstance(frame, Notice):

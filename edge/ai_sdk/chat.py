@@ -21,7 +21,7 @@ from edge.ai_sdk.ui_events import HEADER, UiEvents, refusal
 from edge.body import stream_body
 from edge.generate import stream_headers
 from edge.openai.messages import missing, read_tools, text_of
-from edge.openai.request import ALL_THERE_IS, compact, invalid, open_of, read_body
+from edge.openai.request import ALL_THERE_IS, OpenAiBody, compact, invalid, open_of, read_body
 from edge.parameters import read_body as whole_body
 from edge.reader import Reader, attended, link_of, whole_answer
 from edge.request import Count, Settings
@@ -47,7 +47,7 @@ SKIPPED = ("reasoning", "source-url", "source-document")
 """Parts that are shown, and were no part of what was said."""
 
 
-class ChatBody(Settings):
+class ChatBody(Settings, OpenAiBody):
     """The request's JSON document. `model` may be left out where an edge has one."""
 
     model: str | None = Field(None, min_length=1, description='a model, such as "demo"')  # type: ignore[assignment]

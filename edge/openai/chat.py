@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -16,27 +16,26 @@ from edge.openai.request import (
     StreamedSettings,
     open_of,
     output_format,
-    refuse_parameters,
 )
 from edge.request import Count
 from ledger.errors import CallerError
 from ledger.frame import Caller, Open, OutputFormat, TokenScores, ToolCall
 
 EXAMPLE = '{"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}'
-CANNOT: dict[str, Sequence[object]] = {
-    "logit_bias": ({},),
-    "functions": ([],),
-    "function_call": (),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "modalities": (["text"],),
-}
-"""Parameters that would change the answer, by the values that would not."""
 
 
 class ChatBody(StreamedSettings):
     """The JSON document of a request."""
+
+    cannot: ClassVar = {
+        "logit_bias": ({},),
+        "functions": ([],),
+        "function_call": (),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "modalities": (["text"],),
+    }
 
     messages: list[Any] = Field(description="a list of messages")
     max_tokens: MaxTokens = None
@@ -51,17 +50,9 @@ class ChatBody(StreamedSettings):
     response_format: dict[str, Any] | None = Field(
         None, description='an object such as {"type": "json_object"}'
     )
-    logit_bias: Any = None
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    modalities: Any = None
 
     def opens(self, key: str | None, caller: Caller | None) -> list[Open]:
         """The stream that is asked for; CallerError for what cannot be."""
-        refuse_parameters(self, CANNOT)
         if self.top_logprobs is not None and not self.logprobs:
             raise CallerError(
                 "'top_logprobs' is only allowed when 'logprobs' is true.", field="top_logprobs"

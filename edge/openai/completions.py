@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from edge.document import Collected
 from edge.openai.events import AnswerShape, Dialect
-from edge.openai.request import MaxTokens, StreamedSettings, open_of, read_texts, refuse_parameters
+from edge.openai.request import MaxTokens, StreamedSettings, open_of, read_texts
 from edge.request import Count
 from edge.sse import finite
 from ledger.frame import Caller, Open, Score, TokenScores
@@ -21,31 +21,21 @@ DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
 """As there."""
 MAX_PROMPTS = 16
-CANNOT: dict[str, Sequence[object]] = {
-    "echo": (False,),
-    "suffix": ("",),
-    "best_of": (1,),
-    "logit_bias": ({},),
-}
-"""Parameters that would change the answer, by the values that would not."""
 
 
 class CompletionBody(StreamedSettings):
     """The JSON document of a request."""
+
+    cannot: ClassVar = {"echo": (False,), "suffix": ("",), "best_of": (1,), "logit_bias": ({},)}
 
     prompt: Any = Field(description="a string or a list of strings")
     max_tokens: MaxTokens = None
     logprobs: Annotated[Count | None, Field(le=MAX_LOGPROBS)] = Field(
         None, description=f"an integer from 0 to {MAX_LOGPROBS}"
     )
-    echo: Any = None
-    suffix: Any = None
-    best_of: Any = None
-    logit_bias: Any = None
 
     def opens(self, key: str | None, caller: Caller | None) -> list[Open]:
         """The streams that are asked for; CallerError for what cannot be."""
-        refuse_parameters(self, CANNOT)
         prompts = read_texts("prompt", self.prompt, MAX_PROMPTS, "prompts")
         return [
             open_of(

@@ -6,9 +6,9 @@ import asyncio
 import struct
 from base64 import b64encode
 from contextlib import closing
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -17,7 +17,7 @@ from edge.document import Collected, collect
 from edge.generate import HEADERS
 from edge.openai.completions import key_of
 from edge.openai.events import end_error
-from edge.openai.request import open_of, read_body, read_texts, refuse_parameters
+from edge.openai.request import OpenAiBody, open_of, read_body, read_texts
 from edge.origins.link import Link
 from edge.parameters import read_body as whole_body
 from edge.reader import Reader, attended, link_of
@@ -34,20 +34,19 @@ AT_A_TIME = 8
 """Streams that one request has under way, so that it leaves room for others."""
 
 
-class EmbeddingBody(BaseModel):
+class EmbeddingBody(OpenAiBody):
     """The JSON document of a request."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
+    cannot: ClassVar = {"dimensions": ()}
 
     model: str = Field(min_length=1, description='a model, such as "demo"')
     input: Any = Field(description="a string or a list of strings")
     encoding_format: Literal["float", "base64"] | None = Field(None, description="float or base64")
     priority: str | None = Field(None, description="a word")
-    dimensions: Any = None
 
     def opens(self, key: str | None, caller: Caller | None) -> list[Open]:
         """A stream for each text."""
-        refuse_parameters(self, {"dimensions": ()})
         settings = Settings.model_validate({"model": self.model, "priority": self.priority})
         texts = read_texts("input", self.input, MAX_INPUTS, "texts")
         if "" in texts:

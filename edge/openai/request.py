@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from secrets import token_hex
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
@@ -28,7 +28,6 @@ MAX_NAMED_IGNORED = 20
 ALL_THERE_IS = 1 << 20
 """Tokens of an answer whose length the request leaves open: what the context has room for."""
 
-Body = TypeVar("Body", bound=BaseModel)
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -41,11 +40,20 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = Field(None, description="true or false")
 
 
-class StreamedSettings(Settings):
+class OpenAiBody(BaseModel):
+    """`cannot` are parameters that would change the answer, by the values that would not."""
+
+    cannot: ClassVar[Mapping[str, Sequence[object]]] = {}
+
+
+class StreamedSettings(Settings, OpenAiBody):
     """Settings of a route that can answer by a stream of events."""
 
     stream: bool | None = Field(None, description="true or false")
     stream_options: StreamOptions | None = Field(None, description="an object")
+
+
+Body = TypeVar("Body", bound=OpenAiBody)
 
 
 def read_body(model: type[Body], body: bytes, example: str) -> tuple[Body, dict[str, str]]:
@@ -56,7 +64,15 @@ def read_body(model: type[Body], body: bytes, example: str) -> tuple[Body, dict[
     document = {
         name: value for name, value in read_object(body, example).items() if value is not None
     }
-    unknown = [name for name in document if name not in model.model_fields]
+    for name, neutral in model.cannot.items():
+        if document.get(name) not in (None, *neutral):
+            raise CallerError(
+                f"Unsupported parameter: '{name}' is not supported with this model.",
+                code="unsupported_parameter",
+                field=name,
+            )
+    known = {*model.model_fields, *model.cannot}
+    unknown = [name for name in document if name not in known]
     try:
         parsed = model.model_validate(document)
     except ValidationError as error:
@@ -84,18 +100,6 @@ def output_format(kind: object, schema: object, field: str) -> OutputFormat | No
         raise invalid(f"{field}.schema", schema, "a JSON schema, an object")
     source = to_json(schema, inf_nan_mode="constants").decode()
     return OutputFormat(FormatKind.JSON_SCHEMA, source)
-
-
-def refuse_parameters(document: BaseModel, neutral: Mapping[str, Sequence[object]]) -> None:
-    """Refuse by name what is asked for and cannot be done: what is none of its `neutral` values."""
-    for name, values in neutral.items():
-        value = getattr(document, name)
-        if value is not None and value not in values:
-            raise CallerError(
-                f"Unsupported parameter: '{name}' is not supported with this model.",
-                code="unsupported_parameter",
-                field=name,
-            )
 
 
 def flag(query: Mapping[str, str], name: str) -> bool:

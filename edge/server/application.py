@@ -62,13 +62,10 @@ class Application(UnderWay):
         self,
         app: ASGIApp,
         turn: Turn,
-        headers: Callable[[], Headers] = tuple,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        """`headers` gives those of every answer: Date, say."""
         self._app = app
         self._turn = turn
-        self._headers = headers
         self._state = state or {}
         super().__init__()
 
@@ -101,7 +98,7 @@ class Application(UnderWay):
             "state": dict(self._state),
             "extensions": {},
         }
-        exchange = AppExchange(scope, outlet, self._turn, self._headers, taken)
+        exchange = AppExchange(scope, outlet, self._turn, taken)
         self.spawn(exchange.run(self._app))
         return exchange
 
@@ -114,13 +111,11 @@ class AppExchange:
         scope: Scope,
         outlet: Outlet,
         turn: Turn,
-        headers: Callable[[], Headers],
         taken: Callable[[int], None],
     ) -> None:
         self._scope = scope
         self._outlet = outlet
         self._turn = turn
-        self._headers = headers
         self._taken = taken
         self._body = bytearray()
         self._body_ended = False
@@ -166,7 +161,7 @@ class AppExchange:
             self._outlet.reset()
             return
         answer = error_response(TailraceError("an error of this edge; its log says more"))
-        self._outlet.start(answer.status_code, [*answer.raw_headers, *self._headers()])
+        self._outlet.start(answer.status_code, answer.raw_headers)
         self._outlet.write(bytes(answer.body))
         self._outlet.end()
 
@@ -189,7 +184,7 @@ class AppExchange:
         if message["type"] == "http.response.start":
             given = [(bytes(name).lower(), bytes(value)) for name, value in message["headers"]]
             kept = [field for field in given if field[0] not in OF_ONE_CONNECTION]
-            self._head = message["status"], [*kept, *self._headers()]
+            self._head = message["status"], kept
         elif message["type"] == "http.response.body":
             await self._send_body(message.get("body", b""), message.get("more_body", False))
 

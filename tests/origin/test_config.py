@@ -4,7 +4,7 @@ import pytest
 
 from ledger.errors import ConfigError
 from origin.config import LedgerConfig, OriginConfig
-from tailrace.config_check import report
+from tailrace.config_file import report
 
 URL = "postgresql://tailrace:open-sesame@db.example/tailrace"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,7 +20,6 @@ from edge.openai.request import (
     invalid,
     open_of,
     output_format,
-    refuse_parameters,
 )
 from edge.request import Count
 from ledger.errors import CallerError
@@ -76,7 +75,6 @@ Items = list[dict[str, Any]]
 
 _ROLES = {said: role for said, role in ROLES.items() if said != "tool"}
 _TRUNCATION = {"auto": Overflow.DROP_OLDEST, "disabled": Overflow.REFUSE}
-_NEUTRAL = {"n": (1,), "conversation": (), "prompt": (), "max_tool_calls": ()}
 
 
 class TextBody(BaseModel):
@@ -87,6 +85,8 @@ class TextBody(BaseModel):
 
 class ResponseBody(StreamedSettings):
     """The request's JSON document."""
+
+    cannot: ClassVar = {"n": (1,), "conversation": (), "prompt": (), "max_tool_calls": ()}
 
     input: str | list[Any] = Field(description="a string or a list of items")
     instructions: str | None = Field(None, description="a string")
@@ -104,10 +104,6 @@ class ResponseBody(StreamedSettings):
     previous_response_id: str | None = Field(None, description="the id of a response")
     reasoning: dict[str, Any] | None = Field(None, description="an object")
     user: str | None = Field(None, description="a string")
-    # Known, so that they are refused by name: see _NEUTRAL.
-    conversation: Any = None
-    prompt: Any = None
-    max_tool_calls: Any = None
 
     def items(self) -> Items:
         """The input as a list of items."""
@@ -124,7 +120,6 @@ def to_open(
     body: ResponseBody, earlier: Items, given: Items, key: str | None, caller: Caller | None
 ) -> Open:
     """The request for a stream that goes on from `earlier` items; `given` are the body's own."""
-    refuse_parameters(body, _NEUTRAL)
     _check_metadata(body.metadata or {})
     instructions = () if body.instructions is None else (Message("system", body.instructions),)
     said = read_items(given)
