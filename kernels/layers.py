@@ -215,7 +215,7 @@ class Int8Head:
             return
         q, factor = self.scratch.int8(*x.shape), self.scratch.factor[: len(x)]
         rms_norm_int8(x, self.norm, self.eps, q, factor, dependent=dependent)
-        int8_gemm(q, factor, self.weight, self.scale, logits)
+        int8_gemm(q, factor, self.weight, self.scale, logits, dependent=dependent)
 
 
 def normed_linear(

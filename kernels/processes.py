@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import cached_property
 from queue import SimpleQueue
 from threading import Timer
 from typing import Any
@@ -31,19 +32,23 @@ class ProcessError(Exception):
 
 
 class Processes:
-    """Up to `jobs` of them, started as they are needed; one that died is replaced.
+    """`jobs` of them, all started at once; one that died is replaced.
 
-    `greeting` is that of the first, which is started at once. Raises ProcessError if that fails.
+    `greeting` is that of the first. Raises ProcessError if that fails.
     """
 
     def __init__(self, jobs: int, *command: str) -> None:
         self._command = command
         self._jobs = jobs
-        first = _Process(command)
-        self.greeting = first.greeting
+        processes = [_Process(command) for _ in range(jobs)]
         self._idle: SimpleQueue[_Process | None] = SimpleQueue()
-        for process in [first, *[None] * (jobs - 1)]:
+        for process in processes:
             self._idle.put(process)
+        try:
+            self.greeting = processes[0].greeting
+        except ProcessError:
+            self.close()
+            raise
 
     def answers(self, lines: Sequence[str]) -> Iterator[tuple[int, Answer | ProcessError]]:
         """The place of each line with what became of it, in the order in which they come."""
@@ -84,10 +89,15 @@ class _Process:
             env=environment,
             text=True,
         )
-        self.greeting = self._answer()
+
+    @cached_property
+    def greeting(self) -> Answer:
+        """Its first line, for which it imports everything."""
+        return self._answer()
 
     def ask(self, line: str) -> Answer:
         assert self._process.stdin is not None
+        _ = self.greeting  # It comes before any answer.
         try:
             print(line, file=self._process.stdin, flush=True)
         except BrokenPipeError:

@@ -1,6 +1,6 @@
 """Linears of int8 weights and activations (W8A8) on the GPU: the LM head, mostly.
 
-    int8_gemv   1 to 8 rows: norm and quantisation in the prologue, dp4a
+    int8_gemv   one row: norm and quantisation in the prologue, dp4a
     int8_gemm   any number of rows that are int8 already, tensor cores
 
 Both give the bits of `int8_linear.int8_linear`, whatever the tile or the batch, since
@@ -25,7 +25,8 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from kernels.checks import check_multiple, check_same_device, check_tensor
-from kernels.launch import INTERPRETED, OPTIONS, dependent_launch, next_power_of_2
+from kernels.dependent_triton import prefetch, wait_for_launches_ahead
+from kernels.launch import INTERPRETED, dependent_launch
 from kernels.linear.int8_linear import check_int8_weight
 from kernels.linear.int8_words_triton import (
     WORD,
@@ -38,8 +39,8 @@ from kernels.linear.int8_words_triton import (
 from kernels.shapes import DecoderShape
 from kernels.variant import Variant
 
-GEMV_MAX_ROWS = 8
-"""Rows that int8_gemv takes: their words stay in registers while the weights pass by."""
+GEMV_MAX_ROWS = 1
+"""Rows that int8_gemv takes: the norms of more, in every program, cost more than a launch."""
 GEMV_MAX_IN = 4096
 """Elements of such a row."""
 MULTIPROCESSORS = 132
@@ -48,10 +49,13 @@ GROUP_ROWS = 4
 """Weight rows abreast in a warp: 8 lanes read 16 bytes each of one line of 128."""
 TILE_OUT = 2 * GROUP_ROWS
 """Weight rows that a program of the GEMV multiplies at a time, while it loads as many more."""
+PREFETCH = 4
+"""Tiles that a program of the GEMM asks for before it may read activations."""
 
 _WORDS = tl.constexpr(WORDS)
 _GROUP_ROWS = tl.constexpr(GROUP_ROWS)
 _TILE_OUT = tl.constexpr(TILE_OUT)
+_PREFETCH = tl.constexpr(PREFETCH)
 
 
 @triton.jit
@@ -68,10 +72,9 @@ def load_rows(
 
 @triton.jit
 def int8_gemv_kernel(
-    x_ptr, norm_ptr, words_ptr, scale_ptr, out_ptr, rows, eps,
+    x_ptr, norm_ptr, words_ptr, scale_ptr, out_ptr, eps,
     OUT: tl.constexpr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
-    BATCH: tl.constexpr, PROGRAMS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    PROGRAMS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """One program: every PROGRAMS-th tile of TILE_OUT weight rows, the next one in flight."""
     program = tl.program_id(0)
@@ -84,30 +87,22 @@ def int8_gemv_kernel(
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
-    words, factors = (), ()
-    for token in tl.static_range(BATCH):
-        # A row beyond the batch repeats the last one and is not stored.
-        real = load_row(x_ptr + min(token, rows - 1) * IN, IN, LINES, STEPS)
-        row_words, factor = int8_row(real, gains, eps, IN, LINES, STEPS, NORM, INTERPRETED)
-        words = words + row_words
-        # One number, NaN or not, that every warp has: as bits it survives a maximum.
-        bits = tl.max(factor.to(tl.int32, bitcast=True), 0)
-        factors = factors + (bits.to(tl.float32, bitcast=True),)
+    x = load_row(x_ptr, IN, LINES, STEPS)
+    words, factor = int8_row(x, gains, eps, IN, LINES, STEPS, NORM, INTERPRETED)
+    # One number, NaN or not, that every warp has: as bits it survives a maximum.
+    factor = tl.max(factor.to(tl.int32, bitcast=True), 0).to(tl.float32, bitcast=True)
     for tile in range(program, (OUT + _TILE_OUT - 1) // _TILE_OUT, PROGRAMS):
         following = load_rows(words_ptr, (tile + PROGRAMS) * _TILE_OUT, OUT, IN, LINES, STEPS)
         row = tile * _TILE_OUT + local
         scale = tl.load(scale_ptr + row, mask=row < OUT, other=0.0)
-        for token in tl.static_range(BATCH):
-            first = tl.zeros((LINES, _GROUP_ROWS, _WORDS), tl.int32)
-            second = first
-            for step in tl.static_range(STEPS):
-                x = words[token * STEPS + step][:, None, :]
-                x = tl.broadcast_to(x, (LINES, _GROUP_ROWS, _WORDS))
-                first = dp4a(tiles[step], x, first, INTERPRETED)
-                second = dp4a(tiles[STEPS + step], x, second, INTERPRETED)
-            total = tl.sum(tl.join(tl.sum(first, 2), tl.sum(second, 2)), 0)
-            y = tl.div_rn(total.to(tl.float32), factors[token]) * scale
-            tl.store(out_ptr + token * OUT + row, y, mask=(row < OUT) & (token < rows))
+        first = tl.zeros((LINES, _GROUP_ROWS, _WORDS), tl.int32)
+        second = first
+        for step in tl.static_range(STEPS):
+            word = tl.broadcast_to(words[step][:, None, :], (LINES, _GROUP_ROWS, _WORDS))
+            first = dp4a(tiles[step], word, first, INTERPRETED)
+            second = dp4a(tiles[STEPS + step], word, second, INTERPRETED)
+        total = tl.sum(tl.join(tl.sum(first, 2), tl.sum(second, 2)), 0)
+        tl.store(out_ptr + row, tl.div_rn(total.to(tl.float32), factor) * scale, mask=row < OUT)
         tiles = following
 
 
@@ -116,10 +111,16 @@ def int8_gemm_kernel(
     q_ptr, factor_ptr, weight_ptr, scale_ptr, out_ptr, rows,
     OUT: tl.constexpr, IN: tl.constexpr,
     TILE_OUT: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_IN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: TILE_OUT weight rows, the left operand, times TILE_ROWS rows."""
     row = tl.program_id(0) * TILE_OUT + tl.arange(0, TILE_OUT)
     token = tl.program_id(1).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    if PDL:
+        first = weight_ptr + tl.minimum(row, OUT - 1).to(tl.int64) * IN
+        for step in tl.static_range(min(_PREFETCH, (IN + TILE_IN - 1) // TILE_IN)):
+            prefetch(first + step * TILE_IN)
+        wait_for_launches_ahead(PDL)
     weight_ptr += row.to(tl.int64)[:, None] * IN
     q_ptr += token[None, :] * IN
     total = tl.zeros((TILE_OUT, TILE_ROWS), tl.int32)
@@ -139,36 +140,28 @@ def int8_gemm_kernel(
 
 @dataclass(frozen=True, slots=True)
 class GemvPlan:
-    """How a GEMV is divided; the batch may choose, since whole sums do not depend on it."""
+    """How a GEMV is divided: whole sums do not depend on it."""
 
     lines: int
     """Lines of a row that a step reads, one to a warp."""
     steps: int
-    batch: int
-    """Rows in registers: a power of two."""
     programs: int
     registers: int
     """Of a thread, so that the programs of a multiprocessor fit: 64 Ki in all."""
 
     @classmethod
-    def of(cls, out_features: int, in_features: int, rows: int) -> GemvPlan:
-        """Few warps and many programs, while the words of the batch leave them registers."""
+    def of(cls, out_features: int, in_features: int) -> GemvPlan:
+        """Few warps and many programs, while the words of the row leave them registers."""
         row_lines = triton.cdiv(in_features, WORDS * WORD)
-        batch = next_power_of_2(rows)
-        lines = 1 if row_lines <= 4 else 4 if row_lines <= 20 and batch <= 2 else 8
-        beside = 3 if lines == 4 else 2 if batch == 1 else 1
+        lines = 1 if row_lines <= 4 else 4 if row_lines <= 20 else 8
+        beside = 3 if lines == 4 else 2
         programs = min(MULTIPROCESSORS * beside, triton.cdiv(out_features, TILE_OUT))
-        registers = 168 if lines == 4 else 128 if batch == 1 else 255
-        return cls(lines, triton.cdiv(row_lines, lines), batch, programs, registers)
+        registers = 168 if lines == 4 else 128
+        return cls(lines, triton.cdiv(row_lines, lines), programs, registers)
 
     def constants(self) -> dict[str, Any]:
         """What the kernel is compiled with."""
-        return {
-            "LINES": self.lines,
-            "STEPS": self.steps,
-            "BATCH": self.batch,
-            "PROGRAMS": self.programs,
-        }
+        return {"LINES": self.lines, "STEPS": self.steps, "PROGRAMS": self.programs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,15 +193,14 @@ def int8_gemv(
     eps: float = 1e-5,
     dependent: bool = False,
 ) -> None:
-    """`int8_linear` of few rows in one launch.
+    """`int8_linear` of one row in one launch.
 
-    x: fp32 [rows, in], rows up to GEMV_MAX_ROWS, in a multiple of 4 up to GEMV_MAX_IN. weight:
-    int8 [out, in]. scale: fp32 [out]. out: fp32 [rows, out]. norm: fp32 [in], the weight of an
-    RMSNorm (`order_free_rms_norm`) of x. dependent: programmatic dependent launch; the first
-    weights are read while the launch before it still runs.
+    x: fp32 [rows, in], one row or none, in a multiple of 4 up to GEMV_MAX_IN. weight: int8
+    [out, in]. scale: fp32 [out]. out: fp32 [rows, out]. norm: fp32 [in], the weight of an RMSNorm
+    (`order_free_rms_norm`) of x. dependent: programmatic dependent launch; the first weights are
+    read while the launch before it still runs.
 
-    Moves out * in bytes of weights once, whatever the rows. Raises TypeError or ValueError
-    naming the argument.
+    Moves out * in bytes of weights once. Raises TypeError or ValueError naming the argument.
     """
     check_int8_weight(weight, scale)
     out_features, in_features = weight.shape
@@ -226,7 +218,7 @@ def int8_gemv(
     check_same_device(x=x, weight=weight, scale=scale, norm=norm, out=out)
     if out.numel() == 0:
         return
-    plan = GemvPlan.of(out_features, in_features, len(x))
+    plan = GemvPlan.of(out_features, in_features)
     dependent, options = dependent_launch(dependent)
     int8_gemv_kernel[(plan.programs,)](
         x,
@@ -234,7 +226,6 @@ def int8_gemv(
         weight.view(torch.int32),
         scale,
         out,
-        len(x),
         eps,
         OUT=out_features,
         IN=in_features,
@@ -248,11 +239,20 @@ def int8_gemv(
     )
 
 
-def int8_gemm(q: Tensor, factor: Tensor, weight: Tensor, scale: Tensor, out: Tensor) -> None:
+def int8_gemm(
+    q: Tensor,
+    factor: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    out: Tensor,
+    *,
+    dependent: bool = False,
+) -> None:
     """`int8_linear` of rows that are int8 already, with the bits of `int8_gemv`.
 
     q: int8 [rows, in], whole numbers of -127 .. 127. factor: fp32 [rows], by which a row was
-    multiplied. weight: int8 [out, in]. scale: fp32 [out]. out: fp32 [rows, out].
+    multiplied. weight: int8 [out, in]. scale: fp32 [out]. out: fp32 [rows, out]. dependent:
+    programmatic dependent launch; the first weights come to L2 while the launch before it runs.
 
     Moves out * in bytes of weights once for each 64 rows. Raises TypeError or ValueError naming
     the argument.
@@ -266,6 +266,7 @@ def int8_gemm(q: Tensor, factor: Tensor, weight: Tensor, scale: Tensor, out: Ten
     if out.numel() == 0:
         return
     plan = GemmPlan.of(len(q))
+    dependent, options = dependent_launch(dependent)
     grid = (triton.cdiv(out_features, plan.out), triton.cdiv(len(q), plan.rows))
     int8_gemm_kernel[grid](
         q,
@@ -277,9 +278,10 @@ def int8_gemm(q: Tensor, factor: Tensor, weight: Tensor, scale: Tensor, out: Ten
         OUT=out_features,
         IN=in_features,
         **plan.constants(),
+        PDL=dependent,
         num_warps=plan.warps,
         num_stages=plan.stages,
-        **OPTIONS,
+        **options,
     )
 
 
@@ -289,7 +291,6 @@ _GEMV_TYPES = {
     "words_ptr": "*i32",
     "scale_ptr": "*fp32",
     "out_ptr": "*fp32",
-    "rows": "i32",
     "eps": "fp32",
 }
 _GEMM_TYPES = {
@@ -306,35 +307,33 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
     """The LM head at every batch that is compiled by itself."""
     sizes = {"OUT": shape.vocab, "IN": shape.hidden}
     weights = shape.vocab * (shape.hidden + 4)
-    for rows, dependent in ((1, False), (1, True), (2, False), (4, False), (8, False)):
-        plan = GemvPlan.of(shape.vocab, shape.hidden, rows)
-        # Triton compiles an argument of 1 in.
-        compiled_in = {"rows": 1} if rows == 1 else {}
+    plan = GemvPlan.of(shape.vocab, shape.hidden)
+    for dependent in (False, True):
         yield Variant(
-            name=f"{shape.name}.head int8 gemv rows={rows}" + " dependent" * dependent,
+            name=f"{shape.name}.head int8 gemv rows=1" + " dependent" * dependent,
             kernel=int8_gemv_kernel,
-            signature={name: t for name, t in _GEMV_TYPES.items() if name not in compiled_in},
+            signature=_GEMV_TYPES,
             constants=sizes
             | plan.constants()
-            | {"NORM": True, "PDL": dependent, "INTERPRETED": False}
-            | compiled_in,
-            divisible=frozenset(_GEMV_TYPES) - {"rows", "eps"},
+            | {"NORM": True, "PDL": dependent, "INTERPRETED": False},
+            divisible=frozenset(_GEMV_TYPES) - {"eps"},
             num_warps=plan.lines,
             launch_pdl=dependent,
             options={"maxnreg": plan.registers},
             expects=("IDP.4A", "LDG.E.EF.128"),
-            bytes_moved=weights + 4 * shape.hidden + 4 * rows * (shape.hidden + shape.vocab),
+            bytes_moved=weights + 4 * (2 * shape.hidden + shape.vocab),
         )
-    for rows in (16, 64):
+    for rows, dependent in ((16, False), (16, True), (64, False), (64, True)):
         wide = GemmPlan.of(rows)
         yield Variant(
-            name=f"{shape.name}.head int8 gemm rows={rows}",
+            name=f"{shape.name}.head int8 gemm rows={rows}" + " dependent" * dependent,
             kernel=int8_gemm_kernel,
             signature=_GEMM_TYPES,
-            constants=sizes | wide.constants(),
+            constants=sizes | wide.constants() | {"PDL": dependent},
             divisible=frozenset(_GEMM_TYPES) - {"rows"},
             num_warps=wide.warps,
             num_stages=wide.stages,
+            launch_pdl=dependent,
             expects=("IGMMA",),
             bytes_moved=weights + rows * (shape.hidden + 4 + 4 * shape.vocab),
         )

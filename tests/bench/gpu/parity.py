@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.decoder import Decoder, Rows
 from kernels.linear.float_triton import float_linear, float_plan
 from kernels.linear.int8_linear import int8_linear, quantise_rows
-from kernels.linear.int8_triton import int8_gemv
+from kernels.linear.int8_triton import int8_gemm, int8_gemv
 from kernels.linear.linear_plan import LinearWorkspace
 from kernels.linear.ternary import quantize_activations, ternary_linear
 from kernels.linear.ternary_gemm_triton import ternary_gemm
@@ -68,9 +68,11 @@ def _ternary(shape: DecoderShape, device: torch.device, rows: int) -> float:
 
 def _int8_head(shape: DecoderShape, device: torch.device) -> float:
     weight, scale = quantise_rows(_normal((shape.vocab, shape.hidden), device, seed=3))
-    x = _normal((2, shape.hidden), device, seed=4)
-    out = torch.zeros(2, shape.vocab, device=device)
-    int8_gemv(x, weight, scale, out)
+    x = _normal((3, shape.hidden), device, seed=4)
+    out = torch.zeros(3, shape.vocab, device=device)
+    int8_gemv(x[:1], weight, scale, out[:1])
+    q, factor = quantize_activations(x[1:])
+    int8_gemm(q.to(torch.int8), factor[:, 0].contiguous(), weight, scale, out[1:])
     # In float64 whole numbers are exact on any device, which fp32 products of a GPU are not.
     return difference(out, int8_linear(x.cpu(), weight.cpu(), scale.cpu()).to(device))
 

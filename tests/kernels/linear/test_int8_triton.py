@@ -16,6 +16,7 @@ from kernels.linear.int8_triton import (
     variants,
 )
 from kernels.linear.ternary import quantize_activations
+from kernels.rows.norm_triton import rms_norm_int8
 from kernels.shapes import REAL_SHAPES
 from tests.kernels.guarded import Guarded
 from tests.kernels.refusals import assert_refused
@@ -39,7 +40,9 @@ def oracle(x: Tensor, weight: Tensor, scale: Tensor, norm: Tensor | None = None)
 
 def gemv(x: Tensor, weight: Tensor, scale: Tensor, norm: Tensor | None = None) -> Tensor:
     out = torch.full((len(x), len(weight)), 0.5, device=x.device)
-    int8_gemv(x, weight, scale, out, norm=norm, eps=EPS)
+    for row in range(len(x)):
+        one = slice(row, row + GEMV_MAX_ROWS)
+        int8_gemv(x[one], weight, scale, out[one], norm=norm, eps=EPS)
     return out.cpu()
 
 
@@ -78,7 +81,7 @@ def test_a_program_goes_on_to_further_tiles(
     monkeypatch.setattr(int8_triton, "MULTIPROCESSORS", 1)
     weight, scale = make(6 * TILE_OUT + 3, 132, device)
     x = normal(2, 132).to(device)
-    assert GemvPlan.of(len(weight), 132, 2).programs < 3
+    assert GemvPlan.of(len(weight), 132).programs < 3
     assert torch.equal(gemv(x, weight, scale), oracle(x, weight, scale))
 
 
@@ -86,10 +89,11 @@ def test_a_row_has_the_same_bits_in_every_batch(device: torch.device) -> None:
     weight, scale = make(9, 192, device)
     x, norm = normal(17, 192).to(device), normal(192, seed=8).to(device)
     expected = oracle(x, weight, scale)
-    for rows in (1, 2, 3, 5, GEMV_MAX_ROWS):
-        assert torch.equal(gemv(x[:rows].contiguous(), weight, scale), expected[:rows])
-    alone = torch.cat([gemv(x[row : row + 1], weight, scale, norm) for row in range(3)])
-    assert torch.equal(gemv(x[:3].contiguous(), weight, scale, norm), alone)
+    assert torch.equal(gemv(x[:3], weight, scale), expected[:3])
+    q, factor = torch.empty_like(x, dtype=torch.int8), torch.empty(17, device=device)
+    rms_norm_int8(x, norm, EPS, q, factor)
+    normed = gemv(x[:3], weight, scale, norm)
+    assert torch.equal(gemm(q, factor, weight, scale)[:3], normed)
     q, factor = quantised(x)
     for rows in range(1, len(x) + 1):
         result = gemm(q[:rows].contiguous(), factor[:rows].contiguous(), weight, scale)
@@ -145,8 +149,9 @@ def test_neither_reads_nor_writes_beyond_its_tensors(device: torch.device) -> No
     guards = [Guarded(tensor) for tensor in (*plain, *quantised(plain[2]))]
     weight, scale, x, norm, q, factor = (guard.tensor for guard in guards)
     out = Guarded(torch.full((3, 9), 0.5, device=device))
-    int8_gemv(x, weight, scale, out.tensor, norm=norm, eps=EPS)
-    assert torch.equal(out.tensor.cpu(), oracle(plain[2], plain[0], plain[1], plain[3]))
+    int8_gemv(x[:1], weight, scale, out.tensor[:1], norm=norm, eps=EPS)
+    assert torch.equal(out.tensor[:1].cpu(), oracle(plain[2][:1], plain[0], plain[1], plain[3]))
+    assert out.tensor[1:].eq(0.5).all()
     int8_gemm(q, factor, weight, scale, out.tensor)
     assert torch.equal(out.tensor.cpu(), oracle(plain[2], plain[0], plain[1]))
     assert all(guard.intact() for guard in (*guards, out))
@@ -163,17 +168,15 @@ def test_an_empty_batch_or_weight_launches_nothing(device: torch.device) -> None
 @pytest.mark.parametrize("shape", REAL_SHAPES, ids=lambda shape: shape.name)
 def test_every_argument_of_a_variant_is_typed_or_constant(shape: object) -> None:
     found = list(variants(shape))  # type: ignore[arg-type]
-    assert len({variant.name for variant in found}) == len(found) == 7
+    assert len({variant.name for variant in found}) == len(found) == 6
     for variant in found:
         assert set(variant.signature) | set(variant.constants) == set(variant.kernel.arg_names)
 
 
-@pytest.mark.parametrize("rows", range(1, GEMV_MAX_ROWS + 1))
 @pytest.mark.parametrize("width", [4, 512, 516, 2560, 2564, GEMV_MAX_IN])
-def test_a_plan_covers_the_weight_and_the_batch(width: int, rows: int) -> None:
-    plan = GemvPlan.of(128_256, width, rows)
+def test_a_plan_covers_the_row_and_has_the_registers(width: int) -> None:
+    plan = GemvPlan.of(128_256, width)
     assert (plan.steps - 1) * plan.lines * 128 < width <= plan.steps * plan.lines * 128
-    assert plan.batch // 2 < rows <= plan.batch
     assert plan.registers * plan.lines * 32 <= 65_536
 
 
@@ -183,20 +186,20 @@ def test_a_wrong_argument_is_refused_by_name(device: torch.device) -> None:
     width = GEMV_MAX_IN + 4
     wide = torch.zeros(4, width, dtype=torch.int8, device=device)
     odd = torch.zeros(4, 6, dtype=torch.int8, device=device)
-    x = torch.zeros(2, 8, device=device)
+    x = torch.zeros(1, 8, device=device)
     assert_refused(
         int8_gemv,
-        {"x": x, **common},
-        (ValueError, "x: 9 rows", {"x": torch.zeros(9, 8, device=device)}),
+        {"x": x, **common, "out": torch.zeros(1, 4, device=device)},
+        (ValueError, "x: 2 rows", {"x": torch.zeros(2, 8, device=device)}),
         (
             ValueError,
             f"weight: in = {width}",
-            {"x": torch.zeros(2, width, device=device), "weight": wide},
+            {"x": torch.zeros(1, width, device=device), "weight": wide},
         ),
         (ValueError, "weight: in: 6", {"x": x[:, :6].contiguous(), "weight": odd}),
         (ValueError, "norm: shape", {"norm": torch.ones(4, device=device)}),
         (ValueError, "eps: -1.0", {"eps": -1.0}),
-        (ValueError, "x on", {"out": torch.zeros(2, 4, device="meta")}),
+        (ValueError, "x on", {"out": torch.zeros(1, 4, device="meta")}),
     )
     q = torch.zeros(2, 8, dtype=torch.int8, device=device)
     assert_refused(int8_gemm, {"q": q, "factor": torch.ones(2, device=device), **common})
