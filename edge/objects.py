@@ -21,6 +21,7 @@ from ledger.deployment import DEPLOYMENT, Deployment
 from ledger.errors import CallerError, NotFound, TailraceError
 from ledger.frame import Call
 from ledger.objects.object import MAX_KEY_CHARS
+from ledger.tasks import beside
 
 PATH = "/v1/objects/"
 AGAIN_S = 5.0
@@ -52,13 +53,8 @@ class Deploying:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self._tell_on(one.address)) for one in self._link.origins]
-        try:
+        async with beside(self._tell_on(one.address) for one in self._link.origins):
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _tell_on(self, address: str) -> None:
         while True:

@@ -26,6 +26,7 @@ from edge.config import EdgeConfig
 from edge.origins.hints import Hints
 from edge.quic.listen import QuicListener
 from ledger.errors import ConfigError
+from ledger.tasks import beside
 
 LOOK_S = 1.0
 """How late a change of a file may be noticed."""
@@ -78,13 +79,11 @@ async def reloading(*what: Reloaded) -> AsyncIterator[None]:
                 each.look(asked=by_signal)
 
     loop.add_signal_handler(signal.SIGHUP, asked.set)
-    task = asyncio.create_task(look())
     try:
-        yield
+        async with beside([look()]):
+            yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def reloaded_keys(config: EdgeConfig, gate: Gate) -> Reloaded:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
 
 from ledger.log import configure_logging
 from ledger.process import Stop, look_less_often
+from ledger.tasks import beside
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.model_table import Tables
 from origin.workers.circuit import Circuit
@@ -65,19 +66,14 @@ async def _start(
         for slot in slots:
             slot.rest()  # until its model is wanted, and there is room
     slots = slots or slots_of("", config, launcher, 0)
-    parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
-    running: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in parts]
     stop = Stop()
-    try:
+    parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
+    async with beside(parts) as running:
         await asyncio.to_thread(_import_supervisor)  # meanwhile the loop starts the workers
         from origin.supervisor import serve
 
         look_less_often()
         await serve(config, ledger, streams, slots, running, stop, several)
-    finally:
-        for part in running:
-            part.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
 
 
 def _planned(tables: Tables, config: OriginConfig) -> list[ModelPlan]:

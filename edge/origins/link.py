@@ -40,6 +40,7 @@ from ledger.frame import (
     error_frame,
     tag_of,
 )
+from ledger.tasks import beside
 
 LINK_TICK_S = 0.05
 """How late a deadline may be noticed, and how finely the heartbeats of clients are spread."""
@@ -242,15 +243,12 @@ class Link:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the links up, as far as the origins let it, while the block runs."""
-        tasks = [asyncio.create_task(origin.connect_forever()) for origin in self.origins]
-        self._tick()
-        try:
-            yield
-        finally:
-            self._ticking.cancel()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async with beside(origin.connect_forever() for origin in self.origins):
+            self._tick()
+            try:
+                yield
+            finally:
+                self._ticking.cancel()
 
     def _tick(self) -> None:
         # A timer's callback: a task that sleeps turns the event loop twice as often.

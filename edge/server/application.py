@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Scope
 from edge.errors import error_response
 from edge.server.outlet import Headers, Outlet, Request, Turn
 from ledger.errors import TailraceError
+from ledger.tasks import cancel
 
 WITHOUT_BODY = (204, 304)
 """Statuses of answers that have none; neither has one to HEAD (RFC 9110, 6.4.1)."""
@@ -50,9 +51,7 @@ class UnderWay:
         """Wait for what is under way; what is not done after `patience_s` seconds is cancelled."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=patience_s)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(self._tasks)
 
 
 class Application(UnderWay):

@@ -23,6 +23,7 @@ from edge.server.deadlines import SLOT_S
 from edge.server.wire import Shared
 from ledger.errors import ConfigError
 from ledger.settings import parse_address
+from ledger.tasks import cancel
 
 LISTEN_BACKLOG = 1024
 NOT_SENT_BYTES = 8 << 10
@@ -153,8 +154,7 @@ async def listening(
         if quic is not None:
             await quic.stop(0)
         await shared.behind.application.ended(0)
-        turning.cancel()
-        await asyncio.gather(turning, return_exceptions=True)
+        await cancel([turning])
 
 
 async def _listen(bound: socket.socket, make: Callable[[], Connection]) -> asyncio.Server:

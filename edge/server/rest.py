@@ -29,6 +29,7 @@ from edge.server.application import UnderWay
 from edge.server.outlet import Wire
 from edge.telemetry.exchange import id_field
 from ledger.errors import TailraceError
+from ledger.tasks import cancel
 
 REST_WAITING_BYTES = 64 << 10
 """Of a request's body, until the application takes it; then the client is not read."""
@@ -60,8 +61,7 @@ class Rest(UnderWay):
             await self.ended(0)
             if not task.done():
                 await lifespan.wait_for_shutdown()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel([task])
 
     async def drain(self) -> None:
         """Responses under way are the last of their connections."""

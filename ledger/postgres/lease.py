@@ -17,6 +17,7 @@ from ledger.postgres.locking import replaced
 from ledger.postgres.schema import check_fsync
 from ledger.postgres.server import LastingConnection
 from ledger.postgres.statements import END_OWNER, FORGET_OWNERS, NEW_OWNER, OWN_HOST, RENEW
+from ledger.tasks import cancel
 
 RENEWALS_PER_LEASE = 3
 """A lease outlives this many renewals less one that do not come through."""
@@ -119,8 +120,7 @@ class Lease:
     async def stop(self) -> None:
         """Renew it no more: it lapses by itself."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel([self._task])
 
     async def close(self) -> None:
         """Give it up, so that others need not wait for it to lapse."""

@@ -21,6 +21,7 @@ from ledger.postgres.rows import Ints
 from ledger.postgres.server import RETRY_MAX_S, RETRY_MIN_S, Pool, Server
 from ledger.postgres.statements import CHANNEL, NEWS
 from ledger.postgres.tail import TAIL_FRAMES, PostgresTail, StreamHead
+from ledger.tasks import cancel
 
 
 class Listener:
@@ -53,9 +54,7 @@ class Listener:
         self._work.set()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(self._tasks)
 
     async def _guard(self, work: Coroutine[None, None, None]) -> None:
         """Readers would wait for ever if this ended and nobody noticed."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ledger.errors import Unavailable
+from ledger.tasks import beside
 from origin.config import OriginConfig
 from origin.workers.forked import Launcher
 from origin.workers.liveness import Patience
@@ -104,18 +105,13 @@ async def _start_and_replace(config: OriginConfig) -> tuple[WorkerStart, WorkerS
     slot, witness = WorkerSlot(0, command, patience, launcher), _Witness()
     slot.belong_to(witness)
     parts = [slot.keep()] if launcher is None else [slot.keep(), launcher.keep()]
-    keeping = [asyncio.create_task(part) for part in parts]
-    try:
+    async with beside(parts):
         cold = await _start(slot, witness)
         if slot.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(slot.pid, signal.SIGKILL)
         await witness.told.get()  # it is gone
         return cold, await _start(slot, witness)
-    finally:
-        for task in keeping:
-            task.cancel()
-        await asyncio.gather(*keeping, return_exceptions=True)
 
 
 async def _start(slot: WorkerSlot, witness: _Witness) -> WorkerStart:

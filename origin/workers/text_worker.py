@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from ledger.errors import CallerError, TailraceError
 from ledger.frame import FinishReason, Hello, StreamEnd, tag_of
 from ledger.log import configure_logging
+from ledger.tasks import beside, cancel
 from origin.config import OriginConfig
 from origin.filter import FilterFactory, load_filter
 from origin.generations.recipe import Recipe
@@ -135,15 +136,12 @@ class TextWorker:
 
     async def close(self) -> None:
         """Stop every stream without a word: whoever would read it has gone."""
-        tasks = [
+        await cancel(
             task
             for answer in self._answers.values()
             for task in (answer.concluding, answer.producing)
             if task is not None
-        ]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        )
         await self._producer.close()
 
     def _begin(self, run: int, ask: Ask) -> None:
@@ -247,19 +245,15 @@ async def _serve(config: OriginConfig, orders: Orders, writer: asyncio.StreamWri
             return
         worker = TextWorker(producer, writer, config.text_streams, filter_factory)
         watchdog = Watchdog(config.worker_silence_s, config.worker_start_s)
-        own = [asyncio.create_task(part) for part in (worker.send(), worker.beat(watchdog))]
         try:
-            while (order := await coming) is not None:
-                worker.take(*order)
-                coming = asyncio.ensure_future(_next(orders))
+            async with beside((worker.send(), worker.beat(watchdog))):
+                while (order := await coming) is not None:
+                    worker.take(*order)
+                    coming = asyncio.ensure_future(_next(orders))
         finally:
-            for part in own:
-                part.cancel()
-            await asyncio.gather(*own, return_exceptions=True)
             await worker.close()
     finally:
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
+        await cancel([coming])
 
 
 async def _open(
@@ -281,8 +275,7 @@ async def _open(
             return None
         producer = opening.result()
     finally:
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
+        await cancel([opening])
     load_ms = round((time.monotonic() - started) * 1000)
     writer.write(encode(_ready(producer, config.model_name, load_ms)))
     return producer

@@ -16,12 +16,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
 from ledger.errors import FrameError, SchemaMismatch
 from ledger.frame import Hello
+from ledger.tasks import cancel
 from origin.children import import_environment
 from origin.workers import worker_frame
 from origin.workers.circuit import SETTLED_S, Circuit, CircuitState
@@ -185,7 +186,8 @@ class WorkerSlot:
             elif exited.done() and self._writer is not None:
                 await self._hear_last_words(hearing)
         finally:
-            await _cancel(hearing, watching, unwanted, self._welcoming)
+            tasks = (hearing, watching, unwanted, self._welcoming)
+            await cancel(filter(None, tasks))
             if self._writer is None:
                 _kill(process)  # it has not called yet: nothing is lost, and it would not hear us
             self._disconnect()
@@ -398,14 +400,6 @@ def _fate(status: int | None) -> str:
     with contextlib.suppress(ValueError):
         return f"ended by {signal.Signals(-status).name}"
     return f"ended by signal {-status}"
-
-
-async def _cancel(*tasks: asyncio.Task[Any] | None) -> None:
-    """And wait until they are over, however that is."""
-    started = [task for task in tasks if task is not None]
-    for task in started:
-        task.cancel()
-    await asyncio.gather(*started, return_exceptions=True)
 
 
 def _kill(process: ChildProcess) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ledger.tasks import first_of, together
+from ledger.tasks import beside, first_of, together
 
 pytestmark = pytest.mark.anyio
 
@@ -41,3 +41,11 @@ async def test_together_they_give_all_or_the_first_error() -> None:
     assert await together(give(1), give(2)) == [1, 2]
     with pytest.raises(LookupError):
         await together(give(1), fail())
+
+
+async def test_what_runs_beside_a_block_has_ended_after_it() -> None:
+    ended: list[str] = []
+    with pytest.raises(LookupError):
+        async with beside([forever(ended), fail()]) as tasks:
+            await tasks[1]
+    assert ended == ["cancelled"]
