@@ -39,8 +39,8 @@ CONTROL_BYTES_PER_REQUEST = 256
 """More that a client may send about a connection for each request on it."""
 MAX_CONTROL_STREAMS = 16
 """Unidirectional streams that a client may have open: it needs three."""
-ACK_DELAY_S = 0.005
-"""That an acknowledgement waits for something to go with; a client reckons with five times that."""
+ACK_DELAY_S = 0.02
+"""That an acknowledgement waits for something to go with; a client reckons with 25 ms."""
 PACING_GAIN = 2
 """How many windows may leave in a round trip's time, were they acknowledged: RFC 9002, 7.7 asks for
 one and a little, Linux takes two while a window grows."""

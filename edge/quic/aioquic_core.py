@@ -182,7 +182,8 @@ class AioquicCore:
 
     def start(self, stream: int, headers: Headers) -> None:
         if stream in self._sending and self._http3 is not None:
-            self._http3.send_headers(stream, list(headers))
+            block = self._http3._encode_headers(stream, list(headers))
+            self._quic.send_stream_data(stream, b"\1" + encode_uint_var(len(block)) + block)
 
     def write(self, stream: int, data: bytes) -> None:
         if data and stream in self._sending:

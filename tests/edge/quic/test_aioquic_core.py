@@ -29,7 +29,7 @@ OF_A_CONNECTION = (
     *("_spaces", "_spin_bit", "_spin_highest_pn", "_state", "_stream_limit", "_streams"),
     *("_streams_blocked_pending", "_streams_queue"),
 )
-OF_HTTP3 = ("_decoder", "_local_control_stream_id", "_stream")
+OF_HTTP3 = ("_decoder", "_encode_headers", "_local_control_stream_id", "_stream")
 OF_A_SENDER = (
     *("_buffer", "_buffer_fin", "_buffer_start", "_buffer_stop", "_pending", "_pending_eof"),
     *("_reset_error_code", "buffer_is_empty", "highest_offset", "is_finished"),
