@@ -209,7 +209,7 @@ def _score(score: Score) -> dict[str, object]:
 
 def _format(index: int | None, name: str | None, fields: object) -> bytes:
     # JSON leaves no bare line break in the data, so one data line always does.
-    data = json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    data = _JSON.encode(fields)
     event_id = "" if index is None else f"id: {index}\n"
     event_name = "" if name is None else f"event: {name}\n"
     return f"{event_id}{event_name}data: {data}\n\n".encode()
@@ -219,3 +219,6 @@ def _plain(value: object) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     raise TypeError(f"{type(value).__name__} is no part of a frame")
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)

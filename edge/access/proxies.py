@@ -47,6 +47,8 @@ class Proxies:
 
     def resolve(self, head: Head) -> Head:
         """The request as the first of these proxies had it."""
+        if not self._networks:
+            return head
         address, scheme, host = head.address, "", ""
         for hop in self._hops(head):
             if not self.trusts(address):

@@ -116,7 +116,7 @@ class Incoming:
         body += data
         self._taken(len(data))
         if ended or len(body) > self._behind.max_body_bytes:
-            whole = replace(self._request, body=bytes(body))
+            whole = replace(self._request, body=bytes(body)) if body else self._request
             if ended and len(body) <= self._behind.max_body_bytes:
                 self._handler = self._behind.routes.serve(whole, self._outlet)
             if self._handler is None:

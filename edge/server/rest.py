@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from time import time
 from typing import Any, cast
 
 import h11
@@ -45,6 +46,8 @@ class Rest(UnderWay):
         self.app = ASGIWrapper(cast(Any, app))
         self.context = WorkerContext(None)
         self.state = LifespanState({})
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers_of_s = 0  # the second that they are of
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -68,8 +71,10 @@ class Rest(UnderWay):
         await self.context.terminated.set()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Those of every answer: Date, and what the settings add."""
-        return self.config.response_headers("h11")
+        """Those of every answer: Date, and what the settings add; not to be changed."""
+        if (second := int(time())) != self._headers_of_s:
+            self._headers, self._headers_of_s = self.config.response_headers("h11"), second
+        return self._headers
 
     def error_answer(self, error: TailraceError, head: bytes) -> bytes:
         """A whole answer of HTTP/1.1 to what `head` began, after which the connection is closed."""
