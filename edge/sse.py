@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from json.encoder import encode_basestring
+from operator import itemgetter
 from typing import Any
 
 from ledger.errors import TailraceError, error_body
@@ -34,12 +35,13 @@ EVENTS = LOGGED | {StreamError.tag}
 _TAG_AT, _SIZE_AT, _TEXT_AT = 4, 9, 10
 _TOKEN = Token.tag
 _LONG_TEXT_BYTES = 1 << 7  # the length of a text from here on takes two bytes
-_HEAD_BYTES = _TEXT_AT - _TAG_AT
+_tag, _size = itemgetter(_TAG_AT), itemgetter(_SIZE_AT)
 _TWO_BYTES_FROM = 1 << 7  # the index of a frame from here on takes two bytes
 # The bytes of all indexes of one byte, one after the other, and of two.
 _SHORT_INDEXES = b"".join([*SMALL_INDEXES][:_TWO_BYTES_FROM])
 _LONG_INDEXES = b"".join([*SMALL_INDEXES][_TWO_BYTES_FROM:])
-_to_escape = re.compile(rb'["\\\x00-\x1f]').search
+_TO_ESCAPE = bytes(range(0x20)) + b'"\\'
+_to_escape = re.compile(rb"[%b]" % re.escape(_TO_ESCAPE)).search
 _not_a_token = re.compile(rb"[^%c]" % _TOKEN).search
 LEAST_RUN = 8
 """Frames from which on it is less work to look at all of them together."""
@@ -54,12 +56,14 @@ PING = b": ping\n\n"
 
 def events(frames: Sequence[bytes]) -> bytes:
     """The events of raw frames, in order; those that no event can be made of are left out."""
-    heads = b""
-    if len(frames) >= LEAST_RUN:
-        heads = b"".join([raw[_TAG_AT:_TEXT_AT] for raw in frames])
-    if len(heads) != len(frames) * _HEAD_BYTES or not heads:  # one is too short to be looked into
+    try:
+        tags = sizes = b""
+        if len(frames) >= LEAST_RUN:
+            tags, sizes = bytes(map(_tag, frames)), bytes(map(_size, frames))
+    except IndexError:  # one is too short to be looked into
+        tags = b""
+    if not tags:
         return b"".join([_event(raw) for raw in frames])
-    tags, sizes = heads[::_HEAD_BYTES], heads[_HEAD_BYTES - 1 :: _HEAD_BYTES]
     made, at = [], 0
     while at < len(frames):
         other = _not_a_token(tags, at)
@@ -90,12 +94,13 @@ def _run(run: Sequence[bytes], told: bytes, index: int) -> bytes:
     else:
         begin, end = index - _TWO_BYTES_FROM, past - _TWO_BYTES_FROM
         width, expected = 2, _LONG_INDEXES[2 * begin : 2 * end]
-    texts = [raw[_TEXT_AT:-width] for raw in run]
-    sizes = list(map(len, texts))
-    indexes = b"".join([raw[-width:] for raw in run])
-    if list(told) != sizes or max(sizes) >= _LONG_TEXT_BYTES or indexes != expected:
+    texts = list(map(itemgetter(slice(_TEXT_AT, -width)), run))
+    indexes = b"".join(map(itemgetter(slice(-width, None)), run))
+    fit = max(told) < _LONG_TEXT_BYTES and list(told) == list(map(len, texts))
+    if not fit or indexes != expected:
         return b"".join([_event(raw) for raw in run])
-    if _to_escape(b"".join(texts)):
+    together = b"".join(texts)
+    if len(together.translate(None, _TO_ESCAPE)) < len(together):
         texts = [_escaped(text) for text in texts]
     while len(_between) < past:
         last = len(_between)
