@@ -11,6 +11,7 @@ from ledger.frame import CALL_METHODS, SAFE_METHODS
 from ledger.objects.object import Headers, ObjectResponse
 from origin.streams.config import StreamConfig
 from origin.streams.json import join_json
+from origin.streams.offset import Offset
 from origin.streams.page import Page, Tip
 from origin.streams.producer import Place
 from origin.streams.protocol import (
@@ -64,8 +65,7 @@ def not_allowed(methods: str) -> ObjectResponse:
 
 
 def tip_headers(tip: Tip) -> Headers:
-    closed = ((CLOSED, TRUE),) if tip.closed else ()
-    return ((NEXT_OFFSET, str(tip.offset)), *closed)
+    return _position(tip.offset, closed=tip.closed)
 
 
 def place_headers(place: Place | None) -> Headers:
@@ -91,30 +91,33 @@ def at_the_end(content_type: str, tip: Tip) -> ObjectResponse:
 def nothing_new(page: Page, cursor: int) -> ObjectResponse:
     """The answer to a reader that has waited in vain, or waits on a closed stream."""
     headers = ((UP_TO_DATE, TRUE), (CURSOR, str(cursor)), NO_STORE)
-    return answer(204, *_position(page), *headers)
+    return answer(204, *_position(page.next, closed=page.closed), *headers)
 
 
 def shown(
-    page: Page, content_type: str, stream: bytes, if_none_match: str | None, cursor: int | None
+    page: Page, config: StreamConfig, if_none_match: str | None, cursor: int | None
 ) -> ObjectResponse:
     """The answer to a read: the page, or 304 if the reader has it already."""
     # Not the ledger stream's own id: who has that may ask an origin for more than to read.
-    version = hashlib.blake2b(stream, digest_size=8).hexdigest()
+    version = hashlib.blake2b(config.stream, digest_size=8).hexdigest()
     etag = f'"{version}:{page.start}:{page.next}{":closed" if page.closed else ""}"'
     # With a cursor in its URL the answer is asked for once, and then under another URL.
     settled = page.closed or not page.up_to_date or cursor is not None
-    headers = [*_position(page), (ETAG, etag), CHANGELESS if settled else REVALIDATE]
+    headers = [
+        *_position(page.next, closed=page.closed),
+        (ETAG, etag),
+        CHANGELESS if settled else REVALIDATE,
+    ]
     headers += [(UP_TO_DATE, TRUE)] if page.up_to_date else []
     headers += [(CURSOR, str(cursor))] if cursor is not None else []
     if if_none_match is not None and _matches(if_none_match, etag):
         return answer(304, *headers)
-    body = join_json(page.data) if is_json(content_type) else b"".join(page.data)
-    return answer(200, (CONTENT_TYPE, content_type), *headers, body=body)
+    body = join_json(page.data) if is_json(config.content_type) else b"".join(page.data)
+    return answer(200, (CONTENT_TYPE, config.content_type), *headers, body=body)
 
 
-def _position(page: Page) -> Headers:
-    closed = ((CLOSED, TRUE),) if page.closed else ()
-    return ((NEXT_OFFSET, str(page.next)), *closed)
+def _position(offset: Offset, *, closed: bool) -> Headers:
+    return ((NEXT_OFFSET, str(offset)), *(((CLOSED, TRUE),) if closed else ()))
 
 
 def _matches(if_none_match: str, etag: str) -> bool:

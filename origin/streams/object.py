@@ -48,10 +48,13 @@ from origin.streams.offset import BEGINNING
 from origin.streams.page import Tip
 from origin.streams.producer import Place
 from origin.streams.protocol import CONTENT_TYPE, LOCATION, check_name, essence, parted
-from origin.streams.read import READS, USE, Source, generation, gone, read_stream
-from origin.streams.reader import in_slices
+from origin.streams.read import READS, USE, generation, gone, read_stream
+from origin.streams.reader import StreamReader, in_slices
 from origin.streams.request import AppendRequest, parse_append, parse_create
 from origin.streams.state import PRODUCER, StoredStream
+
+WRITES = frozenset(("PUT", "POST", "DELETE"))
+"""Methods of clients that change a stream, which a generation does not take."""
 
 
 class StreamObject(DurableObject):
@@ -84,6 +87,8 @@ class StreamObject(DurableObject):
         try:
             check_name(parted(self.context.key.name)[1])
             await self._load()
+            if request.method in WRITES and await self._is_generation():
+                return not_allowed(READ_METHODS)
             return await method(request)
         except CallerError as error:
             return error_answer(error)
@@ -158,8 +163,6 @@ class StreamObject(DurableObject):
     # ---- PUT ----
 
     async def _put(self, request: ObjectRequest) -> ObjectResponse:
-        if await self._generation() is not None:
-            return not_allowed(READ_METHODS)
         asked = self._within(parse_create(request, self._settings.max_body_bytes))
         if (there := await self._confirmed(asked)) is not None:
             return there
@@ -232,8 +235,6 @@ class StreamObject(DurableObject):
     # ---- POST and DELETE ----
 
     async def _post(self, request: ObjectRequest) -> ObjectResponse:
-        if await self._generation() is not None:
-            return not_allowed(READ_METHODS)
         append = parse_append(request, self._settings.max_body_bytes)
         state = await self._existing()
         last = await self._last_of(append)
@@ -267,8 +268,6 @@ class StreamObject(DurableObject):
         return None if value is None else Place.unpack(value)
 
     async def _delete(self, request: ObjectRequest) -> ObjectResponse:
-        if await self._generation() is not None:
-            return not_allowed(READ_METHODS)
         await self._end(await self._existing())
         return answer(204)
 
@@ -282,21 +281,22 @@ class StreamObject(DurableObject):
         state = await self._existing()
         return described(state.config, state.tip)
 
-    async def _generation(self) -> Source | None:
-        """The generation that the name is the id of, if no stream has been put there."""
+    async def _is_generation(self) -> bool:
+        """Whether the name is the id of one, and no stream has been put there."""
         if self._state is not None:
-            return None
-        return await self.context.outside(generation(self.context.ledger, self.context.key.name))
+            return False
+        found = generation(self.context.ledger, self.context.key.name)
+        return await self.context.outside(found) is not None
 
     # ---- asked by forks ----
 
     async def _take(self, request: ObjectRequest) -> ObjectResponse:
         claim = ForkRequest.unpack(request.body)
-        if await self._generation() is not None:
+        if await self._is_generation():
             raise Conflict("a generation cannot be forked", code="not_forkable")
         state = self._forkable(await self._living(), claim)
         config = state.config
-        reader = Source.of(config).reader(self.context)
+        reader = StreamReader(self.context.ledger, config)
         cut = await self.context.outside(reader.cut(claim.order))
         parts = inherited(config, cut.end)
         # It may have been deleted, or deleted and created anew, since.

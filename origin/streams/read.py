@@ -7,14 +7,12 @@ asked first: whether it is still there is the object's to say.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ledger.errors import CallerError, NotFound
 from ledger.frame import FRAMES_TYPE
 from ledger.interface import Ledger, StreamKind
-from ledger.objects.object import ObjectContext, ObjectRequest, ObjectResponse, ReadContext
+from ledger.objects.object import ObjectRequest, ObjectResponse, ReadContext
 from origin.streams.answer import SECURITY, at_the_end, described, error_answer, nothing_new, shown
-from origin.streams.config import Create, Part, StreamConfig, StreamSettings
+from origin.streams.config import Create, StreamConfig, StreamSettings
 from origin.streams.live import BASE64, event_stream, events_of, frame_stream
 from origin.streams.offset import next_cursor
 from origin.streams.page import no_such_offset
@@ -26,7 +24,6 @@ from origin.streams.protocol import (
     SSE_TYPE,
     check_name,
     generation_id,
-    is_json,
     is_text,
     parted,
 )
@@ -41,51 +38,29 @@ USE = "USE"
 READS = frozenset(("GET", "HEAD"))
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What can be read: the stream of an object, or a generation."""
-
-    stream: bytes
-    content_type: str
-    parts: tuple[Part, ...] = ()
-
-    @classmethod
-    def of(cls, config: StreamConfig) -> Source:
-        return cls(config.stream, config.content_type, config.parts)
-
-    @classmethod
-    def of_generation(cls, stream: bytes) -> Source:
-        return cls(stream, GENERATION_TYPE)
-
-    def reader(self, context: ObjectContext | ReadContext) -> StreamReader:
-        json = is_json(self.content_type)
-        return StreamReader(context.ledger, self.stream, self.parts, json=json)
-
-
 async def get(
-    context: ReadContext, source: Source, read: Read, settings: StreamSettings
+    context: ReadContext, config: StreamConfig, read: Read, settings: StreamSettings
 ) -> ObjectResponse:
     """Answer a GET. CallerError if its offset is no position, NotFound if the stream is gone."""
-    reader = source.reader(context)
+    reader = StreamReader(context.ledger, config)
     if read.live is Live.SSE:
-        return await _events(context, source, reader, read, settings)
+        return await _events(context, config, reader, read, settings)
     if read.live is Live.FRAMES:
         return await _frames(context, reader, read)
     if read.live is Live.LONG_POLL:
         page = await reader.wait_page(read.offset, settings.long_poll_s)
         cursor = next_cursor(context.now_ms(), read.cursor, context.random)
         if page or not page.up_to_date:
-            return shown(page, source.content_type, source.stream, read.if_none_match, cursor)
+            return shown(page, config, read.if_none_match, cursor)
         return nothing_new(page, cursor)
     if read.offset is None:
-        return at_the_end(source.content_type, await reader.tip())
-    page = await reader.page(read.offset)
-    return shown(page, source.content_type, source.stream, read.if_none_match, None)
+        return at_the_end(config.content_type, await reader.tip())
+    return shown(await reader.page(read.offset), config, read.if_none_match, None)
 
 
 async def _events(
     context: ReadContext,
-    source: Source,
+    config: StreamConfig,
     reader: StreamReader,
     read: Read,
     settings: StreamSettings,
@@ -93,13 +68,13 @@ async def _events(
     # The first page is read before the answer begins, so that a wrong offset is a 400.
     page = await reader.page(read.offset)
     headers = (*SECURITY, (CONTENT_TYPE, SSE_TYPE), NO_CACHE)
-    if not is_text(source.content_type):
+    if not is_text(config.content_type):
         headers += ((DATA_ENCODING, BASE64),)
 
     def cursor() -> int:
         return next_cursor(context.now_ms(), read.cursor, context.random)
 
-    encoder = events_of(source.content_type)
+    encoder = events_of(config.content_type)
     body = event_stream(reader, page, encoder, cursor, settings.sse_s)
     return ObjectResponse(200, headers, body)
 
@@ -130,44 +105,40 @@ async def _get(
     context: ReadContext, request: ObjectRequest, settings: StreamSettings
 ) -> ObjectResponse:
     read = parse_read(request)
-    config = await _config(context)
-    if config is None:
-        return await get(context, await _generation(context), read, settings)
+    config = await _found(context)
     if _asks_its_object(config, context.now_ms()):
         used = await context.ask(ObjectRequest(USE, ""))
         if used.status != 204:
             return used
-    return await get(context, Source.of(config), read, settings)
+    return await get(context, config, read, settings)
 
 
 async def _head(context: ReadContext, request: ObjectRequest) -> ObjectResponse:
-    config = await _config(context)
-    if config is None:
-        source = await _generation(context)
-        config = StreamConfig(source.stream, source.content_type, Create())
-    elif _asks_its_object(config, context.now_ms()):
+    config = await _found(context)
+    if _asks_its_object(config, context.now_ms()):
         return await context.ask(request)
-    return described(config, await Source.of(config).reader(context).tip())
+    return described(config, await StreamReader(context.ledger, config).tip())
 
 
-async def _config(context: ReadContext) -> StreamConfig | None:
-    """The stream that has been put there; CallerError (410) if only its forks may still see it."""
-    found = await context.ledger.objects.get(context.key, (CONFIG,))
-    config = StreamConfig.unpack(found[CONFIG]) if found else None
-    if config is not None and config.deleted:
+async def _found(context: ReadContext) -> StreamConfig:
+    """What has been put there, or the generation of that id.
+
+    NotFound if there is neither; CallerError (410) if only forks of the stream may still see it.
+    """
+    stored = await context.ledger.objects.get(context.key, (CONFIG,))
+    if not stored:
+        config = await generation(context.ledger, context.key.name)
+    else:
+        config = StreamConfig.unpack(stored[CONFIG])
+    if config is None:
+        raise NotFound("no such stream")
+    if config.deleted:
         raise gone()
     return config
 
 
-async def _generation(context: ReadContext) -> Source:
-    source = await generation(context.ledger, context.key.name)
-    if source is None:
-        raise NotFound("no such stream")
-    return source
-
-
-async def generation(ledger: Ledger, name: str) -> Source | None:
-    """The generation that a name is the id of."""
+async def generation(ledger: Ledger, name: str) -> StreamConfig | None:
+    """The generation that a name is the id of, as a stream that was put there would be."""
     stream = generation_id(name)
     if stream is None:
         return None
@@ -175,7 +146,8 @@ async def generation(ledger: Ledger, name: str) -> Source | None:
         info = await ledger.info(stream)
     except NotFound:
         return None
-    return Source.of_generation(stream) if info.kind is StreamKind.GENERATION else None
+    is_one = info.kind is StreamKind.GENERATION
+    return StreamConfig(stream, GENERATION_TYPE, Create()) if is_one else None
 
 
 def gone() -> CallerError:

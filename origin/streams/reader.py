@@ -9,11 +9,12 @@ from typing import TypeVar
 
 from ledger.errors import NotFound
 from ledger.interface import Ledger
-from origin.streams.config import ForkOrder, Part
+from origin.streams.config import ForkOrder, StreamConfig
 from origin.streams.fork import Cut, Cutter
 from origin.streams.json import Steps
 from origin.streams.offset import Offset
 from origin.streams.page import FIRST_FRAMES, Page, PageBuilder, Tip, renumbered
+from origin.streams.protocol import is_json
 
 SLICE_STEPS = 64
 """Steps of reading JSON between two turns of others: 1 to 3 ms."""
@@ -34,17 +35,16 @@ async def in_slices(steps: Steps[T]) -> T:
 
 
 class StreamReader:
-    """`stream` holds the stream's own frames, `parts` those that it has inherited.
+    """Reads a stream as its config has it: its own frames behind those that it has inherited.
 
     Holds nothing between two calls, so a reader that does not come back costs nothing.
     Methods raise `NotFound` once the stream has been deleted.
     """
 
-    def __init__(
-        self, ledger: Ledger, stream: bytes, parts: tuple[Part, ...] = (), *, json: bool = False
-    ) -> None:
-        self._ledger, self._stream, self._parts, self._json = ledger, stream, parts, json
-        self._base = parts[-1].end if parts else 0
+    def __init__(self, ledger: Ledger, config: StreamConfig) -> None:
+        self._ledger, self._stream = ledger, config.stream
+        self._parts, self._base = config.parts, config.base
+        self._json = is_json(config.content_type)
 
     async def tip(self) -> Tip:
         info = await self._ledger.info(self._stream)
