@@ -127,12 +127,7 @@ async def listen(
         os.umask(mask)
 
 
-def checked_address(text: str) -> str:
-    LinkAddress.parse(text)
-    return text
-
-
-LinkText = Annotated[str, AfterValidator(checked_address)]
+LinkText = Annotated[str, AfterValidator(lambda text: LinkAddress.parse(text) and text)]
 """A setting that is a link's address."""
 
 

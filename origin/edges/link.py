@@ -35,6 +35,7 @@ from ledger.frame import (
     Heartbeat,
     Hello,
     Open,
+    Opened,
     Pass,
     Proof,
     Renew,
@@ -325,18 +326,18 @@ class EdgeLink(asyncio.Protocol):
                 self._handshake.answer(frame)  # raises: there is no secret here
             case Open():
                 feed = self._feed(corr, frame)
-                self._spawn(corr, self._open(corr, frame, feed))
+                self._spawn(corr, self._begin(corr, feed, self._service.open(frame)))
             case Resume() | Renew():
                 feed = self._feed(corr, frame, follow=frame.follow)
-                self._spawn(corr, self._resume(corr, frame, feed))
+                self._spawn(corr, self._begin(corr, feed, self._service.resume(frame)))
             case Cancel():
-                self._spawn(corr, self._cancel(corr, frame))
+                self._spawn(corr, self._answer(corr, self._service.cancel(frame)))
             case Call():
                 self._check_free(corr)
                 self._call(corr, frame)
             case Steer():
                 self._check_free(corr)
-                self._spawn(corr, self._steer(corr, frame))
+                self._spawn(corr, self._answer(corr, self._service.steer(frame)))
             case _:
                 raise FrameError("not expected here", field=type(frame).__name__, offset=4)
 
@@ -365,25 +366,15 @@ class EdgeLink(asyncio.Protocol):
         if (sender := self._feeds.pop(corr, None) or self._calls.pop(corr, None)) is not None:
             sender.detach()
 
-    async def _open(self, corr: int, frame: Open, feed: Feed) -> None:
-        opened = await self._service.open(frame)
-        self._begin(corr, feed, encode(opened, corr), opened.stream, opened.next_index)
-
-    async def _resume(self, corr: int, frame: Resume | Renew, feed: Feed) -> None:
-        opened = await self._service.resume(frame)
-        self._begin(corr, feed, encode(opened, corr), opened.stream, opened.next_index)
-
-    def _begin(self, corr: int, feed: Feed, opened: bytes, stream: bytes, released: int) -> None:
+    async def _begin(self, corr: int, feed: Feed, opening: Coroutine[None, None, Opened]) -> None:
+        opened = await opening
         if self._feeds.get(corr) is feed:  # not detached meanwhile
-            self.send(encode(Pass(self._service.keys.pass_for(stream)), corr))
-            self.send(opened)
-            feed.attach(stream, released)
+            self.send(encode(Pass(self._service.keys.pass_for(opened.stream)), corr))
+            self.send(encode(opened, corr))
+            feed.attach(opened.stream, opened.next_index)
 
-    async def _cancel(self, corr: int, frame: Cancel) -> None:
-        self.send(encode(await self._service.cancel(frame), corr))
-
-    async def _steer(self, corr: int, frame: Steer) -> None:
-        self.send(encode(await self._service.steer(frame), corr))
+    async def _answer(self, corr: int, answering: Coroutine[None, None, Frame]) -> None:
+        self.send(encode(await answering, corr))
 
     # ---- calls ----
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -29,8 +29,11 @@ from origin.operator.stored import (
     prompt_document,
     stored_document,
 )
-from origin.operator.warm import PoolControl, WarmDesk
+from origin.operator.warm import WarmDesk
 from origin.workers.worker_process import WorkerSlot
+
+if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
+    from origin.serving.live_pool import LivePool
 
 DEFAULT_FRAMES = 200
 MAX_INDEX = 2**63
@@ -56,7 +59,7 @@ class OperatorDesk:
     links: Callable[[], list[Document]]
     end: Callable[[StreamInfo], Awaitable[StreamInfo]]
     unix_ms: Callable[[float], int]
-    pool: PoolControl | None = None
+    pool: LivePool | None = None
     simulating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answer(self, asked: str, request: ObjectRequest) -> ObjectResponse:
@@ -78,22 +81,21 @@ class OperatorDesk:
             require(request.method, "POST")
             query.done()
             return await simulate(request.body, self.simulating, self.runs.recorder.place)
-        documents: dict[str, Callable[[Query], Awaitable[Document]]] = {
-            "streams": self._streams,
+        documents: dict[str, Callable[[], Awaitable[Document]]] = {
             "pool": self._pool,
             "histograms": self._histograms,
             "ledger": self._ledger,
             "health": self._health,
         }
-        if asked not in documents:
+        if asked not in ("streams", *documents):
             raise NotFound(f"an operator cannot ask for {asked!r}")
         require(request.method, "GET")
-        return await documents[asked](query)
+        if asked == "streams":
+            return self.pages.page(query)
+        query.done()
+        return await documents[asked]()
 
     # ---- streams ----
-
-    async def _streams(self, query: Query) -> Document:
-        return self.pages.page(query)
 
     async def _stream(self, stream: bytes, part: str | None, method: str, query: Query) -> Document:
         require(method, "POST" if part == "cancel" else "GET")
@@ -143,18 +145,15 @@ class OperatorDesk:
 
     # ---- the origin ----
 
-    async def _pool(self, query: Query) -> Document:
-        query.done()
+    async def _pool(self) -> Document:
         return pool_document(
             self.runs, self.metrics, self.slots, self.config.max_streams, self.unix_ms
         )
 
-    async def _histograms(self, query: Query) -> Document:
-        query.done()
+    async def _histograms(self) -> Document:
         return {"histograms": self.metrics.histograms()}
 
-    async def _ledger(self, query: Query) -> Document:
-        query.done()
+    async def _ledger(self) -> Document:
         size = await self.ledger.size()
         return {
             "ledger": self.ledger.name,
@@ -163,8 +162,7 @@ class OperatorDesk:
             **size._asdict(),
         }
 
-    async def _health(self, query: Query) -> Document:
-        query.done()
+    async def _health(self) -> Document:
         return {
             "version": tailrace_version(),
             "reasons": list(self.runs.reasons),

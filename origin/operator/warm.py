@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,6 +17,7 @@ from origin.serving.served_model import ServedModels
 
 if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
     from origin.pool.members import PooledState
+    from origin.serving.live_pool import LivePool
 
 DEFAULT_TOLD = 10
 MAX_TOLD = 200
@@ -27,26 +27,6 @@ MAX_LANES = 2_000
 MAX_NAME = 512
 
 Document = dict[str, Any]
-
-
-class PoolControl(Protocol):
-    """The pool that serves, if there is one. Raises CallerError for what cannot be."""
-
-    def states(self) -> Sequence[PooledState]: ...
-
-    def clock_s(self) -> float:
-        """By which the times of its states are."""
-
-    def prewarm(self, model: str) -> None:
-        """Load it, if it is not loaded."""
-
-    def pin(self, model: str, *, pinned: bool) -> None: ...
-
-    async def apply(self, policy: str, *, shadow: bool) -> None:
-        """Have this policy decide from now on, or only beside the one that does."""
-
-    def shadow(self) -> Document | None:
-        """What a policy that runs beside would have come to, and what really was."""
 
 
 class WantedModel(BaseModel):
@@ -70,7 +50,7 @@ class WarmDesk:
     """Of one origin; it has no pool where it serves one model, which stays loaded."""
 
     def __init__(
-        self, recorder: HistoryRecorder, models: ServedModels, pool: PoolControl | None
+        self, recorder: HistoryRecorder, models: ServedModels, pool: LivePool | None
     ) -> None:
         self._recorder = recorder
         self._models = models

@@ -17,7 +17,6 @@ def draw_frontier(
     path: Path, gaps: IdleGaps, sweep: TtlSweep, optimum_gpu_s: float, here_s: float | None
 ) -> None:
     """Cold starts against idling, cost over the optimum against the TTL, and the gaps."""
-    mpl.rcParams["svg.hashsalt"] = "tailrace"  # the same picture from the same figures
     figure = Figure(figsize=(8, 10), layout="constrained")
     pareto, ratio, lengths = figure.subplots(3, 1)
     pareto.plot(sweep.wasted_gpu_s, sweep.cold_starts, marker=".", label="one TTL for all")
@@ -47,7 +46,6 @@ def draw_frontier(
 
 def draw_residency(path: Path, lanes: Sequence[tuple[str, str, float, float]]) -> None:
     """Of each lane, what it is called, the tier, and from when until when, in seconds."""
-    mpl.rcParams["svg.hashsalt"] = "tailrace"
     names = sorted({name for name, *_ in lanes})
     figure = Figure(figsize=(8, 1.2 + 0.45 * len(names)), layout="constrained")
     panel = figure.subplots()
@@ -75,12 +73,13 @@ TIER_COLORS = {
 
 
 def _save(figure: Figure, path: Path) -> None:
+    """The same figures give the same picture."""
+    mpl.rcParams["svg.hashsalt"] = "tailrace"
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def draw_waterfall(path: Path, stages: Sequence[tuple[str, float, float]]) -> None:
     """Of each stage of a cold start, one below the other: what it took, and its floor, in ms."""
-    mpl.rcParams["svg.hashsalt"] = "tailrace"
     figure = Figure(figsize=(8, 4), layout="constrained")
     panel = figure.subplots()
     at_ms = 0.0

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ledger.errors import Conflict, TailraceError
-from ledger.hints import Hint
+from ledger.errors import TailraceError
 from origin.history.recorder import HistoryRecorder
 from origin.history.schema import DAY_MS, HOT, Keeping
 from origin.history.sqlite_file import SqliteHistory
 from origin.operator.query import Query
 from origin.operator.simulation import simulate
 from origin.operator.warm import WarmDesk
-from origin.pool.members import PooledState, PoolMember
-from origin.pool.warm_pool import WarmPool
+from origin.pool.members import PoolMember
+from origin.pool.records import PoolRecord
+from origin.pool.warm_pool import PoolOrder
+from origin.serving.live_pool import LivePool
 from origin.serving.served_model import ServedModel, ServedModels
-from origin.warm.named import named_policy
 from origin.warm.prices import WarmPrices
 from origin.workers.worker_process import WorkerSlot
 from tests.origin.history.test_stores import NOON_MS, Pool
@@ -31,42 +31,25 @@ from tests.origin.stage import READY
 pytestmark = pytest.mark.anyio
 
 
-class Loop:
-    """A pool without processes; a load is over when the test says so."""
-
-    def __init__(self, recorder: HistoryRecorder) -> None:
-        self.now_s = 100.0
-        members = [PoolMember(name, load_s=1.0) for name in ("a", "b", "c")]
-        policy = named_policy("ttl-60", WarmPrices())
-        self.pool = WarmPool(members, policy, {"cpu": 2.0}, keep=recorder.record)
-
-    def states(self) -> Sequence[PooledState]:
-        return self.pool.states()
-
-    def clock_s(self) -> float:
-        return self.now_s
-
-    def prewarm(self, model: str) -> None:
-        for order in self.pool.hint(model, Hint.OPERATOR, self.now_s):
-            self.pool.loaded(order.model, self.now_s)
-
-    def pin(self, model: str, *, pinned: bool) -> None:
-        self.pool.pin(model, self.now_s, pinned=pinned)
-
-    async def apply(self, policy: str, *, shadow: bool) -> None:
-        if shadow:
-            raise Conflict("no shadow here")
-        self.pool.use(named_policy(policy, WarmPrices()), self.now_s)
-
-    def shadow(self) -> dict[str, Any] | None:
-        return None
-
-
 class Office:
+    """A pool without processes, whose loads are over at once."""
+
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.loop = Loop(pool.recorder)
-        self.desk = WarmDesk(pool.recorder, ServedModels(), self.loop)
+        members = [PoolMember(name, load_s=1.0) for name in ("a", "b", "c")]
+        self.live = LivePool(
+            members, "ttl-60", {"cpu": 2.0}, WarmPrices(), {}, self._tell, lambda: 100.0
+        )
+        self.live.carry_out = self._carry_out
+        self.desk = WarmDesk(pool.recorder, ServedModels(), self.live)
+
+    def _tell(self, record: PoolRecord, of_shadow: bool) -> None:
+        self.pool.recorder.record(record, shadow=of_shadow)
+
+    def _carry_out(self, orders: list[PoolOrder]) -> None:
+        for order in orders:
+            assert order.load
+            self.live.pool.loaded(order.model, 100.0)
 
     async def ask(self, asked: str, body: Any = None) -> dict[str, Any]:
         part, _, query = asked.partition("?")
