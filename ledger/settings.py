@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -89,18 +89,28 @@ class Settings(BaseSettings):
 
     @classmethod
     def _finding(cls, found: ErrorDetails, file: Path | None) -> ConfigError:
-        message = found["msg"].removeprefix("Value error, ")
         if not found["loc"]:  # about several settings at once
-            return ConfigError(message, field=cls.table)
-        key = ".".join(str(part) for part in found["loc"])
-        field = f"{cls.table}.{key}"
+            return finding(found, cls.table, ())
         variable = f"TAILRACE_{cls.table}_{found['loc'][0]}".upper()
         where = f"see {file}, {variable} or the flag" if file else f"see {variable} or the flag"
-        if found["type"] == "extra_forbidden":
-            closest = get_close_matches(key, cls.model_fields, n=1)
-            guess = f"did you mean {closest[0]}? " if closest else ""
-            return ConfigError("unknown setting", field=field, hint=guess + where)
-        return ConfigError(f"{message}, not {found['input']!r}", field=field, hint=where)
+        return finding(found, cls.table, cls.model_fields, where)
+
+
+def finding(
+    found: ErrorDetails, table: str, fields: Iterable[str], where: str | None = None
+) -> ConfigError:
+    """What is wrong with a table that has these `fields`; `where` says where it is to be set."""
+    message = found["msg"].removeprefix("Value error, ")
+    key = ".".join(str(part) for part in found["loc"])
+    if not key:
+        return ConfigError(message, field=table, hint=where)
+    field = f"{table}.{key}"
+    if found["type"] == "extra_forbidden":
+        closest = get_close_matches(key, fields, n=1)
+        guesses = [f"did you mean {name}?" for name in closest]
+        hint = " ".join([*guesses, *([where] if where else [])]) or None
+        return ConfigError("unknown setting", field=field, hint=hint)
+    return ConfigError(f"{message}, not {found['input']!r}", field=field, hint=where)
 
 
 def all_of(errors: Sequence[ConfigError]) -> ConfigError:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ledger.errors import ConfigError
-from ledger.settings import file_of, read_table
+from ledger.settings import file_of, finding, read_table
 from origin.config import DEMO_MODEL, OriginConfig
 from origin.formats import HeadFormat, KvFormat, WeightsFormat
 
@@ -155,15 +154,5 @@ def _name_of(folder: Path) -> str:
 
 
 def _explained(name: str, error: ValidationError, file: Path | None) -> ConfigError:
-    first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ")
-    key = ".".join(str(part) for part in first["loc"])
-    field = f"models.{name}.{key}" if key else f"models.{name}"
     where = f"see {file}" if file else None
-    if first["type"] == "extra_forbidden":
-        closest = get_close_matches(key, ModelTable.model_fields, n=1)
-        return ConfigError(
-            "unknown setting", field=field, hint=f"did you mean {closest[0]}?" if closest else where
-        )
-    said = f", not {first['input']!r}" if key else ""
-    return ConfigError(f"{message}{said}", field=field, hint=where)
+    return finding(error.errors()[0], f"models.{name}", ModelTable.model_fields, where)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from ledger.life import StreamLife, tokens_of
 from ledger.sqlite.disk.opening import existing, lock
 from ledger.sqlite.storage import StreamRow
 from ledger.text import StreamText
+from ledger.tools.pieces import StreamPiece, fill
 from ledger.tools.reader import LedgerReader
 
 TEXT_CHARS = 2_000
@@ -27,8 +28,6 @@ TEXT_CHARS = 2_000
 
 POLL_S = 0.1
 """Between two looks into the ledger; another process cannot be woken by its owner."""
-RECORDS_AT_ONCE = 4_096
-"""Records that are in memory at a time."""
 
 
 @dataclass(slots=True)
@@ -72,21 +71,16 @@ async def follow(
     at = start
     async with reading(place) as reader:
         while True:
-            row = await reader.stream(stream)
-            new = []
-            async with aclosing(reader.records(row, at)) as records:
-                async for found in records:
-                    new.append(found)
-                    if len(new) == RECORDS_AT_ONCE:
-                        break
+            piece = StreamPiece(await reader.stream(stream), first=at == 0)
+            await fill(piece, reader, at)
             await reader.release()  # the moment must not outlive a slow reader
-            for found in new:
+            for found in piece.records:
                 yield found
-            if new:
-                at = new[-1][0] + 1
-                if tag_of(new[-1][1].frame) == StreamEnd.tag:
+            if piece.records:
+                at, last = at + len(piece.records), piece.records[-1][1]
+                if tag_of(last.frame) == StreamEnd.tag:
                     return
-            elif not live or row.ended:
+            elif not live or piece.row.ended:
                 return
             else:
                 await asyncio.sleep(POLL_S)

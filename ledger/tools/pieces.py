@@ -67,7 +67,7 @@ async def _of_one(reader: LedgerReader, row: StreamRow) -> AsyncIterator[StreamP
         piece = StreamPiece(row, first=at == 0)
         try:
             piece.row = await reader.stream(row.id)
-            await _fill(piece, reader, at)
+            await fill(piece, reader, at)
         except NotFound:
             return  # removed since
         except Damaged as damage:
@@ -76,7 +76,8 @@ async def _of_one(reader: LedgerReader, row: StreamRow) -> AsyncIterator[StreamP
         yield piece
 
 
-async def _fill(piece: StreamPiece, reader: LedgerReader, at: int) -> None:
+async def fill(piece: StreamPiece, reader: LedgerReader, at: int) -> None:
+    """With the records from index `at` on; raises `Damaged` behind those that are whole."""
     async with aclosing(reader.records(piece.row, at)) as records:
         async for index, record in records:
             piece.records.append((index, record))

@@ -105,8 +105,8 @@ class AdaptiveTtl:
         }
         if known.usual_log is not None:
             features["usual_gap_s"] = exp(known.usual_log)
-        until = idle_since_s + float(self._ttls[choice])
-        return KeepDecision(model, idle_since_s, until, REASONS[believed], features)
+        until_s = idle_since_s + float(self._ttls[choice])
+        return KeepDecision(until_s, REASONS[believed], features)
 
     def observe(self, model: str, gap_s: float) -> None:
         known = self._models.setdefault(model, _Learned())

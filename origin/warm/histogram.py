@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import numpy as np
 
 from origin.warm.policies import KeepDecision
@@ -43,36 +41,23 @@ class HybridHistogram:
         inside, squares = self._inside.get(model, (0, 0))
         features = {"gaps": float(inside + beyond), "out_of_bounds": float(beyond)}
         if beyond and beyond >= OUT_OF_BOUNDS * (inside + beyond):
-            forecast = self._forecast[model]
-            begin = FORECAST_PREWARM * forecast
-            features["forecast_s"] = forecast
-            return self._prewarmed(
-                model, idle_since_s, begin, begin + FORECAST_KEEP * forecast, "forecast", features
-            )
-        span = self._bins * self._width_s
-        # Deviation over mean of the counts of the bins, from their sum and that of their squares.
-        spread = (max(squares * self._bins / inside**2 - 1, 0.0)) ** 0.5 if inside else 0.0
-        features["cv"] = spread
-        if counts is None or spread < REPRESENTATIVE_CV:
-            until = idle_since_s + span
-            return KeepDecision(model, idle_since_s, until, "not representative", features)
-        heap = np.cumsum(counts)
-        low = int(np.searchsorted(heap, 0.05 * inside)) * self._width_s * PREWARM_MARGIN
-        high = (int(np.searchsorted(heap, 0.99 * inside)) + 1) * self._width_s * KEEP_MARGIN
-        return self._prewarmed(model, idle_since_s, low, high, "percentiles", features)
-
-    def _prewarmed(
-        self,
-        model: str,
-        since: float,
-        begin: float,
-        until: float,
-        reason: str,
-        features: dict[str, float],
-    ) -> KeepDecision:
-        if begin <= 0:  # the next request may come at once: it is not unloaded at all
-            return KeepDecision(model, since, since + until, reason, features, inf, inf)
-        return KeepDecision(model, since, since, reason, features, since + begin, since + until)
+            forecast = features["forecast_s"] = self._forecast[model]
+            low, reason = FORECAST_PREWARM * forecast, "forecast"
+            high = low + FORECAST_KEEP * forecast
+        else:
+            # Deviation over mean of the counts of the bins, by their sum and that of their squares.
+            spread = max(squares * self._bins / inside**2 - 1, 0.0) ** 0.5 if inside else 0.0
+            features["cv"] = spread
+            if counts is None or spread < REPRESENTATIVE_CV:
+                until_s = idle_since_s + self._bins * self._width_s
+                return KeepDecision(until_s, "not representative", features)
+            heap, reason = np.cumsum(counts), "percentiles"
+            low = int(np.searchsorted(heap, 0.05 * inside)) * self._width_s * PREWARM_MARGIN
+            high = (int(np.searchsorted(heap, 0.99 * inside)) + 1) * self._width_s * KEEP_MARGIN
+        until_s = idle_since_s + high
+        if low <= 0:  # the next request may come at once: it is not unloaded at all
+            return KeepDecision(until_s, reason, features)
+        return KeepDecision(idle_since_s, reason, features, idle_since_s + low, until_s)
 
     def observe(self, model: str, gap_s: float) -> None:
         index = int(gap_s / self._width_s)

@@ -19,8 +19,6 @@ from origin.warm.prices import WarmPrices
 class KeepDecision:
     """Keep until `keep_until_s`; load again at `prewarm_at_s`, and keep it to `prewarm_until_s`."""
 
-    model: str
-    decided_at_s: float
     keep_until_s: float
     reason: str
     features: dict[str, float] = field(default_factory=dict)
@@ -55,7 +53,7 @@ class FixedTtl:
 
     def decide(self, model: str, idle_since_s: float) -> KeepDecision:
         until = idle_since_s + self.ttl_s
-        return KeepDecision(model, idle_since_s, until, f"kept for {self.ttl_s:g} s, as all are")
+        return KeepDecision(until, f"kept for {self.ttl_s:g} s, as all are")
 
     def observe(self, model: str, gap_s: float) -> None:
         """Nothing is learned."""
@@ -74,7 +72,7 @@ class BreakEven(FixedTtl):
     def decide(self, model: str, idle_since_s: float) -> KeepDecision:
         reason = f"idling for {self.ttl_s:g} s costs as much as a cold start"
         features = {"cold_cost_gpu_s": self.ttl_s}
-        return KeepDecision(model, idle_since_s, idle_since_s + self.ttl_s, reason, features)
+        return KeepDecision(idle_since_s + self.ttl_s, reason, features)
 
 
 class GreedyDual:
@@ -99,7 +97,7 @@ class GreedyDual:
 
     def decide(self, model: str, idle_since_s: float) -> KeepDecision:
         features = {"clock": self.clock, "priority": self._priority.get(model, self.clock)}
-        return KeepDecision(model, idle_since_s, inf, "kept until its room is needed", features)
+        return KeepDecision(inf, "kept until its room is needed", features)
 
     def observe(self, model: str, gap_s: float) -> None:
         """Frequency is counted where a request arrives."""
