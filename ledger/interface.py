@@ -260,9 +260,6 @@ class ObjectStore(Protocol):
     async def due(self, now_ms: int, limit: int) -> Sequence[tuple[ObjectKey, Alarm]]:
         """Alarms up to `now_ms`, earliest first."""
 
-    async def next_alarm_ms(self) -> int | None:
-        """When the earliest alarm is."""
-
     async def names(self, kind: str, *, after: str = "", limit: int = 1000) -> Sequence[str]:
         """Names of objects of a class that have a value or an alarm, in order."""
 

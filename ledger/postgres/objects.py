@@ -78,10 +78,6 @@ class PostgresObjects:
             for kind, name, alarm_ms, retries in rows
         ]
 
-    async def next_alarm_ms(self) -> int | None:
-        [(alarm_ms,)] = await self._pool.rows(sql.NEXT_ALARM, self._lease, self._now_ms())
-        return None if alarm_ms is None else int(alarm_ms)
-
     async def names(self, kind: str, *, after: str = "", limit: int = 1000) -> Sequence[str]:
         rows = await self._pool.rows(sql.OBJECT_NAMES, kind.encode(), after.encode(), limit)
         return [bytes(name).decode() for (name,) in rows]

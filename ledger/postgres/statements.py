@@ -191,12 +191,6 @@ FROM object o LEFT JOIN owner w ON w.lease = o.lease
 WHERE o.alarm_ms <= $1 AND (o.lease = $2 OR coalesce(w.expires, '-infinity') <= clock_timestamp())
 ORDER BY o.alarm_ms, o.oid LIMIT $3
 """
-NEXT_ALARM = """
-SELECT min(CASE WHEN o.lease = $1 OR w.expires IS NULL THEN o.alarm_ms
-    ELSE greatest(o.alarm_ms,
-        $2 + ceil(extract(epoch FROM w.expires - clock_timestamp()) * 1000)::bigint) END)
-FROM object o LEFT JOIN owner w ON w.lease = o.lease WHERE o.alarm_ms IS NOT NULL
-"""
 OBJECT_NAMES = """
 SELECT o.name FROM object o
 WHERE o.kind = $1 AND o.name > $2

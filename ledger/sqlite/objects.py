@@ -113,9 +113,6 @@ class SqliteObjects:
             if (alarm := _alarm(row)) is not None
         ]
 
-    async def next_alarm_ms(self) -> int | None:
-        return await self._storage.next_alarm_ms()
-
     async def names(self, kind: str, *, after: str = "", limit: int = 1000) -> Sequence[str]:
         return await self._storage.object_names(kind, after, limit)
 

@@ -169,8 +169,6 @@ class Storage(Protocol):
     async def alarms(self, now_ms: int, limit: int) -> list[ObjectRow]:
         """Objects whose alarm is due, earliest first."""
 
-    async def next_alarm_ms(self) -> int | None: ...
-
     async def object_names(self, kind: str, after: str, limit: int) -> list[str]: ...
 
     @property

@@ -20,6 +20,7 @@ from origin.steady_clock import now_ms
 from origin.subscriptions.pool import MAX_DELIVERIES_PER_HOST
 from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
 from origin.subscriptions.updates import SCAN
+from tests.ledger.next_alarm import next_alarm_ms
 from tests.origin.subscriptions.subscription_world import Receiver
 
 pytestmark = pytest.mark.anyio
@@ -165,7 +166,7 @@ async def test_subscriptions_are_off_unless_the_operator_wants_them(tmp_path: Pa
     work = (ObjectKey("stream", "work"), "PUT", "work", [1])
     claim = (pool, "POST", "__ds/subscriptions/pool/claim", {"worker": "w"})
     await ask(StreamsConfig(subscriptions=True), put, work, claim)
-    assert await ledger.objects.next_alarm_ms() == now + lease_ms
+    assert await next_alarm_ms(ledger.objects) == now + lease_ms
     now += lease_ms
     assert not StreamsConfig().subscriptions
     with pytest.raises(NotFound) as refused:
@@ -174,7 +175,7 @@ async def test_subscriptions_are_off_unless_the_operator_wants_them(tmp_path: Pa
         "subscriptions_off",
         True,
     )
-    assert await ledger.objects.next_alarm_ms() is None
+    assert await next_alarm_ms(ledger.objects) is None
     look = (pool, SCAN, "__ds/subscriptions/pool", None)
     await ask(StreamsConfig(subscriptions=True), look, claim)
     await ledger.close()

@@ -300,10 +300,6 @@ class SqliteFile:
         )
         return [ObjectRow(*row) for row in rows]
 
-    async def next_alarm_ms(self) -> int | None:
-        rows = self._lookups.look("SELECT min(alarm_ms) FROM object WHERE alarm_ms IS NOT NULL", ())
-        return None if rows[0][0] is None else int(rows[0][0])
-
     async def object_names(self, kind: str, after: str, limit: int) -> list[str]:
         rows = await self._lookups.read(
             "SELECT name FROM object WHERE kind = ? AND name > ? AND (alarm_ms IS NOT NULL"

@@ -92,9 +92,6 @@ class HeldStore:
     async def due(self, now_ms: int, limit: int) -> Sequence[tuple[ObjectKey, Alarm]]:
         return await self._store.due(now_ms, limit)
 
-    async def next_alarm_ms(self) -> int | None:
-        return await self._store.next_alarm_ms()
-
     async def names(self, kind: str, *, after: str = "", limit: int = 1000) -> Sequence[str]:
         return await self._store.names(kind, after=after, limit=limit)
 

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from ledger.objects.object import ObjectRequest
 from ledger.objects.storage import ObjectStorage
+from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import START_MS, Scripted, World, world_at
 
 NAMES = st.sampled_from(["a", "ab", "abc", "b", "é", "\uffff", "\U0001f600", "~"])
@@ -158,7 +159,7 @@ class ObjectMachine(RuleBasedStateMachine):
     async def stored(self) -> Modelled:
         objects = self.world.ledger.objects
         values = await objects.list(self.world.made[-1].context.key)
-        return Modelled(values, await objects.next_alarm_ms())
+        return Modelled(values, await next_alarm_ms(objects))
 
     @rule()
     def evict(self) -> None:

@@ -17,6 +17,7 @@ from ledger.objects.alarm import MAX_ALARMS_AT_ONCE, POLL_MS, LoopTimer, RetryPo
 from ledger.objects.object import ObjectRequest
 from ledger.objects.runtime import ObjectLimits, ObjectRuntime
 from ledger.objects.storage import ObjectStorage
+from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import (
     KEY,
     START_MS,
@@ -82,7 +83,7 @@ async def ring_until_quiet(world: World) -> None:
     while True:
         await world.runtime.wake_due()
         await world.runtime.alarms_ended()
-        next_ms = await world.ledger.objects.next_alarm_ms()
+        next_ms = await next_alarm_ms(world.ledger.objects)
         if next_ms is None:
             return
         world.clock.now = max(world.clock.now, next_ms)

@@ -16,6 +16,7 @@ import pytest
 from ledger.frame import Durability, Token, encode
 from ledger.interface import NewStream, Record, StreamKind
 from ledger.objects.object import ObjectRequest
+from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import KEY, Script, Scripted, World, crashed, world_at
 
 pytestmark = pytest.mark.anyio
@@ -83,4 +84,4 @@ async def check(folder: Path, answered: int) -> None:
         assert values.get("b", b"0") == values.get("a", b"0")
         if count:
             assert len(await world.ledger.frames(STREAM, 0, 100)) == count
-            assert await world.ledger.objects.next_alarm_ms() == 10_000_000 + count
+            assert await next_alarm_ms(world.ledger.objects) == 10_000_000 + count

@@ -17,6 +17,7 @@ from ledger.objects.storage import (
     ObjectStorage,
     ValueCache,
 )
+from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import KEY, Scripted, World
 
 pytestmark = pytest.mark.anyio
@@ -251,7 +252,7 @@ async def test_an_exception_in_a_transaction_rolls_back_what_it_changed_and_no_m
 
     await within(world, work)
     assert await world.ledger.objects.list(KEY) == {"before": b"1", "after": b"3"}
-    assert await world.ledger.objects.next_alarm_ms() == 7_000_000
+    assert await next_alarm_ms(world.ledger.objects) == 7_000_000
     with pytest.raises(NotFound):
         await world.ledger.info(STREAM)
 

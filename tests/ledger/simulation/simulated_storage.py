@@ -336,9 +336,6 @@ class SimulatedStorage:
         due = [r for r in self._alarmed() if r.alarm_ms is not None and r.alarm_ms <= now_ms]
         return sorted(due, key=lambda row: (row.alarm_ms, row.oid))[:limit]
 
-    async def next_alarm_ms(self) -> int | None:
-        return min((r.alarm_ms for r in self._alarmed() if r.alarm_ms is not None), default=None)
-
     async def object_names(self, kind: str, after: str, limit: int) -> list[str]:
         await self._delay()
         values = self._disk.tables.values

@@ -40,6 +40,7 @@ from origin.streams.json import join_json
 from origin.streams.object import StreamObject, stream_class
 from origin.streams.offset import START, Offset
 from origin.streams.page import CHUNK_BYTES, Tip, chunks, piece
+from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import crashed
 from tests.origin.streams.stream_world import ROOT, ZERO, StreamWorld, done, streams_at
 
@@ -334,10 +335,10 @@ async def test_a_fork_keeps_its_reference_for_good(tmp_path: Path) -> None:
     async with streams_at(tmp_path) as world:
         await world.put("s", b"x")
         await fork(world, "f", "s")
-        alarm = await world.ledger.objects.next_alarm_ms()
+        alarm = await next_alarm_ms(world.ledger.objects)
         assert alarm is not None
         world.clock.move_to(alarm)
-        while await world.ledger.objects.next_alarm_ms() is not None:
+        while await next_alarm_ms(world.ledger.objects) is not None:
             await world.clock.parks.get()
         await world.ask("DELETE", "s")
         assert [await world.status("s"), await world.text("f")] == [410, b"x"]
@@ -409,7 +410,7 @@ async def test_the_alarm_lets_a_fork_be_that_is_being_made(tmp_path: Path) -> No
         making = asyncio.create_task(fork(world, "f", "s"))
         await reached.wait()
         world.clock.move_to(world.clock.now + RETRY_MS)
-        while await world.ledger.objects.next_alarm_ms() != world.clock.now + RETRY_MS:
+        while await next_alarm_ms(world.ledger.objects) != world.clock.now + RETRY_MS:
             await world.clock.parks.get()
         go_on.set()
         assert (await making).status == 201
@@ -469,7 +470,7 @@ async def test_a_reference_that_cannot_be_given_back_now_is_given_back_later(
         await fork(world, "f", "s")
         await world.ask("DELETE", "s")
         await world.ask("DELETE", "f")
-        while await world.ledger.objects.next_alarm_ms() != world.clock.now + RETRY_MS:
+        while await next_alarm_ms(world.ledger.objects) != world.clock.now + RETRY_MS:
             await world.clock.parks.get()
         broken.clear()
         assert await world.status("s") == 410

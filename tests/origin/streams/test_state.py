@@ -4,6 +4,7 @@ import pytest
 
 from ledger.interface import ObjectKey
 from origin.streams.config import Change
+from tests.ledger.next_alarm import next_alarm_ms
 from tests.origin.streams.stream_world import StreamWorld, streams_at
 
 pytestmark = pytest.mark.anyio
@@ -75,7 +76,7 @@ async def test_the_alarm_removes_what_nobody_asks_for(tmp_path: Path) -> None:
         world.clock.now = start + 1_000
         await world.text("a")  # which puts the end off, but not the alarm
         for due in (start + 2_000, start + 3_000):
-            while await world.ledger.objects.next_alarm_ms() != due:
+            while await next_alarm_ms(world.ledger.objects) != due:
                 await world.clock.parks.get()
             world.clock.move_to(due)
         await world.is_empty()

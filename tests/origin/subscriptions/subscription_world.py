@@ -23,6 +23,7 @@ from origin.subscriptions.object import subscription_class
 from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION, object_of
 from origin.subscriptions.updates import Updates
 from origin.subscriptions.webhook import Webhooks
+from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import HandClock
 
 BASE = "http://edge"
@@ -174,7 +175,7 @@ class SubscriptionWorld:
     async def next_alarm_ms(self) -> int:
         """When the next alarm is, once there is one that is not due already."""
         async with asyncio.timeout(TIMEOUT_S):
-            while (at_ms := await self._store.next_alarm_ms() or 0) <= self.clock.now:
+            while (at_ms := await next_alarm_ms(self._store) or 0) <= self.clock.now:
                 await self.clock.parks.get()
         return at_ms
 

@@ -1,0 +1,12 @@
+"""What tests of alarms ask of a store."""
+
+from __future__ import annotations
+
+from ledger.interface import ObjectStore
+from ledger.objects.alarm import HORIZON_MS
+
+
+async def next_alarm_ms(objects: ObjectStore) -> int | None:
+    """When the earliest alarm is, in Unix ms."""
+    rows = await objects.due(HORIZON_MS, 1)
+    return rows[0][1].at_ms if rows else None
