@@ -9,14 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from ledger.dial import (
-    UNIX,
-    Credentials,
-    LinkAddress,
-    LinkText,
-    check_link,
-    secret_bytes,
-)
+from ledger.dial import UNIX, Credentials, LinkAddress, LinkText, check_link, secret_bytes
 from ledger.settings import Address, CollectorUrl, Settings, parse_address, split_at_commas
 from origin.formats import Formats, HeadFormat, KvFormat, WeightsFormat
 

@@ -13,13 +13,7 @@ from collections.abc import Iterable
 from psycopg import AsyncConnection, errors, sql
 
 from ledger.postgres.schema import SID_BITS
-from ledger.postgres.statements import (
-    FORGET_EXPIRED,
-    LEFTOVERS,
-    LIVES,
-    PARTITIONS,
-    PURGE,
-)
+from ledger.postgres.statements import FORGET_EXPIRED, LEFTOVERS, LIVES, PARTITIONS, PURGE
 
 HOUR_MS = 3_600_000
 LINGER_HOURS = 3

@@ -16,13 +16,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
-from ledger.errors import (
-    LedgerFailed,
-    LedgerFull,
-    NotFound,
-    TailraceError,
-    unknown_stream,
-)
+from ledger.errors import LedgerFailed, LedgerFull, NotFound, TailraceError, unknown_stream
 from ledger.frame import Durability
 from ledger.interface import (
     Append,

@@ -9,12 +9,7 @@ from __future__ import annotations
 # ruff: noqa: F403, F405  (the enums are this module's too)
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import (
-    Annotated,
-    ClassVar,
-    NamedTuple,
-    dataclass_transform,
-)
+from typing import Annotated, ClassVar, NamedTuple, dataclass_transform
 
 from ledger.wire.bare import (
     SCHEMA_ID_BYTES,

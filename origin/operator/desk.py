@@ -23,12 +23,7 @@ from origin.operator.live import LivePages, encoded
 from origin.operator.pool import pool_document
 from origin.operator.query import Query, require
 from origin.operator.simulation import simulate
-from origin.operator.stored import (
-    MAX_FRAMES,
-    frame_row,
-    prompt_document,
-    stored_document,
-)
+from origin.operator.stored import MAX_FRAMES, frame_row, prompt_document, stored_document
 from origin.operator.warm import WarmDesk
 from origin.workers.worker_process import WorkerSlot
 

@@ -16,13 +16,7 @@ from ledger.errors import CallerError
 from ledger.hints import Hint
 from origin.pool.kept import HINT_WINDOW_S, TURN_S, HintRecord, KeptModel, Visit
 from origin.pool.members import LEAST_SIZE, PooledState, PoolMember, check_members, check_pins
-from origin.pool.records import (
-    ArrivalRecord,
-    KeepRecord,
-    PoolChoice,
-    PoolDecision,
-    TierChange,
-)
+from origin.pool.records import ArrivalRecord, KeepRecord, PoolChoice, PoolDecision, TierChange
 from origin.pool.tiers import ABOUT_TO_GO, HOLDING_ROOM, PoolEvent, Residence, Tier, follow
 from origin.warm.policies import GreedyDual, KeepAlivePolicy
 from origin.warm.prices import COLD_COST_GPU_S

@@ -25,17 +25,7 @@ from ledger.frame import (
     ToolCall,
     encode,
 )
-from origin.producer import (
-    Data,
-    End,
-    Label,
-    Output,
-    Reasoning,
-    Remark,
-    Revision,
-    Text,
-    Vector,
-)
+from origin.producer import Data, End, Label, Output, Reasoning, Remark, Revision, Text, Vector
 from origin.tools import CallPiece
 
 MAX_CHUNK_BYTES = 256 * 1024
