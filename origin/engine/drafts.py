@@ -49,15 +49,12 @@ class Drafter(Protocol):
 
     def propose(self, asked: Sequence[Asked]) -> list[Sequence[int]]:
         """Guesses for each that is asked for, of different runs."""
-        ...
 
     def learn(self, run: int, drafted: int, accepted: int) -> None:
         """So many of the run's last proposal were verified, and so many of them were right."""
-        ...
 
     def release(self, run: int) -> None:
         """The run has ended, or is preempted, and then may come back: forget it."""
-        ...
 
 
 def accepted(drafts: Sequence[int], drawn: Sequence[int]) -> list[int]:

@@ -54,10 +54,8 @@ def check_format(kind: FormatKind, source: str) -> None:
     look-around, and matches the whole text. It takes 0.1 ms for a small schema, some 50 ms for
     one of 1000 properties.
     """
-    grammar = _grammar(kind, source)
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_LIMITS)
-    if is_error:
-        raise _refusal(messages[0])
+    if fault := _fault_of(_grammar(kind, source)):
+        raise _refusal(fault)
 
 
 def check_tools(tools: ToolUse, answer: OutputFormat | None = None) -> None:
@@ -72,21 +70,24 @@ def check_tools(tools: ToolUse, answer: OutputFormat | None = None) -> None:
         except CallerError as error:
             error.field = field
             raise
-        is_error, messages = LLMatcher.validate_grammar_with_warnings(source, limits=_LIMITS)
-        if is_error:
-            why = messages[0].partition("failed to compile JSON schema: ")[2] or messages[0]
+        if fault := _fault_of(source):
+            why = fault.partition("failed to compile JSON schema: ")[2] or fault
             why = why.partition("\n")[0][:MAX_MESSAGE_CHARS]
             raise CallerError(
                 f"Invalid schema for function '{function['name']}': {why}",
                 code="invalid_function_parameters",
                 field=field,
             )
-    if answer is not None:
-        is_error, messages = LLMatcher.validate_grammar_with_warnings(
-            _calls(read_functions(tools.functions), tools, answer), limits=_LIMITS
-        )
-        if is_error:
-            raise _refusal(messages[0])
+    if answer is None:
+        return
+    if fault := _fault_of(_calls(read_functions(tools.functions), tools, answer)):
+        raise _refusal(fault)
+
+
+def _fault_of(grammar: str) -> str:
+    """What llguidance says against it; empty where that is nothing."""
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_LIMITS)
+    return messages[0] if is_error else ""
 
 
 class GrammarCompiler:

@@ -30,7 +30,6 @@ class Results(NamedTuple):
 class Launched(Protocol):
     def read(self) -> Results:
         """Wait for the device; once, and in the order of launches."""
-        ...
 
 
 class StepDevice(Protocol):
@@ -41,7 +40,6 @@ class StepDevice(Protocol):
 
         Raises what those do.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

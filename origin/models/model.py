@@ -129,18 +129,15 @@ class Model(Protocol):
         for one that is empty, for a chunk that is no chunk, and for a page or an id that is not
         there.
         """
-        ...
 
     def draw(self, hidden: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         """The tokens that follow these rows: fp32 [len(draws), H].
 
         Raises ValueError for a mask that allows nothing or an argument that does not fit.
         """
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
-        ...
 
 
 def prefill_chunks(ids: Sequence[int]) -> list[Sequence[int]]:

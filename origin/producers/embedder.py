@@ -25,7 +25,6 @@ from origin.producer import About, End, Label, Output, Request, Resumption, Vect
 MODULES_FILE = "modules.json"
 CONFIG_FILE = "config.json"
 WEIGHTS = "*.safetensors"
-READ_BYTES = 1 << 20
 ONE_AT_A_TIME = 1
 """Texts computed at once in a process: torch uses the cores that it is given for one."""
 
@@ -159,6 +158,5 @@ def _fingerprint(folder: Path, runs_on: str) -> str:
     for path in sorted((*folder.rglob("*.json"), *folder.rglob(WEIGHTS))):
         digest.update(path.relative_to(folder).as_posix().encode())
         with path.open("rb") as file:
-            while data := file.read(READ_BYTES):
-                digest.update(data)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()

@@ -37,8 +37,6 @@ class PagePool:
         if pages < 1:
             raise ValueError(f"pages: {pages}, at least 1 is needed")
         self.pages = pages
-        self.evicted = 0
-        """Cached pages that had to make room, so far."""
         self._free = list(range(pages - 1, -1, -1))  # popped from the end: low ids first
         self._holders = [0] * pages
         self._page_of: dict[bytes, int] = {}
@@ -111,5 +109,4 @@ class PagePool:
         page = next(iter(self._cached))
         del self._cached[page]
         del self._page_of[self._key_of.pop(page)]
-        self.evicted += 1
         return page

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -161,13 +161,9 @@ class Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with ours, theirs:
-            self._process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "origin.workers.launch", str(os.getpid())),
-                *("origin.workers.launcher", str(theirs.fileno()), *self._command),
-                env=self._environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-            )
+            fd = theirs.fileno()
+            command = "origin.workers.launcher", str(fd), *self._command
+            self._process = process = await launched(*command, env=self._environment, fds=(fd,))
             theirs.close()
             was_ready = False
             try:
@@ -182,7 +178,7 @@ class Launcher:
                 # The worker that waits sees that its launcher is gone, and ends.
                 self._socket = self._process = self._waiting = None
                 self._settled.clear()
-                _kill(process)
+                kill(process)
                 await process.wait()
             log.warning("launcher.lost", pid=process.pid, exit=process.returncode)
             return was_ready
@@ -196,7 +192,7 @@ class Launcher:
     def _end(self) -> None:
         """Another one takes its place."""
         if self._process is not None:
-            _kill(self._process)
+            kill(self._process)
 
 
 async def _message(launcher: socket.socket) -> Forked | None:
@@ -213,6 +209,19 @@ def _adopt_orphans() -> None:
         log.warning("launcher.no_subreaper")  # a fork ends at once then, and its worker is missed
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
+async def launched(
+    module: str, *argv: str, env: Mapping[str, str], fds: Sequence[int] = ()
+) -> asyncio.subprocess.Process:
+    """A process of its own that runs a worker's module, or the launcher; see `launch`."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "origin.workers.launch", str(os.getpid()), module, *argv),
+        env=env,
+        stdin=asyncio.subprocess.DEVNULL,
+        pass_fds=fds,
+    )
+
+
+def kill(process: ChildProcess) -> None:
+    """Nothing, where it has ended."""
     with contextlib.suppress(ProcessLookupError):
         process.kill()

@@ -25,6 +25,8 @@ def main(argv: Sequence[str]) -> int:
     parent, module, *rest = argv
     if not end_with(int(parent)):
         return 1
+    # Ctrl-C in a terminal reaches every process; the supervisor decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     OF_THIS_PROCESS.begin("imports")
     return int(importlib.import_module(module).main(rest))

@@ -19,7 +19,6 @@ import gc
 import importlib
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -52,8 +51,6 @@ class Forked:
 def main(argv: Sequence[str]) -> int:
     """Serve until the supervisor has gone; returns the exit status. A worker returns its own."""
     fd, module, settings = argv
-    # Ctrl-C in a terminal reaches every process; the supervisor decides when this one ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
     worker = importlib.import_module(module)
     worker.prepare(settings)

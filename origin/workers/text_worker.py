@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -201,8 +200,6 @@ def main(argv: Sequence[str]) -> int:
     path, settings = argv
     OF_THIS_PROCESS.enter("connect")
     config = OriginConfig.model_validate_json(settings)
-    # Ctrl-C in a terminal reaches every process; the supervisor decides when this one ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(config.log_level)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line for each upstream request
     try:

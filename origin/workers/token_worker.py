@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import select
-import signal
 import socket
 import sys
 import time
@@ -155,8 +154,6 @@ def main(argv: Sequence[str]) -> int:
     path, settings = argv
     OF_THIS_PROCESS.enter("connect")
     config = _config_of(settings)
-    # Ctrl-C in a terminal reaches every process; the supervisor decides when this one ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(TORCH_THREADS)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

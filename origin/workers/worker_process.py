@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,7 +25,7 @@ from origin.children import import_environment
 from origin.workers import worker_frame
 from origin.workers.circuit import SETTLED_S, Circuit, CircuitState
 from origin.workers.death import Death, count_oom_kills, kind_of_exit
-from origin.workers.forked import ChildProcess, Launcher
+from origin.workers.forked import ChildProcess, Launcher, kill, launched
 from origin.workers.liveness import LOOK_S, Patience, Pulse
 from origin.workers.load_spans import COMPILE, FORKED, SPAWNED, LoadStage, WorkerStart
 from origin.workers.worker_frame import Begun, Fault, Frame, Load, LoadProgress, Ready, Step
@@ -143,7 +141,7 @@ class WorkerSlot:
             async with server:
                 while True:
                     wait_s = self.circuit.wait_s(self.number, time.monotonic())
-                    if self._unwanted.is_set():
+                    if not self.is_wanted:
                         await self._rest()
                     elif wait_s:
                         with contextlib.suppress(TimeoutError):
@@ -189,10 +187,10 @@ class WorkerSlot:
             tasks = (hearing, watching, unwanted, self._welcoming)
             await cancel(filter(None, tasks))
             if self._writer is None:
-                _kill(process)  # it has not called yet: nothing is lost, and it would not hear us
+                kill(process)  # it has not called yet: nothing is lost, and it would not hear us
             self._disconnect()
             await _reap(process, exited)
-        if self._unwanted.is_set():
+        if not self.is_wanted:
             log.info("worker.left", slot=self.number, pid=self.pid, model=self.model)
             self.pid = self.ready = None
             return
@@ -229,12 +227,7 @@ class WorkerSlot:
             if forked is not None:
                 self._forked = True
                 return forked
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "origin.workers.launch", str(os.getpid())),
-            *(self._module, str(path), self._settings),
-            env=worker_environment(),
-            stdin=asyncio.subprocess.DEVNULL,
-        )
+        return await launched(self._module, str(path), self._settings, env=worker_environment())
 
     async def _watch(self, pulse: Pulse, process: ChildProcess, exited: asyncio.Task[int]) -> None:
         """Tell when the worker falls silent; kill it when it hangs, after a traceback if it can."""
@@ -252,7 +245,7 @@ class WorkerSlot:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGABRT)
         await asyncio.wait((exited,), timeout=STOP_GRACE_S)
-        _kill(process)
+        kill(process)
         await asyncio.wait((exited,), timeout=KILL_GRACE_S)
 
     async def _hear_last_words(self, hearing: asyncio.Task[None]) -> None:
@@ -385,7 +378,7 @@ async def _reap(process: ChildProcess, exited: asyncio.Task[int]) -> None:
     """Wait for the process; one that hangs is killed."""
     done, _ = await asyncio.wait((exited,), timeout=STOP_GRACE_S)
     if not done:
-        _kill(process)
+        kill(process)
         done, _ = await asyncio.wait((exited,), timeout=KILL_GRACE_S)
     if not done:
         log.error("worker.does_not_end", pid=process.pid)  # its socket is closed: it writes nothing
@@ -400,8 +393,3 @@ def _fate(status: int | None) -> str:
     with contextlib.suppress(ValueError):
         return f"ended by {signal.Signals(-status).name}"
     return f"ended by signal {-status}"
-
-
-def _kill(process: ChildProcess) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
