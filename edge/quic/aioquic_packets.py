@@ -30,8 +30,11 @@ from aioquic.quic.packet import (
     decode_packet_number,
     push_ack_frame,
 )
+from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.recovery import MAX_ACK_RANGES
 from aioquic.tls import Epoch
+
+from edge.quic.path_size import BASE_BYTES, LARGE_BYTES, PathSize
 
 NUMBER_BYTES, MAX_NUMBER = 2, 0xFFFF
 """Of a packet's number that are sent."""
@@ -48,6 +51,8 @@ OFFSET_BYTES, MAX_OFFSET, OFFSET_MARKS = 4, 1 << 30, (0x80000000, 0xC00000000000
 """An offset is written in so many bytes, or in twice that many from the second on, and marked
 (RFC 9000, 16)."""
 LENGTH_BYTES, LENGTH_MARK = 2, 0x4000
+NARROW_FROM_PTOS = 2
+"""After so many that nothing answers, datagrams are small again, whatever the path carried."""
 MAX_ACKNOWLEDGEMENT_BYTES = 512
 PACKETS_A_PING = 8
 """While there are gaps in what has come: one in so many that acknowledge is to be acknowledged."""
@@ -56,21 +61,23 @@ PACKETS_A_PING = 8
 class Sent:
     """What is remembered of a packet: aioquic's has the same fields, and costs five times that."""
 
-    __slots__ = ("delivery_handlers", "in_flight", "packet_number", "sent_bytes", "sent_time")
+    __slots__ = (
+        *("delivery_handlers", "in_flight", "is_ack_eliciting", "packet_number", "sent_bytes"),
+        "sent_time",
+    )
     epoch = Epoch.ONE_RTT
     is_crypto_packet = False
     packet_type = QuicPacketType.ONE_RTT
 
-    def __init__(self, number: int, size: int, now: float, handlers: Any, elicits: bool) -> None:
+    def __init__(
+        self, number: int, size: int, now: float, handlers: Any, elicits: bool, in_flight: bool
+    ) -> None:
         self.packet_number = number
         self.sent_bytes = size
         self.sent_time = now
         self.delivery_handlers = handlers
-        self.in_flight = elicits
-
-    @property
-    def is_ack_eliciting(self) -> bool:
-        return self.in_flight
+        self.is_ack_eliciting = elicits
+        self.in_flight = in_flight
 
 
 class Packets:
@@ -126,9 +133,17 @@ class Packets:
 
 
 class PacketConnection(QuicConnection):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._path_size = PathSize()
+
     # ---- what is sent ----
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, Any]]:
+        if len(self._network_paths) > 1 or self._loss._pto_count >= NARROW_FROM_PTOS:
+            self._path_size.shrink()
+        if self._path_size.size != self._max_datagram_size:
+            self._resize(self._path_size.size)
         talking = self._talking() if self._is_plain() else None
         if talking is None:
             self.acknowledge(now)  # by itself it would be one more packet, and a timer
@@ -224,7 +239,33 @@ class PacketConnection(QuicConnection):
             return []
         if acknowledges:
             space.ack_at = None
-        return self._sealed(packets.whole, now)
+        datagrams = self._sealed(packets.whole, now)
+        if talking and self._path_size.asks(now):
+            datagrams += self._probe(now)
+        return datagrams
+
+    def _probe(self, now: float) -> list[tuple[bytes, Any]]:
+        """A packet that asks the path whether it carries so much. That it is lost says nothing of
+        congestion (RFC 9000, 14.4)."""
+        overhead = 1 + len(self._peer_cid.cid) + NUMBER_BYTES
+        overhead += self._cryptos[Epoch.ONE_RTT].aead_tag_size
+        payload = b"\1".ljust(LARGE_BYTES - overhead, b"\0")  # PING and PADDING
+        return self._sealed([(payload, [(self._on_probe_delivery, ())], True)], now, is_probe=True)
+
+    def _on_probe_delivery(self, delivery: QuicDeliveryState) -> None:
+        if delivery is QuicDeliveryState.ACKED:
+            self._path_size.answered()
+
+    def _on_large_delivery(self, delivery: QuicDeliveryState) -> None:
+        if delivery is QuicDeliveryState.ACKED:
+            self._path_size.large_came()
+        else:
+            self._path_size.large_lost()
+
+    def _resize(self, size: int) -> None:
+        loss: Any = self._loss
+        self._max_datagram_size = size
+        loss._pacer._max_datagram_size = loss._cc._max_datagram_size = size
 
     def _acknowledgement(self, space: Any, now: float) -> bytes:
         delay_us = int((now - space.largest_received_time) * 1e6)
@@ -290,7 +331,11 @@ class PacketConnection(QuicConnection):
         return fits
 
     def _sealed(
-        self, packets: Sequence[tuple[bytes, list[Any], bool]], now: float
+        self,
+        packets: Sequence[tuple[bytes, list[Any], bool]],
+        now: float,
+        *,
+        is_probe: bool = False,
     ) -> list[tuple[bytes, Any]]:
         """Encrypt them, and remember that they are sent."""
         crypto: Any = self._cryptos[Epoch.ONE_RTT].send
@@ -316,7 +361,10 @@ class PacketConnection(QuicConnection):
                 hidden.to_bytes(NUMBER_BYTES, "big"),
                 body,
             )
-            packet: Any = Sent(number, len(datagram), now, handlers, elicits)
+            if len(datagram) > BASE_BYTES and not is_probe:
+                handlers.append((self._on_large_delivery, ()))
+            size, in_flight = len(datagram), elicits and not is_probe
+            packet: Any = Sent(number, size, now, handlers, elicits, in_flight)
             loss.on_packet_sent(packet=packet, space=space)
             datagrams.append((datagram, path.addr))
             self._packet_number = number + 1

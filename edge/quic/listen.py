@@ -36,6 +36,9 @@ IP_PKTINFO = (socket.IPPROTO_IP, 8)
 IPV6_RECVPKTINFO = (socket.IPPROTO_IPV6, 49)
 IPV6_PKTINFO = (socket.IPPROTO_IPV6, 50)
 """Options of Linux, in levels and numbers: to be told which address a datagram came to."""
+MTU_DISCOVER, IPV6_MTU_DISCOVER = (socket.IPPROTO_IP, 10), (socket.IPPROTO_IPV6, 23)
+PMTUDISC_PROBE = 3
+"""Options of Linux, and the value for which no datagram is cut on its way (`path_size`)."""
 UDP_SEGMENT = (17, 103)
 """The option of Linux that a piece is cut into datagrams of a length."""
 MAX_SEGMENTS, MAX_PIECE_BYTES = 64, 65_000
@@ -148,6 +151,9 @@ class SocketEnd:
         if self._everywhere:
             told = IPV6_RECVPKTINFO if bound.family == socket.AF_INET6 else IP_PKTINFO
             bound.setsockopt(*told, 1)
+        if sys.platform == "linux":
+            told = IPV6_MTU_DISCOVER if bound.family == socket.AF_INET6 else MTU_DISCOVER
+            bound.setsockopt(*told, PMTUDISC_PROBE)
         self._segments = segments(bound)
         bound.setblocking(False)
         for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):

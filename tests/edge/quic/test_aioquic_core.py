@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 import aioquic.quic.connection
 from aioquic.h3.connection import H3Connection
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.recovery import QuicPacketPacer
@@ -14,6 +15,7 @@ from aioquic.tls import Epoch
 
 from edge.quic.aioquic_core import AioquicCores
 from edge.quic.aioquic_packets import Sent
+from edge.quic.path_size import BASE_BYTES
 from tailrace.certificate import CertificateFiles
 from tests.edge.quic.net import Net
 
@@ -35,7 +37,8 @@ OF_A_SENDER = (
     *("_reset_error_code", "buffer_is_empty", "highest_offset", "is_finished"),
     *("on_data_delivery", "reset_pending"),
 )
-OF_A_PACER = ("bucket_time", "packet_time", "update_bucket")
+OF_A_PACER = ("_max_datagram_size", "bucket_time", "packet_time", "update_bucket")
+OF_LOSSES = ("_cc", "_pacer", "_pto_count")
 OF_A_SPACE = (
     *("ack_at", "ack_queue", "expected_packet_number", "largest_received_packet"),
     *("largest_received_time", "received_packets"),
@@ -61,12 +64,15 @@ def test_the_private_names_that_the_core_uses_are_there(net: Net) -> None:
     assert [name for name in OF_HTTP3 if not hasattr(http3, name)] == []
     sender = connection._streams[stream].sender
     assert [name for name in OF_A_SENDER if not hasattr(sender, name)] == []
+    assert [name for name in OF_LOSSES if not hasattr(connection._loss, name)] == []
+    assert hasattr(connection._loss._cc, "_max_datagram_size")
     pacer, space = connection._loss._pacer, connection._spaces[Epoch.ONE_RTT]
     assert [name for name in OF_A_PACER if not hasattr(pacer, name)] == []
     assert [name for name in OF_A_SPACE if not hasattr(space, name)] == []
     protection = connection._cryptos[Epoch.ONE_RTT].send.hp
     assert [name for name in OF_HEAD_PROTECTION if not hasattr(protection, name)] == []
     assert {each.name for each in fields(QuicSentPacket)} - set(dir(Sent)) <= OF_A_LOG
+    assert BASE_BYTES == SMALLEST_MAX_DATAGRAM_SIZE == connection._max_datagram_size
     for owner, names in OVERRIDDEN.items():
         assert [name for name in names if name not in vars(owner)] == []
     assert [name for name in OF_TLS if not hasattr(connection.tls, name)] == []

@@ -9,6 +9,7 @@ from aioquic.h3.connection import FrameType, encode_frame
 from starlette.types import Receive, Scope, Send
 
 from edge.quic.core import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
+from edge.quic.path_size import LARGE_BYTES
 from edge.server.outlet import UNSENT_BYTES
 from tailrace.certificate import CertificateFiles
 from tests.edge.quic.net import (
@@ -116,7 +117,8 @@ def test_a_replay_leaves_in_one_turn_and_in_full_datagrams(net: Net) -> None:
     streaming.outlet.write(body)
     streaming.outlet.end()
     net.turn.flush()
-    assert [len(datagram) for datagram in sent[:-1]] == [1200] * (len(body) // 1200)
+    full = len(body) // (LARGE_BYTES - 40)
+    assert [len(datagram) for datagram in sent[:-1]] == [LARGE_BYTES] * full
     net.until(lambda: stream in client.whole)
     assert client.bodies[stream][before:] == body
 

@@ -20,7 +20,16 @@ from edge.app import HTTP3_IS_SILENT, create_app
 from edge.config import EdgeConfig
 from edge.origins.link import Link
 from edge.quic.aioquic_core import AioquicCores
-from edge.quic.listen import MAX_SEGMENTS, QuicListener, SocketEnd, alike, segments
+from edge.quic.listen import (
+    IPV6_MTU_DISCOVER,
+    MAX_SEGMENTS,
+    MTU_DISCOVER,
+    PMTUDISC_PROBE,
+    QuicListener,
+    SocketEnd,
+    alike,
+    segments,
+)
 from edge.quic.probe import PROBE_TIMEOUT_S, PROBES_UNANSWERED, Probe, answers
 from edge.server.application import Application
 from edge.server.deadlines import Deadlines
@@ -109,6 +118,15 @@ async def test_both_families_are_served_by_one_server(certificate: CertificateFi
             assert await answers((host, served.ports[at]))
         peers = [request.peer[0] for request in served.routes.requests if request.peer]
         assert peers == list(hosts)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems call it otherwise")
+async def test_no_datagram_is_cut_on_its_way() -> None:
+    options = {"127.0.0.1": MTU_DISCOVER, "::1": IPV6_MTU_DISCOVER}
+    for host in options if has_ipv6() else ("127.0.0.1",):
+        end = SocketEnd(bound(host))
+        assert end._socket.getsockopt(*options[host]) == PMTUDISC_PROBE
+        end.close()
 
 
 async def test_the_host_of_a_handshake_is_told_before_anything_is_asked(
