@@ -21,7 +21,7 @@ from kernels.attention.paged_kv import FP8
 from kernels.attention.rope import rope_table
 from kernels.linear.int8_linear import quantise_rows
 from kernels.rows.norm import rms_norm
-from kernels.sampler.sampler_batch import NO_TOKEN, sample_batch
+from kernels.sampler.sampler_batch import sample_batch
 from kernels.shapes import PAGE_TOKENS, Family
 from ledger.errors import ModelError
 from origin.checkpoint.file_digests import FileDigests
@@ -39,13 +39,13 @@ from origin.models.cpu_linear import (
     TernaryLinear,
 )
 from origin.models.layer_tensors import LayerTensors, Part, layer_tensors
+from origin.models.logprobs import scores_of
 from origin.models.model import (
     DEFAULT_KV_BYTES,
     Draw,
     Drawn,
     Piece,
     Progress,
-    Scores,
     context_pages,
     fingerprint,
 )
@@ -114,10 +114,8 @@ class CpuModel:
             [draw.mask for draw in draws],
             [draw.counts for draw in draws],
         )
-        return [
-            Drawn(token, _scores(row, token, draw.logprobs))
-            for row, token, draw in zip(logits, tokens, draws, strict=True)
-        ]
+        scores = scores_of(logits, draws, tokens)
+        return [Drawn(*pair) for pair in zip(tokens, scores, strict=True)]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -166,21 +164,6 @@ class CpuModel:
             spans.append(Span(rows, place, range(piece.start + 1, piece.end + 1), piece.prefill))
         at = torch.tensor(positions)
         return Batch(self._cos[at], self._sin[at], torch.tensor(slots), spans)
-
-
-def _scores(logits: Tensor, token: int, best: int | None) -> Scores | None:
-    """Of a token drawn from logits [vocab], beside the `best` best ids."""
-    if best is None or token == NO_TOKEN:
-        return None
-    logprobs = logits.log_softmax(-1)
-    ids = torch.arange(0)
-    if best:
-        least = logprobs.topk(min(best, len(logprobs))).values[-1]
-        ids = (logprobs >= least).nonzero()[:, 0]
-    # These ids ascend, and a stable sort keeps equal ones so.
-    ranked, order = logprobs[ids].sort(descending=True, stable=True)
-    pairs = zip(ids[order].tolist(), ranked.tolist(), strict=True)
-    return Scores(float(logprobs[token]), tuple(pairs)[:best])
 
 
 def pages_within(config: ModelConfig, kv_bytes: int, kv_dtype: torch.dtype = torch.float32) -> int:

@@ -36,9 +36,9 @@ DEFAULT_KV_BYTES = 512 * 1024 * 1024
 
 SHARED_CODE = (
     *("checkpoint/model_config.py", "checkpoint/rope_config.py", "engine/grammar.py"),
-    *("models/layer_tensors.py", "models/tensors.py"),
+    *("models/layer_tensors.py", "models/logprobs.py", "models/tensors.py"),
 )
-"""Files of `origin/` that decide a token on every device."""
+"""Files of `origin/` that decide a token or its scores on every device."""
 
 Progress = Callable[[str, int, int], None]
 """(stage, done, total): a stage lasts until the next one is named; those of `read` and `hash` are
