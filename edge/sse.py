@@ -56,6 +56,8 @@ PING = b": ping\n\n"
 
 def events(frames: Sequence[bytes]) -> bytes:
     """The events of raw frames, in order; those that no event can be made of are left out."""
+    if len(frames) == 1:
+        return _event(frames[0])
     try:
         tags = sizes = b""
         if len(frames) >= LEAST_RUN:
@@ -128,12 +130,12 @@ def short_token(raw: bytes) -> tuple[bytes, int] | None:
     if index is None:
         return None
     text = raw[_TEXT_AT:end]
-    return _escaped(text), index
+    return (_escaped(text) if _to_escape(text) else text), index
 
 
 def _escaped(text: bytes) -> bytes:
     """As JSON has it between quotes."""
-    return encode_basestring(text.decode())[1:-1].encode() if _to_escape(text) else text
+    return encode_basestring(text.decode())[1:-1].encode()
 
 
 def _event(raw: bytes) -> bytes:

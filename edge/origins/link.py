@@ -72,8 +72,8 @@ class Link:
                 LinkAddress(*address),
                 self._flush,
                 credentials,
+                self._turn,
                 None if backoff is None else replace(backoff),
-                self._turn.begin,
             )
             for address in addresses
         ]

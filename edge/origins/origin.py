@@ -16,6 +16,7 @@ import structlog
 from edge.origins.breaker import Breaker, State
 from edge.origins.choice import Candidate
 from edge.origins.relay import LinkState, Relay
+from edge.server.outlet import Turn
 from ledger.backoff import Backoff
 from ledger.dial import Credentials, LinkAddress, dial
 from ledger.errors import OriginUnreachable, TailraceError
@@ -53,7 +54,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.silence.broken()
-        self.origin.began()
+        self.origin.turn.begin()
         try:
             self.origin.on_frames(self._splitter.feed(data))
         except TailraceError as error:
@@ -86,19 +87,19 @@ class Connection(asyncio.Protocol):
 
 
 class Origin:
-    """`changed` is called whenever the relay has something to be carried out, `began` before
-    what the link has brought is looked at."""
+    """`changed` is called whenever the relay has something to be carried out; what else the link
+    has brought is in `turn`, which is flushed."""
 
     def __init__(
         self,
         address: LinkAddress,
         changed: Callable[[], None],
         credentials: Credentials,
+        turn: Turn,
         backoff: Backoff | None = None,
-        began: Callable[[], None] = lambda: None,
     ) -> None:
         self.relay = Relay(secret=credentials.secret)
-        self.began = began
+        self.turn = turn
         self._credentials = credentials
         self.breaker = Breaker()
         self.ledger = ""  # as it was told last
@@ -186,16 +187,20 @@ class Origin:
             self._changed()
 
     def on_frames(self, frames: list[bytes]) -> None:
-        before = self.relay.heartbeat
+        relay = self.relay
+        before = relay.heartbeat
         try:
-            self.relay.receive(frames)
+            relay.receive(frames)
         finally:
-            heartbeat = self.relay.heartbeat
+            heartbeat = relay.heartbeat
             if heartbeat is not None and heartbeat is not before:
                 self.ledger, self.opened, self.is_news = heartbeat.ledger, 0, True
-            for worked in self.relay.outcomes():
-                self.breaker.worked() if worked else self.breaker.failed(now())
-            self._changed()
+            if relay.is_idle and not self.is_news:  # it was tokens, which clients wait for
+                self.turn.flush()
+            else:
+                for worked in relay.outcomes():
+                    self.breaker.worked() if worked else self.breaker.failed(now())
+                self._changed()
         if self._up_at is None and self.is_up:
             self._backoff.reset()
             self._up_at, self._is_told = now(), False

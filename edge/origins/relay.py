@@ -67,6 +67,7 @@ ORIGIN_PATIENCE_S = 30.0
 RETRY_AFTER_MS = 1000
 """What a client is told to wait at least that finds the link down."""
 MAX_CORR = 2**32 - 1
+TOKEN = Token.tag
 ELSEWHERE = frozenset(("unknown_stream", "overloaded", "loading", "unavailable", "ledger_full"))
 """Refusals of what was not begun, to which another origin may have another answer."""
 FAULTS = frozenset(("internal", "ledger_failed", "unavailable"))
@@ -177,6 +178,11 @@ class Relay:
 
     # ---- what is to be done ----
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to be done."""
+        return not (self._to_send or self._refused or self._outcomes)
+
     def frames_to_send(self) -> list[bytes]:
         """Frames for the origin since the last call."""
         frames, self._to_send = self._to_send, []
@@ -231,20 +237,19 @@ class Relay:
         run_corr = -1
         for raw in frames:
             tag, corr = tag_and_corr_of(raw)
-            if corr == run_corr and tag == Token.tag:
+            if corr == run_corr and tag == TOKEN:
                 run.append(raw)
                 continue
             if run:
                 self._pass(routes[run_corr], run)
                 run = []
             run_corr = -1
-            if corr == 0 or not is_up:
-                self._receive_for_link(raw)
-                is_up = self.state is LinkState.UP
-                continue
-            route = routes.get(corr)
+            route = routes.get(corr) if is_up else None
             if route is None:
-                continue  # detached while the frame was on its way
+                if corr == 0 or not is_up:
+                    self._receive_for_link(raw)
+                    is_up = self.state is LinkState.UP
+                continue  # or detached while the frame was on its way
             if tag in LOGGED:
                 if route.renewed and self._repeats(route, raw):
                     continue
@@ -257,7 +262,7 @@ class Relay:
                 continue
             # As `with_corr`, in a third of its time: every token passes here.
             route.sink.deliver(raw[:CORR_OFFSET] + route.corr_bytes + raw[PREFIX_BYTES:])
-            if tag == Token.tag:
+            if tag == TOKEN:
                 run_corr = corr
         if run:
             self._pass(routes[run_corr], run)

@@ -64,7 +64,8 @@ class Connection(asyncio.Protocol):
     # place that is not near the processor.
     __slots__ = (
         *("_address", "_admitted", "_deadline", "_early", "_handshake", "_lost", "_reading"),
-        *("_shared", "_tls", "_transport", "peer", "secure", "server", "speaker"),
+        *("_shared", "_tls", "_transport", "_turn", "_unsent", "peer", "secure", "server"),
+        "speaker",
     )
 
     def __init__(self, shared: Shared, tls: ssl.SSLContext | None) -> None:
@@ -72,6 +73,8 @@ class Connection(asyncio.Protocol):
         self.peer: tuple[str, int] | None = None
         self.server: tuple[str, int] | None = None
         self._shared = shared
+        self._turn = shared.turn
+        self._unsent = b""  # written while the turn flushes, which says when it is sent
         self._tls = tls
         self._transport: asyncio.Transport | None = None
         self._handshake: asyncio.Task[None] | None = None
@@ -186,11 +189,25 @@ class Connection(asyncio.Protocol):
     # ---- a Wire ----
 
     def write(self, data: bytes) -> None:
+        if self._unsent:
+            self._unsent += data
+            return
+        self._unsent = data
+        if self._turn.flushing:
+            self._turn.sending.append(self)
+        else:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what has been written."""
+        data, self._unsent = self._unsent, b""
         transport = self._transport
-        if transport is not None and not transport.is_closing():
+        if data and transport is not None and not transport.is_closing():
             transport.write(data)
 
     def room(self) -> int:
+        if self._unsent:
+            self.flush()
         transport = self._transport
         return UNSENT_BYTES - transport.get_write_buffer_size() if transport is not None else 0
 
@@ -208,6 +225,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        self.flush()
         self._deadline.set(LINGER_S if lingers else CLOSE_TIMEOUT_S)
         self.resume_reading()
         if lingers and transport.can_write_eof():

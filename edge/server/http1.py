@@ -330,11 +330,15 @@ class Http1:
 class Http1Outlet:
     """One response, as chunks unless its length is declared."""
 
-    __slots__ = ("_chunked", "_closes", "_connection", "_head", "_http1", "_open", "_turn", "_wire")
+    __slots__ = (
+        *("_chunked", "_closes", "_connection", "_head", "_http1", "_open", "_turn", "_wire"),
+        "room",
+    )
 
     def __init__(self, http1: Http1, wire: Wire, turn: Turn, connection: h11.Connection) -> None:
         self._http1 = http1
         self._wire = wire
+        self.room = wire.room
         self._turn = turn
         self._connection: h11.Connection | None = connection
         self._head = b""  # until it goes out with what comes first
@@ -380,9 +384,6 @@ class Http1Outlet:
         if self._open:
             self._open = False
             self._http1.ended(True)
-
-    def room(self) -> int:
-        return self._wire.room()
 
 
 def _parsed(head: bytes) -> tuple[h11.Connection, h11.Request | None]:

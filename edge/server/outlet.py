@@ -19,6 +19,9 @@ import structlog
 UNSENT_BYTES = 8 << 10
 """What may wait here for one client: `room` is this less what does. A reader's credit at the
 origin follows from it, so this is what a client that does not read costs."""
+FLUSHED_TOGETHER = 8
+"""What a processor has near it is the kernel's after a send, and ours again after a frame: so a few
+are made, and then they are sent. Were it more, they would only wait for each other."""
 READS_A_TIMED_ONE = 8
 """Of the reads of a link that bring something for clients."""
 
@@ -161,7 +164,8 @@ class Turn:
     leave in one write. So a sink that gets a frame is touched, flushed when the read is through,
     and writes to its outlet, which touches the connection that it shares; that is flushed then.
     Whoever begins such a callback (a link's read, a connection's, a deadline, the application's
-    send) calls `flush` at its end. No further turn of the loop passes between read and write.
+    send) calls `flush` at its end. No further turn of the loop passes between read and write. What
+    connections have got by then they send a few after another, each in one piece.
 
     With a `clock_s`, what was written is timed when all of it has been, since the read of the link
     that brought it; `wrote` is told the seconds and of how many writes. That is done for one in
@@ -170,13 +174,14 @@ class Turn:
     """
 
     touched: dict[Flushes, None] = field(default_factory=dict)
+    sending: list[Flushes] = field(default_factory=list)  # connections; only while `flushing`
+    flushing: bool = False
     clock_s: Callable[[], float] | None = None
     wrote: Callable[[float, int], None] = lambda _seconds, _writes: None
     read_s: float = 0.0  # when the link was read that this is about; 0: it is about none
     writes: int = 0  # of what that read brought, each for one client
     late: list[float] = field(default_factory=list)  # when what came that had no room till now
     _untimed: int = 0  # so many more reads before the next that is timed
-    _flushing: bool = False
 
     def begin(self) -> None:
         """A link is read."""
@@ -190,19 +195,18 @@ class Turn:
 
     def flush(self) -> None:
         """Flush all that was touched, in order, and what that touches; not within another one."""
-        if self._flushing:
+        if self.flushing:
             return
-        self._flushing = True
+        self.flushing = True
         try:
             while self.touched:
-                touched, self.touched = self.touched, {}
-                for who in touched:
-                    try:
-                        who.flush()
-                    except Exception:  # one client's fault must not keep the rest from theirs
-                        log.exception("flush failed")
+                touched, self.touched = list(self.touched), {}
+                for begin in range(0, len(touched), FLUSHED_TOGETHER):
+                    _flush(touched[begin : begin + FLUSHED_TOGETHER])
+                    sending, self.sending = self.sending, []
+                    _flush(sending)
         finally:
-            self._flushing = False
+            self.flushing = False
             if self.read_s or self.late:
                 self._measure()
                 self.read_s = 0.0
@@ -222,3 +226,11 @@ class Turn:
             self._untimed = READS_A_TIMED_ONE - 1
         for since in late:
             self.wrote(now - since, 1)
+
+
+def _flush(some: list[Flushes]) -> None:
+    for who in some:
+        try:
+            who.flush()
+        except Exception:  # one client's fault must not keep the rest from theirs
+            log.exception("flush failed")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from edge.body import SILENCE_S, Encoder, FrameEncoder
 from edge.generate import TIP_PATIENCE_S, stream_headers
 from edge.origins.link import Link
-from edge.origins.relay import under
+from edge.origins.relay import TOKEN, under
 from edge.reader import CORR, WINDOW_BYTES, WINDOW_FRAMES
 from edge.server.deadlines import Deadline, Deadlines
 from edge.server.outlet import Headers, Outlet, Turn
@@ -28,7 +28,6 @@ from ledger.frame import (
     Splitter,
     Status,
     StreamError,
-    Token,
     decode,
     encode,
     tag_of,
@@ -114,9 +113,10 @@ class StreamReader:
     def flush(self) -> None:
         """Write what has come, as far as there is room."""
         queue = self._queue
-        if self._over or not queue:
+        if self._flows and len(queue) == 1 and self._pass_on(queue[0]):
+            queue.clear()
             return
-        if self._flows and len(queue) == 1 and self._pass_on(queue):
+        if self._over or not queue:
             return
         if not self._started and not self._start():
             return
@@ -135,19 +135,18 @@ class StreamReader:
         self._spoke_s = self._deadlines.turned_s
         self._renew()
 
-    def _pass_on(self, queue: list[bytes]) -> bool:
+    def _pass_on(self, raw: bytes) -> bool:
         """The same for nearly all of the traffic: one Token, before which nothing waits. False:
         it is something else. With hundreds of readers in a step what each is made of is no longer
         near the processor, so that little of it is touched here."""
-        raw = queue[0]
-        if raw[TAG_OFFSET] != Token.tag or self._outlet.room() < 1:
+        outlet = self._outlet
+        if raw[TAG_OFFSET] != TOKEN or outlet.room() < 1:
             return False
-        if data := self._encoder.frames(queue):
-            self._outlet.write(data)
+        if data := self._encoder.frames(self._queue):
+            outlet.write(data)
             self._writes = writes = self._writes + 1
             if not writes & (writes - 1):
                 self._exchange.wrote(writes)
-        queue.clear()
         self._turn.writes += 1
         self._spoke_s = self._deadlines.turned_s
         self._passed = passed = self._passed + 1
@@ -294,7 +293,7 @@ class StreamReader:
 
     def _close(self) -> None:
         if not self._over:
-            self._over = True
+            self._over, self._flows = True, False
             self._done()
             self._exchange.writes = self._writes
             self._exchange.ended()

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 
+from edge.server.connection import Connection
 from tests.edge.scripted_origin import ScriptedOrigin
 from tests.edge.server.serving import Client, Served, serving
 
@@ -46,6 +48,38 @@ async def test_a_connection_is_used_again_by_requests_sent_together_and_apart(
         assert (await client.answer()).error == "invalid_request"
         await client.send(GET)
         assert (await client.answer()).status == 200
+
+
+class Recorded:
+    """A transport, and what it has been given to send."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+async def test_what_a_turn_has_for_a_connection_is_sent_in_one_piece(served: Served) -> None:
+    body = b'{"model": "demo", "prompt": "Once"}'
+    head = b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(body)
+    async with Client.connected(served) as client:
+        await client.send(GET)
+        await client.answer()
+        [connection] = served.shared.connections.all()
+        recorded = Recorded(cast(Connection, connection)._transport)
+        cast(Connection, connection)._transport = cast(asyncio.Transport, recorded)
+        await client.send(head + b"Accept: text/event-stream\r\n\r\n" + body)
+        answer = await client.answer("POST")
+        assert answer.body.count(b"data: ") == 4
+        first, last = recorded.written[0], recorded.written[-1]
+        assert first.startswith(b"HTTP/1.1 200") and b"retry: 500" in first
+        assert b"event: end" in last and last.endswith(b"\r\n0\r\n\r\n")
 
 
 async def test_an_answer_before_the_whole_body_says_that_it_is_the_last(served: Served) -> None:

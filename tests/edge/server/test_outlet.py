@@ -3,7 +3,7 @@ one read in a few."""
 
 from itertools import count
 
-from edge.server.outlet import READS_A_TIMED_ONE, Turn
+from edge.server.outlet import FLUSHED_TOGETHER, READS_A_TIMED_ONE, Turn
 
 
 class Noted:
@@ -16,15 +16,18 @@ class Noted:
         log: list[str],
         then: "Noted | None" = None,
         fails: bool = False,
+        sends: "Noted | None" = None,
     ) -> None:
         self._turn, self._name, self._log = turn, name, log
-        self._then, self._fails = then, fails
+        self._then, self._fails, self._sends = then, fails, sends
 
     def flush(self) -> None:
         self._log.append(self._name)
         if self._then is not None:
             self._turn.touch(self._then)
             self._turn.flush()  # within another flush: it is that one's to go on
+        if self._sends is not None:
+            self._turn.sending.append(self._sends)
         if self._fails:
             raise RuntimeError("a fault of one client's")
 
@@ -49,6 +52,16 @@ def test_a_fault_of_one_keeps_the_others_from_nothing() -> None:
     turn.touch(Noted(turn, "third", log))
     turn.flush()
     assert log == ["first", "second", "third"]
+
+
+def test_a_few_are_flushed_and_then_what_they_have_written_is_sent() -> None:
+    turn, log = Turn(), list[str]()
+    for n in range(FLUSHED_TOGETHER + 1):
+        wire = Noted(turn, "sent", log, fails=n == 0)
+        turn.touch(Noted(turn, "made", log, sends=wire))
+    turn.flush()
+    assert log == [*["made"] * FLUSHED_TOGETHER, *["sent"] * FLUSHED_TOGETHER, "made", "sent"]
+    assert not turn.sending
 
 
 def test_one_read_in_a_few_is_timed_of_those_that_bring_something() -> None:
