@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,7 +16,7 @@ from origin.operator.query import Query, parse_body, require
 from origin.serving.served_model import ServedModels
 
 if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
-    from origin.pool.members import PooledState
+    from origin.pool.kept import KeptModel
     from origin.serving.live_pool import LivePool
 
 DEFAULT_TOLD = 10
@@ -114,31 +114,27 @@ class WarmDesk:
     def _served(self, now_ms: int) -> dict[str, Document]:
         """Each model as it is."""
         if self._pool is not None:
-            return {one.model: self._state(one, now_ms) for one in self._pool.states()}
+            return {one.name: self._state(one, now_ms) for one in self._pool.states()}
         return {
             one.ready.model: {"tier": HOT if one.up else COLD, "pinned": True}
             for one in self._models
             if one.ready is not None
         }
 
-    def _state(self, state: PooledState, now_ms: int) -> Document:
+    def _state(self, state: KeptModel, now_ms: int) -> Document:
         assert self._pool is not None
         clock_s = self._pool.clock_s()
 
-        def unix_ms(at_s: float | None) -> int | None:
-            return (
-                None
-                if at_s is None or not isfinite(at_s)
-                else round(now_ms + (at_s - clock_s) * 1e3)
-            )
+        def unix_ms(at_s: float) -> int | None:
+            return round(now_ms + (at_s - clock_s) * 1e3) if isfinite(at_s) else None
 
         return {
             "residence": state.residence.value,
             "tier": state.tier.word,
-            "requests_now": state.requests_now,
+            "requests_now": state.visits,
             "pinned": state.is_pinned,
-            "policy": state.policy,
-            "keep_until_ms": unix_ms(state.keep_until_s),
+            "policy": state.policy.name,
+            "keep_until_ms": unix_ms(state.keep_until_s if state.is_idle else inf),
             "prewarm_ms": unix_ms(state.prewarm_at_s),
             "prices_s": {tier.word: price for tier, price in state.prices_s.items()},
             "cold_starts": state.cold_starts,

@@ -8,8 +8,8 @@ from math import inf
 
 from ledger.hints import Hint
 from origin.pool.members import PoolMember
-from origin.pool.schedule import Schedule
 from origin.pool.tiers import Residence, Tier
+from origin.warm.policies import KeepAlivePolicy
 
 HINT_WINDOW_S = 30.0
 """A request within so long after a hint makes it a right one; so long it keeps a model, too."""
@@ -57,12 +57,16 @@ class Visit:
 
 @dataclass(slots=True)
 class KeptModel:
-    """What is known of a model."""
+    """What is known of a model: the pool changes it, and others read it.
+
+    `prices_s` is what a load took, by the tier that it began at; `wasted_gpu_s` how long it was
+    ready and not asked, and was loaded for nobody who waited.
+    """
 
     member: PoolMember
+    policy: KeepAlivePolicy
     load_s: float
     is_pinned: bool
-    schedules: tuple[Schedule, ...]
     residence: Residence = Residence.AWAY
     tier: Tier = Tier.COLD
     visits: int = 0
@@ -77,18 +81,26 @@ class KeptModel:
     loading_s: float = 0.0
     loading_from: Tier = Tier.COLD
     reason: str = ""
-    prices: dict[Tier, float] = field(default_factory=dict)
+    prices_s: dict[Tier, float] = field(default_factory=dict)
     hints: dict[Hint, HintRecord] = field(default_factory=dict)
     cold_starts: int = 0
     requests: int = 0
     loads: int = 0
     idle_from_s: float | None = None
     """Since when it is ready and nobody asks, if so."""
-    wasted_s: float = 0.0
+    wasted_gpu_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.member.name
 
     @property
     def is_ready(self) -> bool:
         return self.residence is Residence.READY
+
+    @property
+    def is_idle(self) -> bool:
+        return self.is_ready and not self.visits
 
     @property
     def turn_ends_s(self) -> float:
@@ -97,5 +109,5 @@ class KeptModel:
     def idles(self, now: float, *, idle: bool) -> None:
         """From now on it is ready and nobody asks, or that is over."""
         if self.idle_from_s is not None:
-            self.wasted_s += now - self.idle_from_s
+            self.wasted_gpu_s += now - self.idle_from_s
         self.idle_from_s = now if idle else None

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ledger.errors import ConfigError
 from origin.pool.schedule import Schedule
-from origin.pool.tiers import Residence, Tier
 from origin.warm.prices import LOAD_S
 
 LEAST_SIZE = 1e-6
@@ -27,28 +26,6 @@ class PoolMember:
     load_s: float = LOAD_S
     is_pinned: bool = False
     schedules: tuple[Schedule, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PooledState:
-    """A model as it is. `prices_s`: what a load took, by the tier that it began at.
-
-    `wasted_gpu_s`: how long it was ready and not asked, and was loaded for nobody who waited.
-    """
-
-    model: str
-    residence: Residence
-    tier: Tier
-    requests_now: int
-    is_pinned: bool
-    policy: str
-    keep_until_s: float | None
-    prewarm_at_s: float | None
-    prices_s: dict[Tier, float]
-    requests: int
-    cold_starts: int
-    loads: int
-    wasted_gpu_s: float
 
 
 def check_members(

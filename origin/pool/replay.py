@@ -56,7 +56,7 @@ class PoolReplay:
         rows = (trace.model.tolist(), trace.arrival_s.tolist(), trace.duration_s.tolist())
         for model, at, service_s in zip(*rows, strict=True):
             self.request(trace.names[model], at, service_s)
-        while any(one.requests_now for one in self.pool.states()):
+        while any(one.visits for one in self.pool.states()):
             self.advance(self._events[0][0])
 
     def advance(self, to: float) -> None:

@@ -7,7 +7,7 @@ cannot race: each call ends in a state of the table in `tiers` beside this.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
@@ -15,7 +15,7 @@ from typing import Protocol
 from ledger.errors import CallerError
 from ledger.hints import Hint
 from origin.pool.kept import HINT_WINDOW_S, TURN_S, HintRecord, KeptModel, Visit
-from origin.pool.members import LEAST_SIZE, PooledState, PoolMember, check_members, check_pins
+from origin.pool.members import LEAST_SIZE, PoolMember, check_members, check_pins
 from origin.pool.records import ArrivalRecord, KeepRecord, PoolChoice, PoolDecision, TierChange
 from origin.pool.tiers import ABOUT_TO_GO, HOLDING_ROOM, PoolEvent, Residence, Tier, follow
 from origin.warm.policies import GreedyDual, KeepAlivePolicy
@@ -64,7 +64,10 @@ class WarmPool:
         check_members(members, self._caps, self._policies)
         self._ranking = policy if isinstance(policy, GreedyDual) else GreedyDual(cold_cost_gpu_s)
         self._models = {
-            one.name: KeptModel(one, one.load_s, one.is_pinned, one.schedules) for one in members
+            one.name: KeptModel(
+                one, self._policies.get(one.name, policy), one.load_s, one.is_pinned
+            )
+            for one in members
         }
         self._visits: dict[Hashable, Visit] = {}
         self._queue: list[str] = []
@@ -104,7 +107,7 @@ class WarmPool:
             hint.asked(now)
         if idle:
             if kept.ended_s is not None:
-                self._policy_of(model).observe(model, now - kept.ended_s)
+                kept.policy.observe(model, now - kept.ended_s)
             kept.ended_s, kept.prewarm_at_s = None, inf
             self._ranking.arrived(model, max(kept.member.size, LEAST_SIZE))
             if not kept.is_ready:
@@ -160,9 +163,9 @@ class WarmPool:
         if not was_loading:
             return []
         took_s = now - kept.loading_s
-        known = kept.prices.get(kept.loading_from)
+        known = kept.prices_s.get(kept.loading_from)
         price = took_s if known is None else known + PRICE_WEIGHT * (took_s - known)
-        kept.prices[kept.loading_from] = kept.load_s = price
+        kept.prices_s[kept.loading_from] = kept.load_s = price
         kept.ready_s = now
         self._reach(kept, Tier.COMPILED, now, kept.reason, took_s)
         for request in kept.waiting:
@@ -171,7 +174,7 @@ class WarmPool:
             self._reach(kept, Tier.HOT, now, "asked")
         kept.waiting.clear()
         if not kept.visits:
-            kept.wasted_s += took_s
+            kept.wasted_gpu_s += took_s
             kept.idles(now, idle=True)
         return self.tick(now)
 
@@ -255,7 +258,8 @@ class WarmPool:
         """The same of the models that have one of their own."""
         self._policies = dict(policies)
         for kept in self._models.values():
-            if self._is_idle(kept):
+            kept.policy = policies.get(kept.name, self._policy)
+            if kept.is_idle:
                 self._decide(kept, now)
         return self.tick(now)
 
@@ -263,9 +267,8 @@ class WarmPool:
         """What is due: models whose time is over leave, others are loaded ahead."""
         orders: list[PoolOrder] = []
         for kept in self._models.values():
-            if self._is_idle(kept) and self._until(kept, now) <= now:
-                policy = self._policy_of(kept.member.name).name
-                orders += self._evict(kept, now, f"{policy}: its time is over")
+            if kept.is_idle and self._until(kept, now) <= now:
+                orders += self._evict(kept, now, f"{kept.policy.name}: its time is over")
         for kept in self._models.values():
             if kept.residence is not Residence.AWAY or kept.visits:
                 continue
@@ -307,40 +310,22 @@ class WarmPool:
         """What a load of it takes, as was measured of late."""
         return self._of(model).load_s
 
-    def states(self) -> list[PooledState]:
-        return [
-            PooledState(
-                name,
-                kept.residence,
-                kept.tier,
-                kept.visits,
-                kept.is_pinned,
-                self._policy_of(name).name,
-                None if not self._is_idle(kept) else kept.keep_until_s,
-                None if kept.prewarm_at_s == inf else kept.prewarm_at_s,
-                dict(kept.prices),
-                kept.requests,
-                kept.cold_starts,
-                kept.loads,
-                kept.wasted_s,
-            )
-            for name, kept in self._models.items()
-        ]
+    def states(self) -> Collection[KeptModel]:
+        """Every model as it is."""
+        return self._models.values()
 
     def used(self, device: str) -> float:
         """What its models hold of a device, those included that are about to come or go."""
-        return sum(
-            kept.member.size
-            for kept in self._models.values()
-            if kept.member.device == device and kept.residence in HOLDING_ROOM
-        )
+        return sum(one.member.size for one in self._on(device) if one.residence in HOLDING_ROOM)
+
+    def _on(self, device: str) -> list[KeptModel]:
+        return [one for one in self._models.values() if one.member.device == device]
 
     # ---- the rules ----
 
     def _decide(self, kept: KeptModel, now: float) -> None:
         """It is idle: ask its policy."""
-        policy = self._policy_of(kept.member.name)
-        decision = policy.decide(kept.member.name, now)
+        decision = kept.policy.decide(kept.name, now)
         kept.keep_until_s = decision.keep_until_s
         kept.prewarm_at_s, kept.prewarm_until_s = decision.prewarm_at_s, decision.prewarm_until_s
         self._log(kept, now, PoolChoice.KEEP, decision.reason, decision.features)
@@ -352,7 +337,7 @@ class WarmPool:
         until_s = kept.keep_until_s
         if kept.prewarm_at_s <= until_s:
             until_s = max(until_s, kept.prewarm_until_s)
-        for one in kept.schedules:
+        for one in kept.member.schedules:
             hours = one.next_hours(now)
             if hours.begin_s - kept.load_s <= now:
                 until_s = max(until_s, hours.end_s)
@@ -362,7 +347,7 @@ class WarmPool:
         """Why the operator wants it now, if so."""
         if kept.is_pinned:
             return "pinned"
-        if any(one.next_hours(now).begin_s - kept.load_s <= now for one in kept.schedules):
+        if any(one.next_hours(now).begin_s - kept.load_s <= now for one in kept.member.schedules):
             return "scheduled"
         return ""
 
@@ -373,7 +358,7 @@ class WarmPool:
             return self._until(kept, now)
         if kept.residence is not Residence.AWAY:
             return inf
-        begins = [one.next_hours(now).begin_s - kept.load_s for one in kept.schedules]
+        begins = [one.next_hours(now).begin_s - kept.load_s for one in kept.member.schedules]
         return min([kept.prewarm_at_s, *begins])
 
     def _prewarm(self, kept: KeptModel, now: float) -> list[PoolOrder]:
@@ -406,7 +391,7 @@ class WarmPool:
         return self._admit(now)
 
     def _enqueue(self, kept: KeptModel, now: float) -> None:
-        self._queue.append(kept.member.name)
+        self._queue.append(kept.name)
         kept.queued_s = now
 
     def _admit(self, now: float) -> list[PoolOrder]:
@@ -429,13 +414,13 @@ class WarmPool:
 
     def _make_room(self, kept: KeptModel, missing: float, now: float) -> list[PoolOrder]:
         """Have idle models leave, if that is enough together with those that leave already."""
-        near = [one for one in self._models.values() if one.member.device == kept.member.device]
+        near = self._on(kept.member.device)
         going = ABOUT_TO_GO | {Residence.DRAINING}
         missing -= sum(one.member.size for one in near if one.residence in going)
         idle = {
-            one.member.name: one.member.size
+            one.name: one.member.size
             for one in near
-            if self._is_idle(one) and not self._override(one, now)
+            if one.is_idle and not self._override(one, now)
         }
         if missing <= 0:
             return []
@@ -445,7 +430,7 @@ class WarmPool:
             return []
         orders: list[PoolOrder] = []
         for name in self._ranking.victims(idle, idle, missing):
-            reason = f"{kept.member.name} needs its room, and it was worth least"
+            reason = f"{kept.name} needs its room, and it was worth least"
             orders += self._evict(self._models[name], now, reason)
         return orders
 
@@ -460,7 +445,7 @@ class WarmPool:
                 missing -= one.member.size
         for one in over if missing <= 0 else ():
             one.residence = follow(one.residence, PoolEvent.DRAINED)
-            one.reason = f"{kept.member.name} has waited for its room"
+            one.reason = f"{kept.name} has waited for its room"
             due_s = max(kept.queued_s + TURN_S, one.turn_ends_s)
             features = {"waited_s": now - kept.queued_s, "late_s": now - due_s}
             self._log(one, now, PoolChoice.DRAIN, one.reason, features)
@@ -483,17 +468,17 @@ class WarmPool:
 
     def _turn_s(self, kept: KeptModel, now: float) -> float:
         """When it may have its turn, as far as that is a matter of time."""
-        near = [one for one in self._models.values() if one.member.device == kept.member.device]
+        near = self._on(kept.member.device)
         ends_s = min((one.turn_ends_s for one in self._busy(near, now)), default=inf)
         turn_s = max(kept.queued_s + TURN_S, ends_s)
         return turn_s if turn_s > now else inf
 
     def _load(self, kept: KeptModel, now: float) -> PoolOrder:
-        self._queue.remove(kept.member.name)
+        self._queue.remove(kept.name)
         kept.residence = follow(kept.residence, PoolEvent.ADMITTED)
         kept.loading_s, kept.loading_from = now, kept.tier
         kept.loads += 1
-        return PoolOrder(kept.member.name, True, kept.reason)
+        return PoolOrder(kept.name, True, kept.reason)
 
     def _evict(self, kept: KeptModel, now: float, reason: str) -> list[PoolOrder]:
         kept.residence = follow(kept.residence, PoolEvent.EVICTED)
@@ -501,19 +486,12 @@ class WarmPool:
         kept.idles(now, idle=False)
         idle_s = 0.0 if kept.ended_s is None else now - kept.ended_s
         self._log(kept, now, PoolChoice.EVICT, reason, {"idle_s": idle_s})
-        return [PoolOrder(kept.member.name, False, reason)]
+        return [PoolOrder(kept.name, False, reason)]
 
     def _fits(self, kept: KeptModel) -> bool:
         device = kept.member.device
-        waiting = sum(
-            one.member.size
-            for one in map(self._models.__getitem__, self._queue)
-            if one.member.device == device
-        )
+        waiting = sum(one.member.size for one in self._on(device) if one.name in self._queue)
         return self.used(device) + waiting + kept.member.size <= self._caps.get(device, inf)
-
-    def _is_idle(self, kept: KeptModel) -> bool:
-        return kept.is_ready and not kept.visits
 
     # ---- what is told ----
 
@@ -523,7 +501,7 @@ class WarmPool:
         if tier is kept.tier and took_s is None:
             return
         before, kept.tier = kept.tier, tier
-        self._keep(TierChange(kept.member.name, now, before, tier, reason, took_s))
+        self._keep(TierChange(kept.name, now, before, tier, reason, took_s))
 
     def _log(
         self,
@@ -533,14 +511,13 @@ class WarmPool:
         reason: str,
         features: dict[str, float],
     ) -> None:
-        name = kept.member.name
         kept_until = kept.keep_until_s if choice is PoolChoice.KEEP else None
         ahead = choice is PoolChoice.KEEP and kept.prewarm_at_s != inf
         self._keep(
             PoolDecision(
-                name,
+                kept.name,
                 now,
-                self._policy_of(name).name,
+                kept.policy.name,
                 choice,
                 reason,
                 features,
@@ -549,9 +526,6 @@ class WarmPool:
                 kept.prewarm_until_s if ahead else None,
             )
         )
-
-    def _policy_of(self, model: str) -> KeepAlivePolicy:
-        return self._policies.get(model, self._policy)
 
     def _of(self, model: str) -> KeptModel:
         kept = self._models.get(model)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ledger.hints import Hint
-from origin.pool.members import PooledState, PoolMember
+from origin.pool.kept import KeptModel
+from origin.pool.members import PoolMember
 from origin.pool.records import ArrivalRecord, KeepRecord, PoolDecision, PoolRecord, TierChange
 from origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay, ShadowPool
 from origin.pool.tiers import Tier
@@ -57,7 +58,7 @@ class LivePool:
 
     # ---- what operators ask for ----
 
-    def states(self) -> Sequence[PooledState]:
+    def states(self) -> Collection[KeptModel]:
         return self.pool.states()
 
     def prewarm(self, model: str) -> None:
@@ -93,7 +94,7 @@ class LivePool:
 
     def _run_beside(self, name: str, policy: KeepAlivePolicy) -> None:
         now = self.clock_s()
-        pins = {one.model: one.is_pinned for one in self.pool.states()}
+        pins = {one.name: one.is_pinned for one in self.pool.states()}
         members = [replace(one, is_pinned=pins[one.name]) for one in self._members]
         beside = self._pool_of(members, policy, self._keep_of_shadow)
         replay = PoolReplay(beside, self.pool.price_s, lambda model: self._leave_s)

@@ -66,9 +66,6 @@ class StreamLinks:
         for value in (await self._storage.list(prefix=LINK)).values():
             self._keep(StreamLink(**json.loads(value)))
 
-    def __len__(self) -> int:
-        return len(self._links)
-
     def __iter__(self) -> Iterator[StreamLink]:
         """In order of their paths."""
         return iter(sorted(self._links.values(), key=lambda link: link.path))

@@ -257,7 +257,7 @@ async def _asked(
             await heard.told.wait()
 
     def is_quiet() -> bool:
-        return not any(state.requests_now for state in keeper.pool.states())
+        return not any(state.visits for state in keeper.pool.states())
 
     # The models are there for the first time before the day begins, so that all are known.
     await until(lambda: bool(heard.records))

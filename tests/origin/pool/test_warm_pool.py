@@ -42,7 +42,7 @@ def pool_of(
 
 
 def residence(pool: WarmPool, model: str) -> Residence:
-    return next(one.residence for one in pool.states() if one.model == model)
+    return next(one.residence for one in pool.states() if one.name == model)
 
 
 class PoolOfThree(RuleBasedStateMachine):
@@ -134,9 +134,9 @@ class PoolOfThree(RuleBasedStateMachine):
     @invariant()
     def the_cap_holds(self) -> None:
         assert self.pool.used("cpu") <= 2.0
-        held = {one.model for one in self.pool.states() if one.residence in HOLDING_ROOM}
+        held = {one.name for one in self.pool.states() if one.residence in HOLDING_ROOM}
         up = (Residence.READY, Residence.DRAINING)
-        ready = {one.model for one in self.pool.states() if one.residence in up}
+        ready = {one.name for one in self.pool.states() if one.residence in up}
         assert held == self.coming | self.going | ready
 
     def teardown(self) -> None:

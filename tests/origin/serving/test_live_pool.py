@@ -84,7 +84,11 @@ async def test_a_policy_that_is_applied_has_learnt_from_what_was_asked_before() 
 async def test_a_model_keeps_its_own_policy_whatever_is_applied() -> None:
     played = Played("greedy-dual", {"b": "ttl-0"})
     await played.live.apply("break-even", shadow=False)
-    assert [state.policy for state in played.live.states()] == ["break-even", "ttl-0", "break-even"]
+    assert [state.policy.name for state in played.live.states()] == [
+        "break-even",
+        "ttl-0",
+        "break-even",
+    ]
 
 
 def test_operators_prewarm_and_pin_and_edges_hint() -> None:
