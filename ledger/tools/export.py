@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ledger.frame import FinishReason, Frame, decode
+from ledger.frame import FinishReason, decode
 from ledger.interface import Record
 from ledger.life import StreamLife, tokens_of
 from ledger.sqlite.storage import StreamRow
@@ -62,16 +62,19 @@ def _records(piece: StreamPiece) -> Iterator[Record]:
         raise piece.damage
 
 
-def _fields(frame: Frame) -> Document:
-    return {field.name: _plain(getattr(frame, field.name)) for field in fields(frame)}
+def _fields(struct: Any) -> Document:
+    return {field.name: _plain(getattr(struct, field.name)) for field in fields(struct)}
 
 
 def _plain(value: object) -> object:
+    """A value of a frame as JSON has it."""
     if isinstance(value, FinishReason):
         return value.word
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).hex()
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return _fields(value) if is_dataclass(value) else value
 
 
 def _recipe(text: str) -> object:
