@@ -25,6 +25,8 @@ APPLICATION_ID = 0x54_52_48_31  # "TRH1"
 BUSY_S = 5.0
 """For how long who writes waits for who reads, and the other way round."""
 MAGIC = b"SQLite format 3\0"
+WRITING = ("journal_mode = TRUNCATE", "synchronous = NORMAL")
+READING = ("query_only = ON",)
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 log = structlog.get_logger("history")
@@ -45,7 +47,7 @@ class SqliteHistory:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            return await cls._opened(path)
+            return await cls._opened(path, writes=True)
         except Damaged as error:
             aside = path.with_name(f"{path.name}.damaged-{now_ms}")
             path.replace(aside)
@@ -53,25 +55,7 @@ class SqliteHistory:
                 journal = path.with_name(path.name + "-journal")
                 journal.replace(aside.with_name(aside.name + "-journal"))
             log.error("history.damaged", error=error.message, set_aside=str(aside))
-            return await cls._opened(path)
-
-    @classmethod
-    async def _opened(cls, path: Path) -> Self:
-        history = await cls._connected(path, "rwc")
-        try:
-            async with history._doing():
-                version = await history._check(path, new=True)
-                await history._connection.execute("PRAGMA journal_mode = TRUNCATE")
-                await history._connection.execute("PRAGMA synchronous = NORMAL")
-                if version == 0:
-                    await history._connection.executescript(
-                        f"BEGIN; {schema.TABLES} PRAGMA application_id = {APPLICATION_ID};"
-                        f"PRAGMA user_version = {schema.VERSION}; COMMIT;"
-                    )
-        except BaseException:
-            await history.close()
-            raise
-        return history
+            return await cls._opened(path, writes=True)
 
     @classmethod
     async def read(cls, path: Path) -> Self:
@@ -81,12 +65,22 @@ class SqliteHistory:
                 f"there is no history at {path}",
                 hint="an origin writes it: DATA/history.db, or where ledger.history says",
             )
+        return await cls._opened(path, writes=False)
+
+    @classmethod
+    async def _opened(cls, path: Path, *, writes: bool) -> Self:
         # Not mode=ro: that could not undo the half transaction that a killed origin has left.
-        history = await cls._connected(path, "rw")
+        history = await cls._connected(path, "rwc" if writes else "rw")
         try:
             async with history._doing():
-                await history._connection.execute("PRAGMA query_only = ON")
-                await history._check(path, new=False)
+                version = await history._check(path, new=writes)
+                for pragma in WRITING if writes else READING:
+                    await history._connection.execute(f"PRAGMA {pragma}")
+                if version == 0:
+                    await history._connection.executescript(
+                        f"BEGIN; {schema.TABLES} PRAGMA application_id = {APPLICATION_ID};"
+                        f"PRAGMA user_version = {schema.VERSION}; COMMIT;"
+                    )
         except BaseException:
             await history.close()
             raise
@@ -105,14 +99,10 @@ class SqliteHistory:
 
     async def _check(self, path: Path, *, new: bool) -> int:
         """Its version, 0 of a new file; raises for what cannot be used."""
-        version, application, tables = [
-            (await self._one(query))[0]
-            for query in (
-                "PRAGMA user_version",
-                "PRAGMA application_id",
-                "SELECT count(*) FROM sqlite_schema",
-            )
-        ]
+        version, application, tables = await self._one(
+            "SELECT user_version, application_id, (SELECT count(*) FROM sqlite_schema)"
+            " FROM pragma_user_version, pragma_application_id"
+        )
         if new and (version, application, tables) == (0, 0, 0):
             return 0
         if application != APPLICATION_ID:
