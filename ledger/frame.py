@@ -115,7 +115,7 @@ def split(
     splitter = Splitter(max_frame_bytes, tags)
     frames = splitter.feed(data)
     if splitter.pending:
-        raise FrameError("the message ends inside a frame", field="header.length", offset=0)
+        raise bad_length("the message ends inside a frame")
     return frames
 
 

@@ -65,12 +65,8 @@ class Retention:
         expiries = {sid: self._touched[sid] for sid in sids if sid in self._touched}
         if not expiries:
             return
-
-        async def work(connection: AsyncConnection) -> set[int]:
-            cursor = await connection.execute(TOUCH, (Ints(expiries), Ints(expiries.values())))
-            return {sid for (sid,) in await cursor.fetchall()}
-
-        stored = await self._pool.run(work)
+        rows = await self._pool.rows(TOUCH, Ints(expiries), Ints(expiries.values()))
+        stored = {sid for (sid,) in rows}
         for sid, expires_ms in expiries.items():
             if self._touched.get(sid) == expires_ms:
                 del self._touched[sid]

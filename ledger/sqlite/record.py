@@ -151,7 +151,4 @@ def _check(blob: bytes, where: str) -> None:
     # SQLite gives NULL, a number or a text where the page of a blob has rotted.
     whole = isinstance(blob, bytes) and len(blob) >= 8
     if not whole or _unpack_u32(blob)[0] != zlib.crc32(memoryview(blob)[4:]):
-        raise Damaged(
-            f"{where} does not match its checksum",
-            hint=CHECKSUM_HINT,
-        )
+        raise Damaged(f"{where} does not match its checksum", hint=CHECKSUM_HINT)

@@ -55,16 +55,14 @@ def length_of(header: int, max_frame_bytes: int = MAX_FRAME_BYTES) -> int:
     if flags & ~FLAG_ZSTD:
         raise FrameError(f"unknown flags {flags:#x}", field="header.flags", offset=3)
     if length < MIN_LENGTH_BYTES:
-        raise FrameError(
-            f"length {length} cannot hold a tag and a corr", field="header.length", offset=0
-        )
+        raise bad_length(f"length {length} cannot hold a tag and a corr")
     if length > max_frame_bytes:
-        raise FrameError(
-            f"length {length} exceeds the limit of {max_frame_bytes}",
-            field="header.length",
-            offset=0,
-        )
+        raise bad_length(f"length {length} exceeds the limit of {max_frame_bytes}")
     return length
+
+
+def bad_length(message: str) -> FrameError:
+    return FrameError(message, field="header.length", offset=0)
 
 
 def check_tag(tag: int, tags: Container[int], known: Container[int] = ()) -> None:
@@ -175,9 +173,7 @@ class Codec(Generic[F]):
     def _checked_length(self, length: int) -> int:
         limit = min(self.max_frame_bytes, LENGTH_MASK)
         if length > limit:
-            raise FrameError(
-                f"length {length} exceeds the limit of {limit}", field="header.length", offset=0
-            )
+            raise bad_length(f"length {length} exceeds the limit of {limit}")
         return length
 
     def decode(self, raw: Raw) -> tuple[int, F]:
@@ -193,9 +189,7 @@ class Codec(Generic[F]):
         have = len(raw) - HEADER_BYTES
         if have != length:
             kind = "truncated frame" if have < length else "bytes after the frame"
-            raise FrameError(
-                f"{kind}: length {length}, {have} bytes follow", field="header.length", offset=0
-            )
+            raise bad_length(f"{kind}: length {length}, {have} bytes follow")
         tag, corr = raw[TAG_OFFSET], corr_of(raw)
         check_tag(tag, self._types)
         if header >> 28 & FLAG_ZSTD:

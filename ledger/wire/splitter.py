@@ -85,12 +85,8 @@ class FrameSplitter:
         """The whole frames in `data`, and where the unfinished one begins."""
         frames: list[bytes] = []
         start, size = 0, len(data)
-        tags, most, head_of, add = (
-            self._tags,
-            self.max_frame_bytes,
-            _HEAD.unpack_from,
-            frames.append,
-        )
+        tags, most = self._tags, self.max_frame_bytes
+        head_of, add = _HEAD.unpack_from, frames.append
         while size - start > HEADER_BYTES:
             header, tag = head_of(data, start)
             length = header - VERSION_BITS

@@ -78,13 +78,7 @@ def _lock(path: Path, locked: Path) -> int:
     return descriptor
 
 
-def refuse_foreign(
-    path: Path,
-    version: int,
-    application: int,
-    *,
-    has_tables: bool,
-) -> None:
+def refuse_foreign(path: Path, version: int, application: int, *, has_tables: bool) -> None:
     """`ConfigError` for what is no ledger, or one of another version than ours.
 
     `version` and `application` are the numbers in its header, user_version and application_id.
