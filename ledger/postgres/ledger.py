@@ -64,6 +64,7 @@ class PostgresLedger:
         self._residents = Residents(self._pool)
         self._partition = 0  # the newest that is known to exist
         self._retention = Retention(self._pool, self._residents, now_ms)
+        self.silent_s, self.expire = server.silent_s, self._retention.expire
         self._writer: Writer
         self._listener: Listener
 
@@ -278,17 +279,11 @@ class PostgresLedger:
         if tail is not None and wake in tail.watchers:
             tail.watchers.remove(wake)
 
-    def silent_s(self) -> float:
-        return self._server.silent_s()
-
     # ---- retention ----
 
     async def size(self) -> LedgerSize:
         [(size,)] = await self._pool.rows(sql.TABLE_BYTES)
         return LedgerSize(int(size or 0))
-
-    async def expire(self) -> int:
-        return await self._retention.expire()
 
     async def _used(self, stream: bytes) -> PostgresTail:
         """The resident stream, whose retention begins anew."""

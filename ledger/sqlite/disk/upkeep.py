@@ -65,7 +65,7 @@ class SqliteUpkeep:
         self._path = path
         self._lookups = lookups
         self._wal = wal
-        self._files = files
+        self.check, self.settle, self.calm = files.check_names, wal.settle, wal.calm
         self._descriptor = descriptor  # of the file, to tell the system what will be read
         self._page_bytes = lookups.number("PRAGMA page_size")
         self._damage: str | None = None
@@ -94,9 +94,6 @@ class SqliteUpkeep:
             log.error("ledger.cannot_clean_up", path=str(self._path), error=self._damage)
 
     # ---- what there is ----
-
-    def check(self) -> None:
-        self._files.check_names()
 
     def sizes(self) -> Sizes:
         disk = os.statvfs(self._path.parent)
@@ -142,12 +139,6 @@ class SqliteUpkeep:
             size = vacuum * self._page_bytes
             begin = max(0, self._lookups.number("PRAGMA page_count") * self._page_bytes - size)
             os.posix_fadvise(self._descriptor, begin, size, os.POSIX_FADV_WILLNEED)
-
-    async def settle(self, *, cut: bool) -> None:
-        await self._wal.settle(cut=cut)
-
-    async def calm(self) -> None:
-        await self._wal.calm()
 
 
 def _reclaim(writer: apsw.Connection, limit: int) -> None:
