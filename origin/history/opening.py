@@ -9,9 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from origin.config import URL_SCHEMES, LedgerConfig
 from origin.history.recorder import HistoryRecorder
-from origin.history.schema import DAY_MS, Keeping
+from origin.history.schema import DAY_MS, HistoryStore, Keeping
 from origin.history.sqlite_file import SqliteHistory
-from origin.history.store import HistoryStore
 from origin.steady_clock import now_ms
 
 FILE_NAME = "history.db"

@@ -8,8 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ledger.errors import CallerError
-from origin.history.schema import COLD, WARM
-from origin.history.store import HistoryStore
+from origin.history.schema import COLD, WARM, HistoryStore
 
 if TYPE_CHECKING:
     from origin.warm.trace import ArrivalTrace

@@ -17,8 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from ledger.errors import Damaged, TailraceError
 from origin.history import schema
-from origin.history.schema import COLD, HOT, HistoryEntry, Keeping
-from origin.history.store import HistoryStore
+from origin.history.schema import COLD, HOT, HistoryEntry, HistoryStore, Keeping
 from origin.pool.records import ArrivalRecord, PoolDecision, PoolRecord, TierChange
 from origin.workers.load_spans import WorkerStart
 

@@ -7,7 +7,7 @@ with any of it. Parameters are written as PostgreSQL does, `$1`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 VERSION = 1
 HOUR_MS = 3_600_000
@@ -142,6 +142,28 @@ class Keeping(NamedTuple):
         yield from ((statement, cut) for statement in ROLL_UP)
         yield from ((statement, before) for statement in FORGET_DETAILS)
         yield FORGET_HOURS, now_ms - HOURS_KEPT_MS
+
+
+class HistoryStore(Protocol):
+    """Keeps a history: a file, or the tables of a shared PostgreSQL.
+
+    Raises `Damaged`, `Unavailable` or `ConfigError`, as fits what is wrong.
+    """
+
+    @property
+    def name(self) -> str:
+        """Where it lies; no password in it."""
+
+    async def write(self, entries: Sequence[HistoryEntry]) -> None:
+        """All of them, or none."""
+
+    async def keep(self, keeping: Keeping, now_ms: int) -> None:
+        """Roll up and forget what is too old."""
+
+    async def rows(self, query: str, *values: str | int) -> Sequence[tuple[Any, ...]]:
+        """What one SELECT gives, with `$1` for values."""
+
+    async def close(self) -> None: ...
 
 
 ORDER = (ARRIVED, SERVED, LOADED, CHANGED_TIER, DECIDED)

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ledger.errors import Conflict, NotFound, Unavailable
 from origin.history import queries
 from origin.history.recorder import HistoryRecorder
-from origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS
-from origin.history.store import HistoryStore
+from origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS, HistoryStore
 from origin.operator.query import Query, parse_body, require
 from origin.serving.served_model import ServedModels
 

@@ -21,7 +21,7 @@ from ledger.errors import Unavailable
 from ledger.frame import ModelTier
 from origin.generations.stream import GeneratedStream
 from origin.history import queries
-from origin.history.store import HistoryStore
+from origin.history.schema import HistoryStore
 from origin.metrics import Metrics
 from origin.pool.records import ArrivalRecord, PoolDecision, PoolRecord, TierChange
 from origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence, Tier

@@ -10,9 +10,8 @@ import pytest
 from ledger.errors import ConfigError
 from origin.history import queries, schema
 from origin.history.recorder import HistoryRecorder
-from origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS, Keeping
+from origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS, HistoryStore, Keeping
 from origin.history.sqlite_file import SqliteHistory
-from origin.history.store import HistoryStore
 from origin.workers.load_spans import LoadStage, WorkerStart
 from tests.ledger.postgres_server import PostgresServer
 
