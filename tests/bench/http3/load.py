@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from math import inf
 from time import monotonic
 
@@ -82,7 +83,7 @@ class Load:
         while True:
             try:
                 data = self._socket.recv(4096)
-            except BlockingIOError:
+            except (BlockingIOError, ConnectionRefusedError):  # nobody is there yet, or any more
                 break
             self._quic.receive_datagram(data, self._address, now)
         self._take()
@@ -102,7 +103,8 @@ class Load:
 
     def _send(self) -> None:
         for data, _ in self._quic.datagrams_to_send(monotonic()):
-            self._socket.send(data)
+            with suppress(ConnectionRefusedError):
+                self._socket.send(data)
         at = self._quic.get_timer()
         if at is not None and at < self._timer_at:
             if self._timer is not None:
