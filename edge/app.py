@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
 from anyio import create_task_group
@@ -131,18 +131,6 @@ async def readyz(request: Request) -> Response:
         faults += deploying.faults
     if request.app.state.draining:
         faults.append(DRAINING)
-    status, fields = readiness(link, faults)
-    return JSONResponse(fields, status, NO_STORE)
-
-
-async def version(_request: Request) -> Response:
-    """GET /version: the release, and the identity of the wire schema."""
-    fields = {"tailrace": tailrace_version(), "schema": SCHEMA_HASH.hex()}
-    return JSONResponse(fields, headers=NO_STORE)
-
-
-def readiness(link: Link, faults: Sequence[str] = ()) -> tuple[int, dict[str, object]]:
-    """The status and document of /readyz; `faults` are the edge's own."""
     heartbeat = link.heartbeat
     ready = heartbeat.ready and not faults
     fields = {
@@ -152,4 +140,10 @@ def readiness(link: Link, faults: Sequence[str] = ()) -> tuple[int, dict[str, ob
         "devices": list(heartbeat.devices),
         "origins": [origin.described() for origin in link.origins],
     }
-    return 200 if ready else 503, fields
+    return JSONResponse(fields, 200 if ready else 503, NO_STORE)
+
+
+async def version(_request: Request) -> Response:
+    """GET /version: the release, and the identity of the wire schema."""
+    fields = {"tailrace": tailrace_version(), "schema": SCHEMA_HASH.hex()}
+    return JSONResponse(fields, headers=NO_STORE)

@@ -6,7 +6,7 @@ import ipaddress
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
@@ -53,19 +53,10 @@ def _checked_network(text: str) -> str:
     return text
 
 
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_at_commas)]
-Origins = Annotated[
-    tuple[Annotated[str, AfterValidator(_checked_origin)], ...],
-    NoDecode,
-    BeforeValidator(split_at_commas),
-]
-Networks = Annotated[
-    tuple[Annotated[str, AfterValidator(_checked_network)], ...],
-    NoDecode,
-    BeforeValidator(split_at_commas),
-]
-LinkAddresses = Annotated[tuple[LinkText, ...], NoDecode, BeforeValidator(split_at_commas)]
-Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(split_at_commas)]
+One = TypeVar("One")
+Several = Annotated[tuple[One, ...], NoDecode, BeforeValidator(split_at_commas)]
+Origins = Several[Annotated[str, AfterValidator(_checked_origin)]]
+Networks = Several[Annotated[str, AfterValidator(_checked_network)]]
 
 MANY_CONNECTIONS = 20_000
 MANY_PER_ADDRESS = 1_000
@@ -77,8 +68,10 @@ class EdgeConfig(Settings):
     table: ClassVar[str] = "edge"
     model_config = SettingsConfigDict(env_prefix="TAILRACE_EDGE_")
 
-    http: Addresses = Field(("127.0.0.1:8080",), description="HTTP without TLS")
-    https: Addresses = Field(("127.0.0.1:8443",), description="HTTPS; only with a certificate")
+    http: Several[Address] = Field(("127.0.0.1:8080",), description="HTTP without TLS")
+    https: Several[Address] = Field(
+        ("127.0.0.1:8443",), description="HTTPS; only with a certificate"
+    )
     http3: bool = Field(
         True, description="HTTP/3 too, over QUIC at the addresses of https, told by Alt-Svc"
     )
@@ -89,7 +82,7 @@ class EdgeConfig(Settings):
         description="that serve at the same addresses, each on a core; bounds of connections and"
         " rates are those of each",
     )
-    origin: LinkAddresses = Field(
+    origin: Several[LinkText] = Field(
         ("127.0.0.1:8470",),
         min_length=1,
         description="links of the origins: HOST:PORT, tls://HOST:PORT or unix:///PATH; a new stream"
@@ -118,12 +111,12 @@ class EdgeConfig(Settings):
         description="web origins whose pages may use this edge, besides pages that it is the"
         " origin of itself; * is any",
     )
-    hosts: Names = Field(
+    hosts: Several[str] = Field(
         (),
         description="names that requests may ask for in Host, besides localhost and addresses;"
         " 421 for others; by default any, but none where the edge listens on loopback alone",
     )
-    host_models: Names = Field(
+    host_models: Several[str] = Field(
         (),
         description="HOST=MODEL: who asks for this name in a TLS handshake will soon ask for this"
         " model, which origins of several models may load ahead",

@@ -57,28 +57,21 @@ class Deploying:
             yield
 
     async def _tell_on(self, address: str) -> None:
+        script, body = self.deployment.script, self.deployment.encoded()
+        call = Call(DEPLOYMENT, script, "PUT", f"http://deployment/{script}", body=body)
         while True:
             self._lost.clear()
-            error = await self._tell(address)
-            if error is None:
+            try:
+                await whole_answer(self._link, call, address)
+            except TailraceError as error:
+                if not error.retryable and self._refusals.get(address) != str(error):
+                    self._refusals[address] = str(error)
+                    log.error("deployment refused", origin=address, error=str(error))
+                await asyncio.sleep(AGAIN_S)
+            else:
                 self._refusals.pop(address, None)
                 self._told.add(address)
                 await self._lost.wait()
-                continue
-            if not error.retryable and self._refusals.get(address) != str(error):
-                self._refusals[address] = str(error)
-                log.error("deployment refused", origin=address, error=str(error))
-            await asyncio.sleep(AGAIN_S)
-
-    async def _tell(self, address: str) -> TailraceError | None:
-        """What the origin says against it."""
-        script = self.deployment.script
-        url, body = f"http://deployment/{script}", self.deployment.encoded()
-        try:
-            await whole_answer(self._link, Call(DEPLOYMENT, script, "PUT", url, body=body), address)
-        except TailraceError as error:
-            return error
-        return None
 
 
 async def call(request: Request) -> Response:

@@ -46,11 +46,11 @@ class Reloaded:
     _stamp: Stamp = field(init=False)
 
     def __post_init__(self) -> None:
-        self._stamp = _stamp(self.files)
+        self._stamp = tuple(map(_stamp_of, self.files))
 
     def look(self, *, asked: bool = False) -> None:
         """Read the files anew if they have changed, or somebody asks."""
-        stamp = _stamp(self.files)
+        stamp = tuple(map(_stamp_of, self.files))
         if stamp == self._stamp and not asked:
             return
         self._stamp = stamp
@@ -143,10 +143,6 @@ class Certificate:
                 field="edge.certificate",
                 hint="give PEM files, the chain's leaf first, and the key of that leaf",
             ) from error
-
-
-def _stamp(files: Sequence[Path]) -> Stamp:
-    return tuple(_stamp_of(file) for file in files)
 
 
 def _stamp_of(file: Path) -> tuple[int, int, int] | None:

@@ -39,8 +39,8 @@ def admin_routes() -> list[Route]:
     return [
         _route("streams", streams),
         _route("streams/{id}", one_stream),
-        _route("streams/{id}/frames", frames),
-        _route("streams/{id}/cancel", cancel, "POST"),
+        _route("streams/{id}/frames", partial(_at_its_origin, "frames")),
+        _route("streams/{id}/cancel", partial(_at_its_origin, "cancel"), "POST"),
         _route("health", health),
         _route("simulate", simulate, "POST"),
         *(_route(f"warm/{act}", partial(_change, act), "POST") for act in WARM_ACTS),
@@ -108,21 +108,13 @@ async def one_stream(request: Request, asking: Asking, query: dict[str, str]) ->
     return document | {"origin": address}
 
 
-async def frames(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
-    address, stream = await _place(request, asking)
-    return await asking.one(address, asking.call(f"streams/{stream}/frames", query))
-
-
-async def cancel(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
-    address, stream = await _place(request, asking)
-    return await asking.one(address, asking.call(f"streams/{stream}/cancel", query, "POST"))
-
-
-async def _place(request: Request, asking: Asking) -> tuple[str, str]:
-    """The origin to ask about the stream that the path names."""
+async def _at_its_origin(
+    act: str, request: Request, asking: Asking, query: dict[str, str]
+) -> dict[str, object]:
+    """Of the stream that the path names."""
     stream = parse_stream_id(request.path_params["id"]).hex()
     address, _ = whose(await asking.all(asking.call(f"streams/{stream}", {})))
-    return address, stream
+    return await asking.one(address, asking.call(f"streams/{stream}/{act}", query, request.method))
 
 
 async def health(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:

@@ -20,8 +20,8 @@ from edge.openai.events import (
     FINISH,
     ChunkEncoder,
     Dialect,
+    check_end,
     chunk_head,
-    end_error,
     error_events,
     usage,
 )
@@ -29,7 +29,6 @@ from edge.openai.request import StreamOptions, read_body
 from edge.origins.link import Link
 from edge.parameters import read_body as whole_body
 from edge.reader import Reader, attended, link_of
-from edge.telemetry.exchange import note_error
 from ledger.errors import TailraceError
 from ledger.frame import CLOSING, Open, Opened, Resume, StreamEnd, tag_of
 from ledger.tasks import together
@@ -81,17 +80,16 @@ async def _start(dialect: Dialect, request: Request) -> Response:
 async def _read(dialect: Dialect, request: Request) -> Response:
     """What a stream has come to, or all that follows where the client is."""
     token = request.headers.get("Tailrace-Token")
-    resume, is_streamed, options = dialect.resume(
+    resume, encoder = dialect.resume(
         request.path_params["id"], request.query_params.multi_items(), token, caller_of(request)
     )
     with ExitStack() as unless_handed_on:
         reader = unless_handed_on.enter_context(closing(Reader(link_of(request))))
-        work = reader.open(replace(resume, follow=is_streamed))
+        work = reader.open(replace(resume, follow=encoder is not None))
         choice = Choice(reader, await attended(request.receive, work))
         headers = stream_headers(choice.opened)
-        if not is_streamed:
+        if encoder is None:
             return await attended(request.receive, _whole(dialect, [choice], 1, headers))
-        encoder = dialect.encoder(options, resumes=resume.after is not None)
         encoder.opened(choice.opened)
         return stream_body(unless_handed_on, reader, encoder, headers)
 
@@ -119,11 +117,8 @@ async def _whole(
     """The answer as one document, when all of it is there."""
     try:
         collected = await together(*(collect(choice.reader) for choice in choices))
-        ends = [each.closing for each in collected if isinstance(each.closing, StreamEnd)]
-        for end in ends:
-            if (error := end_error(end)) is not None:
-                note_error(error.code)
-                raise error
+        closings = (each.closing for each in collected)
+        ends = [check_end(each) for each in closings if isinstance(each, StreamEnd)]
     except TailraceError as error:
         refused = openai_error(error)
         refused.headers.update(headers)  # what there is of it can be read

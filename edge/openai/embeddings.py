@@ -16,13 +16,12 @@ from edge.access.middleware import caller_of
 from edge.document import Collected, collect
 from edge.generate import HEADERS
 from edge.openai.completions import key_of
-from edge.openai.events import end_error
+from edge.openai.events import check_end
 from edge.openai.request import OpenAiBody, open_of, read_body, read_texts
 from edge.origins.link import Link
 from edge.parameters import read_body as whole_body
 from edge.reader import Reader, attended, link_of
 from edge.request import Settings
-from edge.telemetry.exchange import note_error
 from ledger.errors import CallerError
 from ledger.frame import Caller, Open, Opened, StreamEnd
 from ledger.tasks import together
@@ -94,10 +93,7 @@ async def _computed(
             collected = await collect(reader)
     end = collected.closing
     assert isinstance(end, StreamEnd)
-    if (error := end_error(end)) is not None:
-        note_error(error.code)
-        raise error
-    return opened, _vector(collected), end.prompt_tokens
+    return opened, _vector(collected), check_end(end).prompt_tokens
 
 
 def _vector(collected: Collected) -> list[float]:

@@ -21,6 +21,7 @@ from edge.generate import asked_to_read
 from edge.openai.errors import openai_error, openai_fields
 from edge.openai.request import StreamOptions, compact, flag
 from edge.sse import short_token
+from edge.telemetry.exchange import note_error
 from ledger.errors import CallerError, OriginUnreachable, TailraceError, Unavailable
 from ledger.frame import (
     LOGGED,
@@ -72,6 +73,15 @@ def end_error(end: StreamEnd) -> TailraceError | None:
     if end.retryable:
         return Unavailable(message, code="failed")
     return CallerError(message, code="failed")  # the same request would fail again
+
+
+def check_end(end: StreamEnd) -> StreamEnd:
+    """The end as given; raises the error that it says."""
+    error = end_error(end)
+    if error is not None:
+        note_error(error.code)
+        raise error
+    return end
 
 
 class AnswerShape(Protocol):
@@ -314,8 +324,8 @@ class Dialect:
         query: Iterable[tuple[str, str]],
         token: str | None,
         caller: Caller | None,
-    ) -> tuple[Resume, bool, StreamOptions]:
-        """What a GET asks for; whether as a stream, and what beside it."""
+    ) -> tuple[Resume, ChunkEncoder | None]:
+        """What a GET asks for, and how it is shown if it is to be a stream."""
         said: dict[str, str] = {}
         for key, value in query:
             said.setdefault(key, value)
@@ -335,4 +345,5 @@ class Dialect:
             include_usage=flag(said, "include_usage"),
             continuous_usage_stats=flag(said, "continuous_usage_stats"),
         )
-        return resume, flag(said, "stream"), options
+        encoder = self.encoder(options, resumes=resume.after is not None)
+        return resume, encoder if flag(said, "stream") else None

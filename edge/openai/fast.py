@@ -47,13 +47,10 @@ class ChunkRoute(FastRoute):
 
     def _resumed(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
         token = head.value(b"tailrace-token")
-        resume, streamed, options = self._dialect.resume(
+        resume, encoder = self._dialect.resume(
             self.named(request), query_of(request), token, caller
         )
-        if not streamed:
-            return None
-        encoder = self._dialect.encoder(options, resumes=resume.after is not None)
-        return Wanted(resume, encoder)
+        return None if encoder is None else Wanted(resume, encoder)
 
 
 class ResponseRoute(FastRoute):
