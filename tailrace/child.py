@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ledger.backoff import Backoff
@@ -29,6 +30,7 @@ START_ATTEMPTS = 3  # deaths before it ever served, until it is given up
 LOG_TAIL_BYTES = 2_000  # shown when a child is given up
 
 
+@dataclass(slots=True)
 class Child:
     """One command that runs until cancelled; its output goes to a log file.
 
@@ -36,15 +38,12 @@ class Child:
     dies.
     """
 
-    def __init__(
-        self, name: str, command: Sequence[str], log: Path, announce: Callable[[str], None]
-    ) -> None:
-        self.name = name
-        self.command = command
-        self.log = log
-        self.pid: int | None = None
-        self.proven = False
-        self._announce = announce
+    name: str
+    command: Sequence[str]
+    log: Path
+    announce: Callable[[str], None]
+    pid: int | None = None
+    proven: bool = False
 
     async def keep_running(self) -> None:
         """Run the command, and again when it ends; cancelling stops it.
@@ -62,7 +61,7 @@ class Child:
             if doomed or code == EXIT_USAGE:
                 raise Unavailable(f"the {self.name} {_ended(code)}\n{self._log_tail()}")
             delay_s = backoff.next_delay_s()
-            self._announce(
+            self.announce(
                 f"the {self.name} {_ended(code)}; starting it again in {delay_s:.1f} s"
                 f" (log: {self.log})"
             )

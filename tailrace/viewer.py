@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ledger.frame import Frame, Notice, Revision, ScoredToken, StreamEnd, Token
 from ledger.text import StreamText
@@ -46,6 +46,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+@dataclass(slots=True)
 class Viewer:
     """Writes the text of a stream to `write`, and what befell it to `note`.
 
@@ -56,20 +57,14 @@ class Viewer:
     for the client that reads the stream.
     """
 
-    def __init__(
-        self,
-        write: Callable[[str], None],
-        note: Callable[[str], None],
-        cut_after: int | None = None,
-    ) -> None:
-        self.tokens = 0
-        self._text = StreamText()
-        self._written = ""
-        self._write = write
-        self._note = note
-        self._cut_after = cut_after
-        self._was_cut = False
-        self._waiting = False
+    write: Callable[[str], None]
+    note: Callable[[str], None]
+    cut_after: int | None = None
+    tokens: int = 0
+    _text: StreamText = field(default_factory=StreamText)
+    _written: str = ""
+    _was_cut: bool = False
+    _waiting: bool = False
 
     @property
     def text(self) -> str:
@@ -85,7 +80,7 @@ class Viewer:
                 first_s = last_s if self.tokens == 0 else first_s
                 self._show(frame, stream)
             elif isinstance(frame, Notice):
-                self._note(f"⟨{frame.code}: {frame.message}⟩")
+                self.note(f"⟨{frame.code}: {frame.message}⟩")
         end = stream.end
         assert end is not None, "a stream that is iterated to its end has one"
         elapsed_s = last_s - first_s
@@ -101,12 +96,12 @@ class Viewer:
         match state:
             case "waiting":
                 if not self._waiting:  # one note an outage, however many tries it takes
-                    self._note(f"⟨waiting {detail}⟩")
+                    self.note(f"⟨waiting {detail}⟩")
                 self._waiting = True
             case "resumed":
                 what = "cut" if self._was_cut else "connection lost"
                 tokens = _count(self.tokens, "token")
-                self._note(f"⟨{what} after {tokens} · resumed on {detail}⟩")
+                self.note(f"⟨{what} after {tokens} · resumed on {detail}⟩")
                 self._was_cut = self._waiting = False
             case "open":
                 self._waiting = False
@@ -114,8 +109,8 @@ class Viewer:
     def _show(self, frame: Token | ScoredToken | Revision, stream: Stream) -> None:
         self._text.add(frame)
         self.tokens += 1
-        self._write(self._news(frame))
-        if self.tokens == self._cut_after:
+        self.write(self._news(frame))
+        if self.tokens == self.cut_after:
             self._was_cut = True
             stream.cut()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import datetime
 from math import ceil
 from random import Random
@@ -52,6 +53,7 @@ class Grant(NamedTuple):
     head: Head
 
 
+@dataclass(slots=True)
 class Gate:
     """Asked once for each request; `done` is to be called when a granted one has ended.
 
@@ -59,19 +61,12 @@ class Gate:
     the time of day.
     """
 
-    def __init__(
-        self,
-        ring: KeyRing | None,
-        clock: Callable[[], float],
-        now: Callable[[], datetime],
-        random: Random | None = None,
-    ) -> None:
-        self.ring = ring
-        self._clock = clock
-        self._now = now
-        self._random = random or Random()
-        self._buckets: dict[str, Bucket] = {}
-        self._under_way: Counter[str] = Counter()
+    ring: KeyRing | None
+    clock: Callable[[], float]
+    now: Callable[[], datetime]
+    random: Random = field(default_factory=Random)
+    _buckets: dict[str, Bucket] = field(default_factory=dict)
+    _under_way: Counter[str] = field(default_factory=Counter)
 
     def admit(self, head: Head, *, has_token: bool = False) -> Grant:
         """Who asks; `has_token` says that the request has a resume token besides its headers.
@@ -86,7 +81,7 @@ class Gate:
         if text is None:
             self._require_token(head, has_token)
             return Grant(NOBODY, head)
-        key = self.ring.find(text, self._now())
+        key = self.ring.find(text, self.now())
         limits = self.ring.limits(key.tenant)
         self._count(key.tenant, limits)
         self._under_way[key.tenant] += 1
@@ -119,9 +114,9 @@ class Gate:
             raise _too_many(
                 f"{most} requests of this tenant are under way",
                 f"at most {most} at once",
-                spread_ms(CONCURRENT_RETRY_MS, self._random),
+                spread_ms(CONCURRENT_RETRY_MS, self.random),
             )
-        rate, now = limits.requests_per_s, self._clock()
+        rate, now = limits.requests_per_s, self.clock()
         if rate is None:
             self._buckets.pop(tenant, None)
             return
@@ -133,7 +128,7 @@ class Gate:
             raise _too_many(
                 "this tenant asks too often",
                 f"{rate:g} requests a second on average",
-                spread_ms(ceil(wait_s * 1000), self._random),
+                spread_ms(ceil(wait_s * 1000), self.random),
             )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -115,42 +115,34 @@ class AnswerShape(Protocol):
         """A choice of a whole answer."""
 
 
+@dataclass(slots=True)
 class ChunkEncoder(Encoder):
     """One choice of an answer that is streamed as chunks; the encoder of a response with one.
 
-    `resumes`: the client has the beginning. `usage` is asked for at the end, and, if `continuous`,
+    `begun`: the client has the beginning. `usage` is asked for at the end, and with `continuous`
     in each chunk; `alone`: no other choice is in the response, which ends with this one.
     """
 
-    def __init__(
-        self,
-        shape: AnswerShape,
-        *,
-        resumes: bool = False,
-        usage: bool = False,
-        continuous: bool = False,
-        choice: int = 0,
-        alone: bool = True,
-    ) -> None:
-        self._shape = shape
-        self._usage = usage
-        self._continuous = usage and continuous
-        self._choice = choice
-        self._alone = alone
-        self._begun = resumes
-        self._head: dict[str, Any] = {}
-        self._prompt_tokens = 0
-        self._before = self._behind = b""
-        self.end: StreamEnd | None = None
-        self.error: TailraceError | None = None
+    shape: AnswerShape
+    begun: bool = False
+    usage: bool = False
+    continuous: bool = False
+    choice: int = 0
+    alone: bool = True
+    end: StreamEnd | None = None
+    error: TailraceError | None = None
+    _head: dict[str, Any] = field(default_factory=dict)
+    _prompt_tokens: int = 0
+    _before: bytes = b""
+    _behind: bytes = b""
 
     def opened(self, opened: Opened, head: dict[str, Any] | None = None) -> None:
         """`head` is that of the first choice, where this is a later one of the same answer."""
         self._prompt_tokens = opened.prompt_tokens
-        self._head = head or chunk_head(self._shape, opened)
+        self._head = head or chunk_head(self.shape, opened)
         # Around the text of a token: nearly all of the traffic is made of these.
         mark = "\ufdd0"
-        usual = self._event(self._shape.text(self._choice, mark, ()), 0)
+        usual = self._event(self.shape.text(self.choice, mark, ()), 0)
         before, _, behind = usual.partition(mark.encode())
         self._before = before
         self._behind = behind.removesuffix(b"0}\n\n")
@@ -160,10 +152,10 @@ class ChunkEncoder(Encoder):
 
     def frames(self, frames: list[bytes]) -> bytes:
         said = b"".join([self._said(raw) for raw in frames])
-        if self._begun:
+        if self.begun:
             return said
-        self._begun = True
-        first = self._shape.first(self._choice)
+        self.begun = True
+        first = self.shape.first(self.choice)
         return (b"" if first is None else self._chunk([first])) + said
 
     def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
@@ -173,7 +165,7 @@ class ChunkEncoder(Encoder):
     # ---- frames ----
 
     def _said(self, raw: bytes) -> bytes:
-        token = None if self._continuous else short_token(raw)
+        token = None if self.continuous else short_token(raw)
         if token is None:
             return self._any(raw)
         text, index = token
@@ -189,10 +181,10 @@ class ChunkEncoder(Encoder):
             error = decode(raw)[1]
             assert isinstance(error, StreamError)
             return self._failed(to_error(error))
-        return self.ending(None) if self._alone else b""  # a Status: nothing is left
+        return self.ending(None) if self.alone else b""  # a Status: nothing is left
 
     def _logged(self, frame: Logged) -> bytes:
-        shape, choice = self._shape, self._choice
+        shape, choice = self.shape, self.choice
         said: dict[str, Any] | None = None
         match frame:
             case Token():
@@ -218,17 +210,17 @@ class ChunkEncoder(Encoder):
         error = end_error(end)
         if error is not None:
             return self._failed(error)
-        said = self._shape.end(self._choice, FINISH[end.finish_reason])
-        if not self._alone:
+        said = self.shape.end(self.choice, FINISH[end.finish_reason])
+        if not self.alone:
             return self._event(said, None)
         # Who is cut off before the usage is to be told of it when it comes again.
-        return self._event(said, None if self._usage else end.index) + self.ending(
-            usage([end]) if self._usage else None, end.index
+        return self._event(said, None if self.usage else end.index) + self.ending(
+            usage([end]) if self.usage else None, end.index
         )
 
     def _failed(self, error: TailraceError) -> bytes:
         self.error = error
-        return error_events(error) if self._alone else b""
+        return error_events(error) if self.alone else b""
 
     # ---- events ----
 
@@ -239,14 +231,14 @@ class ChunkEncoder(Encoder):
         return self._chunk([], index, usage=used) + DONE
 
     def _event(self, choice: dict[str, Any], index: int | None) -> bytes:
-        if not self._continuous:
+        if not self.continuous:
             return self._chunk([choice], index)
         made = 0 if index is None else index + 1
         return self._chunk([choice], index, usage=_counts(self._prompt_tokens, made))
 
     def _chunk(self, choices: list[Any], index: int | None = None, **more: Any) -> bytes:
         fields = self._head | {"choices": choices}
-        if self._usage:
+        if self.usage:
             fields["usage"] = None
         fields |= more
         if index is not None:
@@ -313,9 +305,9 @@ class Dialect:
         options = options or StreamOptions()
         return ChunkEncoder(
             self.shape,
-            resumes=resumes,
+            begun=resumes,
             usage=bool(options.include_usage),
-            continuous=bool(options.continuous_usage_stats),
+            continuous=bool(options.include_usage and options.continuous_usage_stats),
         )
 
     def resume(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -102,28 +103,22 @@ class Application(UnderWay):
         return exchange
 
 
+@dataclass(slots=True, eq=False)
 class AppExchange:
     """One request in the application: a `Handler` that is fed the request's body too."""
 
-    def __init__(
-        self,
-        scope: Scope,
-        outlet: Outlet,
-        turn: Turn,
-        taken: Callable[[int], None],
-    ) -> None:
-        self._scope = scope
-        self._outlet = outlet
-        self._turn = turn
-        self._taken = taken
-        self._body = bytearray()
-        self._body_ended = False
-        self._body_given = False  # the application has had the end of it
-        self._head: tuple[int, Headers] | None = None  # until the body's first piece
-        self._started = False
-        self._over = False  # the response has ended, or the client has gone
-        self._came = asyncio.Event()
-        self._drained = asyncio.Event()
+    scope: Scope
+    outlet: Outlet
+    turn: Turn
+    taken: Callable[[int], None]
+    _body: bytearray = field(default_factory=bytearray)
+    _body_ended: bool = False
+    _body_given: bool = False  # the application has had the end of it
+    _head: tuple[int, Headers] | None = None  # until the body's first piece
+    _started: bool = False
+    _over: bool = False  # the response has ended, or the client has gone
+    _came: asyncio.Event = field(default_factory=asyncio.Event)
+    _drained: asyncio.Event = field(default_factory=asyncio.Event)
 
     # ---- what the protocol says ----
 
@@ -145,24 +140,24 @@ class AppExchange:
 
     async def run(self, app: ASGIApp) -> None:
         try:
-            await app(self._scope, self._receive, self._send)
+            await app(self.scope, self._receive, self._send)
         except Exception:  # whatever it is, only this request suffers
-            log.exception("request failed", path=self._scope["path"])
+            log.exception("request failed", path=self.scope["path"])
         finally:
             if not self._over:
                 self._break_off()
-            self._turn.flush()
+            self.turn.flush()
 
     def _break_off(self) -> None:
         """It has ended without an answer, or within one; also when it was cancelled."""
         self._over = True
         if self._started:
-            self._outlet.reset()
+            self.outlet.reset()
             return
         answer = error_response(TailraceError("an error of this edge; its log says more"))
-        self._outlet.start(answer.status_code, answer.raw_headers)
-        self._outlet.write(bytes(answer.body))
-        self._outlet.end()
+        self.outlet.start(answer.status_code, answer.raw_headers)
+        self.outlet.write(bytes(answer.body))
+        self.outlet.end()
 
     async def _receive(self) -> Message:
         while not (self._over or self._body or (self._body_ended and not self._body_given)):
@@ -173,8 +168,8 @@ class AppExchange:
         body, self._body = bytes(self._body), bytearray()
         self._body_given = self._body_ended
         if body:
-            self._taken(len(body))
-            self._turn.flush()
+            self.taken(len(body))
+            self.turn.flush()
         return {"type": "http.request", "body": body, "more_body": not self._body_ended}
 
     async def _send(self, message: Message) -> None:
@@ -191,16 +186,16 @@ class AppExchange:
         if self._head is not None:
             (status, headers), self._head = self._head, None
             self._started = True
-            self._outlet.start(status, headers)
-            if self._scope["method"] == "HEAD" or status in WITHOUT_BODY:
+            self.outlet.start(status, headers)
+            if self.scope["method"] == "HEAD" or status in WITHOUT_BODY:
                 body, more = b"", False
         if body:
-            self._outlet.write(body)
+            self.outlet.write(body)
         if not more:
             self._over = True
             self._came.set()
-            self._outlet.end()
-        self._turn.flush()
-        while not self._over and self._outlet.room() < 1:
+            self.outlet.end()
+        self.turn.flush()
+        while not self._over and self.outlet.room() < 1:
             self._drained.clear()
             await self._drained.wait()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edge.errors import error_response, too_slow
@@ -58,50 +58,38 @@ class Answer(Outlet, Protocol):
     def started(self) -> bool: ...
 
 
+@dataclass(slots=True, eq=False)
 class Incoming:
     """A `Handler`, which hands on what it is told to whoever answers. Tell it nothing more once
     the response has ended."""
 
-    __slots__ = (
-        *("_ahead", "_app", "_behind", "_body", "_deadline", "_handler", "_outlet", "_request"),
-        *("_server", "_taken"),
-    )
-
-    def __init__(
-        self,
-        behind: Behind,
-        request: Request,
-        outlet: Answer,
-        server: tuple[str, int] | None,
-        taken: Callable[[int], None],
-    ) -> None:
-        """`taken` is called with the size of each piece of the body that has been read."""
-        self._behind = behind
-        self._request = request
-        self._outlet = outlet
-        self._server = server
-        self._taken = taken
-        self._body: bytearray | None = bytearray()  # None: all of it has come
-        self._ahead = 0  # bytes of it that were reported as read before the application had them
-        self._app: AppExchange | None = None
-        self._handler: Handler | None = None
-        self._deadline: Deadline | None = None  # of a body
+    behind: Behind
+    request: Request
+    outlet: Answer
+    server: tuple[str, int] | None
+    taken: Callable[[int], None]
+    """Called with the size of each piece of the body that has been read."""
+    _body: bytearray | None = field(default_factory=bytearray)  # None: all of it has come
+    _ahead: int = 0  # bytes of it that were reported as read before the application had them
+    _app: AppExchange | None = None
+    _handler: Handler | None = None
+    _deadline: Deadline | None = None  # of a body
 
     def begin(self, ended: bool) -> None:
         """`ended`: there is no body."""
-        if not (self._may_fit() and self._behind.routes.claims(self._request)):
-            self._hand_over(self._request)
+        if not (self._may_fit() and self.behind.routes.claims(self.request)):
+            self._hand_over(self.request)
         if not ended:
-            self._deadline = Deadline(self._behind.deadlines, self._overdue)
-            self._deadline.set(self._behind.body_timeout_s)
+            self._deadline = Deadline(self.behind.deadlines, self._overdue)
+            self._deadline.set(self.behind.body_timeout_s)
         self.came(b"", ended)
 
     def _may_fit(self) -> bool:
         """Unless its declared length says otherwise."""
-        length = self._request.header(b"content-length")
+        length = self.request.header(b"content-length")
         if length is None or _DIGITS.fullmatch(length) is None:
             return length is None
-        return int(length) <= self._behind.max_body_bytes
+        return int(length) <= self.behind.max_body_bytes
 
     def came(self, data: bytes, ended: bool) -> None:
         """A piece of the request's body."""
@@ -114,26 +102,26 @@ class Incoming:
             self._app.feed(data, ended)
             return
         body += data
-        self._taken(len(data))
-        if ended or len(body) > self._behind.max_body_bytes:
-            whole = replace(self._request, body=bytes(body)) if body else self._request
-            if ended and len(body) <= self._behind.max_body_bytes:
-                self._handler = self._behind.routes.serve(whole, self._outlet)
+        self.taken(len(data))
+        if ended or len(body) > self.behind.max_body_bytes:
+            whole = replace(self.request, body=bytes(body)) if body else self.request
+            if ended and len(body) <= self.behind.max_body_bytes:
+                self._handler = self.behind.routes.serve(whole, self.outlet)
             if self._handler is None:
                 self._hand_over(whole).feed(whole.body, ended)
             body.clear()
 
     def _hand_over(self, request: Request) -> AppExchange:
         self._ahead = len(request.body)
-        ask = self._behind.application.ask
-        self._handler = self._app = ask(request, self._outlet, self._server, self._app_has)
+        ask = self.behind.application.ask
+        self._handler = self._app = ask(request, self.outlet, self.server, self._app_has)
         return self._app
 
     def _app_has(self, size: int) -> None:
         """The application has so many bytes more."""
         ahead = min(size, self._ahead)
         self._ahead -= ahead
-        self._taken(size - ahead)
+        self.taken(size - ahead)
 
     def _expect_no_more(self) -> None:
         self._body = None
@@ -151,12 +139,12 @@ class Incoming:
     def cut(self, error: TailraceError) -> None:
         """End a request that has not come whole: with an answer where none has begun."""
         self.gone()
-        if self._outlet.started:
-            self._outlet.reset()
+        if self.outlet.started:
+            self.outlet.reset()
         else:
-            request = self._request
+            request = self.request
             protocol = PROTOCOLS[request.http_version]
-            self._behind.refuse(self._outlet, protocol, request.method, error)
+            self.behind.refuse(self.outlet, protocol, request.method, error)
 
     # ---- a Handler ----
 

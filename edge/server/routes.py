@@ -7,6 +7,7 @@ for who may ask. Whatever is not plain is left to it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from urllib.parse import unquote
 
@@ -45,22 +46,15 @@ def fields_of(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
+@dataclass(frozen=True, slots=True)
 class StreamRoutes:
     """The `Routes` of every protocol."""
 
-    def __init__(
-        self,
-        link: Link,
-        turn: Turn,
-        deadlines: Deadlines,
-        rules: Rules,
-        counts: Counts | None = None,
-    ) -> None:
-        self._counts = counts
-        self._link = link
-        self._turn = turn
-        self._deadlines = deadlines
-        self._rules = rules
+    link: Link
+    turn: Turn
+    deadlines: Deadlines
+    rules: Rules
+    counts: Counts | None = None
 
     def claims(self, request: Request) -> bool:
         """A stream that is started or read as events or frames."""
@@ -72,29 +66,29 @@ class StreamRoutes:
             return None
         protocol = PROTOCOLS[request.http_version]
         name = route.name(request)
-        exchange = Exchange(self._counts, protocol, request.method, name, request.headers)
+        exchange = Exchange(self.counts, protocol, request.method, name, request.headers)
         has_token = TOKEN_QUERY.search(request.query) is not None
-        admission = self._rules.admit(head_of(request), has_token=has_token)
+        admission = self.rules.admit(head_of(request), has_token=has_token)
         access = [*fields_of(admission.headers), *exchange.headers]
         try:
             if admission.refusal is not None:
                 raise admission.refusal
             wanted = route.wanted(request, admission.head, admission.caller)
         except TailraceError as error:
-            self._rules.done(admission)
+            self.rules.done(admission)
             return _refused(error, admission.head.path, access, outlet, exchange)
         if wanted is None:
-            self._rules.done(admission)
+            self.rules.done(admission)
             return None
         reader = StreamReader(
-            self._link,
-            self._turn,
-            self._deadlines,
+            self.link,
+            self.turn,
+            self.deadlines,
             outlet,
             wanted.encoder,
             with_trace(credited(wanted.request), exchange),
             [*access, *fields_of(wanted.headers)],
-            partial(self._rules.done, admission),
+            partial(self.rules.done, admission),
             exchange,
         )
         reader.ask()

@@ -58,7 +58,7 @@ def events(body: bytes) -> list[Any]:
 
 
 def encoder(**options: Any) -> ChunkEncoder:
-    made = ChunkEncoder(ChatShape(), **{"resumes": True} | options)
+    made = ChunkEncoder(ChatShape(), **{"begun": True} | options)
     made.opened(OPENED)
     return made
 
@@ -122,7 +122,7 @@ def test_scores_are_those_of_the_api_with_bytes_and_no_infinities() -> None:
     [score] = chunk["choices"][0]["logprobs"]["content"]
     assert (score["token"], score["logprob"], score["bytes"]) == ("\ufffd", -0.5, [0xC3])
     assert score["top_logprobs"] == [{"token": "a", "logprob": None, "bytes": [97]}]
-    old = ChunkEncoder(CompletionShape(), resumes=True)
+    old = ChunkEncoder(CompletionShape(), begun=True)
     old.opened(OPENED)
     [chunk] = events(old.frames([encode(ScoredToken("é", (TokenScores(other),), 0))]))
     assert chunk["id"] == f"cmpl-{STREAM.hex()}" and chunk["object"] == "text_completion"
@@ -183,7 +183,7 @@ def test_who_has_all_is_told_that_it_is_done() -> None:
 def test_each_chunk_counts_the_frames_so_far_where_that_is_asked_for() -> None:
     chunks = told(Token("a", 0), Token("b", 1), usage=True, continuous=True)
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2]
-    first = told(Token("a", 0), resumes=False)[0]
+    first = told(Token("a", 0), begun=False)[0]
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert "sequence_number" not in first
 
