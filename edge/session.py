@@ -152,38 +152,30 @@ class OpenStream:
         return self.granted_bytes
 
 
+@dataclass(slots=True, eq=False)
 class Session:
-    """Feed it `receive` and `deliver`; send what `next_message` gives until `close` is set."""
+    """Feed it `receive` and `deliver`; send what `next_message` gives until `close` is set.
 
-    __slots__ = (
-        *("_caller", "_credits", "_failed", "_greeted", "_heartbeat", "_max_streams", "_random"),
-        *("_replies", "_streams", "_turns", "_unfinished", "close"),
+    `caller` is who the client is, and said of all that it asks; `failed` is called with the code
+    of each error that it is told.
+    """
+
+    max_streams: int = MAX_STREAMS_PER_CONNECTION
+    unfinished: Unfinished = field(default_factory=lambda: Unfinished(inf, lambda: 0.0))
+    caller: Caller | None = None
+    failed: Callable[[str], None] = lambda _code: None
+    close: Close | None = None
+    _random: Random = field(default_factory=Random)
+    _greeted: bool = False
+    _streams: dict[int, OpenStream] = field(default_factory=dict)
+    # What waits for the client: frames that credit bounds, of each stream by itself so that none
+    # waits behind another, then what credit does not bound. The first stream is next.
+    _turns: dict[int, OpenStream] = field(default_factory=dict)
+    _replies: deque[bytes] = field(
+        default_factory=lambda: deque([encode(Hello(SCHEMA_HASH, software("edge")))])
     )
-
-    def __init__(
-        self,
-        max_streams: int = MAX_STREAMS_PER_CONNECTION,
-        unfinished: Unfinished | None = None,
-        random: Random | None = None,
-        caller: Caller | None = None,
-        failed: Callable[[str], None] = lambda _code: None,
-    ) -> None:
-        """`caller` is who the client is, and said of all that it asks; `failed` is called with
-        the code of each error that it is told."""
-        self._failed = failed
-        self._caller = caller
-        self.close: Close | None = None
-        self._max_streams = max_streams
-        self._unfinished = unfinished or Unfinished(inf, lambda: 0.0)
-        self._random = random or Random()
-        self._greeted = False
-        self._streams: dict[int, OpenStream] = {}
-        # What waits for the client: frames that credit bounds, of each stream by itself so that
-        # none waits behind another, then what credit does not bound. The first stream is next.
-        self._turns: dict[int, OpenStream] = {}
-        self._replies: deque[bytes] = deque([encode(Hello(SCHEMA_HASH, software("edge")))])
-        self._heartbeat: bytes | None = None
-        self._credits: list[bytes] = []
+    _heartbeat: bytes | None = None
+    _credits: list[bytes] = field(default_factory=list)
 
     # ---- from the client ----
 
@@ -249,8 +241,8 @@ class Session:
                 field="corr",
                 hint="a request takes a corr that is not 0 and has no open stream",
             )
-        if len(self._streams) >= self._max_streams:
-            self._refuse(corr, _too_many(self._max_streams))
+        if len(self._streams) >= self.max_streams:
+            self._refuse(corr, _too_many(self.max_streams))
             return
         if frame.caller is not None:
             self._refuse(corr, not_a_clients())
@@ -260,10 +252,10 @@ class Session:
             self._refuse(corr, _too_much_credit(f"{type(frame).__name__}.credit"))
             return
         if isinstance(frame, Open):
-            if not self._unfinished.room(frame.n):
+            if not self.unfinished.room(frame.n):
                 self._refuse(corr, self._too_many_unfinished())
                 return
-            self._unfinished.ask(corr, frame.n)
+            self.unfinished.ask(corr, frame.n)
         stream = self._streams[corr] = OpenStream()
         if isinstance(frame, Resume):
             stream.id = frame.stream
@@ -273,8 +265,8 @@ class Session:
             stream.limit = frame.start + frame.credit
             stream.limit_bytes = inf if frame.credit_bytes is None else frame.credit_bytes
             asked = replace(frame, credit_bytes=stream.grant(self._window_bytes))
-        if self._caller is not None:
-            asked = replace(asked, caller=self._caller)
+        if self.caller is not None:
+            asked = replace(asked, caller=self.caller)
         forward.append(raw if asked is frame else encode(asked, corr))
 
     def _credit(self, corr: int, frame: Credit, forward: list[bytes]) -> None:
@@ -299,7 +291,7 @@ class Session:
         stream = self._streams.pop(corr, None)
         if stream is None:
             return
-        self._unfinished.close(corr, stream.id)
+        self.unfinished.close(corr, stream.id)
         # The client may use the corr again at once: nothing old may follow on it.
         self._turns.pop(corr, None)
         forward.append(encode(Detach(), corr))
@@ -331,21 +323,21 @@ class Session:
             opened = decode(raw)[1]
             assert isinstance(opened, Opened)
             stream.id = opened.stream
-            self._unfinished.opened(corr, opened.stream, [s.stream for s in opened.siblings])
+            self.unfinished.opened(corr, opened.stream, [s.stream for s in opened.siblings])
         elif tag == StreamEnd.tag and stream.id is not None:
-            self._unfinished.ended(stream.id)
+            self.unfinished.ended(stream.id)
         elif tag == StreamError.tag:
             error = decode(raw)[1]
             assert isinstance(error, StreamError)
-            self._failed(error.code)
-            self._unfinished.refused(corr)
-            self._unfinished.close(corr, stream.id)
+            self.failed(error.code)
+            self.unfinished.refused(corr)
+            self.unfinished.close(corr, stream.id)
         elif tag == Status.tag:
             status = decode(raw)[1]
             assert isinstance(status, Status)
             if status.state is StreamState.ENDED:
-                self._unfinished.ended(status.stream)
-            self._unfinished.close(corr, stream.id)
+                self.unfinished.ended(status.stream)
+            self.unfinished.close(corr, stream.id)
 
     # ---- to the client ----
 
@@ -433,7 +425,7 @@ class Session:
 
     def _too_many_unfinished(self) -> CallerError:
         return CallerError(
-            f"over {self._unfinished.most} streams that this connection opened have not ended",
+            f"over {self.unfinished.most} streams that this connection opened have not ended",
             code="too_many_streams",
             status=429,
             retryable=True,
@@ -442,7 +434,7 @@ class Session:
         )
 
     def _refuse(self, corr: int, error: TailraceError) -> None:
-        self._failed(error.code)
+        self.failed(error.code)
         self._replies.append(encode(error_frame(error), corr))
 
     def _end(self, error: TailraceError, code: CloseCode) -> None:
