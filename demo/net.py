@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from kernels.attention.rope import rope_table
 from kernels.linear.ternary import quantize_absmean, quantize_activations
 
 
@@ -101,19 +102,9 @@ class Norm(nn.Module):
 Rope = tuple[torch.Tensor, torch.Tensor]
 
 
-def rope(shape: Shape, length: int) -> Rope:
-    """Cosines and sines [length, head_dim] of the rotate-half form."""
-    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
-    frequencies = 1.0 / torch.pow(shape.rope_theta, exponents)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
-
-
 def rotate(x: torch.Tensor, tables: Rope) -> torch.Tensor:
     """Rotate `x` [..., length, head_dim] by its positions."""
-    first, second = x.chunk(2, dim=-1)
-    return x * tables[0] + torch.cat((-second, first), dim=-1) * tables[1]
+    return x * tables[0] + x.roll(x.shape[-1] // 2, -1) * tables[1]
 
 
 class Attention(nn.Module):
@@ -199,7 +190,7 @@ class Net(nn.Module):
         """Logits [batch, length, vocab] (fp32) for ids [batch, length]."""
         table = round_bf16(self.embed_tokens.weight)
         x = F.embedding(ids, table)
-        tables = rope(self.shape, ids.shape[1])
+        tables = rope_table(ids.shape[1], self.shape.head_dim, self.shape.rope_theta)
         for layer in self.layers:
             x = layer(x, tables)
         return F.linear(self.norm(x), table)
