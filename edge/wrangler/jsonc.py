@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 
-TOKEN = re.compile(
-    r'(?P<string>"(?:[^"\\\n]|\\.)*")'
-    r"|(?P<comment>//[^\r\n]*|/\*.*?\*/)"
-    r"|(?P<space>[ \t\r\n]+)"
-    r'|(?P<rest>[^\s"/,]+|.)',
-    re.DOTALL,
+_STRING = r'"(?:[^"\\\n]|\\.)*"'
+_COMMENT = re.compile(rf"{_STRING}|//[^\r\n]*|/\*.*?\*/", re.DOTALL)
+# A comma behind a value and before a closing bracket; other strings are passed over.
+_LAST_COMMA = re.compile(
+    rf'(?P<value>(?:{_STRING}|[^\s\[{{,:"])\s*),(?=\s*[\]}}])|{_STRING}', re.DOTALL
 )
 
 
@@ -21,33 +19,19 @@ def parse(text: str) -> object:
     What JSON does not know is blanked out before a JSON parser reads the rest, so that its
     positions are those of the file.
     """
-    return json.loads(
-        "".join(_blanked(text.removeprefix("\ufeff"))),
-        object_pairs_hook=_table,
-        parse_constant=_refuse_constant,
+    plain = _COMMENT.sub(_without_comment, text.removeprefix("\ufeff"))
+    plain = _LAST_COMMA.sub(
+        lambda found: f"{found['value']} " if found["value"] else found[0], plain
     )
+    return json.loads(plain, object_pairs_hook=_table, parse_constant=_refuse_constant)
 
 
-def _blanked(text: str) -> Iterator[str]:
-    """`text` in pieces, with spaces for comments and for a comma before a closing bracket."""
-    held, before = "", ""  # from the last comma on; what stood before that comma or here
-    for token in TOKEN.finditer(text):
-        piece = token.group()
-        if token.lastgroup == "comment":
-            piece = re.sub(r"[^\r\n]", " ", piece)
-        if token.lastgroup in ("comment", "space"):
-            held += piece
-            continue
-        if piece[0] in "]}" and held.startswith(",") and before not in ("[", "{", ",", ":"):
-            held = " " + held[1:]
-        yield held
-        held = ""
-        if piece == ",":
-            held = piece
-        else:
-            yield piece
-            before = piece[-1]
-    yield held
+def _without_comment(found: re.Match[str]) -> str:
+    return found[0] if found[0].startswith('"') else re.sub(r"[^\r\n]", " ", found[0])
+
+
+def _without_comma(found: re.Match[str]) -> str:
+    return found[0] if found["value"] is None else f"{found['value']} "
 
 
 def _table(pairs: list[tuple[str, object]]) -> dict[str, object]:
