@@ -123,16 +123,14 @@ def choose_view(accept: str | None) -> View:
     """
     if accept is None or not accept.strip():
         return View.JSON
-    best: tuple[float, int] | None = None
-    chosen = View.JSON
+    liked: list[tuple[tuple[float, int], View]] = []
     for media_range in accept.split(","):
         name, _, parameters = media_range.strip().lower().partition(";")
-        view = _VIEWS.get(name.strip())
-        # Of two ranges liked alike the one without a wildcard says more.
-        rank = (_quality(parameters), -name.count("*"))
-        if view is not None and rank[0] > 0 and (best is None or rank > best):
-            best, chosen = rank, view
-    if best is None:
+        view, quality = _VIEWS.get(name.strip()), _quality(parameters)
+        if view is not None and quality > 0:
+            # Of two ranges liked alike the one without a wildcard says more.
+            liked.append(((quality, -name.count("*")), view))
+    if not liked:
         raise CallerError(
             f"no view of a stream is {accept!r}",
             code="not_acceptable",
@@ -140,7 +138,7 @@ def choose_view(accept: str | None) -> View:
             field="Accept",
             hint="one of " + ", ".join(view.value for view in View),
         )
-    return chosen
+    return max(liked, key=lambda each: each[0])[1]
 
 
 def _quality(parameters: str) -> float:

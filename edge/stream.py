@@ -30,6 +30,9 @@ _HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,
 # An encoded slash would make two names out of one for whoever decodes at another place.
 _ENCODED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
 
+# Not empty, no step up or down, nothing that a log or a terminal would act on.
+_SEGMENT = re.compile(rb"(?!\.{1,2}\Z)[^\x00-\x1f\x7f]+")
+
 METHODS = [*CALL_METHODS]
 
 # RFC 9110, 7.6.1: about one connection only, so not for the object.
@@ -114,7 +117,7 @@ def _stream_name(rest: bytes, segments: list[bytes]) -> str:
     decoded = [unquote_to_bytes(segment) for segment in segments]
     if _ENCODED_SLASH.search(rest) or decoded[0] == RESERVED:
         raise _nothing_here()
-    if not all(map(_is_segment, decoded)):
+    if not all(map(_SEGMENT.fullmatch, decoded)):
         raise _nothing_here()
     try:
         name = b"/".join(decoded).decode("utf-8")
@@ -123,13 +126,6 @@ def _stream_name(rest: bytes, segments: list[bytes]) -> str:
     if len(name) > MAX_KEY_CHARS:
         raise _too_long()
     return name
-
-
-def _is_segment(segment: bytes) -> bool:
-    """Not empty, no step up or down, nothing that a log or a terminal would act on."""
-    return segment not in (b"", b".", b"..") and not any(
-        byte < 0x20 or byte == 0x7F for byte in segment
-    )
 
 
 def request_url(scope: Scope) -> str:

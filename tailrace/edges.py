@@ -124,7 +124,11 @@ def token_header(token: str | None) -> dict[str, str]:
 
 def http_error(status: int, headers: Mapping[str, str], body: bytes) -> TailraceError:
     """The error that an HTTP answer tells of, whoever between client and origin wrote it."""
-    fields = _fields(body)
+    try:
+        said = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        said = None
+    fields: dict[str, Any] = said if isinstance(said, dict) else {}
     return to_error(
         StreamError(
             code=str(fields.get("code", "http_error")),
@@ -136,15 +140,6 @@ def http_error(status: int, headers: Mapping[str, str], body: bytes) -> Tailrace
             retry_after_ms=_retry_after_ms(headers.get("Retry-After")),
         )
     )
-
-
-def _fields(body: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(body)
-    except ValueError:
-        return {}
-    error = document.get("error") if isinstance(document, dict) else None
-    return error if isinstance(error, dict) else {}
 
 
 def _text(value: object) -> str | None:
