@@ -11,6 +11,7 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 RESERVED_FILES = 128
 """Files that an edge has open besides its clients' connections, and some to spare: the links to
@@ -19,28 +20,26 @@ IPV6_SITE_BITS = 64
 """One customer's addresses of IPv6: whoever has one of them has them all."""
 
 
+@dataclass(slots=True, eq=False)
 class ConnectionLimits:
     """The count of open connections. `exempt` addresses count in all, but not by themselves.
 
     Those are proxies, whose connections are those of many clients.
     """
 
-    def __init__(
-        self, most: int, most_per_address: int, exempt: Callable[[str], bool] = lambda _: False
-    ) -> None:
-        self.most = most
-        self._most_per_address = most_per_address
-        self._exempt = exempt
-        self._by_place: Counter[str] = Counter()
-        self.count = 0
+    most: int
+    most_per_address: int
+    exempt: Callable[[str], bool] = lambda _: False
+    count: int = 0
+    _by_place: Counter[str] = field(default_factory=Counter)
 
     def admit(self, address: str) -> bool:
         """Count a connection in; False where there is no room, and it is to be closed at once."""
         place = _place(address)
-        is_bounded = not self._exempt(address)
+        is_bounded = not self.exempt(address)
         if self.count >= self.most:
             return False
-        if is_bounded and self._by_place[place] >= self._most_per_address:
+        if is_bounded and self._by_place[place] >= self.most_per_address:
             return False
         self.count += 1
         self._by_place[place] += 1

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -82,18 +83,18 @@ PATIENCE_S = 5.0
 SIMULATION_PATIENCE_S = 70.0
 
 
+@dataclass(frozen=True, slots=True)
 class Asking:
     """Questions of one operator; `caller` says of which tenant, and with which rights."""
 
-    def __init__(self, link: Link, caller: Caller | None) -> None:
-        self._link = link
-        self._caller = caller
+    link: Link
+    caller: Caller | None
 
     def call(
         self, asked: str, query: dict[str, str], method: str = "GET", body: bytes = b""
     ) -> Call:
         url = f"http://operator/{asked}?{urlencode(query)}"
-        return Call(OPERATOR, asked, method, url, body=body, caller=self._caller)
+        return Call(OPERATOR, asked, method, url, body=body, caller=self.caller)
 
     async def all(
         self, call: Call, origins: Iterable[str] | None = None
@@ -109,7 +110,7 @@ class Asking:
             except TailraceError as error:
                 return error
 
-        addresses = [origin.address for origin in self._link.origins]
+        addresses = [origin.address for origin in self.link.origins]
         asked_of = [one for one in addresses if origins is None or one in set(origins)]
         answers = await asyncio.gather(*map(safely, asked_of))
         refusals = [one for one in answers if isinstance(one, TailraceError) and one.status < 500]
@@ -119,11 +120,11 @@ class Asking:
 
     async def one(self, address: str, call: Call, patience_s: float = PATIENCE_S) -> Document:
         """What one origin says; raises what it refuses with, OriginUnreachable if it is silent."""
-        if not any(one.usable and one.address == address for one in self._link.origins):
+        if not any(one.usable and one.address == address for one in self.link.origins):
             raise OriginUnreachable("there is no link to this origin")
         try:
             async with asyncio.timeout(patience_s):
-                status, said = await whole_answer(self._link, call, address)
+                status, said = await whole_answer(self.link, call, address)
         except TimeoutError:
             raise OriginUnreachable(f"no answer within {patience_s:g} s") from None
         document: Any = json.loads(said)

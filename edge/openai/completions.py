@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -84,9 +85,6 @@ def _choice(index: int, text: str, scores: Sequence[TokenScores] = ()) -> dict[s
 def _logprobs(scores: Sequence[TokenScores]) -> dict[str, Any]:
     """Of a chunk; `text_offset` counts from its own beginning."""
     tokens = [_text(each.chosen) for each in scores]
-    offsets = [0]
-    for token in tokens[:-1]:
-        offsets.append(offsets[-1] + len(token))
     return {
         "tokens": tokens,
         "token_logprobs": [finite(each.chosen.logprob) for each in scores],
@@ -94,7 +92,7 @@ def _logprobs(scores: Sequence[TokenScores]) -> dict[str, Any]:
             {_text(score): finite(score.logprob) for score in (each.chosen, *each.top)}
             for each in scores
         ],
-        "text_offset": offsets,
+        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=0)),
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from ssl import SSLContext
 
 from edge.origins.link import Link
@@ -23,27 +24,22 @@ MAX_TELLING = 16
 PATIENCE_S = 5.0
 
 
+@dataclass(slots=True, eq=False)
 class Hints:
     """`hosts` are names that TLS clients ask for, each with the model that is behind it."""
 
-    def __init__(
-        self,
-        link: Link,
-        hosts: Mapping[str, str] | None = None,
-        clock_s: Callable[[], float] = Link.now,
-    ) -> None:
-        self._link = link
-        self._hosts = dict(hosts or {})
-        self._clock_s = clock_s
-        self._told_s: dict[tuple[Hint, str], float] = {}
-        self._telling: set[asyncio.Task[None]] = set()
+    link: Link
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    clock_s: Callable[[], float] = Link.now
+    _told_s: dict[tuple[Hint, str], float] = field(default_factory=dict)
+    _telling: set[asyncio.Task[None]] = field(default_factory=set)
 
     def say(self, hint: Hint, model: str = "") -> None:
         """`model` is empty for a sign of any."""
-        models = self._link.heartbeat.models
+        models = self.link.heartbeat.models
         if len(models) < 2 or (model and model not in models):
             return  # the one model there is, or none, is not to be loaded ahead
-        now = self._clock_s()
+        now = self.clock_s()
         last_s = self._told_s.get((hint, model))
         if (last_s is not None and now - last_s < EVERY_S) or len(self._telling) >= MAX_TELLING:
             return
@@ -54,20 +50,20 @@ class Hints:
 
     def listen(self, context: SSLContext) -> None:
         """To the names that handshakes of this context ask for."""
-        if self._hosts:
+        if self.hosts:
             context.sni_callback = lambda _, name, __: self.asked_for(name)
 
     def asked_for(self, name: str | None) -> None:
         """A handshake was for this host, if for any."""
-        if name is not None and (model := self._hosts.get(name.lower())) is not None:
+        if name is not None and (model := self.hosts.get(name.lower())) is not None:
             self.say(Hint.HANDSHAKE, model)
 
     async def _tell(self, hint: Hint, model: str) -> None:
-        usable = [origin.address for origin in self._link.origins if origin.usable]
+        usable = [origin.address for origin in self.link.origins if origin.usable]
         await asyncio.gather(*(self._tell_one(address, hint, model) for address in usable))
 
     async def _tell_one(self, address: str, hint: Hint, model: str) -> None:
         call = Call(HINT, hint.value, "POST", f"http://hint/{hint.value}", body=model.encode())
         with suppress(TailraceError, TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
-                await whole_answer(self._link, call, address)
+                await whole_answer(self.link, call, address)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
@@ -208,35 +208,30 @@ class Stream:
         self._waiting.clear()
 
 
+@dataclass(slots=True, eq=False)
 class Http2Connection:
     """`touched` is called when there may be something to `take`, or somebody to be `drained`.
 
     `headers` are those of every response.
     """
 
-    def __init__(
-        self,
-        clock_s: Callable[[], float],
-        touched: Callable[[], None],
-        headers: Callable[[], Headers] = tuple,
-        *,
-        secure: bool = True,
-        peer: tuple[str, int] | None = None,
-    ) -> None:
-        self.closed = False  # when all that `take` gives has been sent, that was it
-        self.failed = False  # for what the client has done
-        self.headers = headers
-        self.streams: dict[int, Stream] = {}
-        self.touched = touched
-        self._scheme = "https" if secure else "http"
-        self._peer = peer
-        self._heads: dict[Stream, None] = {}  # streams with something that needs no room
-        self._bodies: dict[Stream, None] = {}  # streams with something that their window lets go
-        self._starved: dict[Stream, float] = {}  # that had no room when asked, and since when
-        self._relieved: dict[Stream, None] = {}  # of those, that may have some now
-        self._leaving = False
-        self._clock_s = clock_s
-        self._h2 = BoundedConnection(clock_s)
+    clock_s: Callable[[], float]
+    touched: Callable[[], None]
+    headers: Callable[[], Headers] = tuple
+    secure: bool = True
+    peer: tuple[str, int] | None = None
+    closed: bool = False  # when all that `take` gives has been sent, that was it
+    failed: bool = False  # for what the client has done
+    streams: dict[int, Stream] = field(default_factory=dict)
+    _heads: dict[Stream, None] = field(default_factory=dict)  # with something that needs no room
+    _bodies: dict[Stream, None] = field(default_factory=dict)  # with what their window lets go
+    _starved: dict[Stream, float] = field(default_factory=dict)  # without room, and since when
+    _relieved: dict[Stream, None] = field(default_factory=dict)  # of those, that may have some now
+    _leaving: bool = False
+    _h2: BoundedConnection = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._h2 = BoundedConnection(self.clock_s)
         self._h2.begin()
 
     # ---- what comes ----
@@ -303,7 +298,7 @@ class Http2Connection:
             self._h2.spend(IDLE_WORK[RstStreamFrame])
             return
         fields = [(bytes(name), bytes(value)) for name, value in event.headers or ()]
-        request = _request(fields, self._scheme, self._peer)
+        request = _request(fields, "https" if self.secure else "http", self.peer)
         if request is None:
             self._h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
             return
@@ -342,7 +337,7 @@ class Http2Connection:
         share = MAX_CONNECTION_UNSENT_BYTES // max(len(self.streams), 1)
         room = min(UNSENT_BYTES, share) - stream.unsent_bytes
         if room < 1 and stream.open and stream not in self._starved:
-            self._starved[stream] = self._clock_s()
+            self._starved[stream] = self.clock_s()
             self.touched()
         return room
 
