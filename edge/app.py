@@ -19,13 +19,7 @@ from edge.access.rules import Rules
 from edge.admin.routes import admin_routes
 from edge.ai_sdk import chat
 from edge.config import EdgeConfig, access_rules
-from edge.errors import (
-    client_gone,
-    http_error,
-    internal_error,
-    not_a_websocket,
-    tailrace_error,
-)
+from edge.errors import client_gone, http_error, internal_error, not_a_websocket, tailrace_error
 from edge.objects import Deploying
 from edge.openai.answers import routes_of
 from edge.openai.chat import CHAT

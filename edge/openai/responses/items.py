@@ -11,15 +11,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from edge.openai.events import scores_of
-from ledger.frame import (
-    Frame,
-    Reasoning,
-    Revision,
-    ScoredToken,
-    Token,
-    TokenScores,
-    ToolCall,
-)
+from ledger.frame import Frame, Reasoning, Revision, ScoredToken, Token, TokenScores, ToolCall
 from ledger.text import AppendedText
 
 Fields = dict[str, Any]
