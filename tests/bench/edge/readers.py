@@ -15,7 +15,8 @@ from ledger.frame import SCHEMA_HASH, Credit, Hello, Resume, encode
 SSE, FRAMES, WS, H2 = "sse", "frames", "ws", "h2"
 CREDIT = 1024
 LOOKED_AT = 7  # of so many reads one has its latency taken
-_TEXT = re.compile(rb"[0-9]{6}(?=\"|[\x80-\xff][\x01-\x7f])")
+_TEXT = re.compile(rb"[0-9a-f]{6}(?=\"|[\x80-\xff][\x01-\x7f])")
+_CLOCK_US = 1 << 24
 _HANDSHAKE = (
     b"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -30,6 +31,11 @@ _H2_BEGIN = (
 )
 """A client of HTTP/2 (RFC 9113) whose windows are wide open: it never has to speak again."""
 _ACCEPT = {SSE: b"text/event-stream", FRAMES: b"application/vnd.tailrace.frames"}
+
+
+def clock() -> int:
+    """Microseconds, in six hexadecimal digits."""
+    return int(monotonic() * 1e6) % _CLOCK_US
 
 
 def stream_id(kind: int, number: int) -> bytes:
@@ -93,8 +99,7 @@ class Reader(asyncio.Protocol):
         self.frames += came
         self._reads += 1
         if self._reads % LOOKED_AT == 0 and (found := _TEXT.search(data)) is not None:
-            late = (int(monotonic() * 1e5) - int(found[0])) % 1_000_000
-            self.latencies_s.append(late / 1e5)
+            self.latencies_s.append((clock() - int(found[0], 16)) % _CLOCK_US / 1e6)
         if self.view == WS and self._granted - self.frames < CREDIT // 2:
             self._granted = self.frames + CREDIT
             self._transport.write(message(encode(Credit(self._granted), 1)))

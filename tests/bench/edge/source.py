@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from time import monotonic
 
 import uvloop
 
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from edge.sse import event
 from ledger.frame import Resume, Token, encode
+from tests.bench.edge.readers import clock
 from tests.bench.ends import chunk, serve
 from tests.bench.http3.source import EVERY_S, HEAD, Pacer
 
@@ -30,8 +30,8 @@ FLOOD_EVENTS = 64  # to a peer's upstream at a time
 
 
 def stamp() -> str:
-    """Tens of microseconds, modulo ten seconds: six digits."""
-    return f"{int(monotonic() * 1e5) % 1_000_000:06}"
+    """The time, for readers of `tests.bench.edge.readers`."""
+    return f"{clock():06x}"
 
 
 class Stream:
