@@ -54,14 +54,6 @@ class KvCache:
         self._pages = [layer.view(size) for layer in self._positions]
 
     @staticmethod
-    def page_bytes(
-        layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32
-    ) -> int:
-        """What one page takes in all layers."""
-        scale = torch.float32.itemsize if dtype in SCALED_DTYPES else 0
-        return layers * 2 * kv_heads * PAGE_TOKENS * (head_dim * dtype.itemsize + scale)
-
-    @staticmethod
     def slots(pages: Sequence[int], positions: range) -> list[int]:
         """Where positions of a sequence are written, as `write` takes them."""
         return [pages[t // PAGE_TOKENS] * PAGE_TOKENS + t % PAGE_TOKENS for t in positions]

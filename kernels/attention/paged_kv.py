@@ -19,6 +19,12 @@ SCALED_DTYPES = (torch.int8, FP8)
 KV_DTYPES = (*PLAIN_DTYPES, *SCALED_DTYPES)
 
 
+def page_bytes(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """What one page takes in all layers."""
+    scale = torch.float32.itemsize if dtype in SCALED_DTYPES else 0
+    return 2 * layers * kv_heads * PAGE_TOKENS * (head_dim * dtype.itemsize + scale)
+
+
 @dataclass(frozen=True, slots=True)
 class PagedKv:
     """One layer's storage; who holds which page is the engine's business.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import kernels
 from kernels.attention.kv_cache import KvCache
-from kernels.attention.paged_kv import FP8
+from kernels.attention.paged_kv import FP8, page_bytes
 from kernels.attention.rope import rope_table
 from kernels.linear.int8_linear import quantise_rows
 from kernels.rows.norm import rms_norm
@@ -168,7 +168,7 @@ class CpuModel:
 
 def pages_within(config: ModelConfig, kv_bytes: int, kv_dtype: torch.dtype = torch.float32) -> int:
     """As many pages as fit in so many bytes, and at least those of one whole context."""
-    page = KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim, kv_dtype)
+    page = page_bytes(config.layers, config.kv_heads, config.head_dim, kv_dtype)
     return max(kv_bytes // page, context_pages(config))
 
 
@@ -183,7 +183,7 @@ def _cache(config: ModelConfig, pages: int, dtype: torch.dtype) -> KvCache:
             dtype=dtype,
         )
     except RuntimeError as exc:  # what torch raises for it
-        size = pages * KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim, dtype)
+        size = pages * page_bytes(config.layers, config.kv_heads, config.head_dim, dtype)
         raise ModelError(
             f"{pages} pages of keys and values take {size} bytes, which there are not",
             field="max_position_embeddings",

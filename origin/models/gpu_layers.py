@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import FP8, SCALED_DTYPES, PagedKv
+from kernels.attention.paged_kv import FP8, PagedKv, page_bytes
 from kernels.attention.rope import Rope, rope_table
 from kernels.decoder import Decoder
 from kernels.launch import INTERPRETED
@@ -95,7 +95,8 @@ class DecoderParts:
 
         ModelError if the GPU has no room for them.
         """
-        context, page = context_pages(self._config), page_bytes(self.shape, self._kv_dtype)
+        config, context = self._config, context_pages(self._config)
+        page = page_bytes(config.layers, config.kv_heads, config.head_dim, self._kv_dtype)
         asked = None if kv_bytes is None else max(kv_bytes // page, context)
         if self._device.type != "cuda":
             return context * INTERPRETED_SEQUENCES if asked is None else asked
@@ -226,13 +227,6 @@ def decoder_shape(config: ModelConfig) -> DecoderShape:
         rope_theta=config.rope_theta,
         norm_eps=config.norm_eps,
     )
-
-
-def page_bytes(shape: DecoderShape, dtype: torch.dtype) -> int:
-    """What one page of the KV cache takes in all layers."""
-    scale = torch.float32.itemsize if dtype in SCALED_DTYPES else 0
-    head = shape.head_dim * dtype.itemsize + scale
-    return 2 * shape.layers * shape.kv_heads * PAGE_TOKENS * head
 
 
 def _ternary(parts: Sequence[Part]) -> TernaryWeights:

@@ -355,9 +355,8 @@ def plain_ids(logged: Sequence[int]) -> list[int]:
 
 
 def check_hello(corr: int, frame: Frame) -> None:
-    """That what a worker is told first is told in its words."""
+    """That what one side is told first is told in its words."""
     if corr or not isinstance(frame, Hello) or frame.schema != SCHEMA_HASH:
         raise SchemaMismatch(
-            "the supervisor does not begin with a Hello of this worker's schema",
-            hint="run one version of both",
+            "supervisor and worker do not speak one schema", hint="run one version of both"
         )

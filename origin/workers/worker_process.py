@@ -292,7 +292,7 @@ class WorkerSlot:
             said = (worker_frame.decode(raw)[1] for raw in splitter.feed(data))
             for frame in worker_frame.together(said):
                 if not greeted:
-                    _check_hello(frame)
+                    worker_frame.check_hello(0, frame)
                     greeted = True
                 else:
                     await self._dispatch(owner, frame)
@@ -362,11 +362,6 @@ class WorkerSlot:
         path = FORKED if self._forked else SPAWNED
         stages = (*before, LoadStage(path, waited_s, began_s), *own)
         return WorkerStart(path, self._asked_s, heard_s, stages)
-
-
-def _check_hello(frame: Frame) -> None:
-    if not isinstance(frame, Hello) or frame.schema != worker_frame.SCHEMA_HASH:
-        raise SchemaMismatch("the worker speaks another schema", hint="install one version")
 
 
 def worker_environment() -> dict[str, str]:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kernels.attention.kv_cache import KvCache
-from kernels.attention.paged_kv import FP8, PagedKv
+from kernels.attention.paged_kv import FP8, PagedKv, page_bytes
 from kernels.shapes import PAGE_TOKENS
 
 HEADS, SIZE = 3, 8
@@ -71,7 +71,7 @@ def test_a_page_has_the_bytes_that_its_storage_has() -> None:
     cache = KvCache(layers=2, pages=1, kv_heads=HEADS, head_dim=SIZE)
     keys, values = cache.read(0, cache.place([0]), PAGE_TOKENS)
     of_a_layer = (keys.numel() + values.numel()) * keys.element_size()
-    assert KvCache.page_bytes(2, HEADS, SIZE) == 2 * of_a_layer
+    assert page_bytes(2, HEADS, SIZE, torch.float32) == 2 * of_a_layer
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, FP8])
@@ -95,4 +95,4 @@ def test_what_is_quantised_is_what_a_paged_kv_holds(dtype: torch.dtype, pages: l
 
 
 def test_a_quantised_page_is_its_elements_and_scales() -> None:
-    assert KvCache.page_bytes(2, HEADS, SIZE, FP8) == 2 * 2 * HEADS * PAGE_TOKENS * (SIZE + 4)
+    assert page_bytes(2, HEADS, SIZE, FP8) == 2 * 2 * HEADS * PAGE_TOKENS * (SIZE + 4)

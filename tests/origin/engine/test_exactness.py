@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from tokenizers import Tokenizer
 
-from kernels.attention.kv_cache import KvCache
+from kernels.attention.paged_kv import page_bytes
 from kernels.shapes import Family
 from origin.formats import AS_STORED, Formats
 from origin.models.cpu_model import KV_DTYPES, load
@@ -42,7 +42,7 @@ def test_a_cut_run_in_any_company_gives_what_it_gives_alone(
     folder = write_checkpoint(tmp_path, shape)
     roomy = load(folder, formats=formats)
     config, kv_dtype = roomy.config, KV_DTYPES[formats.kv_cache]
-    page = KvCache.page_bytes(config.layers, config.kv_heads, config.head_dim, kv_dtype)
+    page = page_bytes(config.layers, config.kv_heads, config.head_dim, kv_dtype)
     narrow = load(folder, kv_bytes=NARROW_PAGES * page, formats=formats)
     engines = Engines([roomy, narrow], tokenizer, random)
     for number in range(trials):

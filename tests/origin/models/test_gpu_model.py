@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from kernels.attention.paged_kv import page_bytes
 from kernels.sampler.sampler import Sampling
 from kernels.sampler.sampler_triton import sample_rows
 from kernels.shapes import Family
@@ -21,12 +22,7 @@ from origin.config import DEMO_MODEL
 from origin.engine.engine import Engine
 from origin.formats import Formats
 from origin.models import cpu_model, gpu_draw, gpu_model
-from origin.models.gpu_layers import (
-    INTERPRETED_SEQUENCES,
-    DecoderParts,
-    decoder_shape,
-    page_bytes,
-)
+from origin.models.gpu_layers import INTERPRETED_SEQUENCES, DecoderParts
 from origin.models.gpu_model import GpuModel
 from origin.models.load import load_model
 from origin.models.model import Device, Draw, Drawn, Model, Piece, prefill
@@ -175,7 +171,7 @@ def test_the_bytes_on_a_gpu_are_those_of_the_loaded_parts(
     assert all_bytes - held_bytes([parts._scratch, *buffers]) == footprint.weights_bytes
     cache = parts.decoder(pages=3).parts
     assert held_bytes([cells for _, _, cells in cache]) == 3 * footprint.kv_page_bytes
-    assert page_bytes(parts.shape, cache[0][2].keys.dtype) == footprint.kv_page_bytes
+    assert bytes_of_page(config, cache[0][2].keys.dtype) == footprint.kv_page_bytes
 
 
 @pytest.mark.parametrize(
@@ -297,7 +293,7 @@ def test_its_cache_is_as_large_as_asked_and_holds_a_whole_context(
     write: Load, device: torch.device
 ) -> None:
     folder = write(Family.LLAMA)
-    page = page_bytes(decoder_shape(read_config(folder)), torch.float32)
+    page = bytes_of_page(read_config(folder))
     pages = [gpu_model.load(folder, device=device, kv_bytes=n * page).pages for n in (1, 7)]
     assert pages == [256 // 64, 7]
 
@@ -338,8 +334,12 @@ def in_fp32(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     return config, {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
 
 
+def bytes_of_page(config: ModelConfig, dtype: torch.dtype = torch.float32) -> int:
+    return page_bytes(config.layers, config.kv_heads, config.head_dim, dtype)
+
+
 def gpu_of(config: ModelConfig, tensors: dict[str, Tensor], device: torch.device) -> GpuModel:
-    pages = 8 * page_bytes(decoder_shape(config), torch.float32)
+    pages = 8 * bytes_of_page(config)
     return GpuModel(config, tensors, "", device, lambda *_: None, kv_bytes=pages)
 
 
