@@ -26,6 +26,8 @@ class Variant:
     """Arguments that are multiples of 16: pointers of whole tensors, row sizes."""
     num_warps: int = 4
     num_stages: int = 3
+    programs: int = 1
+    """That one launch starts, where it is more than one to a multiprocessor."""
     launch_pdl: bool = False
     expects: tuple[str, ...] = ()
     """Machine instructions (SASS) that must occur, such as `IDP.4A` or `HGMMA`."""

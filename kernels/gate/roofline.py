@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -36,9 +37,12 @@ RAMP_US = 0.8
 DEPENDENT_US = 0.5
 """us that remain of both, if a kernel loads weights before the one ahead ends (assumed)."""
 SMS, CLOCK_HZ = 132, 1.98e9
+SCHEDULERS = 4
+"""Of an SM, among which its warps are shared out; each issues one instruction a clock."""
 INSTRUCTION_CLOCKS = 2.0
-"""Per instruction behind the wait for the launch ahead, where one or two warps share what issues
-them and most need the one before (assumed); nothing that is read ahead hides them."""
+"""Per instruction behind the wait for the launch ahead, where one or two warps share a scheduler
+and most need the one before (assumed); of more warps each waits for its turn. Nothing that is
+read ahead hides them."""
 DP4A_PER_CLOCK = 64
 """Per SM and clock, of eight operations each; assumed: the rate of 32-bit multiply-add."""
 PEAKS = {
@@ -81,8 +85,8 @@ class Operation:
     """Operations per second of the instructions it is made of."""
     ordinary: int = 0
     """Of the launches, those at the head of a chain, which are never dependent ones."""
-    behind: int = 0
-    """Instructions behind the waits of all launches, as `make aot` counts them; 0: not counted."""
+    behind: float = 0.0
+    """Clocks behind the waits of all launches, by what `make aot` counts; 0: not counted."""
 
     def floor_us(self, copy_tb_s: float = COPY_TB_S) -> float:
         """us at the copy bandwidth."""
@@ -91,7 +95,7 @@ class Operation:
     def expected_us(self, dependent: bool = False) -> float:
         """us by the assumptions above, with or without programmatic dependent launches."""
         busy = max(self.floor_us() / STREAM_SHARE, self.arithmetic / self.peak * 1e6)
-        busy += self.behind * INSTRUCTION_CLOCKS / CLOCK_HZ * 1e6
+        busy += self.behind / CLOCK_HZ * 1e6
         chained = self.launches - self.ordinary if dependent else 0
         return busy + chained * DEPENDENT_US + (self.launches - chained) * (LAUNCH_US + RAMP_US)
 
@@ -106,6 +110,12 @@ class Operation:
             arithmetic=times * self.arithmetic,
             behind=times * self.behind,
         )
+
+
+def clocks(variant: Variant, instructions: int) -> float:
+    """What a warp of the fullest SM takes for so many, all programs being resident at once."""
+    warps = math.ceil(variant.programs / SMS) * variant.num_warps
+    return instructions * max(INSTRUCTION_CLOCKS, warps / SCHEDULERS)
 
 
 def linears(shape: DecoderShape, variants: list[Variant]) -> dict[str, Operation]:
@@ -173,7 +183,7 @@ def step(
     name = layer_format(shape)
     own = {what: planned[f"{what} {name} rows=1"] for what in shape.linears}
     own["attend"] = attention(shape, 1, STEP_TOKENS)
-    counted = {v.step: behind.get(v.name, 0) for v in variants if v.step}
+    counted = {v.step: clocks(v, behind.get(v.name, 0)) for v in variants if v.step}
     order = ("qkv", "attend", "o", "gate_up", "down")
     layer = [replace(own[what], behind=counted[what]) for what in order]
     embed = [v for v in variants if v.name == f"{shape.name}.embed rows=1"]

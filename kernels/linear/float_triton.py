@@ -209,6 +209,7 @@ def _variants(name: str, step: str, plan: LinearPlan, weight_type: str) -> Itera
             divisible=frozenset(signature),
             num_warps=plan.tile.num_warps,
             num_stages=plan.tile.num_stages,
+            programs=plan.tiles * plan.splits,
             launch_pdl=dependent,
             expects=("HGMMA", "LDGSTS.E.BYPASS.128"),
             bytes_moved=plan.bytes_moved(rows, x_bytes),

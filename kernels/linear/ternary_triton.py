@@ -61,16 +61,14 @@ GEMV_MAX_ROWS = 1
 launches of their own."""
 GEMV_MAX_IN = 14_336
 """Elements along `in` that the registers of a program of 16 warps hold."""
-PACKED_ROWS = 4
-"""Packed rows that a program owns, 16 rows of the weight."""
 CHUNK = 64
 """Words of a packed row that a warp reads at once: two of a lane."""
+SHORT_LINES = 28
+"""Lines of a row up to which a program owns 8 packed rows, 32 rows of the weight; else 4."""
 SMALL_STEPS, SMALL_REGISTERS = 4, 64
 """Up to so many steps a lane needs no more registers for a row: then four programs of 8 warps, or
 two of 16, share a multiprocessor, and all programs of a launch are resident at once."""
 
-_PACKED_ROWS = tl.constexpr(PACKED_ROWS)
-_OUTS = tl.constexpr(4 * PACKED_ROWS)
 _CHUNK = tl.constexpr(CHUNK)
 _WORDS = tl.constexpr(WORDS)
 _WORD = tl.constexpr(WORD)
@@ -112,17 +110,17 @@ def masked_dp4a(words, activations, total, i: tl.constexpr, INTERPRETED: tl.cons
 
 @triton.jit
 def load_packed(
-    words_ptr, first, END: tl.constexpr, IN: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    words_ptr, first, END: tl.constexpr, IN: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr,
+    PARTS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """The packed rows of a program as CHUNKS tiles int32 [ROWS, PARTS, 64]: each part is a warp's.
 
-    From END on they are 0. Rows beyond PACKED_ROWS are those of `up`, which lie END further on.
+    From END on they are 0. Rows beyond OWN are those of `up`, which lie END further on.
     Each word is read once: what comes from memory is not kept for others.
     """
     own = tl.arange(0, ROWS)[:, None, None]
-    row = first + own % _PACKED_ROWS
-    words_ptr += (row + own // _PACKED_ROWS * END) * (IN // _WORD)
+    row = first + own % OWN
+    words_ptr += (row + own // OWN * END) * (IN // _WORD)
     part = tl.arange(0, PARTS)[None, :, None] * _CHUNK + tl.arange(0, _CHUNK)[None, None, :]
     tiles = ()
     for chunk in tl.static_range(CHUNKS):
@@ -163,10 +161,11 @@ def for_all_warps(
     # Parting the halves of the warps first tells the compiler to exchange all of it here.
     SIDES: tl.constexpr = LINES * _WORDS // (PARTS * _CHUNK)
     SIZE: tl.constexpr = PARTS * _CHUNK
+    DEEPER: tl.constexpr = 2 if SIDES == 8 else 1 if SIDES == 4 else 0
     every = tl.reshape(joined(crossing, LEVELS), (2, SIDES // 2, SIZE, 1 << LEVELS))
     low, high = tl.split(tl.trans(every, 2, 1, 3, 0))
-    low = parted(low, SIZE, LEVELS + 1 if SIDES == 4 else LEVELS)
-    high = parted(high, SIZE, LEVELS + 1 if SIDES == 4 else LEVELS)
+    low = parted(low, SIZE, LEVELS + DEEPER)
+    high = parted(high, SIZE, LEVELS + DEEPER)
     sides = low + high
     tiles = ()
     for step in tl.static_range(STEPS):
@@ -208,17 +207,20 @@ def products(
 
 
 @triton.jit
-def of_rows(sums, ROWS: tl.constexpr, PARTS: tl.constexpr):
+def of_rows(sums, OWN: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):
     """Of `products`: the sums of all parts, at [:, 4 * r + i] for row r and field i.
 
-    Every warp has them, twice: int32 [LINES, 32]. With a gate a second such tensor is of `up`.
+    Every warp has them, twice if it owns 4 rows: int32 [LINES, 32]. With a gate a second such
+    tensor is of `up`.
     """
     LINES: tl.constexpr = ROWS * PARTS
-    GATES: tl.constexpr = ROWS // _PACKED_ROWS
-    fields = tl.reshape(joined(sums, 2), (GATES, _PACKED_ROWS, PARTS, 4))
-    fields = tl.reshape(tl.trans(fields, 1, 3, 0, 2), (1, 1, _OUTS, GATES * PARTS))
-    fields = tl.broadcast_to(fields, (LINES, _WORDS // _OUTS, _OUTS, GATES * PARTS))
-    parts = parted(fields, LINES * _WORDS, 1 if GATES * PARTS == 2 else 2)
+    GATES: tl.constexpr = ROWS // OWN
+    OUTS: tl.constexpr = 4 * OWN
+    fields = tl.reshape(joined(sums, 2), (GATES, OWN, PARTS, 4))
+    fields = tl.reshape(tl.trans(fields, 1, 3, 0, 2), (1, 1, OUTS, GATES * PARTS))
+    fields = tl.broadcast_to(fields, (LINES, _WORDS // OUTS, OUTS, GATES * PARTS))
+    DEPTH: tl.constexpr = 2 if GATES * PARTS == 4 else GATES * PARTS - 1
+    parts = parted(fields, LINES * _WORDS, DEPTH)
     found = ()
     for gate in tl.static_range(GATES):
         sum = parts[gate * PARTS]
@@ -232,31 +234,31 @@ def of_rows(sums, ROWS: tl.constexpr, PARTS: tl.constexpr):
 def ternary_gemv_kernel(
     x_ptr, norm_ptr, words_ptr, scale_ptr, out_ptr, eps,
     IN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
-    LINES: tl.constexpr, STEPS: tl.constexpr, LEVELS: tl.constexpr, NORM: tl.constexpr,
-    EPILOGUE: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
+    OWN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr, LEVELS: tl.constexpr,
+    NORM: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One program: PACKED_ROWS packed rows; with a gate as many more of `up`.
+    """One program: OWN packed rows; with a gate as many more of `up`.
 
     Behind the wait stands what nothing hides. There the warps share out the activations, and then
     the rows, so that few sums cross lanes or warps.
     """
     GATED: tl.constexpr = EPILOGUE == _RELU2_GATE
     END: tl.constexpr = FIRST if GATED else FIRST + SECOND + THIRD
-    ROWS: tl.constexpr = 2 * _PACKED_ROWS if GATED else _PACKED_ROWS
+    ROWS: tl.constexpr = 2 * OWN if GATED else OWN
     PARTS: tl.constexpr = LINES // ROWS
     CHUNKS: tl.constexpr = (IN // _WORD + PARTS * _CHUNK - 1) // (PARTS * _CHUNK)
-    first = tl.program_id(0) * _PACKED_ROWS
+    first = tl.program_id(0) * OWN
     # All that does not depend on the launch before: in flight while the activations are made.
-    tiles = load_packed(words_ptr, first, END, IN, ROWS, PARTS, CHUNKS)
+    tiles = load_packed(words_ptr, first, END, IN, OWN, ROWS, PARTS, CHUNKS)
     gains = ()
     if NORM:
         gains = load_row(norm_ptr, IN, LINES, STEPS)
     # Every warp has all outputs of the program; the first one stores them.
     out = tl.broadcast_to(tl.arange(0, _WORDS)[None, :], (LINES, _WORDS))
-    row, field = first + out // 4 % _PACKED_ROWS, out % 4
+    row, field = first + out // 4 % OWN, out % 4
     part, column, size = part_of(row, FIRST, SECOND, THIRD)
     column += field * size
-    own = (row < END) & (out < _OUTS) & (tl.arange(0, LINES)[:, None] == 0)
+    own = (row < END) & (out < 4 * OWN) & (tl.arange(0, LINES)[:, None] == 0)
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
@@ -268,7 +270,7 @@ def ternary_gemv_kernel(
     words, factor = int8_row(x, gains, eps, IN, LINES, STEPS, NORM, INTERPRETED)
     chunks = for_all_warps(words, STEPS, LEVELS, LINES, PARTS, CHUNKS, INTERPRETED)
     sums = products(tiles, chunks, ROWS, PARTS, CHUNKS, INTERPRETED)
-    sums = of_rows(sums, ROWS, PARTS)
+    sums = of_rows(sums, OWN, ROWS, PARTS)
     factor = factor[:, None]
     y = tl.div_rn((sums[0] >> 2 * field).to(tl.float32), factor) * scale
     if GATED:
@@ -287,30 +289,33 @@ class GemvPlan:
     Its sums are whole numbers, and so are those of the norm: no plan changes a bit.
     """
 
+    own: int
+    """Packed rows that a program owns; with a gate as many more of `up`."""
     lines: int
-    """Lines of a row that a step reads, one to a warp: 8 at least, so that each of the rows has
-    a warp."""
+    """Lines of a row that a step reads, one to a warp: so many at least that each row has one."""
     steps: int
     programs: int
     registers: int
     """Of a thread at most."""
 
     @classmethod
-    def of(cls, packed_rows: int, in_features: int) -> GemvPlan:
+    def of(cls, packed_rows: int, in_features: int, gated: bool) -> GemvPlan:
         """For packed rows of `in` elements, of the gate alone if `up` goes beside it.
 
-        More warps would leave each fewer elements, that is a shorter chain behind the wait, but
-        what does not become less by that is done once more in each of them.
+        Every program makes the activations, so that programs of more rows leave less to do for a
+        multiprocessor; but the chain of each is longer.
         """
         row_lines = triton.cdiv(in_features, WORDS * WORD)
-        lines = 8 if row_lines <= 28 else 16
+        short = row_lines <= SHORT_LINES
+        own, lines = 8 if short else 4, 8 if short and not gated else 16
         steps = triton.cdiv(row_lines, lines)
-        programs = triton.cdiv(packed_rows, PACKED_ROWS)
-        return cls(lines, steps, programs, SMALL_REGISTERS if steps <= SMALL_STEPS else 128)
+        programs = triton.cdiv(packed_rows, own)
+        return cls(own, lines, steps, programs, SMALL_REGISTERS if steps <= SMALL_STEPS else 128)
 
     def constants(self) -> dict[str, Any]:
         """What the kernel is compiled with."""
         return {
+            "OWN": self.own,
             "LINES": self.lines,
             "STEPS": self.steps,
             "LEVELS": (self.steps - 1).bit_length(),
@@ -358,7 +363,7 @@ def ternary_gemv(
         return
     first, second, third = weights.part_rows()
     owned = first if epilogue.gated else weights.packed_rows
-    plan = GemvPlan.of(owned, weights.in_features)
+    plan = GemvPlan.of(owned, weights.in_features, epilogue.gated)
     dependent, options = dependent_launch(dependent)
     ternary_gemv_kernel[(plan.programs,)](
         x,
@@ -396,7 +401,7 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
     """All compilations that serving `shape` launches: none unless its linears are ternary."""
     for step, (outs, width, epilogue) in bitnet_linears(shape).items():
         owned = sum(outs) // 4 // (2 if epilogue.gated else 1)
-        plan = GemvPlan.of(owned, width)
+        plan = GemvPlan.of(owned, width, epilogue.gated)
         for dependent in (False, True):
             yield Variant(
                 name=f"{shape.name}.{step} ternary gemv rows=1" + " dependent" * dependent,
@@ -407,6 +412,7 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
                 | {"NORM": True, "PDL": dependent},
                 divisible=frozenset(_TYPES) - {"eps"},
                 num_warps=plan.lines,
+                programs=plan.programs,
                 launch_pdl=dependent,
                 options={"maxnreg": plan.registers},
                 expects=("IDP.4A", "REDUX", "LDG.E.EF"),

@@ -16,10 +16,12 @@ from kernels.gate.roofline import (
     LAUNCH_US,
     PEAKS,
     RAMP_US,
+    SMS,
     STREAM_SHARE,
     Measured,
     Operation,
     attention,
+    clocks,
     linears,
     main,
     markdown,
@@ -78,14 +80,31 @@ def test_what_is_behind_the_wait_is_expected_of_every_layer(
     plan: dict[DecoderShape, list[Variant]], tmp_path: Path
 ) -> None:
     shape, variants = BITNET_2B4T, plan[BITNET_2B4T]
-    [name] = [v.name for v in variants if v.step == "qkv"]
+    [qkv] = [v for v in variants if v.step == "qkv"]
     file = tmp_path / "aot.txt"
-    file.write_text("a table\n" + json.dumps({"behind_wait": {name: 500}}) + "\n", "utf-8")
+    file.write_text("a table\n" + json.dumps({"behind_wait": {qkv.name: 500}}) + "\n", "utf-8")
     counted = whole_step(shape, variants, False, read_behind(file))
-    more = shape.layers * 500 * INSTRUCTION_CLOCKS / CLOCK_HZ * 1e6
+    more = shape.layers * clocks(qkv, 500) / CLOCK_HZ * 1e6
     for dependent in (False, True):
         bare = whole_step(shape, variants, False, {}).expected_us(dependent)
         assert counted.expected_us(dependent) == pytest.approx(bare + more)
+
+
+@pytest.mark.parametrize(
+    ("programs", "warps", "each"),
+    [
+        (1, 4, INSTRUCTION_CLOCKS),
+        (SMS, 8, INSTRUCTION_CLOCKS),
+        (SMS + 1, 8, 4.0),  # 16 warps on one SM
+        (SMS, 16, 4.0),
+        (4 * SMS, 8, 8.0),
+    ],
+)
+def test_warps_that_share_a_scheduler_take_turns(
+    programs: int, warps: int, each: float, plan: dict[DecoderShape, list[Variant]]
+) -> None:
+    variant = replace(plan[BITNET_2B4T][0], programs=programs, num_warps=warps)
+    assert clocks(variant, 100) == 100 * each
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "no json"])

@@ -10,7 +10,6 @@ from kernels.linear.ternary_gemm_triton import ternary_gemm
 from kernels.linear.ternary_triton import (
     GEMV_MAX_IN,
     GEMV_MAX_ROWS,
-    PACKED_ROWS,
     GemvPlan,
     TernaryWeights,
     ternary_gemv,
@@ -177,12 +176,16 @@ def test_an_empty_batch_launches_nothing(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("width", [4, 128, 512, 516, 2560, 3584, 6912, GEMV_MAX_IN])
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("packed_rows", [1, 4, 5, 640, 960, 1728, 7168, 32_064])
-def test_a_plan_covers_the_weight_within_the_registers(packed_rows: int, width: int) -> None:
-    plan = GemvPlan.of(packed_rows, width)
+def test_a_plan_covers_the_weight_within_the_registers(
+    packed_rows: int, width: int, gated: bool
+) -> None:
+    plan = GemvPlan.of(packed_rows, width, gated)
     assert plan.steps <= 2 ** plan.constants()["LEVELS"] < 2 * plan.steps
     assert (plan.steps - 1) * plan.lines * 128 < width <= plan.steps * plan.lines * 128
-    assert (plan.programs - 1) * PACKED_ROWS < packed_rows <= plan.programs * PACKED_ROWS
+    assert (plan.programs - 1) * plan.own < packed_rows <= plan.programs * plan.own
+    assert plan.lines % (plan.own * (1 + gated)) == 0
     assert plan.lines * 32 * plan.registers <= 2**16
 
 
