@@ -82,10 +82,12 @@ def lowest_bytes(numbers, LINES: tl.constexpr, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def elements(step: tl.constexpr, LINES: tl.constexpr):
-    """Which elements of a row a tile holds: int32 [LINES, 32, 4]."""
-    line = step * LINES + tl.arange(0, LINES)
-    word = line[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :]
-    return (word * _WORD)[:, :, None] + tl.arange(0, _WORD)[None, None, :]
+    """Which elements of a row a tile holds: int32 [LINES, 128], a line to a warp.
+
+    Of three dimensions Triton 3.6 would give a warp parts of 8 lines, and exchange them later.
+    """
+    line = (step * LINES + tl.arange(0, LINES)) * (_WORDS * _WORD)
+    return line[:, None] + tl.arange(0, _WORDS * _WORD)[None, :]
 
 
 @triton.jit
@@ -95,9 +97,10 @@ def load_row(row_ptr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr
     for step in tl.static_range(STEPS):
         element = elements(step, LINES)
         if (step + 1) * LINES * _WORDS * _WORD <= IN:
-            tiles = tiles + (tl.load(row_ptr + element),)
+            tile = tl.load(row_ptr + element)
         else:
-            tiles = tiles + (tl.load(row_ptr + element, mask=element < IN, other=0.0),)
+            tile = tl.load(row_ptr + element, mask=element < IN, other=0.0)
+        tiles = tiles + (tl.reshape(tile, (LINES, _WORDS, _WORD)),)
     return tiles
 
 

@@ -66,8 +66,8 @@ CHUNK = 64
 SHORT_LINES = 28
 """Lines of a row up to which a program owns 8 packed rows, 32 rows of the weight; else 4."""
 SMALL_STEPS, SMALL_REGISTERS = 4, 64
-"""Up to so many steps a lane needs no more registers for a row: then four programs of 8 warps, or
-two of 16, share a multiprocessor, and all programs of a launch are resident at once."""
+"""Up to so many steps a lane needs no more registers for a row: then two programs of 16 warps share
+a multiprocessor, as two of 8 do, and all programs of a launch are resident at once."""
 
 _CHUNK = tl.constexpr(CHUNK)
 _WORDS = tl.constexpr(WORDS)
@@ -208,25 +208,33 @@ def products(
 
 @triton.jit
 def of_rows(sums, OWN: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):
-    """Of `products`: the sums of all parts, at [:, 4 * r + i] for row r and field i.
+    """Of `products`: the sums of all parts, at 4 * r + i for row r and field i of each 32.
 
-    Every warp has them, twice if it owns 4 rows: int32 [LINES, 32]. With a gate a second such
+    Every warp has them, twice if it owns 4 rows: int32 [LINES * 32]. With a gate a second such
     tensor is of `up`.
     """
     LINES: tl.constexpr = ROWS * PARTS
     GATES: tl.constexpr = ROWS // OWN
     OUTS: tl.constexpr = 4 * OWN
-    fields = tl.reshape(joined(sums, 2), (GATES, OWN, PARTS, 4))
-    fields = tl.reshape(tl.trans(fields, 1, 3, 0, 2), (1, 1, OUTS, GATES * PARTS))
-    fields = tl.broadcast_to(fields, (LINES, _WORDS // OUTS, OUTS, GATES * PARTS))
-    DEPTH: tl.constexpr = 2 if GATES * PARTS == 4 else GATES * PARTS - 1
-    parts = parted(fields, LINES * _WORDS, DEPTH)
     found = ()
-    for gate in tl.static_range(GATES):
-        sum = parts[gate * PARTS]
-        for part in tl.static_range(1, PARTS):
-            sum += parts[gate * PARTS + part]
-        found = found + (tl.reshape(sum, (LINES, _WORDS)),)
+    if GATES * PARTS == 1:
+        # Lane l of every warp has number l % 4 of warp l // 4.
+        lane = tl.broadcast_to(tl.arange(0, _WORDS)[None, :], (LINES, _WORDS))
+        own = tl.broadcast_to(sums[0], (LINES, _WORDS))
+        for i in tl.static_range(1, 4):
+            own = tl.where(lane % 4 == i, sums[i], own)
+        place = tl.reshape(lane // 4 * _WORDS + lane, (LINES * _WORDS,))
+        found = (tl.gather(tl.reshape(own, (LINES * _WORDS,)), place, 0),)
+    else:
+        fields = tl.reshape(joined(sums, 2), (GATES, OWN, PARTS, 4))
+        fields = tl.reshape(tl.trans(fields, 1, 3, 0, 2), (1, 1, OUTS, GATES * PARTS))
+        fields = tl.broadcast_to(fields, (LINES, _WORDS // OUTS, OUTS, GATES * PARTS))
+        parts = parted(fields, LINES * _WORDS, GATES * PARTS // 2)
+        for gate in tl.static_range(GATES):
+            sum = parts[gate * PARTS]
+            for part in tl.static_range(1, PARTS):
+                sum += parts[gate * PARTS + part]
+            found = found + (sum,)
     return found
 
 
@@ -254,11 +262,12 @@ def ternary_gemv_kernel(
     if NORM:
         gains = load_row(norm_ptr, IN, LINES, STEPS)
     # Every warp has all outputs of the program; the first one stores them.
-    out = tl.broadcast_to(tl.arange(0, _WORDS)[None, :], (LINES, _WORDS))
+    thread = tl.arange(0, LINES * _WORDS)
+    out = thread % _WORDS
     row, field = first + out // 4 % OWN, out % 4
     part, column, size = part_of(row, FIRST, SECOND, THIRD)
     column += field * size
-    own = (row < END) & (out < 4 * OWN) & (tl.arange(0, LINES)[:, None] == 0)
+    own = (row < END) & (thread < 4 * OWN)
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
@@ -271,7 +280,7 @@ def ternary_gemv_kernel(
     chunks = for_all_warps(words, STEPS, LEVELS, LINES, PARTS, CHUNKS, INTERPRETED)
     sums = products(tiles, chunks, ROWS, PARTS, CHUNKS, INTERPRETED)
     sums = of_rows(sums, OWN, ROWS, PARTS)
-    factor = factor[:, None]
+    factor = tl.reshape(tl.broadcast_to(factor[:, None], (LINES, _WORDS)), (LINES * _WORDS,))
     y = tl.div_rn((sums[0] >> 2 * field).to(tl.float32), factor) * scale
     if GATED:
         up = tl.div_rn((sums[1] >> 2 * field).to(tl.float32), factor) * up_scale
@@ -310,7 +319,8 @@ class GemvPlan:
         own, lines = 8 if short else 4, 8 if short and not gated else 16
         steps = triton.cdiv(row_lines, lines)
         programs = triton.cdiv(packed_rows, own)
-        return cls(own, lines, steps, programs, SMALL_REGISTERS if steps <= SMALL_STEPS else 128)
+        small = lines == 16 and steps <= SMALL_STEPS
+        return cls(own, lines, steps, programs, SMALL_REGISTERS if small else 128)
 
     def constants(self) -> dict[str, Any]:
         """What the kernel is compiled with."""

@@ -103,14 +103,13 @@ def store_int8(
     finite = (factor == factor)[:, None]
     q_ptr += row * SIZE
     for step in tl.static_range(STEPS):
-        number = tl.where(finite, words[step], 0)
+        number = tl.where(finite, words[step], 0)[:, :, None]
+        byte = (number >> 8 * tl.arange(0, _WORD)[None, None, :]).to(tl.int8)
         element = elements(step, LINES)
-        shift = 8 * (element % _WORD)
-        byte = (number[:, :, None] >> shift).to(tl.int8)
-        tl.store(q_ptr + element, byte, mask=element < SIZE)
+        tl.store(q_ptr + element, tl.reshape(byte, element.shape), mask=element < SIZE)
     lane = tl.arange(0, LINES)[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :]
     factor = tl.broadcast_to(factor[:, None], (LINES, _WORDS))
-    tl.store(factor_ptr + row + 0 * lane, factor, mask=lane == 0)
+    tl.store(factor_ptr + row + lane, factor, mask=lane == 0)
 
 
 @triton.jit

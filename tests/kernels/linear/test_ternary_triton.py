@@ -64,6 +64,7 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
         ((12, 4, 8), 192),  # groups that straddle parts; half a line
         ((20,), 132),  # a row beyond the group; one word beyond the line
         ((8, 8), 640),  # several warps, a step half empty
+        ((4,), 2564),  # three steps; one word beyond the line
     ],
 )
 def test_a_row_has_the_bits_of_the_oracle(
@@ -134,9 +135,10 @@ def test_add_adds_to_what_is_there(device: torch.device) -> None:
     assert same_bits(run(x, weights, epilogue=Epilogue.ADD), 0.5 + oracle(x, weights))
 
 
-def test_the_gate_is_squared_and_multiplies_up(device: torch.device) -> None:
-    weights, x = make((20, 20), 192, device), normal(2, 192).to(device)
-    norm = normal(192, seed=8).to(device)
+@pytest.mark.parametrize("width", [192, 3588])
+def test_the_gate_is_squared_and_multiplies_up(width: int, device: torch.device) -> None:
+    weights, x = make((20, 20), width, device), normal(2, width).to(device)
+    norm = normal(width, seed=8).to(device)
     both = oracle(x, weights, norm)
     gate, up = both[:, :20].clamp(min=0.0), both[:, 20:]
     out = run(x, weights, norm, Epilogue.RELU2_GATE)
