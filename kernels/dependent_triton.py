@@ -20,8 +20,10 @@ ended, as it has behind an ordinary launch, and whatever lies there is ordered a
     counters            of splits that arrive: their launch has left them 0 before it ended.
 
 Before the wait a kernel may read what no launch of a chain writes (READ_AHEAD): weights, norms,
-scales, and a step's lengths and block tables, which copies ahead of the chain have brought. Asking
-for lines of L2 (`prefetch`) is right for any address, since L2 is where multiprocessors see each
+scales, the factors of RoPE, and a step's lengths and block tables, which copies ahead of the chain
+have brought. Attention that writes a step's own tokens may also read positions before these
+(WRITTEN_BEFORE): of a layer's keys and values its chain writes nothing else. Asking for lines of
+L2 (`prefetch`) is right for any address, since L2 is where multiprocessors see each
 other's stores. A launch that takes no flag is ordinary: it starts after all ahead has ended, and
 is the head of the next chain. So is a dependent one behind a copy or a graph.
 
@@ -65,7 +67,9 @@ def prefetch(place):
 READ_AHEAD = frozenset(
     {
         *("words_ptr", "packed_ptr", "weight_ptr", "scale_ptr", "zero_ptr", "norm_ptr"),
-        *("lengths_ptr", "sequences_ptr", "tables_ptr"),
+        *("lengths_ptr", "sequences_ptr", "tables_ptr", "cos_ptr", "sin_ptr"),
     }
 )
 """Arguments that kernels may read before they wait: nothing that runs in a chain writes them."""
+WRITTEN_BEFORE = frozenset({"keys_ptr", "values_ptr", "key_scales_ptr", "value_scales_ptr"})
+"""Those of which attention that writes a step's own tokens may read what was written before."""

@@ -1,16 +1,15 @@
 """Decode attention over pages: flash-decoding whose result depends on a row's length alone.
 
-One program reads SPLIT_TOKENS positions of one KV head for one row, and the group's query heads,
-padded to 16, share what it reads: a product of 16 rows is what the tensor cores take. Tiles lie
-within pages, splits begin at multiples of their size, and merging has a fixed order
-(splits_triton).
+A row's pages are shared out, for each KV head, to at most MAX_SPLITS programs (splits_triton),
+and the group's query heads share what a program reads: to 2,048 positions a page each. A program
+of a dependent launch asks for its first page before it waits, and has it in shared memory when the
+queries come: the positions before a step's own are those of earlier chains. The row's own token
+begins the softmax, from registers, and nothing is read that the launch itself writes.
 
-What bounds it is bytes in flight. 4.3 TB/s over 132 multiprocessors is 33 bytes per ns, so one
-that waits 1 us for memory under load must have asked for 33 KB at all times. In bf16 with D = 128
-a page's keys or values are 16 KB; with two stages ahead a program holds 64 KB of shared memory,
-and three programs fit: up to 192 KB asked for, and while one of them starts, turns a query or
-merges, either of the others covers its share. A split is four tiles, 128 KB of cache, and leaves
-2 KB of partial results, 1.6 % written and, from the second-level cache, 1.6 % read again.
+What bounds long rows is bytes in flight. 4.3 TB/s over 132 multiprocessors is 33 bytes per ns, so
+one that waits 1 us for memory under load must have asked for 33 KB at all times. In bf16 with
+D = 128 a page's keys and values are 32 KB; a program keeps them in registers on their way to
+shared memory, and four programs fit: while one of them computes the others cover its share.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -28,122 +27,160 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from kernels.attention.paged_attention import SPLIT_PAGES, SPLIT_TOKENS, check_queries
+from kernels.attention.paged_attention import check_queries
 from kernels.attention.paged_kv import PagedKv, check_tables
 from kernels.attention.rope import Rope
 from kernels.attention.rope_triton import (
     absent_pointers,
+    cells_of,
     check_write,
     dependent_too,
+    own_heads,
     page_at,
     row_fault,
     served_caches,
     signature_of,
-    turned_heads,
-    write_token,
+    store_cells,
+    turn_of,
 )
-from kernels.attention.softmax_triton import attend_tile, softmax_plan
-from kernels.attention.splits_triton import (
-    CELLS,
-    DecodeWorkspace,
-    finish,
-    splits_of,
-    store_heads,
-)
+from kernels.attention.softmax_triton import operand, pinned, softmax_plan
+from kernels.attention.splits_triton import DecodeWorkspace, finish, split_span, splits_of
 from kernels.checks import check_same_device, check_tensor
-from kernels.dependent_triton import prefetch
 from kernels.launch import dependent_launch, next_power_of_2
 from kernels.rows.rounding_triton import rounded
 from kernels.shapes import ATTENTION_SHAPES, PAGE_TOKENS, DecoderShape
 from kernels.variant import Variant
 
 _PAGE = tl.constexpr(PAGE_TOKENS)
-_SPLIT = tl.constexpr(SPLIT_TOKENS)
-_SPLIT_PAGES = tl.constexpr(SPLIT_PAGES)
-
-AHEAD_PAGES = 2
-"""Pages of keys, and of values, that a dependent program asks for before it waits.
-
-64 KB in bf16 at D = 128, 25 MB over the programs that fit a GPU at once: half of its L2.
-"""
-_AHEAD_PAGES = tl.constexpr(AHEAD_PAGES)
-_LINE_BITS = tl.constexpr(8 * 128)
 
 
 @triton.jit
-def _split_pages(tables_ptr, sequence, max_pages, entry, pages, left):
-    """The four pages of a split that has `left` positions, and their fault bits."""
-    page0, fault0 = page_at(tables_ptr, sequence, max_pages, entry, pages, left > 0)
-    page1, fault1 = page_at(tables_ptr, sequence, max_pages, entry + 1, pages, left > _PAGE)
-    page2, fault2 = page_at(tables_ptr, sequence, max_pages, entry + 2, pages, left > 2 * _PAGE)
-    page3, fault3 = page_at(tables_ptr, sequence, max_pages, entry + 3, pages, left > 3 * _PAGE)
-    return (page0, page1, page2, page3), fault0 | fault1 | fault2 | fault3
-
-
-@triton.jit
-def _ask_for(
-    cells_ptr, split_pages, left, head, KV_HEADS: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+def _own_token(
+    x_ptr, head, cell, mine, turn, q_norm_ptr, k_norm_ptr, eps, keys_ptr, values_ptr,
+    key_scales_ptr, value_scales_ptr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    SCALE: tl.constexpr, DOT: tl.constexpr, WRITE: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Bring a head's first pages of a split into L2, as far as they hold positions."""
-    CELLS: tl.constexpr = _LINE_BITS // cells_ptr.dtype.element_ty.primitive_bitwidth
-    line = tl.minimum(tl.arange(0, _PAGE * BLOCK_D // CELLS), _PAGE * D // CELLS - 1)
-    for number in tl.static_range(_AHEAD_PAGES):
-        page = tl.where(left > number * _PAGE, split_pages[number], split_pages[0])
-        first = (page.to(tl.int64) * KV_HEADS + head) * (_PAGE * D)
-        prefetch(cells_ptr + first + line * CELLS)
+    """Begin a row: its queries, DOT [BLOCK_D, ROWS], and the softmax over its own token, if mine.
 
-
-@triton.jit
-def _choose(number, split_pages):
-    low = tl.where(number == 0, split_pages[0], split_pages[1])
-    high = tl.where(number == 2, split_pages[2], split_pages[3])
-    return tl.where(number < 2, low, high)
-
-
-@triton.jit
-def _queries(
-    x_ptr, head, position, cos_ptr, sin_ptr, q_norm_ptr, eps, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, WRITE: tl.constexpr,
-):  # fmt: skip
-    """The group's queries, fp32 [ROWS, BLOCK_D]: turned here if WRITE, else as they lie."""
+    With WRITE the token is turned here and stored to row `cell` of the cache, else it is read
+    there. Its key is number GROUP of the queries, whose products with each other hold its scores:
+    a product has one order of sums, wherever the key comes from. Returns the queries, and what
+    `_attend_tile` does, of this one position.
+    """
+    SCALED: tl.constexpr = key_scales_ptr is not None
+    KIND: tl.constexpr = keys_ptr.dtype.element_ty
     member = tl.arange(0, ROWS)
-    heads, live = head * GROUP + member, member < GROUP
+    is_key = member == GROUP
+    one = tl.arange(0, 1)
     if WRITE:
-        return turned_heads(
-            x_ptr, heads, live, position, cos_ptr, sin_ptr, q_norm_ptr, eps, D, BLOCK_D
+        q, value = own_heads(
+            x_ptr, head, turn, q_norm_ptr, k_norm_ptr, eps, HEADS, KV_HEADS, D, BLOCK_D, GROUP, ROWS
         )
+        key, key_scale = cells_of(q, KIND, SCALED, INTERPRETED)
+        store_cells(key, key_scale, is_key & mine, keys_ptr, key_scales_ptr, cell, D)
+        value, value_scale = cells_of(value, KIND, SCALED, INTERPRETED)
+        store_cells(value, value_scale, (one == 0) & mine, values_ptr, value_scales_ptr, cell, D)
     else:
-        columns = tl.arange(0, BLOCK_D)
-        inside = live[:, None] & (columns < D)[None, :]
-        return tl.load(x_ptr + heads[:, None] * D + columns[None, :], mask=inside, other=0.0)
+        columns = tl.arange(0, BLOCK_D)[None, :]
+        inside = columns < D
+        heads = x_ptr + (head * GROUP + member)[:, None] * D + columns
+        q = tl.load(heads, mask=(member < GROUP)[:, None] & inside, other=0.0)
+        place = cell * D + columns
+        key = tl.load(keys_ptr + place, mask=inside & mine, other=0.0)
+        value = tl.load(values_ptr + place, mask=inside & mine, other=0.0)
+        if SCALED:
+            key_scale = tl.load(key_scales_ptr + cell + one)
+            value_scale = tl.load(value_scales_ptr + cell + one)
+    q = rounded(q, DOT, INTERPRETED)
+    if SCALED or not WRITE:
+        q = tl.where(is_key[:, None], operand(key, DOT, INTERPRETED), q)
+    q = pinned(tl.trans(q), INTERPRETED)
+    products = tl.dot(tl.trans(q), q, input_precision="ieee") * SCALE
+    value = value.to(tl.float32)
+    if SCALED:
+        products *= key_scale[:, None]
+        value *= value_scale[:, None]
+    score = tl.sum(tl.where(is_key[:, None], products, 0.0), 0)
+    first = (tl.arange(0, TILE) == 0) & mine
+    return (
+        q,
+        tl.where(mine, score, float("-inf")),
+        tl.broadcast_to(tl.where(first, 1.0, 0.0)[:, None], (TILE, ROWS)),
+        tl.broadcast_to(tl.trans(tl.where(mine, value, 0.0)), (BLOCK_D, ROWS)),
+    )
 
 
 @triton.jit
-def _write_own(
-    x_ptr, head, left, position, split_pages, cos_ptr, sin_ptr, k_norm_ptr, eps,
-    keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, INTERPRETED: tl.constexpr,
+def _tile(
+    page, start, end, head, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
+    DOT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Store the row's own token, if it lies in this split, so that the program can read it."""
-    if left <= _SPLIT:
-        page = _choose((left - 1) // _PAGE, split_pages)
-        write_token(
-            x_ptr, head, position, page, cos_ptr, sin_ptr, k_norm_ptr, eps, keys_ptr, values_ptr,
-            key_scales_ptr, value_scales_ptr, HEADS, KV_HEADS, D, BLOCK_D, INTERPRETED,
-        )  # fmt: skip
-        # Other threads of this program read what one of them has stored.
-        tl.debug_barrier()
+    """Load TILE positions from `start` on: keys, DOT [TILE, BLOCK_D], values, transposed, scales.
+
+    What is not below `end` counts nowhere: its scores are hidden, and its values are 0, as weights
+    of 0 do not hide a NaN.
+    """
+    token = tl.arange(0, TILE)
+    inside = (tl.arange(0, BLOCK_D) < D)[None, :]
+    known = start + token < end
+    cell = (page.to(tl.int64) * KV_HEADS + head) * _PAGE + start % _PAGE
+    # In 64 bits the distances between a thread's rows are constants of its loads.
+    place = (token.to(tl.int64) * D)[:, None] + tl.arange(0, BLOCK_D)[None, :]
+    if D == BLOCK_D:
+        keys = tl.load(keys_ptr + cell * D + place)
+    else:
+        keys = tl.load(keys_ptr + cell * D + place, mask=inside, other=0.0)
+    values = tl.load(values_ptr + cell * D + place, mask=inside & known[:, None], other=0.0)
+    keys = operand(keys, DOT, INTERPRETED)
+    values = pinned(tl.trans(operand(values, DOT, INTERPRETED)), INTERPRETED)
+    if key_scales_ptr is not None:
+        key_scales = tl.load(key_scales_ptr + cell + token, mask=known, other=0.0)
+        value_scales = tl.load(value_scales_ptr + cell + token, mask=known, other=0.0)
+        return keys, values, key_scales, value_scales
+    else:
+        return keys, values, None, None
 
 
-@triton.jit(do_not_specialize=["sequences", "max_pages", "pages", "context", "capacity"])
+@triton.jit
+def _attend_tile(
+    q, keys, values, key_scales, value_scales, known, highest, total, mixed, SCALE: tl.constexpr,
+    DOT: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """One step of the softmax, over what `_tile` loaded, of which `known`, [TILE], counts.
+
+    Positions are rows of the products and queries are columns, since of these the tensor cores
+    take as few as eight. highest: fp32 [ROWS], the largest score so far, where a score is a power
+    of two. total: fp32 [TILE, ROWS], the weights so far row by row, so that they are summed across
+    threads but once. mixed: fp32 [BLOCK_D, ROWS]. Returns the last three after the step.
+    Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
+    """
+    if DOT == tl.float32:
+        q, keys = pinned(q, INTERPRETED), pinned(keys, INTERPRETED)
+    scores = tl.dot(keys, q, input_precision="ieee") * SCALE
+    if key_scales is not None:
+        scores *= key_scales[:, None]
+    scores = tl.where(known[:, None], scores, float("-inf"))
+    higher = tl.maximum(highest, tl.max(scores, 0))
+    weights = tl.math.exp2(scores - higher[None, :])
+    shrink = tl.math.exp2(highest - higher)[None, :]
+    total = total * shrink + weights
+    if value_scales is not None:
+        weights *= value_scales[:, None]
+    weights = rounded(weights, DOT, INTERPRETED)
+    mixed = tl.dot(values, weights, mixed * shrink, input_precision="ieee")
+    return higher, total, mixed
+
+
+@triton.jit(do_not_specialize=["sequences", "max_pages", "pages", "context", "max_length"])
 def _decode(
     x_ptr, lengths_ptr, sequences_ptr, cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, eps,
     keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr, out_ptr, faults_ptr,
-    mixed_ptr, sums_ptr, counters_ptr, sequences, max_pages, pages, context, capacity,
+    mixed_ptr, sums_ptr, counters_ptr, sequences, max_pages, pages, context, max_length,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, DOT_ROWS: tl.constexpr, TILE: tl.constexpr,
-    STAGES: tl.constexpr, SCALE: tl.constexpr, DOT: tl.constexpr, WRITE: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    SCALE: tl.constexpr, DOT: tl.constexpr, WRITE: tl.constexpr,
     PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -151,63 +188,69 @@ def _decode(
     split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     length = tl.load(lengths_ptr + row)
     sequence = tl.load(sequences_ptr + row)
-    longest = tl.minimum(tl.num_programs(0) * _SPLIT, max_pages * _PAGE)
+    longest = tl.minimum(max_length, max_pages * _PAGE)
     if WRITE:
-        x_ptr += row * ((HEADS + 2 * KV_HEADS) * D)
         longest = tl.minimum(longest, context)
+        x_ptr += row * ((HEADS + 2 * KV_HEADS) * D)
     else:
         x_ptr += row * (HEADS * D)
     out_ptr += (row * HEADS + head * GROUP) * D
     fault = row_fault(sequence, sequences, length, 0, longest)
-    left = length - split * _SPLIT
-    split_pages, foreign = _split_pages(
-        tables_ptr, sequence, max_pages, split * _SPLIT_PAGES, pages,
-        tl.where(fault == 0, left, 0),
-    )  # fmt: skip
-    if PDL:
-        # Lengths and block tables are those of the step; what is asked for is read after the wait.
-        if (fault == 0) & (left > 0):
-            _ask_for(keys_ptr, split_pages, left, head, KV_HEADS, D, BLOCK_D)
-            _ask_for(values_ptr, split_pages, left, head, KV_HEADS, D, BLOCK_D)
-        cuda.gdc_wait()
-    if (fault != 0) | (length == 0):
-        if split == 0:
-            nothing = tl.where(fault != 0, float("nan"), 0.0)
-            column = tl.arange(0, BLOCK_D)
-            for member in tl.static_range(GROUP):
-                store_heads(nothing, out_ptr, member, column, D, GROUP)
-            tl.atomic_or(faults_ptr + row, fault)
-    elif left > 0:
-        q = _queries(
-            x_ptr, head, length - 1, cos_ptr, sin_ptr, q_norm_ptr, eps,
-            D, BLOCK_D, GROUP, DOT_ROWS, WRITE,
-        )  # fmt: skip
-        q = rounded(q, DOT, INTERPRETED)
+    span = split_span(length)
+    begin = split * span
+    if (fault == 0) & (begin < length):
+        end = tl.minimum(begin + span, length)
+        last = length - 1
+        mine = end == length
+        page, foreign = page_at(tables_ptr, sequence, max_pages, last // _PAGE, pages, mine)
+        own_cell = (page.to(tl.int64) * KV_HEADS + head) * _PAGE + last % _PAGE
+        mine &= foreign == 0
+        turn = (0.0, 0.0)
+        if WRITE:
+            turn = turn_of(last, cos_ptr, sin_ptr, D, BLOCK_D, ROWS)
+        elif PDL:
+            # Its keys and values are those of the launch ahead.
+            cuda.gdc_wait()
+        q = tl.zeros((BLOCK_D, ROWS), tl.float32 if INTERPRETED else DOT)
+        highest = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((TILE, ROWS), tl.float32)
+        mixed = tl.zeros((BLOCK_D, ROWS), tl.float32)
+        for number in tl.range(begin, end, TILE, num_stages=1):
+            # The interpreter counts in Python's integers.
+            start = tl.cast(number, tl.int32)
+            page, strange = page_at(tables_ptr, sequence, max_pages, start // _PAGE, pages, True)
+            foreign |= strange
+            keys, values, key_scales, value_scales = _tile(
+                page, start, last, head, keys_ptr, values_ptr, key_scales_ptr,
+                value_scales_ptr, KV_HEADS, D, BLOCK_D, TILE, DOT, INTERPRETED,
+            )  # fmt: skip
+            if start == begin:
+                if PDL and WRITE:
+                    cuda.gdc_wait()
+                q, highest, total, mixed = _own_token(
+                    x_ptr, head, own_cell, mine, turn, q_norm_ptr, k_norm_ptr, eps,
+                    keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, HEADS, KV_HEADS, D,
+                    BLOCK_D, GROUP, ROWS, TILE, SCALE, DOT, WRITE, INTERPRETED,
+                )  # fmt: skip
+            highest, total, mixed = _attend_tile(
+                q, keys, values, key_scales, value_scales, start + tl.arange(0, TILE) < last,
+                highest, total, mixed, SCALE, DOT, INTERPRETED,
+            )  # fmt: skip
         if foreign != 0:
             tl.atomic_or(faults_ptr + row, foreign)
-        elif WRITE:
-            _write_own(
-                x_ptr, head, left, length - 1, split_pages, cos_ptr, sin_ptr,
-                k_norm_ptr, eps, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr,
-                HEADS, KV_HEADS, D, BLOCK_D, INTERPRETED,
-            )  # fmt: skip
-        highest = tl.full((DOT_ROWS,), float("-inf"), tl.float32)
-        total = tl.zeros((DOT_ROWS, TILE), tl.float32)
-        mixed = tl.zeros((DOT_ROWS, BLOCK_D), tl.float32)
-        for offset in tl.range(0, tl.minimum(left, _SPLIT), TILE, num_stages=STAGES):
-            page = _choose(offset // _PAGE, split_pages)
-            cell = (page.to(tl.int64) * KV_HEADS + head) * _PAGE + offset % _PAGE.value
-            known = offset + tl.arange(0, TILE) < left
-            highest, total, mixed = attend_tile(
-                q, SCALE, cell, known, known[None, :], highest, total, mixed,
-                keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr,
-                D, TILE, DOT, True, INTERPRETED,
-            )  # fmt: skip
-        summed = tl.where(foreign != 0, float("nan"), tl.sum(total, 1))
+        summed = tl.where(foreign != 0, float("nan"), tl.sum(total, 0))
         finish(
-            highest[:, None], summed[:, None], mixed, split, row * KV_HEADS + head, length,
-            capacity, out_ptr, mixed_ptr, sums_ptr, counters_ptr, D, GROUP, ROWS,
+            highest, summed, mixed, split, end - begin, length, row * KV_HEADS + head,
+            out_ptr, mixed_ptr, sums_ptr, counters_ptr, D, GROUP, BLOCK_GROUP,
         )  # fmt: skip
+    else:
+        if PDL:
+            cuda.gdc_wait()
+        if (split == 0) & ((fault != 0) | (length == 0)):
+            cell = tl.arange(0, ROWS * BLOCK_D)
+            nothing = tl.where(fault != 0, float("nan"), 0.0)
+            tl.store(out_ptr + cell, nothing + cell * 0.0, mask=cell < GROUP * D)
+            tl.atomic_or(faults_ptr + row, fault)
 
 
 def decode_attention(
@@ -237,11 +280,11 @@ def decode_attention(
     can be padded. faults: int32 [rows], cleared by the caller: a row whose sequence, length or
     page is not there gets a bit (FAULT_*) and comes out NaN, and other rows as ever. max_length:
     what the launch has programs for. dependent: programmatic dependent launch; lengths, sequences
-    and tables, which no launch ahead may write, are read while those still run, and pages asked
-    for. Raises TypeError or ValueError.
+    and tables, which no launch ahead may write, are read while those still run, and so are, with
+    `write`, positions before a row's own. Raises TypeError or ValueError.
 
     Moves `cache.token_bytes()` per position, x, out, and twice the partial results, for every
-    256 positions and head D + 2 numbers of fp32. Source: Dao et al., Flash-Decoding for
+    split and head D + 2 numbers of fp32. Source: Dao et al., Flash-Decoding for
     long-context inference, 2023; grouped queries after Ainslie et al., GQA, 2023.
     """
     rows = len(x)
@@ -266,46 +309,34 @@ def decode_attention(
         x, lengths, sequences, *rope, cache.keys, cache.values, cache.key_scales,
         cache.value_scales, tables, out, faults, workspace.mixed, workspace.sums,
         workspace.counters, *tables.shape, cache.pages, len(write.cos) if write else 0,
-        workspace.splits, **constants, WRITE=write is not None, PDL=dependent, **options, **launch,
+        max_length, **constants, WRITE=write is not None, PDL=dependent, **options, **launch,
     )  # fmt: skip
 
 
-_MIN_DOT_ROWS = 16
-"""The fewest rows that `tl.dot` takes."""
-_TILE_BYTES = 32_768
-"""Of keys, and of values, that a program reads in one step at most."""
+_MIN_DOT_ROWS = 8
+"""The fewest rows that the tensor cores take."""
 
 
 def decode_plan(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """(constants, launch options), from the shape of the heads and the cache's type alone.
-
-    Warps are as many as leave a thread CELLS numbers of the heads that a program merges, since it
-    holds sixteen partial results at a time, with two sums each: 96 registers.
-    """
+    """(constants, launch options), from the shape of the heads and the cache's type alone."""
     constants = softmax_plan(heads, kv_heads, head_dim, dtype)
-    rows = next_power_of_2(constants["GROUP"])
-    row_bytes = constants["BLOCK_D"] * dtype.itemsize
-    # Numbers of 8 bits need registers to become bf16: half a page at a time, twice as far ahead.
-    widest, stages = (PAGE_TOKENS // 2, 5) if dtype.itemsize == 1 else (PAGE_TOKENS, 3)
-    if dtype == torch.float32:  # no tensor core takes it: what is multiplied lies in registers
-        widest = _MIN_DOT_ROWS
+    plain = dtype == torch.float32  # no tensor core takes it: what is multiplied lies in registers
+    warps = 4 if constants["BLOCK_D"] <= 128 else 8
     constants |= {
-        "ROWS": rows,
-        "DOT_ROWS": max(_MIN_DOT_ROWS, rows),
-        "TILE": min(widest, _TILE_BYTES // row_bytes),
-        "STAGES": stages,
+        "BLOCK_GROUP": next_power_of_2(constants["GROUP"]),
+        "ROWS": max(_MIN_DOT_ROWS, next_power_of_2(constants["GROUP"] + 1)),
+        "TILE": 16 if plain else PAGE_TOKENS if warps == 4 else PAGE_TOKENS // 2,
     }
-    cells = rows * constants["BLOCK_D"]
-    return constants, {"num_warps": min(max(4, cells // (32 * CELLS)), 16)}
+    return constants, {"num_warps": warps}
 
 
 SHAPES = ATTENTION_SHAPES
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """A decode step, and rows of one sequence behind `rope_write`, at 256 positions."""
+    """A decode step, and rows of one sequence behind `rope_write`, at a page of positions."""
     for dtype in served_caches(shape):
         constants, options = decode_plan(shape.heads, shape.kv_heads, shape.head_dim, dtype)
         for write, dependent in product((True, False), dependent_too(shape)):
@@ -321,8 +352,8 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
                 signature=signature,
                 constants=none | constants | {"WRITE": write, "PDL": dependent},
                 divisible=frozenset(name for name in signature if name.endswith("_ptr")),
-                expects=("LDGSTS",) if dtype == torch.float32 else ("HMMA", "LDGSTS"),
-                bytes_moved=SPLIT_TOKENS * 2 * shape.keys * dtype.itemsize,
+                expects=() if dtype == torch.float32 else ("HMMA",),
+                bytes_moved=PAGE_TOKENS * 2 * shape.keys * dtype.itemsize,
                 step="attend" if first else None,
                 num_warps=options["num_warps"],
                 launch_pdl=dependent,

@@ -9,11 +9,8 @@ from kernels.attention.paged_kv import PagedKv, check_tables
 from kernels.checks import check_tensor
 from kernels.shapes import PAGE_TOKENS
 
-SPLIT_TOKENS = 256
-"""Positions that one program of decode attention reads; splits begin at multiples of it."""
-SPLIT_PAGES = SPLIT_TOKENS // PAGE_TOKENS
-MERGED_SPLITS = 16
-"""Splits that are merged to one group, in ascending order, before the groups are."""
+MAX_SPLITS = 32
+"""Programs of decode attention that share a row's pages, an equal number of them each."""
 
 FAULT_SEQUENCE = 1
 """A bit of a row's faults: its sequence is no row of the block tables."""

@@ -56,52 +56,75 @@ _E4M3_MIN_NORMAL = tl.constexpr(2.0**-6)
 
 
 @triton.jit
-def turned_heads(
-    x_ptr, heads, live, position, cos_ptr, sin_ptr, norm_ptr, eps, D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Load heads of D elements at x_ptr, norm them if norm_ptr is not None, turn to `position`.
+def turn_of(position, cos_ptr, sin_ptr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr):
+    """The factors that turn heads to `position`: cos and sin, fp32 [ROWS, BLOCK_D].
 
-    heads: int32 [ROWS], of which `live` are there. Returns fp32 [ROWS, BLOCK_D], 0 elsewhere.
+    Each row is the same, so that every thread has what it needs of them before it waits.
     """
-    columns = tl.arange(0, BLOCK_D)
-    partners = tl.where(columns < D // 2, columns + D // 2, columns - D // 2)
-    inside = columns < D
-    mask = live[:, None] & inside[None, :]
-    x = tl.load(x_ptr + heads[:, None] * D + columns[None, :], mask=mask, other=0.0)
-    other = tl.load(x_ptr + heads[:, None] * D + partners[None, :], mask=mask, other=0.0)
-    if norm_ptr is not None:
-        weight = tl.load(norm_ptr + columns, mask=inside, other=0.0)
-        partner_weight = tl.load(norm_ptr + partners, mask=inside, other=0.0)
-        inverse = inverse_rms(x, D, eps)[:, None]
-        x = normalise(x, weight[None, :], inverse)
-        other = normalise(other, partner_weight[None, :], inverse)
+    columns = tl.arange(0, BLOCK_D)[None, :] + tl.zeros((ROWS, 1), tl.int32)
     angle = position.to(tl.int64) * D + columns
-    cos = tl.load(cos_ptr + angle, mask=inside, other=0.0)
-    sin = tl.load(sin_ptr + angle, mask=inside, other=0.0)
-    return x * cos[None, :] + other * sin[None, :]
+    cos = tl.load(cos_ptr + angle, mask=columns < D, other=0.0)
+    return cos, tl.load(sin_ptr + angle, mask=columns < D, other=0.0)
 
 
 @triton.jit
-def store_head(x, cells_ptr, scales_ptr, cell, D: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Store fp32 [1, BLOCK_D] as row `cell`, int64, of a cache; quantised if that has scales."""
-    columns = tl.arange(0, x.shape[1])[None, :]
-    target = cells_ptr + cell * D + columns
-    KIND: tl.constexpr = cells_ptr.dtype.element_ty
-    if scales_ptr is not None:
+def turned_heads(
+    x_ptr, heads, live, keys, turn, q_norm_ptr, k_norm_ptr, eps, D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Load heads of D elements at x_ptr, norm them if q_norm_ptr is not None, and turn them.
+
+    heads: int32 [ROWS], of which `live` are there, and `keys` are keys. turn: as of `turn_of`.
+    Returns fp32 [ROWS, BLOCK_D], 0 elsewhere.
+    """
+    columns = tl.arange(0, BLOCK_D)[None, :]
+    partners = tl.where(columns < D // 2, columns + D // 2, columns - D // 2)
+    inside = columns < D
+    mask = live[:, None] & inside
+    x = tl.load(x_ptr + heads[:, None] * D + columns, mask=mask, other=0.0)
+    other = tl.load(x_ptr + heads[:, None] * D + partners, mask=mask, other=0.0)
+    if q_norm_ptr is not None:
+        inverse = inverse_rms(x, D, eps)[:, None]
+        x = normalise(x, _weight(q_norm_ptr, k_norm_ptr, keys, columns, inside), inverse)
+        weight = _weight(q_norm_ptr, k_norm_ptr, keys, partners, inside)
+        other = normalise(other, weight, inverse)
+    cos, sin = turn
+    return x * cos + other * sin
+
+
+@triton.jit
+def _weight(q_norm_ptr, k_norm_ptr, keys, columns, inside):
+    q_weight = tl.load(q_norm_ptr + columns, mask=inside, other=0.0)
+    k_weight = tl.load(k_norm_ptr + columns, mask=inside, other=0.0)
+    return tl.where(keys[:, None], k_weight, q_weight)
+
+
+@triton.jit
+def cells_of(x, KIND: tl.constexpr, SCALED: tl.constexpr, INTERPRETED: tl.constexpr):
+    """What a cache of KIND holds for fp32 heads [ROWS, BLOCK_D], and their scales, fp32 [ROWS]."""
+    if SCALED:
         factor = int8_factor(x)
         if KIND == tl.int8:
-            tl.store(target, quantise(x, factor[:, None]).to(tl.int8), mask=columns < D)
+            cells = quantise(x, factor[:, None])
         else:
             factor = factor * _FP8_OF_INT8
-            scaled = x * factor[:, None]
-            scaled = tl.where(scaled == scaled, scaled, 0.0)
+            cells = x * factor[:, None]
+            cells = tl.where(cells == cells, cells, 0.0)
             if INTERPRETED:
-                scaled = _round_to_e4m3(scaled)
-            tl.store(target, scaled.to(KIND), mask=columns < D)
-        tl.store(scales_ptr + cell + tl.arange(0, 1), tl.div_rn(1.0, factor))
+                cells = _round_to_e4m3(cells)
+        return cells.to(KIND), tl.div_rn(1.0, factor)
     else:
-        tl.store(target, rounded(x, KIND, INTERPRETED).to(KIND), mask=columns < D)
+        return rounded(x, KIND, INTERPRETED).to(KIND), tl.full((x.shape[0],), 1.0, tl.float32)
+
+
+@triton.jit
+def store_cells(cells, scale, live, cells_ptr, scales_ptr, cell, D: tl.constexpr):
+    """Store the one live row of what `cells_of` made as row `cell`, int64, of a cache."""
+    columns = tl.arange(0, cells.shape[1])[None, :]
+    mask = live[:, None] & (columns < D)
+    tl.store(cells_ptr + cell * D + columns + tl.zeros_like(mask).to(tl.int32), cells, mask=mask)
+    if scales_ptr is not None:
+        tl.store(scales_ptr + cell + tl.zeros_like(live).to(tl.int32), scale, mask=live)
 
 
 @triton.jit
@@ -134,22 +157,21 @@ def page_at(tables_ptr, sequence, max_pages, index, pages, wanted):
 
 
 @triton.jit
-def write_token(
-    x_ptr, head, position, page, cos_ptr, sin_ptr, k_norm_ptr, eps, keys_ptr, values_ptr,
-    key_scales_ptr, value_scales_ptr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, INTERPRETED: tl.constexpr,
+def own_heads(
+    x_ptr, head, turn, q_norm_ptr, k_norm_ptr, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Turn and store the key of one head of the row at x_ptr, and store its value."""
-    one = tl.arange(0, 1)
-    cell = (page.to(tl.int64) * KV_HEADS + head) * _PAGE + position % _PAGE
-    key = turned_heads(
-        x_ptr, HEADS + head + one, one == 0, position, cos_ptr, sin_ptr, k_norm_ptr, eps, D, BLOCK_D
+    """Of one KV head of the row at x_ptr: its group's queries and, as row GROUP, its key, turned,
+    fp32 [ROWS, BLOCK_D], and its value, fp32 [1, BLOCK_D]."""
+    member = tl.arange(0, ROWS)
+    is_key = member == GROUP
+    heads = tl.where(is_key, HEADS + head, head * GROUP + member)
+    turned = turned_heads(
+        x_ptr, heads, member <= GROUP, is_key, turn, q_norm_ptr, k_norm_ptr, eps, D, BLOCK_D
     )
-    store_head(key, keys_ptr, key_scales_ptr, cell, D, INTERPRETED)
     columns = tl.arange(0, BLOCK_D)[None, :]
     value_ptr = x_ptr + (HEADS + KV_HEADS + head) * D
-    value = tl.load(value_ptr + columns, mask=columns < D, other=0.0)
-    store_head(value, values_ptr, value_scales_ptr, cell, D, INTERPRETED)
+    return turned, tl.load(value_ptr + columns, mask=columns < D, other=0.0)
 
 
 @triton.jit(do_not_specialize=["sequences", "max_pages", "pages", "context"])
@@ -173,19 +195,21 @@ def _rope_write(
         tl.atomic_or(faults_ptr + row, fault)
     else:
         x_ptr = qkv_ptr + row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
-        write_token(
-            x_ptr, head, position, page, cos_ptr, sin_ptr, k_norm_ptr, eps, keys_ptr, values_ptr,
-            key_scales_ptr, value_scales_ptr, HEADS, KV_HEADS, D, BLOCK_D, INTERPRETED,
-        )  # fmt: skip
-        member = tl.arange(0, ROWS)
-        heads = head * GROUP + member
-        live = member < GROUP
-        q = turned_heads(
-            x_ptr, heads, live, position, cos_ptr, sin_ptr, q_norm_ptr, eps, D, BLOCK_D
+        turn = turn_of(position, cos_ptr, sin_ptr, D, BLOCK_D, ROWS)
+        turned, value = own_heads(
+            x_ptr, head, turn, q_norm_ptr, k_norm_ptr, eps, HEADS, KV_HEADS, D, BLOCK_D, GROUP, ROWS
         )
-        columns = tl.arange(0, BLOCK_D)
-        target = q_out_ptr + row.to(tl.int64) * (HEADS * D) + heads[:, None] * D + columns[None, :]
-        tl.store(target, q, mask=live[:, None] & (columns < D)[None, :])
+        member = tl.arange(0, ROWS)
+        SCALED: tl.constexpr = key_scales_ptr is not None
+        KIND: tl.constexpr = keys_ptr.dtype.element_ty
+        cell = (page.to(tl.int64) * KV_HEADS + head) * _PAGE + position % _PAGE
+        key, scale = cells_of(turned, KIND, SCALED, INTERPRETED)
+        store_cells(key, scale, member == GROUP, keys_ptr, key_scales_ptr, cell, D)
+        value, scale = cells_of(value, KIND, SCALED, INTERPRETED)
+        store_cells(value, scale, tl.arange(0, 1) == 0, values_ptr, value_scales_ptr, cell, D)
+        columns = tl.arange(0, BLOCK_D)[None, :]
+        target = row.to(tl.int64) * (HEADS * D) + (head * GROUP + member)[:, None] * D + columns
+        tl.store(q_out_ptr + target, turned, mask=(member < GROUP)[:, None] & (columns < D))
 
 
 def rope_write(
@@ -239,7 +263,7 @@ def rope_write(
     )  # fmt: skip
 
 
-_WARPS = 2
+_WARPS = 4
 
 
 def plan(heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
@@ -251,7 +275,7 @@ def plan(heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
         "D": head_dim,
         "BLOCK_D": next_power_of_2(head_dim),
         "GROUP": group,
-        "ROWS": next_power_of_2(group),
+        "ROWS": next_power_of_2(group + 1),
         "INTERPRETED": INTERPRETED,
     }
 

@@ -1,4 +1,4 @@
-"""The online softmax over tiles of a paged cache, which decode and prefill attention share."""
+"""The online softmax of prefill over tiles of a paged cache, and what decode shares with it."""
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -41,7 +41,7 @@ def attend_tile(
     place = (token * D)[:, None] + columns[None, :]
     inside = (columns < D)[None, :] & known[:, None]
     keys = _cells(keys_ptr + cell * D + place, inside, MASKED or PADDED)
-    keys = tl.trans(_operand(keys, DOT, INTERPRETED))
+    keys = tl.trans(operand(keys, DOT, INTERPRETED))
     scores = tl.dot(q, keys, input_precision="ieee") * scale
     if key_scales_ptr is not None:
         scores *= _cells(key_scales_ptr + cell + token, known, MASKED)[None, :]
@@ -54,7 +54,7 @@ def attend_tile(
     if value_scales_ptr is not None:
         weights *= _cells(value_scales_ptr + cell + token, known, MASKED)[None, :]
     values = _cells(values_ptr + cell * D + place, inside, MASKED or PADDED)
-    values = _operand(values, DOT, INTERPRETED)
+    values = operand(values, DOT, INTERPRETED)
     weights = rounded(weights, DOT, INTERPRETED)
     mixed = tl.dot(weights, values, mixed * shrink[:, None], input_precision="ieee")
     return higher, total, mixed
@@ -69,12 +69,24 @@ def _cells(pointers, mask, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _operand(cells, DOT: tl.constexpr, INTERPRETED: tl.constexpr):
+def operand(cells, DOT: tl.constexpr, INTERPRETED: tl.constexpr):
     """Cells of a cache as an operand of a product: exact, since DOT holds all that they can."""
     if INTERPRETED:
         return cells.to(tl.float32)
     else:
         return cells.to(DOT)
+
+
+@triton.jit
+def pinned(x, INTERPRETED: tl.constexpr):
+    """x in the layout that it has: what made it is not done again in those of its products."""
+    if INTERPRETED:
+        return x
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False,
+            pack=32 // x.dtype.primitive_bitwidth,
+        )  # fmt: skip
 
 
 def softmax_plan(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> dict[str, Any]:

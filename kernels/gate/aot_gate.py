@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.dependent_triton import READ_AHEAD
+from kernels.dependent_triton import READ_AHEAD, WRITTEN_BEFORE
 
 MAX_LAUNCHES = 5
 """Launches of a layer's decode step at batch 1."""
@@ -14,6 +14,8 @@ TERNARY_LINEAR = " ternary gemv rows=1"
 """How the names end of linears whose chain behind the wait for the launches ahead is judged."""
 MAX_BARRIERS, MAX_INSTRUCTIONS = 8, 500
 """What each of them may have there: nothing hides it, since no weight is late any more."""
+OWN_WRITTEN = " write"
+"""How the names of attention that writes a step's own tokens, and may read older ones, end."""
 EIGHT_ROWS = (
     *("norm hidden int8 rows=16", "qkv ternary gemm rows=8"),
     *("norm queries int8 rows=16", "o ternary gemm rows=8"),
@@ -57,7 +59,11 @@ class Compiled:
             yield f"adds floats atomically, {atomics} times"
         if missing := self.missing():
             yield f"lacks {', '.join(missing)}"
-        if foreign := sorted(set(self.code["read_ahead"]) - READ_AHEAD):
+        ahead = READ_AHEAD
+        names = [use["name"].removesuffix(" dependent") for use in self.uses]
+        if all(name.endswith(OWN_WRITTEN) for name in names):
+            ahead |= WRITTEN_BEFORE
+        if foreign := sorted(set(self.code["read_ahead"]) - ahead):
             yield f"reads {', '.join(foreign)} before it waits for the launches ahead"
         if early := self.code["before_wait"]:
             yield f"does not wait for the launches ahead before {', '.join(early)}"

@@ -12,8 +12,7 @@ from kernels.attention.paged_attention import (
     FAULT_PAGE,
     FAULT_POSITION,
     FAULT_SEQUENCE,
-    MERGED_SPLITS,
-    SPLIT_TOKENS,
+    MAX_SPLITS,
     paged_attention,
 )
 from kernels.attention.paged_kv import KV_DTYPES, PagedKv
@@ -34,7 +33,7 @@ from tests.kernels.refusals import assert_refused
 
 TOLERANCE = {torch.float32: 2e-6}
 """Of other caches, for which queries and weights are rounded to bf16: 1e-2."""
-EDGES = [1, 2, PAGE_TOKENS, PAGE_TOKENS + 1, SPLIT_TOKENS, SPLIT_TOKENS + 1]
+EDGES = [1, 2, PAGE_TOKENS, PAGE_TOKENS + 1, 8 * PAGE_TOKENS, 8 * PAGE_TOKENS + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +120,9 @@ def test_any_size_and_group_of_heads_equals_the_oracle(
     torch.testing.assert_close(out, expected(q, lengths, [0, 1], made), rtol=2e-6, atol=2e-6)
 
 
-def test_groups_of_splits_equal_the_oracle_and_a_row_alone(device: torch.device) -> None:
-    """One position more than a full group of splits, beside a row that needs no merge."""
-    lengths = [MERGED_SPLITS * SPLIT_TOKENS + 1, 1]
+def test_splits_of_several_pages_equal_the_oracle_and_a_row_alone(device: torch.device) -> None:
+    """One position more than a page for each split, beside a row of one."""
+    lengths = [MAX_SPLITS * PAGE_TOKENS + 1, 1]
     made = stage(lengths, device, heads=1)
     q = normal(2, 32, device=device)
     out, _ = made.attend(q, lengths, [0, 1])
@@ -159,8 +158,9 @@ def test_what_a_launch_has_room_for_changes_nothing(device: torch.device) -> Non
     [
         (0, torch.float32),
         (PAGE_TOKENS - 1, torch.bfloat16),
-        (SPLIT_TOKENS - 1, torch.float32),
-        (SPLIT_TOKENS - 1, torch.int8),
+        (4 * PAGE_TOKENS - 1, torch.float32),
+        (4 * PAGE_TOKENS - 1, torch.int8),
+        (MAX_SPLITS * PAGE_TOKENS - 1, torch.bfloat16),
     ],
 )
 def test_rows_of_one_sequence_have_the_bits_of_as_many_steps(
@@ -308,7 +308,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name(device: torch.device) -> 
             "max_length": 10,
         },
         (ValueError, "x: shape (1, 100)", {"x": normal(1, 100, device=device)}),
-        (ValueError, "max_length", {"max_length": SPLIT_TOKENS}),
+        (ValueError, "max_length", {"max_length": PAGE_TOKENS}),
         (ValueError, "max_length", {"max_length": 0}),
         (ValueError, "workspace", {"workspace": narrow}),
     )

@@ -84,6 +84,16 @@ def test_a_dependent_launch_that_writes_too_early_offends() -> None:
     ]
 
 
+def test_only_attention_that_writes_its_own_tokens_may_read_older_ones_early() -> None:
+    writes, reads = use(name="tiny.attend write dependent"), use(name="tiny.attend dependent")
+    ordinary = use(name="tiny.attend write")
+    assert gate(compiled(writes, ordinary, read_ahead=["keys_ptr"])).offenders() == []
+    for uses in ((reads,), (writes, reads)):
+        found = gate(compiled(*uses, read_ahead=["keys_ptr"])).offenders()
+        assert len(found) == 1
+        assert "reads keys_ptr before it waits" in found[0]
+
+
 def test_a_launched_kernel_without_a_variant_offends() -> None:
     found = gate(compiled(), launched=("k.a", "k.forgotten"))
     assert found.offenders() == ["k.forgotten is launched, but no variant compiles it"]
