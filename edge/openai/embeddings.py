@@ -93,7 +93,8 @@ async def _computed(
             collected = await collect(reader)
     end = collected.closing
     assert isinstance(end, StreamEnd)
-    return opened, _vector(collected), check_end(end).prompt_tokens
+    tokens = check_end(end).prompt_tokens  # what failed has no vector, and says why
+    return opened, _vector(collected), tokens
 
 
 def _vector(collected: Collected) -> list[float]:
