@@ -105,7 +105,7 @@ def _own_token(
     first = (tl.arange(0, TILE) == 0) & mine
     return (
         q,
-        tl.where(mine, score, float("-inf")),
+        tl.where(mine, score, -3.0e38),
         tl.broadcast_to(tl.where(first, 1.0, 0.0)[:, None], (TILE, ROWS)),
         tl.broadcast_to(tl.trans(tl.where(mine, value, 0.0)), (BLOCK_D, ROWS)),
     )
@@ -212,7 +212,7 @@ def _decode(
             # Its keys and values are those of the launch ahead.
             cuda.gdc_wait()
         q = tl.zeros((BLOCK_D, ROWS), tl.float32 if INTERPRETED else DOT)
-        highest = tl.full((ROWS,), float("-inf"), tl.float32)
+        highest = tl.full((ROWS,), -3.0e38, tl.float32)
         total = tl.zeros((TILE, ROWS), tl.float32)
         mixed = tl.zeros((BLOCK_D, ROWS), tl.float32)
         for number in tl.range(begin, end, TILE, num_stages=1):
