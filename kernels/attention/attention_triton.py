@@ -52,6 +52,8 @@ from kernels.shapes import ATTENTION_SHAPES, PAGE_TOKENS, DecoderShape
 from kernels.variant import Variant
 
 _PAGE = tl.constexpr(PAGE_TOKENS)
+# Below all scores, and finite: a row of which no position can be read takes it from itself.
+_LOWEST = tl.constexpr(-3.0e38)
 
 
 @triton.jit
@@ -105,7 +107,7 @@ def _own_token(
     first = (tl.arange(0, TILE) == 0) & mine
     return (
         q,
-        tl.where(mine, score, -3.0e38),
+        tl.where(mine, score, _LOWEST),
         tl.broadcast_to(tl.where(first, 1.0, 0.0)[:, None], (TILE, ROWS)),
         tl.broadcast_to(tl.trans(tl.where(mine, value, 0.0)), (BLOCK_D, ROWS)),
     )
@@ -212,7 +214,7 @@ def _decode(
             # Its keys and values are those of the launch ahead.
             cuda.gdc_wait()
         q = tl.zeros((BLOCK_D, ROWS), tl.float32 if INTERPRETED else DOT)
-        highest = tl.full((ROWS,), -3.0e38, tl.float32)
+        highest = tl.full((ROWS,), _LOWEST, tl.float32)
         total = tl.zeros((TILE, ROWS), tl.float32)
         mixed = tl.zeros((BLOCK_D, ROWS), tl.float32)
         for number in tl.range(begin, end, TILE, num_stages=1):
