@@ -3,16 +3,19 @@
     python tests/bench/bench_edge.py [--seconds 4] [--rounds 3] [--tree FOLDER] [--only PART]
 
 The server is on one core, source and clients are on another. Frames of 18 bytes, 20 a second on
-each of 64 and 512 connections: each connection's at a time of its own (`staggered`), or all at once
-as an engine's step makes them (`step`), or as many as there is credit for (`saturated`). nginx
-streams the same events over HTTP/1.1 and HTTP/2 without buffering, one upstream connection each.
-`--tree` is another checkout, with tests/bench/edge copied into it, to measure the edge of. Each
-figure is the median of the rounds; of HTTP/3 bench_http3.py says more. workerd, where there is
-npm, passes the events on in JavaScript: `…_vs_workerd_js` is how many frames the edge relays in the
-processor time that workerd takes for one. `p99_beside_stalled` is what 64 readers wait beside 500
-that read nothing, to what they wait without those; the worst of three views. `gc_pause_ms` is the
-longest that the edge has looked for garbage since 2,000 idle WebSockets began to connect, plain or
-over TLS, and `gc_whole_ms` what it takes to look at all that there is then, which it is told to.
+each of 64 and 512 connections: each connection's at a time of its own, to the millisecond of an
+event loop's timers (`staggered`: of 512 ten come together), or one by one, to the microsecond, of
+512 (`apart`), or all at once as an engine's step makes them (`step`), or as many as there is credit
+for (`saturated`). `p50_vs_nginx` is of those that come one by one: of ten that come together each
+waits for those before it, and nginx is sent them one after the other. nginx streams the same events
+over HTTP/1.1 and HTTP/2 without buffering, one upstream connection each. `--tree` is another
+checkout, with tests/bench/edge copied into it, to measure the edge of. Each figure is the median of
+the rounds; of HTTP/3 bench_http3.py says more. workerd, where there is npm, passes the events on in
+JavaScript: `…_vs_workerd_js` is how many frames the edge relays in the processor time that workerd
+takes for one. `p99_beside_stalled` is what 64 readers wait beside 500 that read nothing, to what
+they wait without those; the worst of three views. `gc_pause_ms` is the longest that the edge has
+looked for garbage since 2,000 idle WebSockets began to connect, plain or over TLS, and
+`gc_whole_ms` what it takes to look at all that there is then, which it is told to.
 `stalled_reader_kib` is what a reader costs more that stalls than one to whom nothing is said. It
 ends with one line of JSON: times in us or ms as the names say, sizes in KiB of the edge and of the
 kernel's TCP buffers together; null is not measured.
@@ -54,7 +57,7 @@ from tests.bench.edge.readers import (  # noqa: E402
     stalled,
     trusting,
 )
-from tests.bench.edge.source import FLOOD, PACED, SILENT, STEP  # noqa: E402
+from tests.bench.edge.source import APART, FLOOD, PACED, SILENT, STEP  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
 from tests.bench.measured import PAGE_KIB, cpu_s, process, resident_kib  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
@@ -364,6 +367,9 @@ async def one_round(bench: Bench, options: argparse.Namespace) -> None:
                 label = f"{server}_{view}_{count}_{name}"
                 await bench.paced(server, view, kind, count, options.seconds, label)
     for server, view in bench.rows:
+        label = f"{server}_{view}_{CONNECTIONS[-1]}_apart"
+        await bench.paced(server, view, APART, CONNECTIONS[-1], options.seconds, label)
+    for server, view in bench.rows:
         label = f"{server}_{view}_saturated"
         await bench.paced(server, view, FLOOD, CONNECTIONS[0], options.seconds, label)
 
@@ -401,8 +407,13 @@ def report(found: dict[str, list[float]]) -> dict[str, Any]:
         "h1_step_cpu_vs_nginx": ratio("sse", f"{most}_step"),
         "h2_cpu_vs_nginx": ratio("h2", f"{most}_staggered", of="h2"),
         "h2_step_cpu_vs_nginx": ratio("h2", f"{most}_step", of="h2"),
-        "p50_vs_nginx": ratio("sse", f"{most}_staggered", "p50_ms"),
-        "p99_vs_nginx": ratio("sse", f"{most}_staggered", "p99_ms"),
+        "ws_apart_cpu_vs_nginx": ratio("ws", f"{most}_apart"),
+        "h1_apart_cpu_vs_nginx": ratio("sse", f"{most}_apart"),
+        "h2_apart_cpu_vs_nginx": ratio("h2", f"{most}_apart", of="h2"),
+        "p50_vs_nginx": ratio("sse", f"{most}_apart", "p50_ms"),
+        "p99_vs_nginx": ratio("sse", f"{most}_apart", "p99_ms"),
+        "p50_staggered_vs_nginx": ratio("sse", f"{most}_staggered", "p50_ms"),
+        "p99_staggered_vs_nginx": ratio("sse", f"{most}_staggered", "p99_ms"),
         "h3_cpu_vs_caddy": None,  # without Caddy
         "h3_replay_vs_caddy": None,
         "frames_vs_workerd_js": over_workerd("saturated"),

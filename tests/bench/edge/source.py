@@ -3,15 +3,21 @@
     python tests/bench/edge/source.py LINK_PORT HTTP_PORT
 
 A stream's id says by its first byte what it is: `PACED` has a frame every 50 ms, each stream at a
-time of its own; `STEP` has it when all others of its kind have theirs, as of an engine's step;
-`FLOOD` has as many as its reader has credit for; `SILENT` has one, and then none. A frame has 18
-bytes, and its text is the time at which it was written.
+time of its own, as the timers of an event loop have it, to the millisecond; `APART` has it to the
+microsecond, so that none comes with another; `STEP` has it when all others of its kind have theirs,
+as of an engine's step; `FLOOD` has as many as its reader has credit for; `SILENT` has one, and then
+none. A frame has 18 bytes, and its text is the time at which it was written.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import sys
+import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -24,7 +30,7 @@ from tests.bench.edge.readers import clock
 from tests.bench.ends import chunk, serve
 from tests.bench.http3.source import EVERY_S, HEAD, Pacer
 
-PACED, STEP, FLOOD, SILENT = range(4)
+PACED, STEP, FLOOD, SILENT, APART = range(5)
 LAST_INDEX = 1 << 14
 FLOOD_EVENTS = 64  # to a peer's upstream at a time
 
@@ -69,6 +75,55 @@ class Stream:
             self._transport.write(b"".join(frames))
 
 
+class Timer:
+    """Calls `fired` for each time that has passed: an event loop's own timers are due to the
+    millisecond, these to the microsecond. timerfd_create(2), which Python has had since 3.13."""
+
+    def __init__(self, fired: Callable[[], None]) -> None:
+        self._fired = fired
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK)
+        assert self._fd >= 0, os.strerror(ctypes.get_errno())
+        asyncio.get_running_loop().add_reader(self._fd, self._read)
+
+    def every(self, seconds: float) -> None:
+        """From now on; never, of 0."""
+        nanoseconds = round(seconds * 1e9)
+        spec = (ctypes.c_long * 4)(0, nanoseconds, 0, nanoseconds)
+        failed = self._libc.timerfd_settime(self._fd, 0, ctypes.byref(spec), None)
+        assert not failed, os.strerror(ctypes.get_errno())
+
+    def _read(self) -> None:
+        try:
+            times = int.from_bytes(os.read(self._fd, 8), sys.byteorder)
+        except BlockingIOError:  # it was set anew since the loop looked
+            return
+        for _ in range(times):
+            self._fired()
+
+
+class Queue:
+    """All streams of that kind, one after the other, each every 50 ms."""
+
+    def __init__(self) -> None:
+        self._streams: deque[Stream] = deque()
+        self._timer: Timer | None = None
+
+    def begin(self, stream: Stream) -> None:
+        self._timer = self._timer or Timer(self._step)
+        self._streams.append(stream)
+        self._timer.every(EVERY_S / len(self._streams))
+
+    def _step(self) -> None:
+        if not self._streams:
+            return
+        stream = self._streams.popleft()
+        if stream.step():
+            self._streams.append(stream)
+        elif self._timer is not None:
+            self._timer.every(EVERY_S / len(self._streams) if self._streams else 0.0)
+
+
 class Steps:
     """All streams of that kind, every 50 ms: those of one connection in one write."""
 
@@ -99,6 +154,7 @@ class Begin:
     def __init__(self) -> None:
         self._pacer = Pacer()
         self._steps = Steps()
+        self._queue = Queue()
 
     def to_edge(self, transport: asyncio.Transport, asked: Resume, corr: int) -> Stream:
         return self._begun(asked.stream[0], transport, corr)
@@ -113,6 +169,8 @@ class Begin:
             self._pacer.begin(stream)
         elif kind == STEP:
             self._steps.add(stream, transport)
+        elif kind == APART:
+            self._queue.begin(stream)
         elif kind == SILENT:
             stream.step()
         return stream
