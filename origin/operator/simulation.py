@@ -120,13 +120,11 @@ async def recorded(history: str, days: float) -> tuple[ArrivalTrace, float | Non
 def simulated(request: SimulationRequest, history: str | None) -> Document:
     import numpy as np
 
-    from origin.warm.generated import generated
     from origin.warm.importers import import_trace
-    from origin.warm.named import named_policy
-    from origin.warm.optimum import keep_alive_optimum
-    from origin.warm.prices import LOAD_S, WarmPrices
-    from origin.warm.simulate import compare, sweep_ttls
-    from origin.warm.trace import idle_gaps
+    from origin.warm.learned import named_policy
+    from origin.warm.policies import LOAD_S, WarmPrices
+    from origin.warm.simulate import compare, keep_alive_optimum, sweep_ttls
+    from origin.warm.trace import generated, idle_gaps
 
     measured_s, own = None, None
     if history is not None and request.trace == HISTORY and request.csv is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ledger.errors import ConfigError
 from origin.pool.schedule import Schedule
-from origin.warm.prices import LOAD_S
+from origin.warm.policies import LOAD_S
 
 LEAST_SIZE = 1e-6
 """What a model that takes nothing of its device counts as, where something is divided by it."""

@@ -18,8 +18,7 @@ from origin.pool.kept import HINT_WINDOW_S, TURN_S, HintRecord, KeptModel, Visit
 from origin.pool.members import LEAST_SIZE, PoolMember, check_members, check_pins
 from origin.pool.records import ArrivalRecord, KeepRecord, PoolChoice, PoolDecision, TierChange
 from origin.pool.tiers import ABOUT_TO_GO, HOLDING_ROOM, PoolEvent, Residence, Tier, follow
-from origin.warm.policies import GreedyDual, KeepAlivePolicy
-from origin.warm.prices import COLD_COST_GPU_S
+from origin.warm.policies import COLD_COST_GPU_S, GreedyDual, KeepAlivePolicy
 
 PRICE_WEIGHT = 0.3
 """Of the newest load in what a load is expected to take."""

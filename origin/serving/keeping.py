@@ -17,7 +17,7 @@ from origin.serving.known_models import KnownModels
 from origin.serving.live_pool import LivePool
 from origin.serving.plan import ModelPlan, caps, first_load_s
 from origin.serving.served_model import ServedModels
-from origin.warm.prices import LOAD_S, WarmPrices
+from origin.warm.policies import LOAD_S, WarmPrices
 from origin.workers.worker_process import WorkerSlot
 
 

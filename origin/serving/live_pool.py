@@ -15,9 +15,8 @@ from origin.pool.records import ArrivalRecord, KeepRecord, PoolDecision, PoolRec
 from origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay, ShadowPool
 from origin.pool.tiers import Tier
 from origin.pool.warm_pool import PoolOrder, WarmPool
-from origin.warm.named import named_policy
-from origin.warm.policies import KeepAlivePolicy
-from origin.warm.prices import WarmPrices
+from origin.warm.learned import named_policy
+from origin.warm.policies import KeepAlivePolicy, WarmPrices
 
 MAX_REMEMBERED = 20_000
 """Requests that a policy which is applied later learns from."""

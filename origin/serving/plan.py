@@ -14,7 +14,7 @@ from origin.checkpoint.model_memory import cpu_footprint, gpu_footprint
 from origin.config import OriginConfig
 from origin.formats import AS_STORED, Formats
 from origin.model_table import ModelTable, Tables
-from origin.warm.prices import LOAD_S
+from origin.warm.policies import LOAD_S
 from origin.workers.program import makes_tokens
 
 MIB = 1 << 20

@@ -1,7 +1,8 @@
 """Policies of the warm pool: asked when a model falls idle, told when its next request came.
 
 A policy answers how long to keep the model and whether to load it again ahead of time, with what
-it knew and why, so that each answer can be logged. Times are seconds on the caller's clock.
+it knew and why, so that each answer can be logged. Times are seconds on the caller's clock. What
+a decision costs is GPU-seconds of idling, and cold starts at a price in GPU-seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,24 @@ from math import inf
 from typing import Protocol
 
 from ledger.errors import CallerError
-from origin.warm.prices import WarmPrices
+
+COLD_COST_GPU_S = 60.0
+"""What one cold start is worth unless an operator says otherwise."""
+LOAD_S = 10.0
+"""How long a cold start makes a request wait."""
+
+
+@dataclass(frozen=True)
+class WarmPrices:
+    """`cold_cost_gpu_s`: a cold start is worth so much idling; `load_s`: it takes so long."""
+
+    cold_cost_gpu_s: float = COLD_COST_GPU_S
+    load_s: float = LOAD_S
+
+    def __post_init__(self) -> None:
+        for name in ("cold_cost_gpu_s", "load_s"):
+            if not 0 < getattr(self, name) < inf:
+                raise CallerError("is to be a time above zero", field=name)
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,8 @@ def simulate(
 ) -> None:
     """Put a trace through policies, and say what each would have cost beside the optimum."""
     with extra("origin"):
-        from origin.warm.named import named_policy
-        from origin.warm.prices import WarmPrices
+        from origin.warm.learned import named_policy
+        from origin.warm.policies import WarmPrices
         from origin.warm.simulate import compare
 
     arrivals, load = _trace(trace, seed, days, load, config)
@@ -136,9 +136,8 @@ def frontier(
     with extra("origin"):
         import numpy as np
 
-        from origin.warm.optimum import keep_alive_optimum
-        from origin.warm.prices import WarmPrices
-        from origin.warm.simulate import sweep_ttls
+        from origin.warm.policies import WarmPrices
+        from origin.warm.simulate import keep_alive_optimum, sweep_ttls
         from origin.warm.trace import idle_gaps
 
     if here is not None and not here >= 0:
@@ -253,9 +252,9 @@ def _trace(
 ) -> tuple[ArrivalTrace, float]:
     """The arrivals, and what a cold start takes: as given, or as was measured."""
     from origin.history.sqlite_file import is_sqlite
-    from origin.warm.generated import GENERATED, generated
     from origin.warm.importers import import_trace
-    from origin.warm.prices import LOAD_S
+    from origin.warm.policies import LOAD_S
+    from origin.warm.trace import GENERATED, generated
 
     default_s = LOAD_S if load_s is None else load_s
     if name in GENERATED:

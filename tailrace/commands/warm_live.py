@@ -110,8 +110,8 @@ def apply(
 ) -> None:
     """Have another policy decide from now on, until the origin starts again."""
     with extra("origin"):
-        from origin.warm.named import named_policy
-        from origin.warm.prices import WarmPrices
+        from origin.warm.learned import named_policy
+        from origin.warm.policies import WarmPrices
 
     named_policy(policy, WarmPrices(), "POLICY")  # a wrong name is refused before anybody is asked
     told = _change(edge, "apply", {"policy": policy, "shadow": shadow}, origin, as_json)

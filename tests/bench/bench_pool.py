@@ -59,10 +59,15 @@ from origin.serving.served_model import ServedModels  # noqa: E402
 from origin.start import launcher_of, slots_of  # noqa: E402
 from origin.steady_clock import KeptClock  # noqa: E402
 from origin.supervisor import Supervisor, served_model  # noqa: E402
-from origin.warm.generated import DAY_S, bursty, clockwork, diurnal  # noqa: E402
-from origin.warm.named import named_policy  # noqa: E402
-from origin.warm.prices import LOAD_S, WarmPrices  # noqa: E402
-from origin.warm.trace import ArrivalTrace  # noqa: E402
+from origin.warm.learned import named_policy  # noqa: E402
+from origin.warm.policies import LOAD_S, WarmPrices  # noqa: E402
+from origin.warm.trace import (  # noqa: E402
+    DAY_S,
+    ArrivalTrace,
+    bursty,
+    clockwork,
+    diurnal,
+)
 
 POLICIES = (
     *("adaptive-ttl", "ttl-300", "ttl-3600", "break-even"),

@@ -28,27 +28,33 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from origin.config import OriginConfig  # noqa: E402
-from origin.warm.generated import (  # noqa: E402
-    ENDS,
-    GENERATED,
-    REGULAR,
-    STEP_S,
-    VISIT_S,
-    generated,
+from origin.warm.learned import (  # noqa: E402
+    HybridHistogram,
+    PredictivePrewarm,
+    named_policy,
 )
-from origin.warm.histogram import HybridHistogram  # noqa: E402
-from origin.warm.named import named_policy  # noqa: E402
-from origin.warm.optimum import keep_alive_optimum  # noqa: E402
 from origin.warm.policies import (  # noqa: E402
     BreakEven,
     FixedTtl,
     GreedyDual,
     KeepAlivePolicy,
+    WarmPrices,
 )
-from origin.warm.prewarm import PredictivePrewarm  # noqa: E402
-from origin.warm.prices import WarmPrices  # noqa: E402
-from origin.warm.simulate import compare, sweep_ttls  # noqa: E402
-from origin.warm.trace import ArrivalTrace, idle_gaps  # noqa: E402
+from origin.warm.simulate import (  # noqa: E402
+    compare,
+    keep_alive_optimum,
+    sweep_ttls,
+)
+from origin.warm.trace import (  # noqa: E402
+    ENDS,
+    GENERATED,
+    REGULAR,
+    STEP_S,
+    VISIT_S,
+    ArrivalTrace,
+    generated,
+    idle_gaps,
+)
 from origin.workers.load_profile import profile  # noqa: E402
 from tests.bench.bench_kill_workers import measure  # noqa: E402
 from tests.bench.bench_pool import POLICIES, days  # noqa: E402

@@ -23,7 +23,7 @@ from origin.pool.records import PoolRecord
 from origin.pool.warm_pool import PoolOrder
 from origin.serving.live_pool import LivePool
 from origin.serving.served_model import ServedModel, ServedModels
-from origin.warm.prices import WarmPrices
+from origin.warm.policies import WarmPrices
 from origin.workers.worker_process import WorkerSlot
 from tests.origin.history.test_stores import NOON_MS, Pool
 from tests.origin.stage import READY

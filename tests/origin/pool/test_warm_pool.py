@@ -19,13 +19,10 @@ from origin.pool.replay import PoolCounts, PoolReplay, ShadowPool
 from origin.pool.schedule import Schedule
 from origin.pool.tiers import HOLDING_ROOM, TRANSITIONS, PoolEvent, Residence, Tier, follow
 from origin.pool.warm_pool import PoolOrder, WarmPool
-from origin.warm.generated import generated
-from origin.warm.named import named_policy
-from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy
-from origin.warm.prices import WarmPrices
-from origin.warm.room import replay_capped
-from origin.warm.simulate import replay
-from origin.warm.trace import ArrivalTrace, idle_gaps
+from origin.warm.learned import named_policy
+from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy, WarmPrices
+from origin.warm.simulate import replay, replay_capped
+from origin.warm.trace import ArrivalTrace, generated, idle_gaps
 
 PRICES = WarmPrices(60.0, 10.0)
 NAMES = ("a", "b", "c")

@@ -23,7 +23,7 @@ from origin.serving.known_models import KnownModel, KnownModels
 from origin.serving.live_pool import LivePool
 from origin.serving.plan import first_load_s
 from origin.serving.served_model import ServedModel, ServedModels
-from origin.warm.prices import WarmPrices
+from origin.warm.policies import WarmPrices
 from origin.workers.circuit import CircuitState
 from origin.workers.worker_frame import Ready
 from origin.workers.worker_process import WorkerSlot

@@ -13,7 +13,7 @@ from origin.pool.replay import PoolReplay
 from origin.pool.tiers import Residence
 from origin.pool.warm_pool import PoolOrder
 from origin.serving.live_pool import LivePool
-from origin.warm.prices import WarmPrices
+from origin.warm.policies import WarmPrices
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from origin.warm.prices import WarmPrices
+from origin.warm.policies import WarmPrices
 from origin.warm.trace import IdleGaps
 
 

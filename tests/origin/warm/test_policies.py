@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 
 from ledger.errors import CallerError
 from origin.config import OriginConfig
-from origin.warm.adaptive import AdaptiveTtl
-from origin.warm.generated import GENERATED, generated
-from origin.warm.histogram import HybridHistogram
-from origin.warm.named import named_policy
-from origin.warm.optimum import _instants, capped_optimum, keep_alive_optimum
-from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy
-from origin.warm.prewarm import PredictivePrewarm
-from origin.warm.prices import WarmPrices
-from origin.warm.room import CappedPool, replay_capped
-from origin.warm.simulate import compare, replay, sweep_ttls
-from origin.warm.trace import ArrivalTrace, busy_periods, idle_gaps
+from origin.warm.learned import AdaptiveTtl, HybridHistogram, PredictivePrewarm, named_policy
+from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy, WarmPrices
+from origin.warm.simulate import (
+    CappedPool,
+    _instants,
+    capped_optimum,
+    compare,
+    keep_alive_optimum,
+    replay,
+    replay_capped,
+    sweep_ttls,
+)
+from origin.warm.trace import GENERATED, ArrivalTrace, busy_periods, generated, idle_gaps
 from tests.origin.warm.costs import hindsight_cost, prewarm_optimum
 
 PRICES = WarmPrices(60.0, 10.0)
