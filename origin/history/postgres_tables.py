@@ -11,7 +11,7 @@ from ledger.errors import ConfigError
 from ledger.postgres.schema import version_in
 from ledger.postgres.server import LastingConnection, Server
 from origin.history import schema
-from origin.history.schema import HistoryEntry, Keeping
+from origin.history.schema import HistoryEntry
 
 SCHEMA = "tailrace_history"
 LOCK = 0x54_52_48_31  # "TRH1": of who makes tables, or rolls up
@@ -42,26 +42,14 @@ class PostgresHistory:
             raise
         return history
 
-    async def write(self, entries: Sequence[HistoryEntry]) -> None:
+    async def write(self, entries: Sequence[HistoryEntry], *, alone: bool = False) -> None:
         async def work(connection: AsyncConnection) -> None:
             async with connection.transaction(), connection.cursor() as cursor:
                 await connection.execute(_SETTINGS)
+                if alone:  # two that roll up at once would count the same requests twice
+                    await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))
                 for statement, rows in schema.in_groups(entries):
                     await cursor.executemany(statement.encode(), rows)
-
-        await self._connection.run(work, PATIENCE_S)
-
-    async def keep(self, keeping: Keeping, now_ms: int) -> None:
-        async def work(connection: AsyncConnection) -> None:
-            async with connection.transaction():
-                await connection.execute(_SETTINGS)
-                # Two at once would count the same requests twice.
-                await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))
-                query = schema.NEWEST_TOO_MANY.encode()
-                found = await (await connection.execute(query, (keeping.arrivals,))).fetchone()
-                too_many_ms = None if found is None else int(found[0])
-                for statement, before_ms in keeping.statements(now_ms, too_many_ms):
-                    await connection.execute(statement.encode(), (before_ms,))
 
         await self._connection.run(work, PATIENCE_S)
 

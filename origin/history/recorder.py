@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from itertools import islice
 from math import isfinite
@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 from ledger.errors import Damaged, TailraceError
 from origin.history import schema
 from origin.history.schema import COLD, HOT, HistoryEntry, HistoryStore, Keeping
-from origin.pool.records import ArrivalRecord, PoolDecision, PoolRecord, TierChange
+from origin.pool.records import PoolDecision, PoolRecord, TierChange
 from origin.workers.load_spans import WorkerStart
 
 MAX_QUEUED = 16_384
@@ -110,49 +110,24 @@ class HistoryRecorder:
         values = (self._origin, worker, now_ms, _clean(model), tier, _clean(reason))
         self._put(schema.CHANGED_TIER, *values)
 
-    def decided(
-        self,
-        model: str,
-        policy: str,
-        action: str,
-        reason: str,
-        features: Mapping[str, float | str],
-        *,
-        shadow: bool = False,
-        until_ms: int | None = None,
-        prewarm_ms: int | None = None,
-    ) -> None:
-        self._put(
-            schema.DECIDED,
-            *(self._origin, self.now_ms(), _clean(model), policy, int(shadow), action),
-            *(_clean(reason), json.dumps(dict(features)), until_ms, prewarm_ms),
-        )
-
     def record(self, told: PoolRecord, *, shadow: bool = False) -> None:
         """What a pool decides and does; its requests are recorded as they come and end."""
-        match told:
-            case TierChange():
-                self.changed_tier(OF_THE_POOL, told.model, told.tier.word, told.reason)
-            case PoolDecision():
-                now_ms = self.now_ms()
-
-                def at_ms(at_s: float | None) -> int | None:
-                    if at_s is None or not isfinite(at_s):
-                        return None
-                    return now_ms + round((at_s - told.at_s) * 1e3)
-
-                self.decided(
-                    told.model,
-                    told.policy,
-                    told.choice.value,
-                    told.reason,
-                    told.features,
-                    shadow=shadow,
-                    until_ms=at_ms(told.keep_until_s),
-                    prewarm_ms=at_ms(told.prewarm_at_s),
-                )
-            case ArrivalRecord():
-                pass
+        now_ms = self.now_ms()
+        if isinstance(told, TierChange):
+            self.changed_tier(OF_THE_POOL, told.model, told.tier.word, told.reason)
+        if not isinstance(told, PoolDecision):
+            return
+        times = (told.keep_until_s, told.prewarm_at_s)
+        until_ms, prewarm_ms = (
+            None if at_s is None or not isfinite(at_s) else now_ms + round((at_s - told.at_s) * 1e3)
+            for at_s in times
+        )
+        self._put(
+            schema.DECIDED,
+            *(self._origin, now_ms, _clean(told.model), told.policy, int(shadow)),
+            *(told.choice.value, _clean(told.reason), json.dumps(told.features)),
+            *(until_ms, prewarm_ms),
+        )
 
     def _put(self, statement: str, *values: str | int | float | None) -> None:
         if self._opening is None:
@@ -213,7 +188,7 @@ class HistoryRecorder:
     async def keep(self) -> None:
         """Roll up and forget what is too old."""
         if self.store is not None:
-            await self.store.keep(self._keeping, self.now_ms())
+            await self.store.write(self._keeping.entries(self.now_ms()), alone=True)
 
     async def attempt(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A damaged store is closed, so that the next attempt sets it aside and makes another."""

@@ -95,21 +95,21 @@ CHANGED_TIER = """INSERT INTO tier (origin, worker, at_ms, model, tier, reason)
 DECIDED = """INSERT INTO decision (origin, at_ms, model, policy, shadow, action, reason, features,
     until_ms, prewarm_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"""
 
-# What is too old goes: $1 is a time, or of how many requests the newest is asked for that is one
-# too many.
-NEWEST_TOO_MANY = "SELECT at_ms FROM arrival ORDER BY at_ms DESC LIMIT 1 OFFSET $1"
+# What is too old goes: of requests what is from before $1, or beyond the newest $2.
+_TOO_OLD = """at_ms < $1
+    OR at_ms <= (SELECT at_ms FROM arrival ORDER BY at_ms DESC LIMIT 1 OFFSET $2)"""
 ROLL_UP = (
     f"""INSERT INTO arrival_hour (hour_ms, origin, model, arrivals, cold, took_ms, tokens)
     SELECT at_ms - at_ms % 3600000, origin, model, count(*),
         sum(CASE WHEN found IN {WARM} THEN 0 ELSE 1 END), sum(coalesce(took_ms, 0)),
         sum(coalesce(tokens, 0))
-    FROM arrival WHERE at_ms < $1 GROUP BY 1, 2, 3
+    FROM arrival WHERE {_TOO_OLD} GROUP BY 1, 2, 3
     ON CONFLICT (hour_ms, origin, model) DO UPDATE SET
         arrivals = arrival_hour.arrivals + excluded.arrivals,
         cold = arrival_hour.cold + excluded.cold,
         took_ms = arrival_hour.took_ms + excluded.took_ms,
         tokens = arrival_hour.tokens + excluded.tokens""",
-    "DELETE FROM arrival WHERE at_ms < $1",
+    f"DELETE FROM arrival WHERE {_TOO_OLD}",
 )
 FORGET_DETAILS = (
     "DELETE FROM load_span WHERE asked_ms < $1",
@@ -132,16 +132,14 @@ class Keeping(NamedTuple):
     details_ms: int
     arrivals: int
 
-    def statements(self, now_ms: int, too_many_ms: int | None) -> Iterator[tuple[str, int]]:
-        """What is to be done, and the time that it is done up to.
-
-        `too_many_ms` is when the newest came of the requests that are too many, if any are.
-        """
-        before = now_ms - self.details_ms
-        cut = before if too_many_ms is None else max(before, too_many_ms + 1)
-        yield from ((statement, cut) for statement in ROLL_UP)
-        yield from ((statement, before) for statement in FORGET_DETAILS)
-        yield FORGET_HOURS, now_ms - HOURS_KEPT_MS
+    def entries(self, now_ms: int) -> list[HistoryEntry]:
+        """What rolls up and forgets what is too old."""
+        before_ms = now_ms - self.details_ms
+        return [
+            *(HistoryEntry(statement, (before_ms, self.arrivals)) for statement in ROLL_UP),
+            *(HistoryEntry(statement, (before_ms,)) for statement in FORGET_DETAILS),
+            HistoryEntry(FORGET_HOURS, (now_ms - HOURS_KEPT_MS,)),
+        ]
 
 
 class HistoryStore(Protocol):
@@ -154,11 +152,8 @@ class HistoryStore(Protocol):
     def name(self) -> str:
         """Where it lies; no password in it."""
 
-    async def write(self, entries: Sequence[HistoryEntry]) -> None:
-        """All of them, or none."""
-
-    async def keep(self, keeping: Keeping, now_ms: int) -> None:
-        """Roll up and forget what is too old."""
+    async def write(self, entries: Sequence[HistoryEntry], *, alone: bool = False) -> None:
+        """All of them, or none; `alone`: while nobody else writes so."""
 
     async def rows(self, query: str, *values: str | int) -> Sequence[tuple[Any, ...]]:
         """What one SELECT gives, with `$1` for values."""
@@ -166,7 +161,7 @@ class HistoryStore(Protocol):
     async def close(self) -> None: ...
 
 
-ORDER = (ARRIVED, SERVED, LOADED, CHANGED_TIER, DECIDED)
+ORDER = (ARRIVED, SERVED, LOADED, CHANGED_TIER, DECIDED, *ROLL_UP, *FORGET_DETAILS, FORGET_HOURS)
 
 
 def in_groups(entries: Sequence[HistoryEntry]) -> Iterator[tuple[str, list[tuple[object, ...]]]]:

@@ -19,7 +19,7 @@ import structlog
 
 from ledger.errors import ConfigError, Damaged, Unavailable
 from origin.history import schema
-from origin.history.schema import HistoryEntry, Keeping
+from origin.history.schema import HistoryEntry
 
 APPLICATION_ID = 0x54_52_48_31  # "TRH1"
 BUSY_S = 5.0
@@ -121,18 +121,18 @@ class SqliteHistory:
         async with self._connection.execute(query) as cursor:
             return await cursor.fetchone()
 
-    async def write(self, entries: Sequence[HistoryEntry]) -> None:
-        async with self._doing(), self._transaction():
-            for statement, rows in schema.in_groups(entries):
-                await self._connection.executemany(_own(statement), rows)
-
-    async def keep(self, keeping: Keeping, now_ms: int) -> None:
-        async with self._doing(), self._transaction():
-            query = _own(schema.NEWEST_TOO_MANY)
-            async with self._connection.execute(query, (keeping.arrivals,)) as cursor:
-                found = await cursor.fetchone()
-            for statement, before_ms in keeping.statements(now_ms, found[0] if found else None):
-                await self._connection.execute(_own(statement), (before_ms,))
+    async def write(self, entries: Sequence[HistoryEntry], *, alone: bool = False) -> None:
+        """Always alone, as a file has one writer."""
+        async with self._doing():
+            await self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, rows in schema.in_groups(entries):
+                    await self._connection.executemany(_own(statement), rows)
+                await self._connection.commit()
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    await self._connection.rollback()
+                raise
 
     async def rows(self, query: str, *values: str | int) -> Sequence[tuple[Any, ...]]:
         async with self._doing(), self._connection.execute(_own(query), values) as cursor:
@@ -141,17 +141,6 @@ class SqliteHistory:
     async def close(self) -> None:
         with suppress(sqlite3.Error):
             await self._connection.close()
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[None]:
-        await self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            await self._connection.commit()
-        except BaseException:
-            with suppress(sqlite3.Error):
-                await self._connection.rollback()
-            raise
 
     @asynccontextmanager
     async def _doing(self) -> AsyncIterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ from origin.history import queries, schema
 from origin.history.recorder import HistoryRecorder
 from origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS, HistoryStore, Keeping
 from origin.history.sqlite_file import SqliteHistory
+from origin.pool.records import PoolChoice, PoolDecision
 from origin.workers.load_spans import LoadStage, WorkerStart
 from tests.ledger.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.anyio
 
 NOON_MS = 500 * DAY_MS + 12 * HOUR_MS
+KEPT = PoolDecision("a", 0.0, "break-even", PoolChoice.KEEP, "it pays")
 
 
 @pytest.fixture(params=["file", "postgres"])
@@ -93,7 +96,7 @@ async def test_starts_decisions_and_tiers_are_told_again(store: HistoryStore) ->
     now_s = NOON_MS / 1e3
     stages = (LoadStage("fork", now_s - 3, now_s - 2), LoadStage("read", now_s - 2, now_s, 1 << 33))
     pool.recorder.loaded(0, "a", WorkerStart("fork", now_s - 3, now_s, stages))
-    pool.recorder.decided("a", "break-even", "keep", "it pays", {"cold": 60.0}, until_ms=NOON_MS)
+    pool.recorder.record(replace(KEPT, features={"cold": 60.0}, keep_until_s=KEPT.at_s))
     pool.now_ms += 5000
     pool.recorder.changed_tier(0, "a", COLD, "it died")
     await pool.recorder.flush()
@@ -131,7 +134,7 @@ async def test_what_is_too_old_becomes_counts_by_the_hour_and_then_nothing(
     pool = Pool(store)
     for found in (COLD, HOT, HOT):
         pool.request("a", 1000, found)
-    pool.recorder.decided("a", "break-even", "keep", "it pays", {})
+    pool.recorder.record(KEPT)
     pool.now_ms += 30 * DAY_MS + 1
     pool.request("a", 1000)
     await pool.recorder.flush()
