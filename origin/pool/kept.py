@@ -51,7 +51,6 @@ class Visit:
     model: str
     arrived_s: float
     tier: Tier
-    was_idle: bool
     taken_s: float | None = None
 
 

@@ -1,16 +1,104 @@
-"""The models of a pool: what is said of each, and what of that no pool can do."""
+"""The models of a pool: what is said of each, and the times of the week at which an operator wants
+one loaded, whatever the policy says.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
 from dataclasses import dataclass
+from datetime import datetime, time, timedelta
+from math import inf
+from zoneinfo import ZoneInfo
 
-from ledger.errors import ConfigError
-from origin.pool.schedule import Schedule
+from ledger.errors import CallerError
 from origin.warm.policies import LOAD_S
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+RIGHT = "such as 'mon-fri 08:00-18:00' or 'sat,sun 22:00-02:00 Europe/Berlin'; UTC without a zone"
+_SPAN = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
+MIDNIGHT = (24, 0)
 
 LEAST_SIZE = 1e-6
 """What a model that takes nothing of its device counts as, where something is divided by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHours:
+    """From `begin_s` to `end_s`, in seconds of Unix time."""
+
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One span of the day, on some days; one that ends before it begins goes past midnight."""
+
+    days: frozenset[int]
+    begin: time
+    end: time
+    zone: ZoneInfo
+
+    @classmethod
+    def parse(cls, text: str, field: str = "schedule") -> Schedule:
+        """`DAYS HH:MM-HH:MM [ZONE]`; CallerError says which part is not that."""
+        parts = text.lower().split() if text else []
+        if len(parts) not in (2, 3):
+            raise CallerError(f"{text!r} is not days and hours", field=field, hint=RIGHT)
+        days = frozenset(_days(parts[0], field))
+        found = _SPAN.fullmatch(parts[1])
+        if found is None:
+            raise CallerError(f"{parts[1]!r} is not HH:MM-HH:MM", field=field, hint=RIGHT)
+        hours = [int(one) for one in found.groups()]
+        if (hours[0], hours[1]) == MIDNIGHT:
+            raise CallerError(f"{parts[1]!r} begins at 24:00", field=field, hint="write 00:00")
+        begin, end = (_time(hours[at], hours[at + 1], parts[1], field) for at in (0, 2))
+        if begin == end and (hours[2], hours[3]) != MIDNIGHT:
+            hint = "'00:00-24:00' is the whole day"
+            raise CallerError(f"{parts[1]!r} ends as it begins", field=field, hint=hint)
+        name = text.split()[2] if len(parts) == 3 else "UTC"
+        try:
+            zone = ZoneInfo(name)
+        except (OSError, ValueError, KeyError):  # no such zone, or no name of one
+            raise CallerError(f"no time zone is called {name!r}", field=field, hint=RIGHT) from None
+        return cls(days, begin, end, zone)
+
+    def next_hours(self, now: float) -> OpenHours:
+        """Those that are open now, or else the next ones."""
+        today = datetime.fromtimestamp(now, self.zone).date()
+        for ahead in range(-1, 9):
+            day = today + timedelta(days=ahead)
+            if day.weekday() not in self.days:
+                continue
+            last = day if self.end > self.begin else day + timedelta(days=1)
+            begin = datetime.combine(day, self.begin, self.zone).timestamp()
+            end = datetime.combine(last, self.end, self.zone).timestamp()
+            if now < end:
+                return OpenHours(begin, end)
+        return OpenHours(inf, inf)  # no day is named
+
+
+def _time(hour: int, minute: int, span: str, field: str) -> time:
+    if (hour, minute) == MIDNIGHT:
+        return time(0, 0)
+    if hour > 23 or minute > 59:
+        wrong = f"{hour:02}:{minute:02} in {span!r}"
+        raise CallerError(f"{wrong} is no time of day", field=field, hint="00:00 to 24:00")
+    return time(hour, minute)
+
+
+def _days(text: str, field: str) -> list[int]:
+    if text == "daily":
+        return list(range(7))
+    found: list[int] = []
+    for part in text.split(","):
+        ends = part.split("-")
+        if len(ends) > 2 or any(one not in DAYS for one in ends):
+            hint = f"daily, or of {', '.join(DAYS)}, with commas and hyphens"
+            raise CallerError(f"{part!r} is no day", field=field, hint=hint)
+        first, last = DAYS.index(ends[0]), DAYS.index(ends[-1])
+        found += [day % 7 for day in range(first, last + 7 * (last < first) + 1)]
+    return found
 
 
 @dataclass(frozen=True)
@@ -26,44 +114,3 @@ class PoolMember:
     load_s: float = LOAD_S
     is_pinned: bool = False
     schedules: tuple[Schedule, ...] = ()
-
-
-def check_members(
-    members: Sequence[PoolMember], caps: Mapping[str, float], policies: Iterable[str]
-) -> None:
-    """What no pool can do is refused before it begins; raises ConfigError."""
-    names = [one.name for one in members]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"two models are called {name!r}", field="models")
-    for name in set(policies) - set(names):
-        raise ConfigError(f"no model is called {name!r}", field="policy", hint=", ".join(names))
-    for device, cap in caps.items():
-        here = [one for one in members if one.device == device]
-        for one in here:
-            if not one.size >= 0:
-                raise ConfigError(f"{one.size:g} is to be zero or more", field=f"models.{one.name}")
-            if one.size > cap:
-                raise ConfigError(
-                    f"{one.name!r} takes {one.size:g} of {device}, whose cap is {cap:g}",
-                    field="memory",
-                    hint="a cap that holds the largest model",
-                )
-    check_pins(members, caps, {one.name for one in members if one.is_pinned})
-
-
-def check_pins(
-    members: Sequence[PoolMember], caps: Mapping[str, float], pinned: Collection[str]
-) -> None:
-    """Beside what is pinned there is to be room for each of the others, one at a time."""
-    for device, cap in caps.items():
-        here = [one for one in members if one.device == device]
-        taken = sum(one.size for one in here if one.name in pinned)
-        for one in here:
-            if (one.name not in pinned and taken + one.size > cap) or taken > cap:
-                raise ConfigError(
-                    f"pinned models take {taken:g} of {device}, whose cap is {cap:g}, and"
-                    f" {one.name!r} takes {one.size:g}",
-                    field="pin",
-                    hint="pin fewer, or raise the cap",
-                )

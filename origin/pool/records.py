@@ -11,17 +11,13 @@ from origin.pool.tiers import Tier
 
 @dataclass(frozen=True, slots=True)
 class ArrivalRecord:
-    """A request that has ended. `tier` is what it found, `waited_s` how long until it was taken.
-
-    `was_idle`: no other request of its model was under way, so that it ended an idle gap.
-    """
+    """A request that has ended. `tier` is what it found, `waited_s` how long until it was taken."""
 
     model: str
     arrived_s: float
     waited_s: float
     ended_s: float
     tier: Tier
-    was_idle: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class PoolReplay:
 
     def start(self, now: float) -> None:
         self.now = now
-        self.carry_out(self.pool.start(now))
+        self.carry_out(self.pool.tick(now))
 
     def request(self, model: str, at: float, service_s: float) -> None:
         """One that takes so long once it was taken."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from ledger.errors import CallerError
+from ledger.errors import CallerError, ConfigError
 from ledger.hints import Hint
 from origin.pool.kept import HINT_WINDOW_S, TURN_S, HintRecord, KeptModel, Visit
-from origin.pool.members import LEAST_SIZE, PoolMember, check_members, check_pins
+from origin.pool.members import LEAST_SIZE, PoolMember
 from origin.pool.records import ArrivalRecord, KeepRecord, PoolChoice, PoolDecision, TierChange
 from origin.pool.tiers import ABOUT_TO_GO, HOLDING_ROOM, PoolEvent, Residence, Tier, follow
 from origin.warm.policies import COLD_COST_GPU_S, GreedyDual, KeepAlivePolicy
@@ -54,13 +54,15 @@ class WarmPool:
         policies: Mapping[str, KeepAlivePolicy] | None = None,
         keep: KeepRecord = lambda record: None,
     ) -> None:
-        """`policies` are those of models that have one of their own; `keep` gets every record."""
+        """`policies` are those of models that have one of their own; `keep` gets every record.
+
+        That the caps hold the members, and what is pinned, is for who makes it to see to.
+        """
         self._caps = dict(caps or {})
         self._cold_cost = cold_cost_gpu_s
         self._policy = policy
         self._policies = dict(policies or {})
         self._keep = keep
-        check_members(members, self._caps, self._policies)
         self._ranking = policy if isinstance(policy, GreedyDual) else GreedyDual(cold_cost_gpu_s)
         self._models = {
             one.name: KeptModel(
@@ -74,10 +76,6 @@ class WarmPool:
         self.beside: Beside | None = None
 
     # ---- what happens ----
-
-    def start(self, now: float) -> list[PoolOrder]:
-        """Nothing is there yet; what is pinned or scheduled is loaded."""
-        return self.tick(now)
 
     def fill(self, now: float) -> list[PoolOrder]:
         """As an origin begins: of those that are away, in their order, as many as fit."""
@@ -96,7 +94,7 @@ class WarmPool:
         """
         kept = self._of(model)
         idle = not kept.visits
-        self._visits[request] = visit = Visit(model, now, kept.tier, idle)
+        self._visits[request] = visit = Visit(model, now, kept.tier)
         if self.beside is not None:
             self.beside.arrived(model, request, now)
         kept.visits += 1
@@ -127,10 +125,7 @@ class WarmPool:
         kept = self._models[visit.model]
         taken_s = now if visit.taken_s is None else visit.taken_s
         waited_s = taken_s - visit.arrived_s
-        record = ArrivalRecord(
-            visit.model, visit.arrived_s, waited_s, now, visit.tier, visit.was_idle
-        )
-        self._keep(record)
+        self._keep(ArrivalRecord(visit.model, visit.arrived_s, waited_s, now, visit.tier))
         if self.beside is not None:
             self.beside.ended(request, now, now - taken_s)
         if request in kept.waiting:
@@ -236,11 +231,23 @@ class WarmPool:
         return self._want(kept, now, PoolChoice.PREWARM, f"hint: {hint}", features)
 
     def pin(self, model: str, now: float, *, pinned: bool) -> list[PoolOrder]:
-        """Keep it whatever the policy says, or no longer."""
+        """Keep it whatever the policy says, or no longer.
+
+        Raises ConfigError where beside what is pinned there would not be room for each of the
+        others, one at a time.
+        """
         kept = self._of(model)
-        others = [one.member for one in self._models.values() if one is not kept]
-        pins = {one.name for one in others if self._models[one.name].is_pinned}
-        check_pins([*others, kept.member], self._caps, pins | ({model} if pinned else set()))
+        device, near = kept.member.device, self._on(kept.member.device)
+        cap = self._caps.get(device, inf)
+        taken = sum(one.member.size for one in near if one.is_pinned or one is kept)
+        for one in near if pinned else ():
+            if taken + (0 if one.is_pinned or one is kept else one.member.size) > cap:
+                raise ConfigError(
+                    f"pinned models take {taken:g} of {device}, whose cap is {cap:g}, and"
+                    f" {one.name!r} takes {one.member.size:g}",
+                    field="pin",
+                    hint="pin fewer, or raise the cap",
+                )
         kept.is_pinned = pinned
         if not pinned and not kept.visits:
             self._decide(kept, now)

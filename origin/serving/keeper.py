@@ -113,13 +113,13 @@ class ModelKeeper:
     def start(self) -> None:
         """Load what is pinned, and then of the others, in their order, as many as fit."""
         now = self._clock()
-        self._do([*self.pool.start(now), *self.pool.fill(now)])
+        self._do([*self.pool.tick(now), *self.pool.fill(now)])
 
     async def learn(self, store: HistoryStore, origin: str) -> None:
         """What a history says of these models before this origin began."""
         rows = await queries.lately(store, origin, round(self._began_s * 1e3), MAX_REMEMBERED)
         past = [
-            ArrivalRecord(model, at_ms / 1e3, 0.0, ended_ms / 1e3, Tier.HOT, was_idle=False)
+            ArrivalRecord(model, at_ms / 1e3, 0.0, ended_ms / 1e3, Tier.HOT)
             for model, at_ms, ended_ms in rows
             if self._models.serves(model)
         ]

@@ -9,9 +9,8 @@ from ledger.errors import CallerError, ConfigError
 from origin.config import OriginConfig
 from origin.history.recorder import HistoryRecorder
 from origin.metrics import Metrics
-from origin.pool.members import PoolMember
+from origin.pool.members import PoolMember, Schedule
 from origin.pool.records import PoolRecord
-from origin.pool.schedule import Schedule
 from origin.serving.keeper import ModelKeeper, log_record
 from origin.serving.known_models import KnownModels
 from origin.serving.live_pool import LivePool
