@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
@@ -173,16 +173,17 @@ class StreamConfig:
         return self.parts[-1].end if self.parts else 0
 
     def pack(self) -> bytes:
-        document = {
-            "format": FORMAT,
-            "stream": self.stream.hex(),
-            "type": self.content_type,
-            "asked": _pack_create(self.asked),
-            "expiry": _pack_expiry(self.expiry),
-            "parts": pack_parts(self.parts),
-            "deleted": self.deleted,
-        }
-        return json.dumps(document, separators=(",", ":")).encode()
+        return packed(
+            {
+                "format": FORMAT,
+                "stream": self.stream,
+                "type": self.content_type,
+                "asked": self.asked,
+                "expiry": self.expiry,
+                "parts": self.parts,
+                "deleted": self.deleted,
+            }
+        )
 
     @classmethod
     def unpack(cls, value: bytes) -> StreamConfig:
@@ -191,41 +192,37 @@ class StreamConfig:
             bytes.fromhex(document["stream"]),
             document["type"],
             _unpack_create(document["asked"]),
-            _unpack_expiry(document["expiry"]),
+            Expiry(*document["expiry"]),
             unpack_parts(document["parts"]),
             document["deleted"],
         )
 
 
-def pack_parts(parts: tuple[Part, ...]) -> list[Any]:
-    return [[part.stream.hex(), part.end] for part in parts]
+def packed(value: object) -> bytes:
+    """As JSON: each class of these as the list of its fields."""
+    return json.dumps(value, default=_plain, separators=(",", ":")).encode()
 
 
-def unpack_parts(packed: list[Any]) -> tuple[Part, ...]:
-    return tuple(Part(bytes.fromhex(stream), end) for stream, end in packed)
+def _plain(value: Any) -> str | list[Any]:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Offset):
+        return str(value)
+    return [getattr(value, one.name) for one in fields(value)]
 
 
-def _pack_expiry(expiry: Expiry) -> list[Any]:
-    return [expiry.ttl_s, expiry.at_ms]
+def unpack_parts(listed: list[Any]) -> tuple[Part, ...]:
+    return tuple(Part(bytes.fromhex(stream), end) for stream, end in listed)
 
 
-def _unpack_expiry(packed: list[Any]) -> Expiry:
-    return Expiry(*packed)
+def unpack_order(listed: list[Any]) -> ForkOrder:
+    source, offset, sub_offset = listed
+    return ForkOrder(source, offset and parse_offset(offset), sub_offset)
 
 
-def _pack_create(create: Create) -> list[Any]:
-    fork = create.fork
-    packed = fork and [fork.source, fork.offset and str(fork.offset), fork.sub_offset]
-    return [create.content_type, _pack_expiry(create.expiry), create.closed, packed]
-
-
-def _unpack_create(packed: list[Any]) -> Create:
-    content_type, expiry, closed, fork = packed
-    order = None
-    if fork is not None:
-        source, offset, sub_offset = fork
-        order = ForkOrder(source, offset and parse_offset(offset), sub_offset)
-    return Create(content_type, _unpack_expiry(expiry), closed, order)
+def _unpack_create(listed: list[Any]) -> Create:
+    content_type, expiry, closed, fork = listed
+    return Create(content_type, Expiry(*expiry), closed, fork and unpack_order(fork))
 
 
 class Change(Enum):

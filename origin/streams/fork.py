@@ -16,7 +16,6 @@ alarm, as often as it takes: nothing leaks when a process dies, and nothing is h
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,11 +30,11 @@ from origin.streams.config import (
     ForkOrder,
     Part,
     StreamConfig,
-    pack_parts,
+    packed,
+    unpack_order,
     unpack_parts,
 )
 from origin.streams.json import Steps, first_values
-from origin.streams.offset import Offset
 from origin.streams.page import Tip, piece
 from origin.streams.protocol import DEFAULT_TYPE, FORK_OFFSET, FORK_SUB_OFFSET, essence
 
@@ -158,14 +157,12 @@ class Grant:
     head: bytes
 
     def pack(self) -> bytes:
-        expiry = [self.expiry.ttl_s, self.expiry.at_ms]
-        head = base64.b64encode(self.head).decode()
-        return json.dumps([self.content_type, expiry, pack_parts(self.parts), head]).encode()
+        return packed(self)
 
     @classmethod
-    def unpack(cls, packed: bytes) -> Grant:
-        content_type, expiry, parts, head = json.loads(packed)
-        return cls(content_type, Expiry(*expiry), unpack_parts(parts), base64.b64decode(head))
+    def unpack(cls, body: bytes) -> Grant:
+        content_type, expiry, parts, head = json.loads(body)
+        return cls(content_type, Expiry(*expiry), unpack_parts(parts), bytes.fromhex(head))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +175,12 @@ class ForkRequest:
     order: ForkOrder
 
     def pack(self) -> bytes:
-        order = self.order
-        offset = order.offset and [order.offset.index, order.offset.byte]
-        place = [order.source, offset, order.sub_offset]
-        return json.dumps([self.reference, self.fork, self.content_type, place]).encode()
+        return packed(self)
 
     @classmethod
-    def unpack(cls, packed: bytes) -> ForkRequest:
-        reference, fork, content_type, (source, offset, sub_offset) = json.loads(packed)
-        order = ForkOrder(source, offset and Offset(*offset), sub_offset)
-        return cls(reference, fork, content_type, order)
+    def unpack(cls, body: bytes) -> ForkRequest:
+        reference, fork, content_type, order = json.loads(body)
+        return cls(reference, fork, content_type, unpack_order(order))
 
 
 def created(stream: bytes, asked: Create, grant: Grant | None) -> StreamConfig:

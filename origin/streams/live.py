@@ -12,7 +12,6 @@ import base64
 import codecs
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 
 from ledger.errors import NotFound
@@ -56,54 +55,37 @@ def control_event(offset: Offset, cursor: int, *, up_to_date: bool, closed: bool
     return f"event: control\ndata:{json.dumps(fields, separators=(',', ':'))}\n\n".encode()
 
 
-class SseEncoder(ABC):
-    """Makes data events of pages; base class of the three ways to do so."""
+class EventTexts:
+    """What events say of pages: JSON and text as they are, all else in base64.
 
-    @abstractmethod
-    def text(self, page: Page) -> str:
-        """What the page's data event says; empty for none."""
+    Of text in UTF-8, a character whose end is yet to come is held back until it comes.
+    """
 
-    def offset(self, page: Page) -> Offset:
-        """Where a reader of all events so far is."""
-        return page.next
-
-
-class JsonEvents(SseEncoder):
-    def text(self, page: Page) -> str:
-        return join_json(page.data).decode() if page.data else ""
-
-
-class Base64Events(SseEncoder):
-    def text(self, page: Page) -> str:
-        return base64.b64encode(b"".join(page.data)).decode()
-
-
-class TextEvents(SseEncoder):
-    """Text in UTF-8: a character whose end is yet to come is held back until it comes."""
-
-    def __init__(self) -> None:
+    def __init__(self, content_type: str) -> None:
+        self._is_json, self._is_text = is_json(content_type), is_text(content_type)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held: Offset | None = None
 
     def text(self, page: Page) -> str:
-        text = self._decoder.decode(b"".join(page.data), final=page.closed)
+        """What the page's data event says; empty for none."""
+        if self._is_json:
+            return join_json(page.data).decode() if page.data else ""
+        data = b"".join(page.data)
+        if not self._is_text:
+            return base64.b64encode(data).decode()
+        text = self._decoder.decode(data, final=page.closed)
         held = len(self._decoder.getstate()[0])
         # What was held back before, and still is, began before this page.
         self._held = (page.back(held) or self._held or page.start) if held else None
         return text
 
     def offset(self, page: Page) -> Offset:
+        """Where a reader of all events so far is."""
         return self._held or page.next
 
 
-def events_of(content_type: str) -> SseEncoder:
-    if is_json(content_type):
-        return JsonEvents()
-    return TextEvents() if is_text(content_type) else Base64Events()
-
-
 async def event_stream(
-    reader: StreamReader, page: Page, encoder: SseEncoder, cursor: Callable[[], int], sse_s: float
+    reader: StreamReader, page: Page, texts: EventTexts, cursor: Callable[[], int], sse_s: float
 ) -> AsyncIterator[bytes]:
     """Server-sent events from `page` on, for `sse_s`, or until the stream ends or is deleted.
 
@@ -113,7 +95,7 @@ async def event_stream(
     ends = clock() + sse_s
     said: tuple[Offset, bool, bool] | None = None
     while True:
-        text, place = encoder.text(page), (encoder.offset(page), page.up_to_date, page.closed)
+        text, place = texts.text(page), (texts.offset(page), page.up_to_date, page.closed)
         if text or place != said:
             offset, up_to_date, closed = said = place
             control = control_event(offset, cursor(), up_to_date=up_to_date, closed=closed)

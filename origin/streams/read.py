@@ -13,7 +13,7 @@ from ledger.interface import Ledger, StreamKind
 from ledger.objects.object import ObjectRequest, ObjectResponse, ReadContext
 from origin.streams.answer import SECURITY, at_the_end, described, error_answer, nothing_new, shown
 from origin.streams.config import Create, StreamConfig, StreamSettings
-from origin.streams.live import BASE64, event_stream, events_of, frame_stream
+from origin.streams.live import BASE64, EventTexts, event_stream, frame_stream
 from origin.streams.offset import next_cursor
 from origin.streams.page import no_such_offset
 from origin.streams.protocol import (
@@ -74,8 +74,8 @@ async def _events(
     def cursor() -> int:
         return next_cursor(context.now_ms(), read.cursor, context.random)
 
-    encoder = events_of(config.content_type)
-    body = event_stream(reader, page, encoder, cursor, settings.sse_s)
+    texts = EventTexts(config.content_type)
+    body = event_stream(reader, page, texts, cursor, settings.sse_s)
     return ObjectResponse(200, headers, body)
 
 

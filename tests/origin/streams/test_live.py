@@ -23,12 +23,9 @@ from ledger.objects.object import ObjectResponse
 from origin.streams.config import StreamSettings
 from origin.streams.live import (
     SILENCE,
-    Base64Events,
-    JsonEvents,
-    TextEvents,
+    EventTexts,
     control_event,
     data_event,
-    events_of,
 )
 from origin.streams.offset import START, Offset
 from origin.streams.page import Page, PageBuilder, Tip, chunks
@@ -89,19 +86,11 @@ def test_nobody_comes_back_to_a_closed_stream_with_a_cursor() -> None:
 
 def test_json_goes_as_one_array_and_bytes_as_base64() -> None:
     page = page_of([b'{"a":1}', b"2"])
-    assert json.loads(JsonEvents().text(page)) == [{"a": 1}, 2]
-    assert base64.b64decode(Base64Events().text(page)) == b'{"a":1}2'
-    assert JsonEvents().text(page_of([])) == Base64Events().text(page_of([])) == ""
-
-
-def test_the_content_type_chooses_the_encoding() -> None:
-    kinds = {
-        "application/json": JsonEvents,
-        "text/plain": TextEvents,
-        "image/png": Base64Events,
-    }
-    for content_type, kind in kinds.items():
-        assert type(events_of(content_type)) is kind
+    as_json, as_base64 = EventTexts("application/json"), EventTexts("image/png")
+    assert json.loads(as_json.text(page)) == [{"a": 1}, 2]
+    assert base64.b64decode(as_base64.text(page)) == b'{"a":1}2'
+    assert as_json.text(page_of([])) == as_base64.text(page_of([])) == ""
+    assert EventTexts("text/plain").text(page) == '{"a":1}2'
 
 
 @given(st.text(min_size=1), st.data())
@@ -109,7 +98,7 @@ def test_text_is_whole_however_it_was_cut(text: str, data: st.DataObject) -> Non
     raw = text.encode()
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(raw) - 1)))) | {0, len(raw)})
     messages = [raw[a:b] for a, b in pairwise(cuts) if a < b]
-    encoder, seen = TextEvents(), ""
+    encoder, seen = EventTexts("text/plain"), ""
     for count in range(1, len(messages) + 1):
         page = page_of(messages[:count], Offset(count - 1))
         seen += encoder.text(page)
@@ -120,7 +109,7 @@ def test_text_is_whole_however_it_was_cut(text: str, data: st.DataObject) -> Non
 
 
 def test_a_character_that_never_ends_is_replaced_at_the_end() -> None:
-    encoder = TextEvents()
+    encoder = EventTexts("text/plain")
     assert encoder.text(page_of([b"a\xc3"])) == "a"
     assert encoder.offset(page_of([b"a\xc3"])) == Offset(0, 1)
     assert encoder.text(page_of([b"a\xc3"], Offset(1), closed=True)) == "\ufffd"
