@@ -50,10 +50,10 @@ class SigningKey:
 
     def __init__(self, seed: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
-        self._x = _base64url(self._key.public_key().public_bytes_raw())
+        self._x = base64url(self._key.public_key().public_bytes_raw())
         # RFC 7638: the hash of the required members alone, in order, without white space.
         members = json.dumps({"crv": "Ed25519", "kty": "OKP", "x": self._x}, separators=(",", ":"))
-        self.kid = f"ds_{_base64url(hashlib.sha256(members.encode()).digest())}"
+        self.kid = f"ds_{base64url(hashlib.sha256(members.encode()).digest())}"
 
     def jwk(self) -> dict[str, str]:
         """The public key."""
@@ -72,10 +72,10 @@ class SigningKey:
         What is signed is `now_s.body`, so that a receiver can refuse what is old.
         """
         signed = self._key.sign(str(now_s).encode() + b"." + body)
-        return f"t={now_s},kid={self.kid},ed25519={_base64url(signed)}"
+        return f"t={now_s},kid={self.kid},ed25519={base64url(signed)}"
 
 
-def _base64url(raw: bytes) -> str:
+def base64url(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 

@@ -23,7 +23,7 @@ from ledger.objects.object import (
 )
 from origin.streams.answer import answer, error_answer
 from origin.streams.protocol import CONTENT_TYPE, NEXT_OFFSET, parted
-from origin.subscriptions.index import ENTER, LEAVE, NAME
+from origin.subscriptions.index import ENTER, LEAVE, NAME, SIGN
 from origin.subscriptions.interest import Glob
 from origin.subscriptions.request import (
     INDEX_KEY,
@@ -36,25 +36,23 @@ from origin.subscriptions.request import (
     base_of,
     parse,
     route_of,
+    url_of,
 )
-from origin.subscriptions.state import EMPTY, MAX_LINKS, Config, SubscriptionState, entry_of
+from origin.subscriptions.state import (
+    EMPTY,
+    MAX_LINKS,
+    SECRET_BYTES,
+    Config,
+    SubscriptionState,
+    entry_of,
+)
 from origin.subscriptions.subscription import Phase, WakeEvent
 from origin.subscriptions.updates import SCAN, UPDATE, Updates
-from origin.subscriptions.wake import (
-    JSON,
-    SECRET_BYTES,
-    call_webhook,
-    check_ack,
-    holder_of,
-    stream_url,
-    token_of,
-    told_streams,
-    write_wake,
-)
-from origin.subscriptions.webhook import Webhooks
+from origin.subscriptions.webhook import SIGNATURE, Webhooks
 
 NAMES_PER_READ = 1_000
 """Names of streams that are read at a time, to be matched."""
+JSON = "application/json"
 STREAM = "stream"
 """The class of objects that are streams."""
 
@@ -136,9 +134,9 @@ class Subscription(DurableObject):
         told: Mapping[str, str] = {}
         try:
             if state.config.is_webhook:
-                event, told = await call_webhook(self.context, self._webhooks, state)
+                event, told = await self._call_webhook(state)
             else:
-                await write_wake(self.context, state)
+                await self._write_wake(state)
         except Unavailable as error:
             log.warning("wake.not_told", subscription=self.context.key.name, error=str(error))
             event = WakeEvent.FAILED
@@ -151,6 +149,49 @@ class Subscription(DurableObject):
             for path, offset in told.items():
                 state.links.ack(path, offset)
         state.step(event)
+
+    async def _call_webhook(self, state: SubscriptionState) -> tuple[WakeEvent, Mapping[str, str]]:
+        """Tell the webhook of the wake; how it went, and the offsets that it was told of."""
+        name, config, standing = self.context.key.name, state.config, state.standing
+        assert config.webhook_url is not None
+        streams = state.told_streams()
+        fields = {
+            "subscription_id": name,
+            "wake_id": standing.wake_id,
+            "generation": standing.generation,
+            "streams": streams,
+            "callback_url": url_of(config.base, name, Action.CALLBACK),
+            "callback_token": state.token(),
+        }
+        body = json.dumps(fields).encode()
+        signed = await self.context.call(INDEX_KEY, ObjectRequest(SIGN, config.base, body=body))
+        assert isinstance(signed.body, bytes)
+        headers = {"content-type": JSON, SIGNATURE: signed.body.decode()}
+        posting = self._webhooks.post(config.webhook_url, body, headers)
+        delivery = await self.context.outside(posting)
+        told = {str(stream["path"]): str(stream["tail_offset"]) for stream in streams}
+        if not delivery.taken:
+            log.warning("webhook.failed", subscription=name, reason=delivery.reason)
+            return WakeEvent.FAILED, told
+        return WakeEvent.DONE if delivery.done else WakeEvent.DELIVERED, told
+
+    async def _write_wake(self, state: SubscriptionState) -> None:
+        """Append the wake to the stream that workers read; without one they can only ask."""
+        name, stream = self.context.key.name, state.config.wake_stream
+        assert stream is not None
+        event = {
+            "type": "wake",
+            "subscription_id": name,
+            "stream": state.links.first_pending or "",
+            "generation": state.standing.generation,
+            "ts": self.context.now_ms(),
+        }
+        body = json.dumps(event).encode()
+        request = ObjectRequest("POST", "", (("content-type", JSON),), body)
+        response = await self.context.call(ObjectKey(STREAM, stream), request)
+        if response.status >= 400:
+            status = response.status
+            log.warning("wake.not_written", subscription=name, stream=stream, status=status)
 
     # ---- what streams do ----
 
@@ -165,14 +206,14 @@ class Subscription(DurableObject):
         """Look at every stream that it wants to know of: something may have been missed."""
         state = self._state
         if state is None:
-            await self._leave()  # the entry of one that was never made, or is deleted
+            await self._ask_index(LEAVE)  # the entry of one that was never made, or is deleted
             return answer(204)
         self._updated = set()
         try:
             paths = {link.path for link in state.links}
             if not state.links.overflowed:  # else a stream without a link may be an old one
                 paths.update(await self._streams.matching(state.config, MAX_LINKS))
-            tails = await self._streams.tails(state.config.base, paths)
+            tails = await self._streams.tails(paths)
             self._take_updates()
             if self._state is state:
                 for path in tails.keys() - self._updated:  # of the others we have heard later
@@ -206,10 +247,10 @@ class Subscription(DurableObject):
 
     async def _create(self, config: Config) -> None:
         """Entered first: a stream that changes from now on is heard of, once this has ended."""
-        await self._enter(entry_of(config, config.streams))
+        await self._ask_index(ENTER, entry_of(config, config.streams))
         matching = await self._streams.matching(config, MAX_LINKS + 1)
         room = MAX_LINKS - len(config.streams)
-        tails = await self._streams.tails(config.base, {*config.streams, *matching[:room]})
+        tails = await self._streams.tails({*config.streams, *matching[:room]})
         state = SubscriptionState.create(self.context, config)
         for path in config.streams:
             tail = tails[path] or EMPTY
@@ -230,7 +271,7 @@ class Subscription(DurableObject):
             self._state = None
             self.context.storage.delete_all()
             self.context.storage.delete_alarm()
-            await self._leave()
+            await self._ask_index(LEAVE)
         return answer(204)
 
     async def _described(self, status: int) -> ObjectResponse:
@@ -264,13 +305,7 @@ class Subscription(DurableObject):
         [key] = json.loads(response.body)["keys"]
         return {"alg": "ed25519", "kid": key["kid"], "jwks_url": f"{base}{ROOT}{JWKS}"}
 
-    async def _enter(self, entry: bytes) -> None:
-        await self._ask_index(ENTER, entry)
-
-    async def _leave(self) -> None:
-        await self._ask_index(LEAVE, b"")
-
-    async def _ask_index(self, method: str, body: bytes) -> None:
+    async def _ask_index(self, method: str, body: bytes = b"") -> None:
         headers = ((NAME, self.context.key.name),)
         await self.context.call(INDEX_KEY, ObjectRequest(method, "object://index", headers, body))
 
@@ -293,8 +328,8 @@ class Subscription(DurableObject):
         return answer(204)
 
     async def _link(self, state: SubscriptionState, explicit: set[str], streams: list[str]) -> None:
-        await self._enter(entry_of(state.config, explicit.union(streams)))
-        tails = await self._streams.tails(state.config.base, streams)
+        await self._ask_index(ENTER, entry_of(state.config, explicit.union(streams)))
+        tails = await self._streams.tails(streams)
         for path, found in tails.items():
             tail = found or EMPTY
             state.links.link(path, explicit=True, acked=tail, tail=tail)
@@ -302,7 +337,7 @@ class Subscription(DurableObject):
     async def _remove_stream(self, request: ObjectRequest) -> ObjectResponse:
         state = self._existing()
         state.links.unlink(route_of(request.url).stream.strip("/"))
-        await self._enter(state.entry())
+        await self._ask_index(ENTER, state.entry())
         return answer(204)
 
     # ---- those who were woken ----
@@ -325,8 +360,8 @@ class Subscription(DurableObject):
         fields = {
             "wake_id": standing.wake_id,
             "generation": standing.generation,
-            "token": token_of(self.context.key.name, state),
-            "streams": told_streams(state),
+            "token": state.token(),
+            "streams": state.told_streams(),
             "lease_ttl_ms": state.config.lease_ms,
         }
         return _json(200, fields)
@@ -343,14 +378,14 @@ class Subscription(DurableObject):
     async def _acknowledge(
         self, state: SubscriptionState, request: ObjectRequest
     ) -> ObjectResponse:
-        said = holder_of(self.context.key.name, state, request)
+        said = state.holder(request)
         for ack in said.acks:
             link = state.links.get(ack.name)
             if link is not None and ack.offset > link.tail:
                 await self._catch_up(state, ack.name)
-        holder_of(self.context.key.name, state, request)  # or fenced while we looked
+        state.holder(request)  # or fenced while we looked
         for ack in said.acks:
-            check_ack(state, ack)
+            state.check_ack(ack)
         for ack in said.acks:
             state.links.ack(ack.name, ack.offset)
         state.step(WakeEvent.DONE if said.done else WakeEvent.EXTENDED)
@@ -359,13 +394,13 @@ class Subscription(DurableObject):
 
     async def _catch_up(self, state: SubscriptionState, path: str) -> None:
         """A worker may have read further than we have heard."""
-        tail = await self._streams.tail(state.config.base, path)
+        tail = await self._streams.tail(path)
         if tail is not None and state.links.get(path) is not None:
             state.links.reach(path, tail)
 
     async def _release(self, request: ObjectRequest) -> ObjectResponse:
         state = self._pulled()
-        holder_of(self.context.key.name, state, request)
+        state.holder(request)
         state.step(WakeEvent.RELEASED)
         return answer(204)
 
@@ -385,14 +420,13 @@ class StreamScan:
     def __init__(self, context: ObjectContext) -> None:
         self._context = context
 
-    async def tail(self, base: str, path: str) -> str | None:
+    async def tail(self, path: str) -> str | None:
         """Where a stream ends; None if there is none."""
-        request = ObjectRequest("HEAD", stream_url(base, path))
-        response = await self._context.call(ObjectKey(STREAM, path), request)
+        response = await self._context.call(ObjectKey(STREAM, path), ObjectRequest("HEAD", ""))
         return response.header(NEXT_OFFSET) if response.status == 200 else None
 
-    async def tails(self, base: str, paths: Iterable[str]) -> dict[str, str | None]:
-        return {path: await self.tail(base, path) for path in paths}
+    async def tails(self, paths: Iterable[str]) -> dict[str, str | None]:
+        return {path: await self.tail(path) for path in paths}
 
     async def matching(self, config: Config, limit: int) -> list[str]:
         """The names of existing streams that the pattern matches, `limit` at most."""

@@ -1,18 +1,26 @@
-"""What one subscription keeps in its object's storage, and how far each stream is acknowledged."""
+"""What one subscription keeps in its object's storage, and how far each stream is acknowledged.
+
+With a wake comes a callback token, `generation.mac`; the mac is HMAC-SHA256 over the
+subscription's id and the generation, under a secret of the subscription's own. A token needs no
+expiry: the lease has one, and the next wake has another generation.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
-from ledger.objects.object import ObjectContext
+from ledger.errors import CallerError, Conflict, Unauthorized
+from ledger.objects.object import ObjectContext, ObjectRequest
 from ledger.objects.storage import ObjectStorage
-from origin.streams.offset import BEGINNING, START
+from origin.streams.offset import BEGINNING, START, parse_offset
+from origin.subscriptions.index import base64url
 from origin.subscriptions.interest import Glob
-from origin.subscriptions.request import CreateBody
+from origin.subscriptions.request import AckBody, CreateBody, HolderBody, parse
 from origin.subscriptions.subscription import Phase, WakeEvent, WakeState, after
 from origin.subscriptions.updates import Update
 
@@ -30,6 +38,8 @@ EMPTY = str(START)
 
 CONFIG = "config"
 STANDING = "standing"
+SECRET_BYTES = 32
+MAX_TOKEN_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +290,62 @@ class SubscriptionState:
             self._context.storage.delete_alarm()
         else:
             self._context.storage.set_alarm(due_ms)
+
+    # ---- who was woken ----
+
+    def token(self) -> str:
+        """What whoever is woken now proves it with."""
+        return self._token_of(self.standing.generation)
+
+    def _token_of(self, generation: int) -> str:
+        said = f"callback\n{generation}\n{self._context.key.name}".encode()
+        secret = bytes.fromhex(self.config.secret)
+        return f"{generation}.{base64url(hmac.digest(secret, said, 'sha256'))}"
+
+    def told_streams(self) -> list[dict[str, object]]:
+        """The streams as whoever is woken sees them."""
+        return [
+            {
+                "path": link.path,
+                "link_type": link.link_type,
+                "acked_offset": link.acked,
+                "tail_offset": link.tail,
+                "has_pending": link.has_pending,
+            }
+            for link in self.links.told()
+        ]
+
+    def holder(self, request: ObjectRequest) -> HolderBody:
+        """What the holder says; Unauthorized or Conflict (FENCED) if it is not the holder."""
+        scheme, _, token = (request.header("authorization") or "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise Unauthorized("a bearer token is needed", code="TOKEN_INVALID")
+        number = token.partition(".")[0]
+        well_formed = len(token) <= MAX_TOKEN_CHARS and number.isascii() and number.isdigit()
+        generation = int(number) if well_formed else 0
+        if not hmac.compare_digest(token.encode(), self._token_of(generation).encode()):
+            raise Unauthorized("the token is not valid", code="TOKEN_INVALID")
+        said = parse(HolderBody, request.body)
+        now = (self.standing.generation, self.standing.wake_id)
+        named = (said.generation, said.wake_id)
+        if said.wake_id is None or generation != said.generation or named != now:
+            raise Conflict("another wake has come since", code="FENCED")
+        return said
+
+    def check_ack(self, ack: AckBody) -> None:
+        """Conflict (INVALID_OFFSET) unless the stream is linked and reaches so far."""
+        link = self.links.get(ack.name)
+        if link is None:
+            raise Conflict(f"{ack.name!r} is not subscribed to", code="INVALID_OFFSET")
+        try:
+            offset = None if ack.offset == BEGINNING else parse_offset(ack.offset)
+        except CallerError:
+            offset = None
+        if offset is None or not link.acked <= ack.offset <= link.tail:
+            raise Conflict(
+                f"{ack.offset!r} is no offset from {link.acked} to {link.tail}",
+                code="INVALID_OFFSET",
+            )
 
     # ---- its streams ----
 
