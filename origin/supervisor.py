@@ -27,7 +27,7 @@ from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.deployments import load_classes
 from origin.edges.link import EdgeLink
 from origin.edges.peers import Way
-from origin.generations.resume_token import TokenKeys
+from origin.generations.callers import TokenKeys
 from origin.generations.runs import Runs
 from origin.generations.service import Service
 from origin.history.opening import recorder_of

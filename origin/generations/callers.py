@@ -1,20 +1,188 @@
-"""What a caller may do with a stream, by the API key that an edge has checked or by a token.
+"""What a caller may do with a stream, and how much, by its API key or by a resume token.
 
-Two things speak for a caller: the rights that an edge tells of, for streams of that tenant, and
-a resume token, for its stream, whoever has it. A stream of another tenant is as if absent.
+Two things speak for a caller: the rights of the API key that an edge has checked, for streams of
+that tenant, and a resume token, for its stream, whoever has it. A stream of another tenant is as
+if absent.
+
+A token is `v1.kid.payload.mac`, the payload and mac in unpadded base64url. The payload is the
+16-byte stream id, one byte of rights and the expiry (u64, Unix ms); the mac is
+HMAC-SHA256 over `v1.kid.payload`. There is no algorithm field to be talked into another.
+Where the stream is a tenant's the version is `v2`, and the payload ends with the first 8 bytes
+of SHA-256 over the tenant's name.
 """
 
 from __future__ import annotations
 
-from ledger.errors import Forbidden, NotFound, Unauthorized, unknown_stream
+import base64
+import binascii
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import struct
+from collections.abc import Callable
+from math import ceil
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from ledger.backoff import spread_ms
+from ledger.bucket import Bucket
+from ledger.errors import (
+    CallerError,
+    ConfigError,
+    Forbidden,
+    NotFound,
+    Unauthorized,
+    unknown_stream,
+)
 from ledger.interface import Ledger, StreamInfo, StreamKind
 from ledger.rights import OF_A_STREAM, Right
 from ledger.wire.schema import Caller
-from origin.generations.resume_token import Voucher
 from origin.streams.protocol import within
+
+MAX_TOKEN_CHARS = 256
+KEY_BYTES = 32
+TENANT_BYTES = 8
+_PAYLOADS = {"v1": struct.Struct("<16sBQ"), "v2": struct.Struct(f"<16sBQ{TENANT_BYTES}s")}
+PASS = b"tailrace pass "
+"""Begins what is signed as a pass: never what is signed as a token, which begins with `v`."""
 
 KEY_MARK = "\x1f"
 """Parts a tenant's name from an idempotency key; neither holds it."""
+
+UNFINISHED_RETRY_MS = 1_000
+"""At least; not all are told the same."""
+BURST_S = 60.0
+"""After a quiet time a tenant may have as many tokens at once as it may in so long."""
+
+
+class Voucher(NamedTuple):
+    """What a token says that is good: `tenant` is the mark of whose stream it is for."""
+
+    stream: bytes
+    rights: Right
+    expires_ms: int
+    tenant: bytes = b""
+
+    def is_for(self, tenant: str) -> bool:
+        return self.tenant == _mark(tenant)
+
+
+class TokenKeys:
+    """Signing keys by id. The first one signs; all of them verify, so keys can rotate."""
+
+    def __init__(self, keys: dict[str, bytes]) -> None:
+        self._keys = keys
+        self._signing = next(iter(keys))
+
+    @classmethod
+    def load(cls, path: Path, random: Callable[[int], bytes] = secrets.token_bytes) -> TokenKeys:
+        """Read the keys at `path` (`{"kid": "hex", …}`, newest first), made on first use."""
+        try:
+            if not path.exists():
+                _make_keys(path, random)
+            stored = json.loads(path.read_text())
+            keys = {str(kid): bytes.fromhex(key) for kid, key in stored.items()}
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{path} holds no keys: {error}", hint="remove it") from error
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: {error.strerror or error}",
+                field="origin.keys",
+                hint="name a file that can be read, or made",
+            ) from error
+        if not keys or any(len(key) < KEY_BYTES for key in keys.values()):
+            raise ConfigError(f"{path}: a key of {KEY_BYTES} bytes is needed", hint="remove it")
+        return cls(keys)
+
+    def issue(self, stream: bytes, rights: Right, expires_ms: int, tenant: str = "") -> str:
+        """A token for `stream`, of `tenant`, that is good until `expires_ms` (Unix time)."""
+        version = "v2" if tenant else "v1"
+        said = (stream, rights, expires_ms, *((_mark(tenant),) if tenant else ()))
+        signed = f"{version}.{self._signing}.{_b64(_PAYLOADS[version].pack(*said))}"
+        return f"{signed}.{self._mac(self._signing, signed)}"
+
+    def check(self, token: str, stream: bytes, right: Right, now_ms: int) -> Voucher:
+        """What `token` says; raises unless it gives `right` on `stream` now.
+
+        `Unauthorized` for a token that is not ours or has expired (one text for all
+        causes), `NotFound` for another stream's, `Forbidden` where the right is missing.
+        """
+        voucher = self._verified(token)
+        if voucher is None or voucher.expires_ms <= now_ms:
+            raise _refused()
+        if voucher.stream != stream:
+            raise NotFound(f"no stream {stream.hex()}", code="unknown_stream")
+        if right not in voucher.rights:
+            raise Forbidden(f"this token does not allow to {right.words[0]}", field="token")
+        return voucher
+
+    def pass_for(self, stream: bytes) -> bytes:
+        """What shows that an origin with one of these keys has opened `stream` for an edge."""
+        return self._pass(self._signing, stream)
+
+    def check_pass(self, mac: bytes, stream: bytes) -> None:
+        """Raise `Unauthorized` unless `mac` is the pass for `stream`. It does not expire."""
+        found = [hmac.compare_digest(mac, self._pass(kid, stream)) for kid in self._keys]
+        if not any(found):
+            raise _refused()
+
+    def _pass(self, kid: str, stream: bytes) -> bytes:
+        return hmac.digest(self._keys[kid], PASS + stream, "sha256")
+
+    def _verified(self, token: str) -> Voucher | None:
+        parts = token.split(".")
+        if len(token) > MAX_TOKEN_CHARS or len(parts) != 4 or not token.isascii():
+            return None
+        version, kid, payload, mac = parts
+        known = version in _PAYLOADS and kid in self._keys
+        # An unknown key costs the same work as a known one: timing tells nothing.
+        expected = self._mac(kid if known else self._signing, f"{version}.{kid}.{payload}")
+        if not hmac.compare_digest(mac, expected) or not known:
+            return None
+        try:
+            raw = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
+            stream, rights, *others = _PAYLOADS[version].unpack(raw)
+        except (binascii.Error, struct.error):
+            return None
+        return Voucher(stream, Right(rights), *others)
+
+    def _mac(self, kid: str, signed: str) -> str:
+        return _b64(hmac.digest(self._keys[kid], signed.encode(), "sha256"))
+
+
+def _make_keys(path: Path, random: Callable[[int], bytes]) -> None:
+    """Write a new key to `path`, whole or not at all: another origin may do so at this moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = {random(4).hex(): random(KEY_BYTES).hex()}
+    new = path.with_name(f"{path.name}.{random(4).hex()}")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(made, file)
+        with contextlib.suppress(FileExistsError):  # the other one's key is as good
+            os.link(new, path)
+    finally:
+        new.unlink()
+
+
+def _mark(tenant: str) -> bytes:
+    return hashlib.sha256(tenant.encode()).digest()[:TENANT_BYTES] if tenant else b""
+
+
+def _b64(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def _refused() -> Unauthorized:
+    return Unauthorized(
+        "the resume token is not valid",
+        field="token",
+        hint="send the Tailrace-Token of the response that opened the stream, before it expires",
+    )
 
 
 def tenant_of(caller: Caller | None) -> str:
@@ -91,3 +259,56 @@ def no_subscriptions() -> NotFound:
         code="subscriptions_off",
         hint="use them through an edge without API keys",
     )
+
+
+class Allowances:
+    """A bucket for each tenant that has been seen here; `clock` gives seconds.
+
+    What is made is counted as it is made; a request is let in while there is something left, so a
+    tenant that is in debt waits. Every origin counts what it makes itself.
+    """
+
+    def __init__(self, clock: Callable[[], float], random: Random | None = None) -> None:
+        self._clock = clock
+        self._random = random or Random()
+        self._buckets: dict[str, Bucket] = {}
+
+    def admit(self, caller: Caller | None, streams: int, unfinished: int) -> None:
+        """Let in so many more streams of the caller's tenant, which has so many unfinished ones.
+
+        Raises CallerError (429) where it has, or has had, as much as it may.
+        """
+        if caller is None:
+            return
+        most_streams = caller.max_unfinished
+        if most_streams is not None and unfinished + streams > most_streams:
+            raise CallerError(
+                f"{unfinished} streams of this tenant have not ended",
+                code="too_many_streams",
+                status=429,
+                retryable=True,
+                hint=f"at most {most_streams}: let some end, or cancel them",
+                retry_after_ms=spread_ms(UNFINISHED_RETRY_MS, self._random),
+            )
+        now, rate = self._clock(), caller.tokens_per_s
+        if rate is None:
+            self._buckets.pop(caller.tenant, None)
+            return
+        most = rate * BURST_S
+        bucket = self._buckets.setdefault(caller.tenant, Bucket(rate, most, now))
+        bucket.set_rate(rate, most, now)
+        wait_s = bucket.take(min(1.0, most), now)
+        if wait_s > 0:
+            raise CallerError(
+                "this tenant has had more tokens than it may have for now",
+                code="too_many_tokens",
+                status=429,
+                retryable=True,
+                hint=f"{rate} tokens a second on average",
+                retry_after_ms=spread_ms(ceil(wait_s * 1000), self._random),
+            )
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """So many tokens were read or made for it."""
+        if (bucket := self._buckets.get(tenant)) is not None:
+            bucket.charge(tokens, self._clock())

@@ -34,18 +34,21 @@ from ledger.errors import (
 )
 from ledger.frame import Caller, FinishReason, Priority, Unread
 from ledger.interface import Ledger, Refusal
-from origin.generations.allowance import Allowances
-from origin.generations.attendance import Attendance, is_idle, is_left
-from origin.generations.callers import tenant_of
+from origin.generations.callers import Allowances, tenant_of
 from origin.generations.history import History
-from origin.generations.made import appends_of, made_of, released
 from origin.generations.overload import Overload
-from origin.generations.readers import Readers
+from origin.generations.readers import Attendance, Readers, is_idle, is_left
 from origin.generations.recipe import Recipe
-from origin.generations.spans import record_span
-from origin.generations.stream import TEXT, GeneratedStream, find, log_refusal, tell_first
+from origin.generations.stream import (
+    TEXT,
+    GeneratedStream,
+    find,
+    log_refusal,
+    record_span,
+    tell_first,
+)
 from origin.generations.suspects import judge
-from origin.generations.table import Placed, StreamTable
+from origin.generations.table import Placed, StreamTable, appends_of, made_of, released
 from origin.history.recorder import HistoryRecorder, no_history
 from origin.history.schema import COLD, HOT
 from origin.metrics import Metrics

@@ -52,6 +52,8 @@ from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig
 from origin.generations.admission import admit, asks_of_engine, check_count, request_hash
 from origin.generations.callers import (
+    TokenKeys,
+    Voucher,
     check_right,
     generation,
     key_of,
@@ -60,7 +62,6 @@ from origin.generations.callers import (
     rights_on,
 )
 from origin.generations.recipe import Recipe
-from origin.generations.resume_token import TokenKeys, Voucher
 from origin.generations.runs import Runs
 from origin.generations.stream import TEXT
 from origin.serving.served_model import ServedModel

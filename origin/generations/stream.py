@@ -7,23 +7,40 @@ tells, and the ledger has the last word.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import sub
+from random import Random
+from typing import NamedTuple
 
 import structlog
 from pydantic import ValidationError
 
-from ledger.errors import Conflict, Damaged, NotFound, Unavailable
+from ledger.backoff import spread_ms
+from ledger.errors import Conflict, Damaged, NotFound, Overloaded, TailraceError, Unavailable
 from ledger.frame import FinishReason, Notice, StreamEnd, encode
 from ledger.interface import Append, Ledger, Record, Refusal, StreamKind
+from ledger.life import StreamLife
+from ledger.telemetry.trace_context import TraceContext
+from ledger.telemetry.traces import Traces
 from origin.generations.history import History, read_history
-from origin.generations.progress import StreamProgress
 from origin.generations.recipe import ENGINE, Recipe
-from origin.generations.steering import Steering
 from origin.generations.suspects import Suspicion
-from origin.workers.worker_frame import ID_BITS, Ready
+from origin.workers.worker_frame import ID_BITS, STEER_BEGINS, Ready, Steer
 from origin.workers.worker_process import WorkerSlot
+
+MAX_PENDING_STEERS = 16
+"""Of one stream."""
+STEER_RETRY_MS = 1_000
+
+MAX_TIMED_FRAMES = 4096
+"""Frames of a stream whose times are kept, in four bytes each; of later ones they are not."""
+MAX_ENDED = 512
+"""Streams that are remembered when they have ended; the ledger has the rest."""
 
 TEXT = "text"
 """The kind of workers that take Asks, not Runs."""
@@ -31,8 +48,157 @@ UNKNOWN_EPOCH = 0
 """Of a stream whose takeover got no answer: it may have come through."""
 
 SHOWN_FINGERPRINT_CHARS = 16
+NS_PER_MS = 1_000_000
 
 log = structlog.get_logger("runs")
+
+
+@dataclass(slots=True)
+class Steering:
+    """The Steer orders of one stream that are not known to be durable, in order.
+
+    A worker takes them in order and says with each emission how many it has taken; the log
+    marks where each begins. So what is still pending when the stream is taken over is exactly
+    what the next worker is to be sent.
+    """
+
+    _pending: deque[tuple[Steer, asyncio.Future[None]]] = field(default_factory=deque)
+    _in_run: int = 0  # durable, of those sent with the run
+    _in_log: int | None = None  # durable, of the stream; None before it was first read
+
+    @property
+    def orders(self) -> list[Steer]:
+        """What a worker that takes the stream over is to be sent."""
+        return [order for order, _ in self._pending]
+
+    def add(self, ids: Sequence[int], random: Random) -> tuple[Steer, asyncio.Future[None]]:
+        """A new order, and what is done when it is durable; `Overloaded` where many wait."""
+        if len(self._pending) >= MAX_PENDING_STEERS:
+            raise Overloaded(
+                f"{MAX_PENDING_STEERS} texts wait to be taken up by this stream",
+                retry_after_ms=spread_ms(STEER_RETRY_MS, random),
+            )
+        order = Steer(tuple(ids))
+        taken = asyncio.get_running_loop().create_future()
+        self._pending.append((order, taken))
+        return order, taken
+
+    def begin(self, ids: Iterable[int]) -> None:
+        """A new run is to go on after these ids of the log.
+
+        An append whose answer was lost may have stored more than was confirmed.
+        """
+        found = sum(1 for id_ in ids if id_ & STEER_BEGINS)
+        if self._in_log is not None:
+            self._settle(found - self._in_log)
+        self._in_log, self._in_run = found, 0
+
+    def confirm(self, taken: int) -> None:
+        """So many of the run's orders are durable."""
+        if taken > self._in_run:
+            new, self._in_run = taken - self._in_run, taken
+            self._in_log = (self._in_log or 0) + new
+            self._settle(new)
+
+    def fail(self, error: TailraceError) -> None:
+        """Nothing that is pending will be taken."""
+        while self._pending:
+            _, taken = self._pending.popleft()
+            if not taken.done():
+                taken.set_exception(error)
+
+    def _settle(self, count: int) -> None:
+        for _ in range(min(count, len(self._pending))):
+            _, taken = self._pending.popleft()
+            if not taken.done():
+                taken.set_result(None)
+
+
+@dataclass(slots=True)
+class StreamProgress:
+    """How far a stream has come at this origin: what operators see of it, and no reader needs.
+
+    Times are seconds of the metrics' clock; `revision` is raised whenever any of it changes.
+
+    `tokens` and `next_index` count from the stream's beginning, whoever made them. `frame_ms` are
+    the times of frames from `first_timed` on, since `began_s`, which is when it came here.
+    """
+
+    began_s: float = 0.0
+    tokens: int = 0
+    next_index: int = 0
+    resumes: int = 0
+    revision: int = 0
+    first_timed: int = 0
+    frame_ms: array[int] = field(default_factory=lambda: array("I"))
+    queue_ms: int | None = None  # until a worker had it
+
+    def go_on(self, tokens: int, next_index: int, now_s: float) -> None:
+        """A worker begins, or goes on, behind so much of it."""
+        if self.queue_ms is None:
+            self.queue_ms = self._ms(now_s)
+        self.tokens, self.next_index = tokens, next_index
+        if self.first_timed + len(self.frame_ms) != next_index:
+            self.first_timed = next_index
+            del self.frame_ms[:]
+
+    def released(self, index: int, tokens: int, now_s: float) -> None:
+        """The frame of this index is durable, and completes so many tokens."""
+        self.tokens += tokens
+        self.next_index = index + 1
+        timed = len(self.frame_ms)
+        if timed < MAX_TIMED_FRAMES and self.first_timed + timed == index:
+            self.frame_ms.append(self._ms(now_s))
+
+    def time_s(self, index: int) -> float | None:
+        """When a frame was released here, as far as that is kept."""
+        place = index - self.first_timed
+        if not 0 <= place < len(self.frame_ms):
+            return None
+        return self.began_s + self.frame_ms[place] / 1000
+
+    @property
+    def first_ms(self) -> int | None:
+        """Until its first frame, if that was made here."""
+        return self.frame_ms[0] if self.frame_ms and self.first_timed == 0 else None
+
+    def life(self, takeovers: int, now_s: float, coming: int = 0) -> StreamLife:
+        """What is kept of it when it ends now, and so many frames are released with its end."""
+        coming = coming if len(self.frame_ms) < MAX_TIMED_FRAMES else 0
+        times = [*self.frame_ms, *[self._ms(now_s)] * coming]
+        gaps = sorted(map(sub, times[1:], times))
+        return StreamLife(
+            queue_ms=self.queue_ms,
+            first_ms=times[0] if times and self.first_timed == 0 else None,
+            whole_ms=self._ms(now_s),
+            gap_p50_ms=_percentile(gaps, 50),
+            gap_p95_ms=_percentile(gaps, 95),
+            gap_p99_ms=_percentile(gaps, 99),
+            resumes=self.resumes,
+            takeovers=takeovers,
+        )
+
+    def _ms(self, now_s: float) -> int:
+        return max(0, int((now_s - self.began_s) * 1000))
+
+
+def _percentile(ordered: Sequence[int], percent: int) -> int | None:
+    """The nearest rank; None of nothing."""
+    return ordered[-(-len(ordered) * percent // 100) - 1] if ordered else None
+
+
+class EndedStream(NamedTuple):
+    """What is remembered of a stream that has ended here."""
+
+    id: bytes
+    tenant: str
+    model: str
+    priority: str
+    epoch: int
+    tokens: int
+    progress: StreamProgress
+    reason: FinishReason
+    ended_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,3 +414,44 @@ def _inexact(recipe: Recipe, ready: Ready, history: History) -> list[Notice]:
     )
     said = {(notice.code, notice.message) for notice in history.notices}
     return [] if (notice.code, notice.message) in said else [notice]
+
+
+def record_span(
+    traces: Traces, stream: GeneratedStream, reason: FinishReason, now_s: float
+) -> None:
+    """The span of its trace, made when it ends, so that a token costs nothing.
+
+    Names are OpenTelemetry's for generative models; frames are sampled, the first one, the second,
+    the fourth and so on. `now_s` is on the metrics' clock, as the times of its progress.
+    """
+    recipe, progress = stream.recipe, stream.progress
+    life = progress.life(stream.epoch - 1, now_s)
+    begun_ns = time.time_ns() - (life.whole_ms or 0) * NS_PER_MS
+    operation = "chat" if recipe.messages else "text_completion"
+    span = traces.begin(
+        f"{operation} {recipe.model}",
+        None if recipe.trace is None else TraceContext.parse(recipe.trace),
+        {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "tailrace",
+            "gen_ai.request.model": recipe.model,
+            "gen_ai.request.max_tokens": recipe.max_tokens,
+            "gen_ai.usage.input_tokens": len(recipe.prompt_ids),
+            "gen_ai.usage.output_tokens": progress.tokens,
+            "tailrace.stream.id": stream.id.hex(),
+            "tailrace.takeovers": life.takeovers or 0,
+            "tailrace.resumes": progress.resumes,
+        },
+        start_ns=begun_ns,
+    )
+    span.set_attribute("gen_ai.response.finish_reasons", [reason.word])
+    if reason in (FinishReason.FAILED, FinishReason.ORIGIN_LOST):
+        span.set_attribute("error.type", reason.word)
+    if life.queue_ms is not None:
+        span.add_event("scheduled", timestamp=begun_ns + life.queue_ms * NS_PER_MS)
+    nth = 1
+    while nth <= len(progress.frame_ms):
+        index, at_ms = progress.first_timed + nth - 1, progress.frame_ms[nth - 1]
+        span.add_event("frame", {"tailrace.index": index}, begun_ns + at_ms * NS_PER_MS)
+        nth *= 2
+    span.end()

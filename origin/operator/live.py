@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
-from origin.generations.progress import EndedStream
 from origin.generations.runs import Runs
-from origin.generations.stream import GeneratedStream
+from origin.generations.stream import EndedStream, GeneratedStream
 from origin.operator.query import Query
 
 MAX_PAGE = 1000

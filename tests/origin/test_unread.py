@@ -13,7 +13,7 @@ from ledger.errors import Overloaded
 from ledger.frame import Durability, FinishReason, Priority, StreamEnd, Token
 from ledger.interface import NewStream
 from ledger.sqlite.ledger import SqliteLedger
-from origin.generations.attendance import UNREAD_GRACE_S
+from origin.generations.readers import UNREAD_GRACE_S
 from origin.generations.runs import IDLE_STREAM_S, Runs
 from origin.metrics import Metrics
 from origin.workers.worker_frame import Attend, Halt, Run, Steer

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
 
 from ledger.rights import Right
-from origin.generations.resume_token import TokenKeys
+from origin.generations.callers import TokenKeys
 from tailrace.certificate import development_certificate
 from tests.e2e.processes import Edge, Origin
 from tests.worker.workerd import Workerd

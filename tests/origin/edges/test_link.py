@@ -54,7 +54,7 @@ from ledger.sqlite.ledger import SqliteLedger
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig
 from origin.edges.link import EdgeLink
-from origin.generations.resume_token import TokenKeys
+from origin.generations.callers import TokenKeys
 from origin.generations.service import LEDGER_SILENCE_S, MAX_STEER_CHARS, Service
 from origin.workers import worker_frame
 from origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Step

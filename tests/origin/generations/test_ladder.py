@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from ledger.frame import Priority
-from origin.generations.ladder import (
+from origin.generations.overload import (
     CLIMB_S,
     DESCEND_S,
     FREE_MEMORY_CRITICAL,

@@ -6,7 +6,7 @@ import pytest
 
 from ledger.errors import Overloaded
 from ledger.frame import FinishReason, Notice, Priority
-from origin.generations.ladder import CLIMB_S, SHORT_BATCH_TOKENS, Rung
+from origin.generations.overload import CLIMB_S, SHORT_BATCH_TOKENS, Rung
 from origin.generations.runs import MOST_WAIT_S
 from origin.workers.worker_frame import Ease, Halt
 from tests.origin.stage import RECIPE, A, B, C, Stage

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ledger.errors import ConfigError, Forbidden, NotFound, TailraceError, Unauthorized
 from ledger.rights import Right
-from origin.generations.resume_token import TokenKeys
+from origin.generations.callers import TokenKeys
 
 STREAM, OTHER = bytes([1]) * 16, bytes([2]) * 16
 KEYS = TokenKeys({"k1": b"a" * 32, "k0": b"b" * 32})

@@ -9,7 +9,7 @@ import pytest
 from ledger.errors import Conflict, Overloaded, Unavailable
 from ledger.frame import FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, Record
-from origin.generations.steering import MAX_PENDING_STEERS
+from origin.generations.stream import MAX_PENDING_STEERS
 from origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Steer, Step
 from tests.origin.stage import RECIPE, A, Slot, Stage
 
