@@ -44,7 +44,7 @@ SANS_IO = (
     *("ledger/sqlite/record.py", "ledger/sqlite/room.py", "ledger/sqlite/tail.py"),
     *("origin/engine/*.py", "origin/scheduler/*.py", "origin/streams/append.py"),
     *("origin/generations/overload.py", "origin/workers/circuit.py", "origin/workers/liveness.py"),
-    *("origin/streams/offset.py", "origin/streams/producer.py", "origin/warm/*.py"),
+    *("origin/streams/page.py", "origin/streams/request.py", "origin/warm/*.py"),
     "origin/pool/*.py",
     *("origin/subscriptions/interest.py", "origin/subscriptions/subscription.py"),
 )

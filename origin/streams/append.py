@@ -4,18 +4,21 @@ A repeated request of a producer comes before everything: it was taken already, 
 happened since. Then a closed stream takes nothing; then the content type must match; then
 comes the producer's order, then the writer's own, `Stream-Seq`. What is in the body is looked
 at last, as that takes longest.
+
+Each request of an idempotent producer is taken once, whatever is sent twice. It numbers its
+requests from 0 on within an epoch, and begins a higher epoch when it starts anew, which shuts out
+what an older self of it may still send.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from ledger.errors import CallerError, Conflict, Forbidden, TailraceError
 from ledger.objects.object import Headers
-from origin.streams.answer import tip_headers
 from origin.streams.json import Steps, split_json
 from origin.streams.page import Tip
-from origin.streams.producer import Decision, Place, decide, due_seq
 from origin.streams.protocol import (
     CONTENT_TYPE,
     PRODUCER_EPOCH,
@@ -25,8 +28,36 @@ from origin.streams.protocol import (
     SEQ,
     essence,
     is_json,
+    tip_headers,
 )
-from origin.streams.request import AppendRequest
+from origin.streams.request import AppendRequest, Place
+
+
+class Decision(Enum):
+    TAKE = auto()
+    DUPLICATE = auto()
+    STALE = auto()
+    """The producer has begun a higher epoch."""
+    GAP = auto()
+    """A request before this one has not arrived."""
+    NOT_FROM_ZERO = auto()
+    """A new epoch that does not begin with seq 0."""
+
+
+def due_seq(last: Place | None, epoch: int) -> int:
+    """The seq that is due next in `epoch`."""
+    return last.seq + 1 if last is not None and last.epoch == epoch else 0
+
+
+def decide(last: Place | None, place: Place) -> Decision:
+    """What to do with a request, if `last` was the last one taken of its producer."""
+    if last is not None and place.epoch < last.epoch:
+        return Decision.STALE
+    due = due_seq(last, place.epoch)
+    if place.seq <= due:
+        return Decision.TAKE if place.seq == due else Decision.DUPLICATE
+    begins_epoch = last is not None and place.epoch > last.epoch
+    return Decision.NOT_FROM_ZERO if begins_epoch else Decision.GAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +112,13 @@ def messages_of(content_type: str, body: bytes) -> Steps[list[bytes]]:
     if not body or not is_json(content_type):
         return [body] if body else []
     return (yield from split_json(body))
+
+
+def place_headers(place: Place | None) -> Headers:
+    """What a producer is told: the last of its requests that was taken."""
+    if place is None:
+        return ()
+    return ((PRODUCER_EPOCH, str(place.epoch)), (PRODUCER_SEQ, str(place.seq)))
 
 
 def _same_type(append: AppendRequest, standing: AppendContext) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 
 from ledger.errors import CallerError
 from ledger.wire.schema import Durability
-from origin.streams.offset import BEGINNING, Offset, parse_offset
+from origin.streams.page import BEGINNING, Offset, parse_offset
 from origin.streams.protocol import EXPIRES_AT, TTL
 
 MAX_TTL_S = 100 * 365 * 24 * 3600

@@ -21,17 +21,14 @@ from ledger.objects.object import (
     ObjectResponse,
     ReadableClass,
 )
-from origin.streams.answer import (
-    METHODS,
-    READ_METHODS,
-    answer,
-    described,
-    error_answer,
-    not_allowed,
+from origin.streams.append import (
+    AppendContext,
+    Refused,
+    Repeated,
+    judge,
+    messages_of,
     place_headers,
-    tip_headers,
 )
-from origin.streams.append import AppendContext, Refused, Repeated, judge, messages_of
 from origin.streams.config import Change, Create, StreamEvent, StreamSettings
 from origin.streams.fork import (
     GIVE_BACK,
@@ -44,13 +41,31 @@ from origin.streams.fork import (
     inherited,
     wake_by,
 )
-from origin.streams.offset import BEGINNING
-from origin.streams.page import Tip
-from origin.streams.producer import Place
-from origin.streams.protocol import CONTENT_TYPE, LOCATION, check_name, essence, parted
-from origin.streams.read import READS, USE, generation, gone, read_stream
-from origin.streams.reader import StreamReader, in_slices
-from origin.streams.request import AppendRequest, parse_append, parse_create
+from origin.streams.page import BEGINNING, Tip
+from origin.streams.protocol import (
+    CONTENT_TYPE,
+    LOCATION,
+    METHODS,
+    READ_METHODS,
+    answer,
+    check_name,
+    error_answer,
+    essence,
+    not_allowed,
+    parted,
+    tip_headers,
+)
+from origin.streams.read import (
+    READS,
+    USE,
+    StreamReader,
+    described,
+    generation,
+    gone,
+    in_slices,
+    read_stream,
+)
+from origin.streams.request import AppendRequest, Place, parse_append, parse_create
 from origin.streams.state import PRODUCER, StoredStream
 
 WRITES = frozenset(("PUT", "POST", "DELETE"))

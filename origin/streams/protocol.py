@@ -1,4 +1,5 @@
-"""The words of the Durable Streams protocol: header fields, names of streams, content types.
+"""The words of the Durable Streams protocol: header fields, names of streams, content types, and
+what each answer has: the protocol's headers, and errors as JSON.
 
 Header fields are in lower case, as objects get them. Names are what may follow `/v1/stream/`;
 some of them are generations.
@@ -6,13 +7,16 @@ some of them are generations.
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from urllib.parse import unquote, urlsplit
 
-from ledger.errors import CallerError, NotFound
-from ledger.frame import RESERVED_NAME, STREAM_PATH
-from ledger.objects.object import MAX_KEY_CHARS
+from ledger.errors import CallerError, NotFound, TailraceError, error_body
+from ledger.frame import CALL_METHODS, RESERVED_NAME, SAFE_METHODS, STREAM_PATH
+from ledger.objects.object import MAX_KEY_CHARS, Headers, ObjectResponse
 from origin.streams.json import JSON_TYPE
+from origin.streams.page import Offset, Tip
 
 CONTENT_TYPE = "content-type"
 CACHE_CONTROL = "cache-control"
@@ -53,6 +57,19 @@ MAX_TYPE_CHARS = 256
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}\s*(;[\x20-\x7e]*)?")
+
+SECURITY: Headers = (
+    ("x-content-type-options", "nosniff"),
+    ("cross-origin-resource-policy", "cross-origin"),
+)
+"""On every answer: a browser takes streams for what they say they are, from any site."""
+
+NO_STORE = (CACHE_CONTROL, "no-store")
+NO_CACHE = (CACHE_CONTROL, "no-cache")
+"""For the end of an open stream: a cache that kept it would hide what is appended next."""
+
+READ_METHODS = ", ".join(SAFE_METHODS)
+METHODS = ", ".join(CALL_METHODS)
 
 
 def check_name(name: str) -> str:
@@ -126,3 +143,29 @@ def is_json(content_type: str) -> bool:
 def is_text(content_type: str) -> bool:
     """Whether server-sent events can carry it as it is; base64 carries the rest."""
     return essence(content_type).startswith("text/") or is_json(content_type)
+
+
+def answer(status: int, *headers: tuple[str, str], body: bytes = b"") -> ObjectResponse:
+    return ObjectResponse(status, SECURITY + headers, body)
+
+
+def error_answer(error: TailraceError, *headers: tuple[str, str]) -> ObjectResponse:
+    """An error with the protocol's headers, in the one JSON shape that all errors have."""
+    body = json.dumps(error_body(error)).encode()
+    if error.retry_after_ms is not None:
+        headers += (("retry-after", str(math.ceil(error.retry_after_ms / 1000))),)
+    return answer(error.status, (CONTENT_TYPE, "application/json"), NO_STORE, *headers, body=body)
+
+
+def not_allowed(methods: str) -> ObjectResponse:
+    """A method that this stream does not take (RFC 9110, 15.5.6)."""
+    error = CallerError("not a method of this stream", code="method_not_allowed", status=405)
+    return error_answer(error, (ALLOW, methods))
+
+
+def tip_headers(tip: Tip) -> Headers:
+    return position(tip.offset, closed=tip.closed)
+
+
+def position(offset: Offset, *, closed: bool) -> Headers:
+    return ((NEXT_OFFSET, str(offset)), *(((CLOSED, TRUE),) if closed else ()))

@@ -3,39 +3,300 @@
 Nobody's write waits for a reader, and a reader on another origin takes no stream away from
 who writes it. Only a stream whose life a read prolongs, or that is at its end, has its object
 asked first: whether it is still there is the object's to say.
+
+Readers that stay get server-sent events, or the ledger's frames as they are. In events (WHATWG
+HTML, 9.2.6) each batch of data is followed by where the reader is. One that collects data up to a
+`control` event and comes back to the offset in it misses nothing and gets nothing twice.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import codecs
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
 from ledger.errors import CallerError, NotFound
-from ledger.frame import FRAMES_TYPE
+from ledger.frame import FRAMES_TYPE, Heartbeat, StreamEnd, encode, tag_of
 from ledger.interface import Ledger, StreamKind
 from ledger.objects.object import ObjectRequest, ObjectResponse, ReadContext
-from origin.streams.answer import SECURITY, at_the_end, described, error_answer, nothing_new, shown
-from origin.streams.config import Create, StreamConfig, StreamSettings
-from origin.streams.live import BASE64, EventTexts, event_stream, frame_stream
-from origin.streams.offset import next_cursor
-from origin.streams.page import no_such_offset
+from origin.streams.config import Create, ForkOrder, StreamConfig, StreamSettings
+from origin.streams.fork import Cut, Cutter
+from origin.streams.json import Steps, join_json
+from origin.streams.page import (
+    FIRST_FRAMES,
+    Offset,
+    Page,
+    PageBuilder,
+    Tip,
+    next_cursor,
+    no_such_offset,
+    renumbered,
+)
 from origin.streams.protocol import (
     CACHE_CONTROL,
     CONTENT_TYPE,
+    CURSOR,
     DATA_ENCODING,
+    ETAG,
     GENERATION_TYPE,
+    NO_CACHE,
+    NO_STORE,
+    SECURITY,
     SSE_TYPE,
+    TRUE,
+    UP_TO_DATE,
+    answer,
     check_name,
+    error_answer,
     generation_id,
+    is_json,
     is_text,
     parted,
+    position,
+    tip_headers,
 )
-from origin.streams.reader import StreamReader
 from origin.streams.request import Live, Read, parse_read
 from origin.streams.state import CONFIG
 
-NO_CACHE = (CACHE_CONTROL, "no-cache")
+SLICE_STEPS = 64
+"""Steps of reading JSON between two turns of others: 1 to 3 ms."""
 
+T = TypeVar("T")
+
+SILENCE = b": still here\n\n"
+"""A comment, of which clients see nothing; it keeps proxies from closing the connection."""
+BASE64 = "base64"
+
+_LINE_END = re.compile("\r\n|\r|\n")
+
+PIECE_BYTES = 256 * 1024
+"""What a reader of frames is given at a time, about; so much it holds while it is slow."""
+LEAST_FRAMES, MOST_FRAMES = 4, 256
+"""Frames in one such piece: few while they are large (64 KiB at most)."""
+SILENCE_S = 15.0
+"""After so long without data a body gets a sign of life, so that no proxy drops it."""
+
+CHANGELESS = (CACHE_CONTROL, "private, max-age=60, stale-while-revalidate=300")
+"""For what is the same whenever it is asked for; in no cache that others share, as what a
+stream holds may be one person's conversation."""
 USE = "USE"
 """The method by which a read tells the object that it is used now."""
 READS = frozenset(("GET", "HEAD"))
+
+
+async def in_slices(steps: Steps[T]) -> T:
+    """Do the work, and let whoever else is in the process have a turn now and then."""
+    while True:
+        try:
+            for _ in range(SLICE_STEPS):
+                next(steps)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        await asyncio.sleep(0)
+
+
+class StreamReader:
+    """Reads a stream as its config has it: its own frames behind those that it has inherited.
+
+    Holds nothing between two calls, so a reader that does not come back costs nothing.
+    Methods raise `NotFound` once the stream has been deleted.
+    """
+
+    def __init__(self, ledger: Ledger, config: StreamConfig) -> None:
+        self._ledger, self._stream = ledger, config.stream
+        self._parts, self._base = config.parts, config.base
+        self._json = is_json(config.content_type)
+
+    async def tip(self) -> Tip:
+        info = await self._ledger.info(self._stream)
+        return Tip(self._base + info.next_index - info.ended, info.ended)
+
+    async def page(self, start: Offset | None) -> Page:
+        """What is there from `start` on, or at the end; CallerError if it is no position."""
+        tip = await self.tip()
+        builder = PageBuilder(tip.offset if start is None else start, tip, json=self._json)
+        index = builder.first_index
+        while not builder.full:
+            frames = await self._frames(index, builder.wants)
+            builder.feed(frames)
+            index += len(frames)
+        return builder.page()
+
+    async def wait_page(self, start: Offset | None, timeout_s: float) -> Page:
+        """A page with data or of a closed stream, or after the timeout one without."""
+        page = await self.page(start)
+
+        async def ready() -> bool:
+            nonlocal page
+            page = await self.page(page.next)
+            return bool(page) or page.closed
+
+        if not page and not page.closed:
+            await self._until(ready, timeout_s)
+        return page
+
+    async def wait_frames(self, index: int, limit: int, timeout_s: float) -> list[bytes]:
+        """At most `limit` frames from `index` on, the StreamEnd too; none if none come in time."""
+        frames: list[bytes] = []
+
+        async def ready() -> bool:
+            nonlocal frames
+            tip = await self.tip()
+            room = min(tip.index + tip.closed - index, limit)
+            frames = await self._numbered(index, room) if room > 0 else []
+            return bool(frames)
+
+        if not await ready():
+            await self._until(ready, timeout_s)
+        return frames
+
+    async def cut(self, order: ForkOrder) -> Cut:
+        """Where a fork leaves this stream; CallerError if there is no such place."""
+        tip = await self.tip()
+        cutter = Cutter(order, tip, json=self._json)
+        index = cutter.first_index
+        while cutter.cut is None:
+            room = min(tip.index - index, FIRST_FRAMES)
+            frames = await self._frames(index, room) if room > 0 else []
+            await in_slices(cutter.feed(frames))
+            index += len(frames)
+        return cutter.cut
+
+    async def _frames(self, index: int, limit: int) -> list[bytes]:
+        """Some frames from `index` on: at least one, as many as `limit` at most."""
+        stream, begin, room = self._stream, 0, limit
+        for part in self._parts:
+            if index < part.end:
+                stream, room = part.stream, min(limit, part.end - index)
+                break
+            begin = part.end
+        frames = await self._ledger.frames(stream, index - begin, room)
+        if not frames:
+            raise NotFound("the stream was deleted")
+        return frames
+
+    async def _numbered(self, index: int, limit: int) -> list[bytes]:
+        frames = await self._frames(index, limit)
+        if not self._parts:
+            return frames
+        return [renumbered(raw, at) for at, raw in enumerate(frames, index)]
+
+    async def _until(self, ready: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
+        """Ask `ready` now and after each release, until it says so or the time is over."""
+        woken = asyncio.Event()
+        await self._ledger.info(self._stream)  # so that it may be watched
+        self._ledger.watch(self._stream, woken.set)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while not await ready():
+                        await woken.wait()
+                        woken.clear()
+        finally:
+            self._ledger.unwatch(self._stream, woken.set)
+
+
+def data_event(text: str) -> bytes:
+    """The event of a batch; whatever is in `text`, it stays within this event's lines."""
+    # One space after the colon is the form's; it is only written where it must be.
+    lines = (f"data: {x}" if x[:1] == " " else f"data:{x}" for x in _LINE_END.split(text))
+    return ("event: data\n" + "\n".join(lines) + "\n\n").encode()
+
+
+def control_event(offset: Offset, cursor: int, *, up_to_date: bool, closed: bool) -> bytes:
+    """The event after a batch; nobody comes back to a closed stream, so it has no cursor."""
+    fields: dict[str, object] = {"streamNextOffset": str(offset)}
+    if not closed:
+        fields["streamCursor"] = str(cursor)
+    if up_to_date:
+        fields["upToDate"] = True
+    if closed:
+        fields["streamClosed"] = True
+    return f"event: control\ndata:{json.dumps(fields, separators=(',', ':'))}\n\n".encode()
+
+
+class EventTexts:
+    """What events say of pages: JSON and text as they are, all else in base64.
+
+    Of text in UTF-8, a character whose end is yet to come is held back until it comes.
+    """
+
+    def __init__(self, content_type: str) -> None:
+        self._is_json, self._is_text = is_json(content_type), is_text(content_type)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held: Offset | None = None
+
+    def text(self, page: Page) -> str:
+        """What the page's data event says; empty for none."""
+        if self._is_json:
+            return join_json(page.data).decode() if page.data else ""
+        data = b"".join(page.data)
+        if not self._is_text:
+            return base64.b64encode(data).decode()
+        text = self._decoder.decode(data, final=page.closed)
+        held = len(self._decoder.getstate()[0])
+        # What was held back before, and still is, began before this page.
+        self._held = (page.back(held) or self._held or page.start) if held else None
+        return text
+
+    def offset(self, page: Page) -> Offset:
+        """Where a reader of all events so far is."""
+        return self._held or page.next
+
+
+async def event_stream(
+    reader: StreamReader, page: Page, texts: EventTexts, cursor: Callable[[], int], sse_s: float
+) -> AsyncIterator[bytes]:
+    """Server-sent events from `page` on, for `sse_s`, or until the stream ends or is deleted.
+
+    Events leave together with the control event that says where the reader is after them.
+    """
+    clock = asyncio.get_running_loop().time
+    ends = clock() + sse_s
+    said: tuple[Offset, bool, bool] | None = None
+    while True:
+        text, place = texts.text(page), (texts.offset(page), page.up_to_date, page.closed)
+        if text or place != said:
+            offset, up_to_date, closed = said = place
+            control = control_event(offset, cursor(), up_to_date=up_to_date, closed=closed)
+            yield (data_event(text) if text else b"") + control
+        else:
+            yield SILENCE
+        left_s = ends - clock()
+        if page.closed or left_s <= 0:
+            return
+        try:
+            page = await reader.wait_page(page.next, min(SILENCE_S, left_s))
+        except NotFound:
+            return
+
+
+async def frame_stream(
+    reader: StreamReader, index: int, now_ms: Callable[[], int]
+) -> AsyncIterator[bytes]:
+    """The frames from `index` on as they are in the ledger, up to and with the StreamEnd."""
+    limit = LEAST_FRAMES
+    while True:
+        try:
+            frames = await reader.wait_frames(index, limit, SILENCE_S)
+        except NotFound:
+            return
+        index += len(frames)
+        ended = bool(frames) and tag_of(frames[-1]) == StreamEnd.tag
+        piece = b"".join(frames) or encode(Heartbeat(now_ms(), True, (), ()))
+        small = len(piece) * 2 <= PIECE_BYTES
+        limit = min(limit * 2, MOST_FRAMES) if small else max(limit // 2, LEAST_FRAMES)
+        del frames  # a reader may take its time: what it holds meanwhile is one piece
+        yield piece
+        if ended:
+            return
 
 
 async def get(
@@ -157,3 +418,50 @@ def gone() -> CallerError:
 def _asks_its_object(config: StreamConfig, now_ms: int) -> bool:
     expiry = config.expiry
     return expiry.ttl_s is not None or (expiry.at_ms is not None and now_ms >= expiry.at_ms)
+
+
+def described(config: StreamConfig, tip: Tip) -> ObjectResponse:
+    """The answer to HEAD."""
+    headers = (*tip_headers(tip), *config.expiry.headers())
+    return answer(200, (CONTENT_TYPE, config.content_type), NO_STORE, *headers)
+
+
+def at_the_end(content_type: str, tip: Tip) -> ObjectResponse:
+    """The answer to a read of nothing: `offset=now` without waiting."""
+    body = join_json(()) if is_json(content_type) else b""
+    headers = (*tip_headers(tip), (UP_TO_DATE, TRUE))
+    return answer(200, (CONTENT_TYPE, content_type), NO_STORE, *headers, body=body)
+
+
+def nothing_new(page: Page, cursor: int) -> ObjectResponse:
+    """The answer to a reader that has waited in vain, or waits on a closed stream."""
+    headers = ((UP_TO_DATE, TRUE), (CURSOR, str(cursor)), NO_STORE)
+    return answer(204, *position(page.next, closed=page.closed), *headers)
+
+
+def shown(
+    page: Page, config: StreamConfig, if_none_match: str | None, cursor: int | None
+) -> ObjectResponse:
+    """The answer to a read: the page, or 304 if the reader has it already."""
+    # Not the ledger stream's own id: who has that may ask an origin for more than to read.
+    version = hashlib.blake2b(config.stream, digest_size=8).hexdigest()
+    etag = f'"{version}:{page.start}:{page.next}{":closed" if page.closed else ""}"'
+    # With a cursor in its URL the answer is asked for once, and then under another URL.
+    settled = page.closed or not page.up_to_date or cursor is not None
+    headers = [
+        *position(page.next, closed=page.closed),
+        (ETAG, etag),
+        CHANGELESS if settled else NO_CACHE,
+    ]
+    headers += [(UP_TO_DATE, TRUE)] if page.up_to_date else []
+    headers += [(CURSOR, str(cursor))] if cursor is not None else []
+    if if_none_match is not None and _matches(if_none_match, etag):
+        return answer(304, *headers)
+    body = join_json(page.data) if is_json(config.content_type) else b"".join(page.data)
+    return answer(200, (CONTENT_TYPE, config.content_type), *headers, body=body)
+
+
+def _matches(if_none_match: str, etag: str) -> bool:
+    """RFC 9110, 13.1.2: `*`, or a list that names it, weakly or not."""
+    tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+    return "*" in tags or etag in tags

@@ -10,8 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 from ledger.errors import CallerError, TooLarge
 from ledger.objects.object import ObjectRequest
 from origin.streams.config import Create, ForkOrder, parse_expiry
-from origin.streams.offset import START, Offset, parse_cursor, parse_offset
-from origin.streams.producer import Sender, parse_producer
+from origin.streams.page import START, Offset, parse_cursor, parse_offset
 from origin.streams.protocol import (
     CLOSED,
     CONTENT_TYPE,
@@ -20,6 +19,9 @@ from origin.streams.protocol import (
     FORK_SUB_OFFSET,
     FORKED_FROM,
     IF_NONE_MATCH,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    PRODUCER_SEQ,
     SEQ,
     TRUE,
     TTL,
@@ -30,7 +32,12 @@ from origin.streams.protocol import (
 MAX_SEQ_CHARS = 1024
 MAX_QUERY_FIELDS = 32
 
+MAX_NUMBER = (1 << 53) - 1
+"""The largest epoch and seq of a producer: what every JavaScript number holds exactly."""
+MAX_ID_CHARS = 256
+
 _SUB_OFFSET = re.compile("0|[1-9][0-9]{0,15}")
+_NUMBER = re.compile("[0-9]{1,16}")
 
 
 class Live(Enum):
@@ -39,6 +46,31 @@ class Live(Enum):
     LONG_POLL = "long-poll"
     SSE = "sse"
     FRAMES = "frames"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A request's place in what a producer sends."""
+
+    epoch: int
+    seq: int
+
+    def pack(self, index: int = 0) -> bytes:
+        """With the index at which the request was taken, by which places are forgotten."""
+        return f"{self.epoch} {self.seq} {index}".encode()
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Place:
+        epoch, seq, *_ = value.split()
+        return cls(int(epoch), int(seq))
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sends a request, and which of its requests it is."""
+
+    name: str
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +119,31 @@ def parse_append(request: ObjectRequest, max_body_bytes: int) -> AppendRequest:
     if seq is not None and not 0 < len(seq) <= MAX_SEQ_CHARS:
         raise CallerError("not a sequence", field=SEQ, hint=f"1 to {MAX_SEQ_CHARS} characters")
     return AppendRequest(request.body, content_type, closes, seq, parse_producer(request))
+
+
+def parse_producer(request: ObjectRequest) -> Sender | None:
+    """The producer that a request names, if any; CallerError unless all of its fields are right."""
+    fields = [request.header(name) for name in (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQ)]
+    if all(field is None for field in fields):
+        return None
+    name, epoch, seq = fields
+    if name is None or epoch is None or seq is None:
+        raise CallerError(
+            "a producer names itself whole or not at all",
+            field=PRODUCER_ID,
+            hint=f"send {PRODUCER_ID}, {PRODUCER_EPOCH} and {PRODUCER_SEQ} together",
+        )
+    if not 0 < len(name) <= MAX_ID_CHARS:
+        raise CallerError(
+            "not a producer's id", field=PRODUCER_ID, hint=f"1 to {MAX_ID_CHARS} characters"
+        )
+    return Sender(name, Place(_number(epoch, PRODUCER_EPOCH), _number(seq, PRODUCER_SEQ)))
+
+
+def _number(text: str, field: str) -> int:
+    if not _NUMBER.fullmatch(text) or int(text) > MAX_NUMBER:
+        raise CallerError("not a number", field=field, hint=f"digits only, 0 to {MAX_NUMBER}")
+    return int(text)
 
 
 def parse_read(request: ObjectRequest) -> Read:

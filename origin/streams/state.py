@@ -7,7 +7,7 @@ what its ledger stream says, so an append of plain bytes writes its frames and n
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -17,13 +17,16 @@ from ledger.objects.storage import ObjectStorage
 from ledger.wire.schema import Durability
 from origin.streams.config import LastUse, StreamConfig
 from origin.streams.page import Tip, chunks, end
-from origin.streams.producer import MAX_PRODUCERS, Sender, stalest
+from origin.streams.request import Sender
 
 CONFIG = "config"
 USED = "used"
 SEQ = "seq"
 PRODUCER = "producer:"
 
+MAX_PRODUCERS = 4_096
+"""Producers of one stream whose places are kept; then the quarter of them that has appended
+nothing for longest is forgotten."""
 FIRST_EPOCH = 1
 
 
@@ -139,3 +142,12 @@ class StoredStream:
         self.config = config
         self.storage.delete(USED)
         self.storage.delete(SEQ)
+
+
+def stalest(places: Mapping[str, bytes]) -> list[str]:
+    """The names of those packed places that are to be forgotten."""
+
+    def index(name: str) -> int:
+        return int([*places[name].split(), b"0"][2])
+
+    return sorted(places, key=index)[: max(1, len(places) // 4)]

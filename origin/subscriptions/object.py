@@ -21,8 +21,7 @@ from ledger.objects.object import (
     ObjectRequest,
     ObjectResponse,
 )
-from origin.streams.answer import answer, error_answer
-from origin.streams.protocol import CONTENT_TYPE, NEXT_OFFSET, parted
+from origin.streams.protocol import CONTENT_TYPE, NEXT_OFFSET, answer, error_answer, parted
 from origin.subscriptions.index import ENTER, LEAVE, NAME, SIGN
 from origin.subscriptions.interest import Glob
 from origin.subscriptions.request import (

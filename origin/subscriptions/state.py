@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from ledger.errors import CallerError, Conflict, Unauthorized
 from ledger.objects.object import ObjectContext, ObjectRequest
 from ledger.objects.storage import ObjectStorage
-from origin.streams.offset import BEGINNING, START, parse_offset
+from origin.streams.page import BEGINNING, START, parse_offset
 from origin.subscriptions.index import base64url
 from origin.subscriptions.interest import Glob
 from origin.subscriptions.request import AckBody, CreateBody, HolderBody, parse

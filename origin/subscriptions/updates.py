@@ -22,7 +22,7 @@ from ledger.errors import TailraceError
 from ledger.interface import ObjectKey, ObjectStore, ValueRange
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from origin.streams.config import Change, StreamEvent
-from origin.streams.offset import BEGINNING
+from origin.streams.page import BEGINNING
 from origin.subscriptions.interest import Directory
 from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
 

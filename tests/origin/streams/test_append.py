@@ -1,10 +1,16 @@
 import pytest
 
 from ledger.errors import CallerError
-from origin.streams.append import AppendContext, Refused, Repeated, Taken, judge, messages_of
+from origin.streams.append import (
+    AppendContext,
+    Refused,
+    Repeated,
+    Taken,
+    judge,
+    messages_of,
+)
 from origin.streams.page import Tip
-from origin.streams.producer import Place, Sender
-from origin.streams.request import AppendRequest
+from origin.streams.request import AppendRequest, Place, Sender
 from tests.origin.streams.stream_world import done
 
 OPEN, CLOSED = Tip(3, closed=False), Tip(3, closed=True)

@@ -14,7 +14,7 @@ from origin.streams.config import (
     format_rfc3339,
     parse_expiry,
 )
-from origin.streams.offset import Offset
+from origin.streams.page import Offset
 
 ids = st.binary(min_size=16, max_size=16)
 counts = st.integers(0, 10**15)

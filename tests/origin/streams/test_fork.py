@@ -38,8 +38,7 @@ from origin.streams.fork import (
 )
 from origin.streams.json import join_json
 from origin.streams.object import StreamObject, stream_class
-from origin.streams.offset import START, Offset
-from origin.streams.page import CHUNK_BYTES, Tip, chunks, piece
+from origin.streams.page import CHUNK_BYTES, START, Offset, Tip, chunks, piece
 from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import crashed
 from tests.origin.streams.stream_world import ROOT, ZERO, StreamWorld, done, streams_at

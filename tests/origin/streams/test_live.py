@@ -21,14 +21,13 @@ from ledger.frame import (
 )
 from ledger.objects.object import ObjectResponse
 from origin.streams.config import StreamSettings
-from origin.streams.live import (
+from origin.streams.page import START, Offset, Page, PageBuilder, Tip, chunks
+from origin.streams.read import (
     SILENCE,
     EventTexts,
     control_event,
     data_event,
 )
-from origin.streams.offset import START, Offset
-from origin.streams.page import Page, PageBuilder, Tip, chunks
 from tests.origin.streams.stream_world import TIMEOUT_S, ZERO, StreamWorld, streams_at
 
 pytestmark = pytest.mark.anyio
@@ -211,7 +210,7 @@ async def test_an_event_stream_ends_in_time(tmp_path: Path) -> None:
 async def test_a_silent_body_shows_that_it_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("origin.streams.live.SILENCE_S", 0.0)
+    monkeypatch.setattr("origin.streams.read.SILENCE_S", 0.0)
     async with streams_at(tmp_path, settings=PATIENT) as world:
         await world.put("a")
         events = body_of(await world.ask("GET", "a", query="?offset=-1&live=sse"))

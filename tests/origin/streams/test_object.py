@@ -11,8 +11,8 @@ from ledger.sqlite.retention import RetentionSettings
 from origin.streams import state
 from origin.streams.config import Change, StreamEvent, StreamSettings
 from origin.streams.json import RUN
-from origin.streams.offset import Offset
-from origin.streams.reader import SLICE_STEPS
+from origin.streams.page import Offset
+from origin.streams.read import SLICE_STEPS
 from tests.ledger.objects.object_world import crashed
 from tests.origin.streams.stream_world import ROOT, ZERO, StreamWorld, streams_at
 

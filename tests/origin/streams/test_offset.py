@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.errors import CallerError
-from origin.streams.offset import (
+from origin.streams.page import (
     EPOCH_MS,
     INTERVAL_MS,
     MAX_JITTER_S,

@@ -16,11 +16,12 @@ from ledger.frame import (
     encode,
     index_of,
 )
-from origin.streams.offset import START, Offset
 from origin.streams.page import (
     CHUNK_BYTES,
     MAX_PAGE_BYTES,
     MAX_PAGE_FRAMES,
+    START,
+    Offset,
     Page,
     PageBuilder,
     Tip,

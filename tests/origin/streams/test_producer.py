@@ -4,15 +4,8 @@ from hypothesis import strategies as st
 
 from ledger.errors import CallerError
 from ledger.objects.object import ObjectRequest
-from origin.streams.producer import (
-    MAX_NUMBER,
-    Decision,
-    Place,
-    Sender,
-    decide,
-    due_seq,
-    parse_producer,
-)
+from origin.streams.append import Decision, decide, due_seq
+from origin.streams.request import MAX_NUMBER, Place, Sender, parse_producer
 
 small = st.integers(0, 3)
 places = st.builds(Place, small, small)

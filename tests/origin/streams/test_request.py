@@ -3,9 +3,17 @@ import pytest
 from ledger.errors import CallerError, NotFound, TooLarge
 from ledger.objects.object import Headers, ObjectRequest
 from origin.streams.config import Create, Expiry, ForkOrder
-from origin.streams.offset import START, Offset
-from origin.streams.producer import Place, Sender
-from origin.streams.request import AppendRequest, Live, Read, parse_append, parse_create, parse_read
+from origin.streams.page import START, Offset
+from origin.streams.request import (
+    AppendRequest,
+    Live,
+    Place,
+    Read,
+    Sender,
+    parse_append,
+    parse_create,
+    parse_read,
+)
 
 LIMIT = 10
 
