@@ -19,10 +19,9 @@ from origin.deployments import Classes, Deployed, DeploymentObject, Namespaces
 from origin.edges.peers import PLAIN, Peers, Way
 from origin.streams.config import StreamSettings
 from origin.streams.object import stream_class
-from origin.subscriptions.index import MAX_SUBSCRIPTIONS, index_class
+from origin.subscriptions.index import MAX_SUBSCRIPTIONS, UPDATE, Updates, index_class
 from origin.subscriptions.object import subscription_class
 from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
-from origin.subscriptions.updates import UPDATE, Updates
 from origin.subscriptions.webhook import Webhooks
 
 HERE = frozenset((UPDATE,))

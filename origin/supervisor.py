@@ -30,7 +30,7 @@ from origin.edges.peers import Way
 from origin.generations.callers import TokenKeys
 from origin.generations.runs import Runs
 from origin.generations.service import Service
-from origin.history.opening import recorder_of
+from origin.history.recorder import recorder_of
 from origin.memory import free_memory
 from origin.metrics import Metrics
 from origin.objects import OriginObjects

@@ -46,7 +46,7 @@ SANS_IO = (
     *("origin/generations/overload.py", "origin/workers/circuit.py", "origin/workers/liveness.py"),
     *("origin/streams/page.py", "origin/streams/request.py", "origin/warm/*.py"),
     "origin/pool/*.py",
-    *("origin/subscriptions/interest.py", "origin/subscriptions/subscription.py"),
+    "origin/subscriptions/subscription.py",
 )
 OUTSIDE = {"aiosqlite", "apsw", "asyncio", "httpx", "psycopg", "socket", "sqlite3"}
 # What imports torch in the origin, by itself or by what it builds on: folders and modules.

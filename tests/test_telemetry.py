@@ -15,7 +15,7 @@ from edge.origins.link import Link
 from edge.telemetry.counts import Answered, Counts
 from edge.telemetry.metrics import EdgeMetrics
 from origin.config import LedgerConfig
-from origin.history.opening import recorder_of
+from origin.history.recorder import recorder_of
 from origin.metrics import Metrics
 from tests.origin.test_metrics import LOAD
 

@@ -1,24 +1,32 @@
-"""Records what happens to a warm pool: nobody waits for it, and what it cannot keep is counted."""
+"""Records what happens to a warm pool: nobody waits for it, and what it cannot keep is counted.
+
+A history lies beside the ledger's file, or in the PostgreSQL of a shared one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from itertools import islice
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from ledger.errors import Damaged, TailraceError
+from origin.config import URL_SCHEMES, LedgerConfig
 from origin.history import schema
-from origin.history.schema import COLD, HOT, HistoryEntry, HistoryStore, Keeping
+from origin.history.schema import COLD, DAY_MS, HOT, HistoryEntry, HistoryStore, Keeping
+from origin.history.sqlite_file import SqliteHistory
 from origin.pool.records import PoolDecision, PoolRecord, TierChange
+from origin.steady_clock import now_ms
 from origin.workers.load_spans import WorkerStart
 
 MAX_QUEUED = 16_384
@@ -36,6 +44,8 @@ MAX_NAME_CHARS = 512
 OF_THE_POOL = -1
 """In the place of a worker: a tier that a model has, by whichever worker."""
 log = structlog.get_logger("history")
+
+FILE_NAME = "history.db"
 
 
 class HistoryRecorder:
@@ -229,3 +239,44 @@ def no_history() -> HistoryRecorder:
 def _clean(text: str) -> str:
     """As any database takes it."""
     return text.replace("\0", "�").encode("utf-8", "replace").decode()[:MAX_NAME_CHARS]
+
+
+def history_place(config: LedgerConfig, data: Path) -> str:
+    """A path, or the URL of a shared ledger, with its password."""
+    if config.url is not None:
+        return config.url.get_secret_value()
+    beside = (config.path or data / "ledger.db").parent
+    return str(config.history or beside / FILE_NAME)
+
+
+def recorder_of(config: LedgerConfig, data: Path, registry: CollectorRegistry) -> HistoryRecorder:
+    """What records for an origin whose folder is `data`; nothing is opened before it runs."""
+
+    place = history_place(config, data)
+
+    async def opening() -> HistoryStore:
+        if config.url is not None:
+            from origin.history.postgres_tables import PostgresHistory  # needs the extra postgres
+
+            return await PostgresHistory.open(place)
+        return await SqliteHistory.open(Path(place), now_ms())
+
+    keeping = Keeping(round(config.history_days * DAY_MS), config.history_requests)
+    return HistoryRecorder(
+        opening if config.history_days else None,
+        config.owner or socket.gethostname(),
+        keeping,
+        now_ms,
+        registry,
+        place=place,
+        is_shared=config.url is not None,
+    )
+
+
+async def reading(place: str) -> HistoryStore:
+    """The history at a place, in whichever process, beside whoever writes it."""
+    if place.startswith(URL_SCHEMES):
+        from origin.history.postgres_tables import PostgresHistory  # needs the extra postgres
+
+        return await PostgresHistory.open(place, make=False)
+    return await SqliteHistory.read(Path(place))

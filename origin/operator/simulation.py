@@ -106,7 +106,7 @@ async def recorded(history: str, days: float) -> tuple[ArrivalTrace, float | Non
     import time
 
     from origin.history import queries
-    from origin.history.opening import reading
+    from origin.history.recorder import reading
     from origin.history.schema import DAY_MS
 
     store = await reading(history)

@@ -22,8 +22,7 @@ from ledger.objects.object import (
     ObjectResponse,
 )
 from origin.streams.protocol import CONTENT_TYPE, NEXT_OFFSET, answer, error_answer, parted
-from origin.subscriptions.index import ENTER, LEAVE, NAME, SIGN
-from origin.subscriptions.interest import Glob
+from origin.subscriptions.index import ENTER, LEAVE, NAME, SCAN, SIGN, UPDATE, Updates
 from origin.subscriptions.request import (
     INDEX_KEY,
     JWKS,
@@ -45,8 +44,7 @@ from origin.subscriptions.state import (
     SubscriptionState,
     entry_of,
 )
-from origin.subscriptions.subscription import Phase, WakeEvent
-from origin.subscriptions.updates import SCAN, UPDATE, Updates
+from origin.subscriptions.subscription import Glob, Phase, WakeEvent
 from origin.subscriptions.webhook import SIGNATURE, Webhooks
 
 NAMES_PER_READ = 1_000

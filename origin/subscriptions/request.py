@@ -12,7 +12,7 @@ from ledger.errors import CallerError, NotFound
 from ledger.frame import RESERVED_NAME, STREAM_PATH
 from ledger.interface import ObjectKey
 from origin.streams.protocol import check_name
-from origin.subscriptions.interest import Glob
+from origin.subscriptions.subscription import Glob
 
 ROOT = f"{STREAM_PATH}{RESERVED_NAME}/"
 JWKS = "jwks.json"

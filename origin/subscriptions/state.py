@@ -18,11 +18,9 @@ from ledger.errors import CallerError, Conflict, Unauthorized
 from ledger.objects.object import ObjectContext, ObjectRequest
 from ledger.objects.storage import ObjectStorage
 from origin.streams.page import BEGINNING, START, parse_offset
-from origin.subscriptions.index import base64url
-from origin.subscriptions.interest import Glob
+from origin.subscriptions.index import Update, base64url
 from origin.subscriptions.request import AckBody, CreateBody, HolderBody, parse
-from origin.subscriptions.subscription import Phase, WakeEvent, WakeState, after
-from origin.subscriptions.updates import Update
+from origin.subscriptions.subscription import Glob, Phase, WakeEvent, WakeState, after
 
 LINK = "link/"
 """Names of values: what follows is a hash, for a stream's name can be longer than theirs."""

@@ -276,7 +276,7 @@ def _trace(
 def history_of(config: Path | None) -> str:
     """Where the settings have the history."""
     from origin.config import LedgerConfig, OriginConfig
-    from origin.history.opening import history_place
+    from origin.history.recorder import history_place
 
     return history_place(LedgerConfig.load(config), OriginConfig.load(config).data)
 

@@ -203,7 +203,7 @@ def _from_history(history: str, config: Path | None, model: str, limit: int) -> 
     import asyncio
 
     with extra("origin"):
-        from origin.history.opening import reading
+        from origin.history.recorder import reading
         from origin.operator.warm import explained
 
     async def look() -> Document:

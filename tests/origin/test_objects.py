@@ -17,9 +17,9 @@ from origin.chats import CHAT, KEPT_MS
 from origin.config import StreamsConfig
 from origin.objects import OriginObjects
 from origin.steady_clock import now_ms
-from origin.subscriptions.pool import MAX_DELIVERIES_PER_HOST
+from origin.subscriptions.index import SCAN
 from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
-from origin.subscriptions.updates import SCAN
+from origin.subscriptions.webhook import MAX_DELIVERIES_PER_HOST
 from tests.ledger.next_alarm import next_alarm_ms
 from tests.origin.subscriptions.subscription_world import Receiver
 

@@ -18,10 +18,9 @@ from ledger.objects.runtime import ObjectRuntime
 from ledger.sqlite.ledger import SqliteLedger
 from origin.streams.config import StreamEvent, StreamSettings
 from origin.streams.object import stream_class
-from origin.subscriptions.index import index_class
+from origin.subscriptions.index import Updates, index_class
 from origin.subscriptions.object import subscription_class
 from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION, object_of
-from origin.subscriptions.updates import Updates
 from origin.subscriptions.webhook import Webhooks
 from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import HandClock

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.errors import CallerError
-from origin.subscriptions.interest import MAX_ANY, MAX_SEGMENTS, Directory, Glob, Interest
 from origin.subscriptions.request import CreateBody, parse
+from origin.subscriptions.subscription import MAX_ANY, MAX_SEGMENTS, Directory, Glob, Interest
 
 PARTS = st.sampled_from(["a", "b", "*", "**"])
 WHOLE_PATTERNS = (

@@ -16,8 +16,8 @@ from ledger.interface import ObjectKey, ObjectWrite
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.sqlite.ledger import SqliteLedger
 from origin.streams.config import Change, StreamEvent
+from origin.subscriptions.index import ENTRY, SCAN, UPDATE, VERSION, Update, Updates
 from origin.subscriptions.request import INDEX_KEY
-from origin.subscriptions.updates import ENTRY, SCAN, UPDATE, VERSION, Update, Updates
 
 pytestmark = pytest.mark.anyio
 

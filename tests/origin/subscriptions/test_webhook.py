@@ -15,8 +15,14 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import CallerError
-from origin.subscriptions.pool import FAILURES, FIRST_PAUSE_MS
-from origin.subscriptions.webhook import MAX_ANSWER_BYTES, Resolver, Webhooks, is_public
+from origin.subscriptions.webhook import (
+    FAILURES,
+    FIRST_PAUSE_MS,
+    MAX_ANSWER_BYTES,
+    Resolver,
+    Webhooks,
+    is_public,
+)
 from tailrace.certificate import development_certificate
 from tests.origin.subscriptions.subscription_world import Receiver
 
