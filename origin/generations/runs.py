@@ -48,7 +48,7 @@ from origin.generations.stream import (
     tell_first,
 )
 from origin.generations.suspects import judge
-from origin.generations.table import Placed, StreamTable, appends_of, made_of, released
+from origin.generations.table import Placed, StreamTable
 from origin.history.recorder import HistoryRecorder, no_history
 from origin.history.schema import COLD, HOT
 from origin.metrics import Metrics
@@ -513,15 +513,15 @@ class Runs:
 
     async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
         """Store what one engine step made, in one group commit."""
-        made = made_of(self.table, slot, step)
+        made = self.table.made(slot, step)
         begun = self._metrics.clock()
-        batch = appends_of(made, begun)
+        batch = made.appends(begun)
         refusals = await self._ledger.append(batch)
         now = self._metrics.clock()
         self._metrics.appended(now - begun, sum(map(len, batch.frames)))
         for refusal in refusals:
             await self._stop_refused(slot, refusal)
-        for stream, end in released(made, slot, now, self.table, self.allowances, self._metrics):
+        for stream, end in self.table.released(made, slot, now, self.allowances):
             self._over(stream, self._metrics.ended_with(end))
         await self._assign()
 

@@ -236,10 +236,9 @@ class Service:
                 field="after",
                 hint=f"at most {last}" if last >= 0 else "leave it out",
             )
-        if isinstance(request, Resume):
-            self.runs.resumed(info.stream)
         opened = self._opened(info, rights)
         if isinstance(request, Resume):
+            self.runs.resumed(info.stream)
             self._hint(Hint.RECONNECT, opened.model)
         return opened
 

@@ -37,6 +37,28 @@ Placed = tuple[GeneratedStream, WorkerSlot, int]
 END = StreamEnd.tag
 
 
+class Made(NamedTuple):
+    """The frames of runs that are still some: columns of one length, `steers` as in a `Step`."""
+
+    streams: Sequence[GeneratedStream]
+    runs: Sequence[int]
+    indexes: Sequence[int]
+    ids: Sequence[tuple[int, ...]]
+    steers: Sequence[int]
+    frames: Sequence[bytes]
+
+    def appends(self, now: float) -> Appends:
+        """Behind the ids of a StreamEnd lies what is kept of its stream's life."""
+        streams, ids = self.streams, list(self.ids)
+        for at, frame in enumerate(self.frames):
+            if frame[TAG_OFFSET] == END:
+                stream, others = streams[at], streams.count(streams[at]) - 1
+                life = stream.progress.life(stream.epoch - 1, now, others)
+                ids[at] = life.behind(ids[at])
+        epochs = [stream.epoch for stream in streams]
+        return Appends([stream.id for stream in streams], epochs, self.indexes, self.frames, ids)
+
+
 class StreamTable:
     """`by_id` holds every stream that runs or waits, or is about to be handed over again.
 
@@ -243,77 +265,50 @@ class StreamTable:
         stream.steering.fail(stream.not_taken())
         self.goes(stream.id)
 
+    # ---- what a step makes ----
+
+    def made(self, slot: WorkerSlot, step: Step) -> Made:
+        """Without the runs that are none any more; raises FrameError as `Step.check` does."""
+        ids, frames = step.cut()
+        streams = [self.run(slot, run) for run in step.runs]
+        columns: tuple[Sequence[Any], ...]
+        columns = streams, step.runs, step.indexes, ids, step.steers, frames
+        if None in streams:
+            here = [stream is not None for stream in streams]
+            columns = tuple(list(compress(column, here)) for column in columns)
+        return Made(*columns)
+
+    def released(
+        self, made: Made, slot: WorkerSlot, now: float, allowances: Allowances
+    ) -> list[tuple[GeneratedStream, bytes]]:
+        """Take note of what is durable; gives the streams that have ended, each with its end."""
+        gaps: dict[tuple[str, float], int] = {}
+        ended: list[tuple[GeneratedStream, bytes]] = []
+        for stream, run, index, ids, steers, frame in zip(*made, strict=True):
+            if stream.slot is not slot or stream.run != run:
+                continue  # it has been taken off meanwhile
+            if not stream.standing.proven:
+                stream.standing.prove()
+            allowances.charge(stream.recipe.tenant, len(ids))
+            if steers:
+                stream.steering.confirm(steers)
+            stream.progress.released(index, len(ids), now)
+            self.touch(stream)
+            if frame[TAG_OFFSET] == END:
+                ended.append((stream, frame))
+                continue
+            if stream.released_s is not None:
+                gap = stream.recipe.priority, stream.released_s
+                gaps[gap] = gaps.get(gap, 0) + 1
+            elif stream.asked_s is not None:
+                recipe, waited_s = stream.recipe, now - stream.asked_s
+                self._metrics.first_release(recipe.priority, waited_s, recipe.trace)
+            stream.released_s = now
+        for (priority, last_s), count in gaps.items():
+            self._metrics.release(priority, now - last_s, count)
+        return ended
+
 
 def _turn(stream: GeneratedStream) -> tuple[bool, Priority]:
     """By whom a worker is given streams: suspects last."""
     return stream.standing.group is not None, Priority.from_word(stream.recipe.priority)
-
-
-class Made(NamedTuple):
-    """The frames of runs that are still some: columns of one length, `steers` as in a `Step`."""
-
-    streams: Sequence[GeneratedStream]
-    runs: Sequence[int]
-    indexes: Sequence[int]
-    ids: Sequence[tuple[int, ...]]
-    steers: Sequence[int]
-    frames: Sequence[bytes]
-
-
-def made_of(table: StreamTable, slot: WorkerSlot, step: Step) -> Made:
-    """Without the runs that are none any more; raises FrameError as `Step.check` does."""
-    ids, frames = step.cut()
-    streams = [table.run(slot, run) for run in step.runs]
-    columns: tuple[Sequence[Any], ...]
-    columns = streams, step.runs, step.indexes, ids, step.steers, frames
-    if None in streams:
-        here = [stream is not None for stream in streams]
-        columns = tuple(list(compress(column, here)) for column in columns)
-    return Made(*columns)
-
-
-def appends_of(made: Made, now: float) -> Appends:
-    """Behind the ids of a StreamEnd lies what is kept of its stream's life."""
-    streams, ids = made.streams, list(made.ids)
-    for at, frame in enumerate(made.frames):
-        if frame[TAG_OFFSET] == END:
-            stream, others = streams[at], streams.count(streams[at]) - 1
-            life = stream.progress.life(stream.epoch - 1, now, others)
-            ids[at] = life.behind(ids[at])
-    epochs = [stream.epoch for stream in streams]
-    return Appends([stream.id for stream in streams], epochs, made.indexes, made.frames, ids)
-
-
-def released(
-    made: Made,
-    slot: WorkerSlot,
-    now: float,
-    table: StreamTable,
-    allowances: Allowances,
-    metrics: Metrics,
-) -> list[tuple[GeneratedStream, bytes]]:
-    """Take note of what is durable; gives the streams that have ended, each with its end."""
-    gaps: dict[tuple[str, float], int] = {}
-    ended: list[tuple[GeneratedStream, bytes]] = []
-    for stream, run, index, ids, steers, frame in zip(*made, strict=True):
-        if stream.slot is not slot or stream.run != run:
-            continue  # it has been taken off meanwhile
-        if not stream.standing.proven:
-            stream.standing.prove()
-        allowances.charge(stream.recipe.tenant, len(ids))
-        if steers:
-            stream.steering.confirm(steers)
-        stream.progress.released(index, len(ids), now)
-        table.touch(stream)
-        if frame[TAG_OFFSET] == END:
-            ended.append((stream, frame))
-            continue
-        if stream.released_s is not None:
-            gap = stream.recipe.priority, stream.released_s
-            gaps[gap] = gaps.get(gap, 0) + 1
-        elif stream.asked_s is not None:
-            metrics.first_release(stream.recipe.priority, now - stream.asked_s, stream.recipe.trace)
-        stream.released_s = now
-    for (priority, last_s), count in gaps.items():
-        metrics.release(priority, now - last_s, count)
-    return ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +72,7 @@ class WarmDesk:
         now_ms = self._recorder.now_ms()
         if asked == "residence":
             lanes = await queries.residence(self._store(), now_ms - days * DAY_MS)
-            keys = ("origin", "worker", "model", "tier", "from_ms", "until_ms")
-            told = [{key: getattr(lane, key) for key in keys} for lane in lanes[-MAX_LANES:]]
+            told = [asdict(lane) for lane in lanes[-MAX_LANES:]]
             return {"now_ms": now_ms, "days": days, "residence": told}
         return await self._summary(now_ms, days)
 

@@ -136,10 +136,6 @@ class ShadowPool:
         self._by_request: dict[Hashable, _Shadowed] = {}
 
     @property
-    def pool(self) -> WarmPool:
-        return self.replay.pool
-
-    @property
     def counts(self) -> PoolCounts:
         return PoolCounts.of(self.replay.pool)
 

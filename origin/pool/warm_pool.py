@@ -517,21 +517,12 @@ class WarmPool:
         reason: str,
         features: dict[str, float],
     ) -> None:
-        kept_until = kept.keep_until_s if choice is PoolChoice.KEEP else None
-        ahead = choice is PoolChoice.KEEP and kept.prewarm_at_s != inf
-        self._keep(
-            PoolDecision(
-                kept.name,
-                now,
-                kept.policy.name,
-                choice,
-                reason,
-                features,
-                kept_until,
-                kept.prewarm_at_s if ahead else None,
-                kept.prewarm_until_s if ahead else None,
-            )
-        )
+        times: tuple[float | None, ...] = ()
+        if choice is PoolChoice.KEEP:
+            ahead = (kept.prewarm_at_s, kept.prewarm_until_s)
+            times = (kept.keep_until_s, *(ahead if kept.prewarm_at_s != inf else ()))
+        decided = (kept.name, now, kept.policy.name, choice, reason, features)
+        self._keep(PoolDecision(*decided, *times))
 
     def _of(self, model: str) -> KeptModel:
         kept = self._models.get(model)

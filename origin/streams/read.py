@@ -299,26 +299,6 @@ async def frame_stream(
             return
 
 
-async def get(
-    context: ReadContext, config: StreamConfig, read: Read, settings: StreamSettings
-) -> ObjectResponse:
-    """Answer a GET. CallerError if its offset is no position, NotFound if the stream is gone."""
-    reader = StreamReader(context.ledger, config)
-    if read.live is Live.SSE:
-        return await _events(context, config, reader, read, settings)
-    if read.live is Live.FRAMES:
-        return await _frames(context, reader, read)
-    if read.live is Live.LONG_POLL:
-        page = await reader.wait_page(read.offset, settings.long_poll_s)
-        cursor = next_cursor(context.now_ms(), read.cursor, context.random)
-        if page or not page.up_to_date:
-            return shown(page, config, read.if_none_match, cursor)
-        return nothing_new(page, cursor)
-    if read.offset is None:
-        return at_the_end(config.content_type, await reader.tip())
-    return shown(await reader.page(read.offset), config, read.if_none_match, None)
-
-
 async def _events(
     context: ReadContext,
     config: StreamConfig,
@@ -371,7 +351,20 @@ async def _get(
         used = await context.ask(ObjectRequest(USE, ""))
         if used.status != 204:
             return used
-    return await get(context, config, read, settings)
+    reader = StreamReader(context.ledger, config)
+    if read.live is Live.SSE:
+        return await _events(context, config, reader, read, settings)
+    if read.live is Live.FRAMES:
+        return await _frames(context, reader, read)
+    if read.live is Live.LONG_POLL:
+        page = await reader.wait_page(read.offset, settings.long_poll_s)
+        cursor = next_cursor(context.now_ms(), read.cursor, context.random)
+        if page or not page.up_to_date:
+            return shown(page, config, read.if_none_match, cursor)
+        return nothing_new(page, cursor)
+    if read.offset is None:
+        return at_the_end(config.content_type, await reader.tip())
+    return shown(await reader.page(read.offset), config, read.if_none_match, None)
 
 
 async def _head(context: ReadContext, request: ObjectRequest) -> ObjectResponse:
