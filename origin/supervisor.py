@@ -36,7 +36,7 @@ from origin.metrics import Metrics
 from origin.objects import OriginObjects
 from origin.open_ledger import open_ledger
 from origin.operator.desk import OperatorDesk
-from origin.operator.live import LivePages, unix_clock
+from origin.operator.streams import LivePages, unix_clock
 from origin.serving.served_model import ServedModel, ServedModels
 from origin.steady_clock import KeptClock, now_ms
 from origin.workers.kernel_cache import KernelCache

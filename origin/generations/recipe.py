@@ -89,6 +89,7 @@ class Recipe(BaseModel):
 
     def run(self, history: History) -> Run:
         """The order for a worker of kind `tokens` to start, or to go on from there."""
+        form = self.format
         return Run(
             prompt_ids=self.prompt_ids,
             generated_ids=tuple(history.ids),
@@ -101,7 +102,7 @@ class Recipe(BaseModel):
             completes=self.completes,
             priority=Priority.from_word(self.priority),
             logprobs=self.logprobs,
-            format=self._worker_format(),
+            format=form and Format(FormatKind.from_word(form[0]), form[1]),
             tools=None if self.tools is None else self.tools.model_dump_json(),
         )
 
@@ -125,12 +126,6 @@ class Recipe(BaseModel):
         """Those that are not among so many logged frames, numbered: they are a log's first."""
         missing = list(enumerate(self.notices))[logged:]
         return [Notice(code, message, index) for index, (code, message) in missing]
-
-    def _worker_format(self) -> Format | None:
-        if self.format is None:
-            return None
-        word, source = self.format
-        return Format(FormatKind.from_word(word), source)
 
 
 def prompt_hash(prompt_ids: Iterable[int]) -> str:

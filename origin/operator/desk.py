@@ -19,12 +19,17 @@ from origin.config import OriginConfig
 from origin.generations.callers import generation
 from origin.generations.runs import Runs
 from origin.metrics import Metrics
-from origin.operator.live import LivePages, encoded
-from origin.operator.pool import pool_document
 from origin.operator.query import Query, require
 from origin.operator.simulation import simulate
-from origin.operator.stored import MAX_FRAMES, frame_row, prompt_document, stored_document
-from origin.operator.warm import WarmDesk
+from origin.operator.streams import (
+    MAX_FRAMES,
+    LivePages,
+    encoded,
+    frame_row,
+    prompt_document,
+    stored_document,
+)
+from origin.operator.warm import WarmDesk, pool_document
 from origin.workers.worker_process import WorkerSlot
 
 if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load

@@ -210,9 +210,8 @@ class Config:
 
     def confirms(self, other: Config) -> bool:
         """Whether the same was asked for."""
-        asked = ("type", "pattern", "streams", "webhook_url", "wake_stream", "lease_ms")
-        same = all(getattr(self, name) == getattr(other, name) for name in asked)
-        return same and self.description == other.description
+        same = replace(other, base=self.base, created_at=self.created_at, secret=self.secret)
+        return same == self
 
     @property
     def is_webhook(self) -> bool:

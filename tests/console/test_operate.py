@@ -17,8 +17,8 @@ from ledger.sqlite.ledger import SqliteLedger
 from origin.edges.calls import MAX_PIECE_BYTES
 from origin.generations.runs import Runs
 from origin.metrics import Metrics
-from origin.operator.live import LivePages, encoded
 from origin.operator.query import Query
+from origin.operator.streams import LivePages, encoded
 from tailrace.cli import app
 from tests.console.conftest import Scene
 from tests.console.pages import DESKTOP, PHONE, visiting

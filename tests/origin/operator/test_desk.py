@@ -18,7 +18,7 @@ from ledger.rights import Right
 from ledger.sqlite.ledger import SqliteLedger
 from origin.config import OriginConfig
 from origin.operator.desk import OperatorDesk
-from origin.operator.live import LivePages
+from origin.operator.streams import LivePages
 from origin.workers.load_spans import FORKED, LoadStage, WorkerStart
 from origin.workers.worker_frame import LoadProgress
 from tests.origin.edges.test_link import House as LinkHouse
