@@ -81,7 +81,6 @@ class CallRun:
             self._task.cancel()
 
     def grant(self, limit: int, limit_bytes: int | None) -> None:
-        """Take a Credit frame."""
         self._window.grant(limit, limit_bytes)
         self._may_send.set()
 

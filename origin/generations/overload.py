@@ -98,7 +98,6 @@ class Ladder:
         return now - max(self._changed, self._last_high) >= DESCEND_S and self._step(-1, now)
 
     def refuses(self, priority: Priority) -> bool:
-        """Whether new streams of a class are."""
         return self.rung >= REFUSED_FROM[priority]
 
     def is_critical(self, readings: Readings) -> bool:

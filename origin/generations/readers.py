@@ -59,7 +59,6 @@ class Readers:
 
     @contextmanager
     def reading(self, stream: bytes) -> Iterator[None]:
-        """Somebody reads it meanwhile."""
         self.begin(stream)
         try:
             yield

@@ -350,7 +350,6 @@ class Runs:
         self.table.defer(stream)
 
     def _over(self, stream: GeneratedStream, reason: FinishReason) -> None:
-        """It has ended here."""
         self.table.remember(stream, reason)
         self.recorder.served(stream.id, stream.progress.first_ms, stream.made, reason.word)
         if self._metrics.traces is not None:

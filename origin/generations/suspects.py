@@ -42,7 +42,6 @@ class Suspicion:
     group: int | None = None
 
     def place(self, *, retried: bool) -> None:
-        """It is given to a worker."""
         self.begun = self.proven = False
         self.retried = retried
 

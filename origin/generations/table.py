@@ -140,7 +140,6 @@ class StreamTable:
         stream.progress.revision = self.revision
 
     def remember(self, stream: GeneratedStream, reason: FinishReason) -> None:
-        """It has ended here."""
         self.touch(stream)
         recipe = stream.recipe
         self.ended.append(
@@ -172,7 +171,6 @@ class StreamTable:
         return stream in self._waiting
 
     def withdraw(self, stream: GeneratedStream) -> None:
-        """It waits no longer."""
         self._waiting.remove(stream)
 
     def defer(self, stream: GeneratedStream) -> None:

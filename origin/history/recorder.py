@@ -176,7 +176,6 @@ class HistoryRecorder:
                 await self.store.close()
 
     async def flush(self) -> None:
-        """Write what waits."""
         if self._opening is None:
             return
         if self.store is None:
@@ -232,7 +231,6 @@ class HistoryRecorder:
 
 
 def no_history() -> HistoryRecorder:
-    """Where nothing is to be recorded."""
     return HistoryRecorder(None, "", Keeping(0, 0), lambda: 0)
 
 

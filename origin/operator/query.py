@@ -44,7 +44,6 @@ class Query:
         return self._given.pop(name, default)
 
     def word(self, name: str, words: Collection[str], default: str) -> str:
-        """One of `words`."""
         text = self.text(name, default)
         if text != default and text not in words:
             raise CallerError(f"{text!r} is none of them", field=name, hint=", ".join(words))

@@ -60,8 +60,6 @@ class Residence(Enum):
 
 
 class PoolEvent(Enum):
-    """What happens to a model."""
-
     WANTED = "wanted"
     ADMITTED = "admitted"
     """There is room for it now."""

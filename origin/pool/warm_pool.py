@@ -317,7 +317,6 @@ class WarmPool:
         return self._of(model).load_s
 
     def states(self) -> Collection[KeptModel]:
-        """Every model as it is."""
         return self._models.values()
 
     def used(self, device: str) -> float:

@@ -45,7 +45,6 @@ class Decision(Enum):
 
 
 def due_seq(last: Place | None, epoch: int) -> int:
-    """The seq that is due next in `epoch`."""
     return last.seq + 1 if last is not None and last.epoch == epoch else 0
 
 
@@ -89,7 +88,6 @@ class Refused:
 
 
 def judge(append: AppendRequest, standing: AppendContext) -> Taken | Repeated | Refused:
-    """What becomes of an append."""
     verdict = decide(standing.last, append.producer.place) if append.producer else Decision.TAKE
     if verdict is Decision.DUPLICATE:
         return Repeated()

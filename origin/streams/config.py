@@ -226,8 +226,6 @@ def _unpack_create(listed: list[Any]) -> Create:
 
 
 class Change(Enum):
-    """What has happened to a stream."""
-
     CREATED = "created"
     APPENDED = "appended"
     """Data, the end, or both."""

@@ -111,7 +111,6 @@ def first_values(message: bytes, count: int) -> Steps[tuple[int, int]]:
 
 
 def join_json(messages: Iterable[bytes]) -> bytes:
-    """The array of these messages."""
     return b"[" + b",".join(messages) + b"]"
 
 

@@ -118,7 +118,6 @@ def chunks(messages: Iterable[bytes], index: int) -> list[Record]:
 
 
 def end(index: int) -> Record:
-    """The record that closes a stream."""
     return Record(encode(StreamEnd(0, FinishReason.STOP, index, 0)), ())
 
 

@@ -332,7 +332,6 @@ async def _frames(context: ReadContext, reader: StreamReader, read: Read) -> Obj
 async def read_stream(
     context: ReadContext, request: ObjectRequest, settings: StreamSettings
 ) -> ObjectResponse:
-    """Answer a GET or a HEAD."""
     try:
         check_name(parted(context.key.name)[1])
         if request.method == "HEAD":

@@ -50,8 +50,6 @@ class Live(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A request's place in what a producer sends."""
-
     epoch: int
     seq: int
 

@@ -214,7 +214,6 @@ class SigningKey:
         self.kid = f"ds_{base64url(hashlib.sha256(members.encode()).digest())}"
 
     def jwk(self) -> dict[str, str]:
-        """The public key."""
         return {
             "kty": "OKP",
             "crv": "Ed25519",

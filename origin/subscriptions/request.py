@@ -95,7 +95,6 @@ def url_of(base: str, name: str, action: Action) -> str:
 
 
 def base_of(url: str) -> str:
-    """Scheme and host of a request's URL."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
 

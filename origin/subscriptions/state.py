@@ -254,7 +254,6 @@ class SubscriptionState:
         return state
 
     def entry(self) -> bytes:
-        """What the index is to know of it."""
         return entry_of(self.config, [link.path for link in self.links if link.explicit])
 
     # ---- its life ----
