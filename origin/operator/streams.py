@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -85,10 +85,15 @@ class LivePages:
         offset = query.number("offset", 0, MAX_OFFSET)
         limit = query.number("limit", DEFAULT_PAGE, MAX_PAGE)
         since = self._since(query.text("since"))
-        wanted = {name: query.text(name) for name in ("tenant", "model", "state", "id")}
+        wanted = {name: query.text(name) for name in ("tenant", "model", "state")}
+        prefix = query.text("id").lower()
         query.done()
         live = self._runs.table.by_id.values()
-        found = sorted(_matching(live, wanted), key=self._sorts[sort], reverse=falls)
+        found = [one for one in live if not prefix or one.id.hex().startswith(prefix)]
+        for name, text in wanted.items():  # what is empty is any
+            if text:
+                found = [one for one in found if self._sorts[name](one) == text]
+        found.sort(key=self._sorts[sort], reverse=falls)
         return {
             "now_ms": self._unix_ms(self._runs.clock()),
             "live": len(live),
@@ -193,22 +198,6 @@ def state_of(stream: GeneratedStream) -> str:
 
 def encoded(document: Document) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _matching(
-    streams: Iterable[GeneratedStream], wanted: dict[str, str]
-) -> Iterable[GeneratedStream]:
-    """Those of this tenant, model and state, whose id begins so; what is empty is any."""
-    tenant, model, state, prefix = (wanted[key] for key in ("tenant", "model", "state", "id"))
-    if tenant:
-        streams = (one for one in streams if one.recipe.tenant == tenant)
-    if model:
-        streams = (one for one in streams if one.recipe.model == model)
-    if state:
-        streams = (one for one in streams if state_of(one) == state)
-    if prefix:
-        streams = (one for one in streams if one.id.hex().startswith(prefix.lower()))
-    return streams
 
 
 async def stored_document(ledger: Ledger, info: StreamInfo) -> Document:

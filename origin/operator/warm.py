@@ -169,21 +169,17 @@ class WarmDesk:
         served = self._served(now_ms)
         store = self._recorder.store
         lately: dict[str, Document] = {}
-        hourly: dict[str, int] = {}
+        hourly: dict[str, Document] = {}
         if store is not None:
-            for row in await queries.models(store, now_ms - days * DAY_MS):
-                lately[row["model"]] = row
-            hourly = {
-                row["model"]: row["arrivals"]
-                for row in await queries.models(store, now_ms - HOUR_MS)
-            }
+            lately = await _by_model(store, now_ms - days * DAY_MS)
+            hourly = await _by_model(store, now_ms - HOUR_MS)
         models = []
         for name in sorted({*served, *lately}):
             load_s = None if store is None else await queries.typical_load_s(store, name)
             models.append(
                 {
                     "model": name,
-                    "arrivals_hour": hourly.get(name, 0),
+                    "arrivals_hour": hourly[name]["arrivals"] if name in hourly else 0,
                     **lately.get(name, {"arrivals": 0, "cold": 0, "last_ms": None}),
                     "load_s": load_s,
                     **served.get(name, {}),
@@ -269,7 +265,7 @@ class WarmDesk:
 
 async def explained(store: HistoryStore, model: str, now_ms: int, limit: int) -> Document:
     """What the history says of one model; raises NotFound where that is nothing."""
-    lately = {row["model"]: row for row in await queries.models(store, now_ms - DAY_MS)}
+    lately = await _by_model(store, now_ms - DAY_MS)
     decisions = await queries.decisions(store, model, limit)
     loads = await queries.loads(store, model, limit)
     if model not in lately and not decisions and not loads:
@@ -285,3 +281,7 @@ async def explained(store: HistoryStore, model: str, now_ms: int, limit: int) ->
         "decisions": decisions,
         "loads": loads,
     }
+
+
+async def _by_model(store: HistoryStore, since_ms: int) -> dict[str, Document]:
+    return {row["model"]: row for row in await queries.models(store, since_ms)}
