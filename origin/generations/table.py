@@ -75,8 +75,7 @@ class StreamTable:
         self._max_streams = max_streams
         self._metrics = metrics
         self._random = random
-        self._reserved: Counter[str] = Counter()  # by class
-        self._reserved_by: Counter[str] = Counter()  # by tenant
+        self._reserved: Counter[tuple[str, str]] = Counter()  # by class and tenant
         self._waiting: deque[GeneratedStream] = deque()
         self._deferred: list[GeneratedStream] = []  # wait for a ledger that was away
         self._runs: dict[int, GeneratedStream] = {}  # no two slots' runs have one number
@@ -104,26 +103,25 @@ class StreamTable:
         """Keep room for so many new streams; raises `Overloaded` where there is none."""
         for level in range(priority + 1):  # what is kept for more urgent ones is not for this one
             self._require_room(streams, Priority(level))
-        self._reserved[priority.word] += streams
-        self._reserved_by[tenant] += streams
+        key = (priority.word, tenant)
+        self._reserved[key] += streams
         try:
             yield
         finally:
-            self._reserved[priority.word] -= streams
-            self._reserved_by[tenant] -= streams
-            if not self._reserved_by[tenant]:
-                del self._reserved_by[tenant]
+            self._reserved[key] -= streams
+            if not self._reserved[key]:
+                del self._reserved[key]
 
     def unfinished(self, tenant: str) -> int:
         """Streams of a tenant that run or wait, or are about to."""
         here = sum(stream.recipe.tenant == tenant for stream in self.by_id.values())
-        return here + self._reserved_by[tenant]
+        return here + sum(some for (_, whose), some in self._reserved.items() if whose == tenant)
 
     def _require_room(self, streams: int, priority: Priority) -> None:
         """For so many more streams of this class or a less urgent one."""
         words = {p.word for p in Priority if p >= priority}
         count = sum(stream.recipe.priority in words for stream in self.by_id.values())
-        count += sum(self._reserved[word] for word in words)
+        count += sum(some for (word, _), some in self._reserved.items() if word in words)
         limit = ceil(self._max_streams * ROOM_SHARES[priority])
         if count + streams > limit:
             what = "streams" if len(words) == len(Priority) else f"{priority.word} streams"

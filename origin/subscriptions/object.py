@@ -63,7 +63,6 @@ class Subscription(DurableObject):
         super().__init__(context)
         self._updates = updates
         self._webhooks = webhooks
-        self._streams = StreamScan(context)
         self._state: SubscriptionState | None = None
         self._loaded = False
         self._updated: set[str] | None = None  # streams it had updates of since a scan began
@@ -209,8 +208,8 @@ class Subscription(DurableObject):
         try:
             paths = {link.path for link in state.links}
             if not state.links.overflowed:  # else a stream without a link may be an old one
-                paths.update(await self._streams.matching(state.config, MAX_LINKS))
-            tails = await self._streams.tails(paths)
+                paths.update(await self._matching(state.config, MAX_LINKS))
+            tails = await self._tails(paths)
             self._take_updates()
             if self._state is state:
                 for path in tails.keys() - self._updated:  # of the others we have heard later
@@ -245,9 +244,9 @@ class Subscription(DurableObject):
     async def _create(self, config: Config) -> None:
         """Entered first: a stream that changes from now on is heard of, once this has ended."""
         await self._ask_index(ENTER, entry_of(config, config.streams))
-        matching = await self._streams.matching(config, MAX_LINKS + 1)
+        matching = await self._matching(config, MAX_LINKS + 1)
         room = MAX_LINKS - len(config.streams)
-        tails = await self._streams.tails({*config.streams, *matching[:room]})
+        tails = await self._tails({*config.streams, *matching[:room]})
         state = SubscriptionState.create(self.context, config)
         for path in config.streams:
             tail = tails[path] or EMPTY
@@ -260,7 +259,6 @@ class Subscription(DurableObject):
         self._state = state
 
     async def _get(self, request: ObjectRequest) -> ObjectResponse:
-        self._existing()
         return await self._described(200)
 
     async def _delete(self, request: ObjectRequest) -> ObjectResponse:
@@ -326,7 +324,7 @@ class Subscription(DurableObject):
 
     async def _link(self, state: SubscriptionState, explicit: set[str], streams: list[str]) -> None:
         await self._ask_index(ENTER, entry_of(state.config, explicit.union(streams)))
-        tails = await self._streams.tails(streams)
+        tails = await self._tails(streams)
         for path, found in tails.items():
             tail = found or EMPTY
             state.links.link(path, explicit=True, acked=tail, tail=tail)
@@ -391,7 +389,7 @@ class Subscription(DurableObject):
 
     async def _catch_up(self, state: SubscriptionState, path: str) -> None:
         """A worker may have read further than we have heard."""
-        tail = await self._streams.tail(path)
+        tail = await self._tail(path)
         if tail is not None and state.links.get(path) is not None:
             state.links.reach(path, tail)
 
@@ -407,33 +405,25 @@ class Subscription(DurableObject):
             raise CallerError("it is a webhook's", code="INVALID_REQUEST")
         return state
 
+    # ---- what it sees of streams by looking at them: each look is a time outside ----
 
-class StreamScan:
-    """What a subscription sees of streams by looking at them, instead of hearing of them.
-
-    It looks with the rights of an object: each look is a time outside for it.
-    """
-
-    def __init__(self, context: ObjectContext) -> None:
-        self._context = context
-
-    async def tail(self, path: str) -> str | None:
+    async def _tail(self, path: str) -> str | None:
         """Where a stream ends; None if there is none."""
-        response = await self._context.call(ObjectKey(STREAM, path), ObjectRequest("HEAD", ""))
+        response = await self.context.call(ObjectKey(STREAM, path), ObjectRequest("HEAD", ""))
         return response.header(NEXT_OFFSET) if response.status == 200 else None
 
-    async def tails(self, paths: Iterable[str]) -> dict[str, str | None]:
-        return {path: await self.tail(path) for path in paths}
+    async def _tails(self, paths: Iterable[str]) -> dict[str, str | None]:
+        return {path: await self._tail(path) for path in paths}
 
-    async def matching(self, config: Config, limit: int) -> list[str]:
+    async def _matching(self, config: Config, limit: int) -> list[str]:
         """The names of existing streams that the pattern matches, `limit` at most."""
         if config.pattern is None:
             return []
         glob, found = Glob(config.pattern), list[str]()
         last = glob.prefix[:-1]  # names are read after it, and so include the prefix itself
         while True:
-            reading = self._context.ledger.objects.names(STREAM, after=last, limit=NAMES_PER_READ)
-            names = await self._context.outside(reading)
+            reading = self.context.ledger.objects.names(STREAM, after=last, limit=NAMES_PER_READ)
+            names = await self.context.outside(reading)
             found += [
                 n for n in names if glob.matches(n) and n != config.wake_stream and not parted(n)[0]
             ]
