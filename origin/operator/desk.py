@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -19,7 +19,7 @@ from origin.config import OriginConfig
 from origin.generations.callers import generation
 from origin.generations.runs import Runs
 from origin.metrics import Metrics
-from origin.operator.query import Query, require
+from origin.operator.query import Document, Query, require
 from origin.operator.simulation import simulate
 from origin.operator.streams import (
     MAX_FRAMES,
@@ -40,7 +40,6 @@ MAX_INDEX = 2**63
 
 _STREAM = re.compile(r"streams/([0-9a-f]{32})(?:/(frames|cancel))?")
 
-Document = dict[str, Any]
 log = structlog.get_logger("operator")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel, ValidationError
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from ledger.errors import CallerError
 
 T = TypeVar("T", bound=BaseModel)
+Document = dict[str, Any]
 
 
 def require(method: str, wanted: str) -> None:

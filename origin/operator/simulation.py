@@ -12,13 +12,13 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ledger.errors import CallerError, Overloaded, TailraceError, Unavailable
 from origin.children import import_environment
-from origin.operator.query import parse_body
+from origin.operator.query import Document, parse_body
 
 HISTORY = "history"
 PATIENCE_S = 60.0
@@ -38,7 +38,6 @@ TOLD_OF_TTL = ("ttl_s", "cold_starts", "wasted_gpu_s")
 if TYPE_CHECKING:
     from origin.warm.trace import ArrivalTrace
 
-Document = dict[str, Any]
 PolicyName = Annotated[str, Field(max_length=40)]
 
 

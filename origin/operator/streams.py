@@ -34,7 +34,7 @@ from origin.checkpoint.prompt import PromptReader
 from origin.generations.recipe import Recipe
 from origin.generations.runs import Runs
 from origin.generations.stream import EndedStream, GeneratedStream
-from origin.operator.query import Query
+from origin.operator.query import Document, Query
 
 MAX_PAGE = 1000
 """Streams of one page."""
@@ -52,8 +52,6 @@ TOLD = set(
 """Of a recipe, to whoever may look at a stream: a field that is new may be somebody's words."""
 TURN = ("role", "content", "tool_calls", "tool_call_id")
 """What a message of a conversation has, as far as it goes."""
-
-Document = dict[str, Any]
 
 
 class LivePages:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,7 +16,7 @@ from origin.history import queries
 from origin.history.recorder import HistoryRecorder
 from origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS, HistoryStore
 from origin.metrics import CLASSES, Metrics
-from origin.operator.query import Query, parse_body, require
+from origin.operator.query import Document, Query, parse_body, require
 from origin.operator.streams import state_of
 from origin.serving.served_model import ServedModels
 from origin.workers.cold_starts import ColdStart
@@ -35,8 +35,6 @@ MAX_TOLD = 200
 MAX_DAYS = 3650
 MAX_LANES = 2_000
 MAX_NAME = 512
-
-Document = dict[str, Any]
 
 
 def pool_document(

@@ -21,6 +21,7 @@ from ledger.objects.object import (
     ObjectRequest,
     ObjectResponse,
 )
+from origin.streams.json import JSON_TYPE
 from origin.streams.protocol import CONTENT_TYPE, NEXT_OFFSET, answer, error_answer, parted
 from origin.subscriptions.index import ENTER, LEAVE, NAME, SCAN, SIGN, UPDATE, Updates
 from origin.subscriptions.request import (
@@ -49,7 +50,6 @@ from origin.subscriptions.webhook import SIGNATURE, Webhooks
 
 NAMES_PER_READ = 1_000
 """Names of streams that are read at a time, to be matched."""
-JSON = "application/json"
 STREAM = "stream"
 """The class of objects that are streams."""
 
@@ -162,7 +162,7 @@ class Subscription(DurableObject):
         body = json.dumps(fields).encode()
         signed = await self.context.call(INDEX_KEY, ObjectRequest(SIGN, config.base, body=body))
         assert isinstance(signed.body, bytes)
-        headers = {"content-type": JSON, SIGNATURE: signed.body.decode()}
+        headers = {"content-type": JSON_TYPE, SIGNATURE: signed.body.decode()}
         posting = self._webhooks.post(config.webhook_url, body, headers)
         delivery = await self.context.outside(posting)
         told = {str(stream["path"]): str(stream["tail_offset"]) for stream in streams}
@@ -183,7 +183,7 @@ class Subscription(DurableObject):
             "ts": self.context.now_ms(),
         }
         body = json.dumps(event).encode()
-        request = ObjectRequest("POST", "", (("content-type", JSON),), body)
+        request = ObjectRequest("POST", "", (("content-type", JSON_TYPE),), body)
         response = await self.context.call(ObjectKey(STREAM, stream), request)
         if response.status >= 400:
             status = response.status
@@ -434,7 +434,7 @@ class Subscription(DurableObject):
 
 
 def _json(status: int, fields: Mapping[str, object]) -> ObjectResponse:
-    return answer(status, (CONTENT_TYPE, JSON), body=json.dumps(fields).encode())
+    return answer(status, (CONTENT_TYPE, JSON_TYPE), body=json.dumps(fields).encode())
 
 
 def subscription_class(updates: Updates, webhooks: Webhooks) -> ObjectFactory:
