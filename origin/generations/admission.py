@@ -18,6 +18,7 @@ from ledger.frame import (
     FormatKind,
     Message,
     Open,
+    OutputFormat,
     Overflow,
     Sampling,
     ToolChoice,
@@ -98,15 +99,11 @@ def _token_recipe(
                 form = None  # all that there will be is calls
             check_tools(tools, form)
     return Recipe(
-        **_any_kind(request),
-        fingerprint=fingerprint,
-        sampling=sampling,
+        **_any_kind(request, fingerprint, sampling, form),
         prompt_ids=prompt_ids,
         prompt_sha256=prompt_hash(prompt_ids),
         max_tokens=min(asked, reader.context - len(read.ids)),
         completes=request.prompt is not None,
-        logprobs=request.logprobs,
-        format=None if form is None else (form.kind.word, form.source),
         tools=tools,
         notices=(("truncated", _dropped(read.dropped)),) if read.dropped else (),
     )
@@ -150,15 +147,11 @@ def _text_recipe(
         raise _unsupported("overflow")
     asked = request.max_tokens or DEFAULT_MAX_TOKENS
     return Recipe(
-        **_any_kind(request),
-        fingerprint=fingerprint,
-        sampling=sampling,
+        **_any_kind(request, fingerprint, sampling, form),
         prompt_ids=packed_ids(()),
         prompt_sha256=prompt_hash(()),
         prompt=request.prompt,
         messages=tuple(map(_turn, request.messages)),
-        logprobs=request.logprobs,
-        format=None if form is None else (form.kind.word, form.source),
         tools=_tool_use(request, None),
         max_tokens=min(asked, ALL_THERE_IS),
     )
@@ -173,10 +166,16 @@ def _settled(*said: Sampling) -> Sampling:
     return Sampling(**settled)
 
 
-def _any_kind(request: Open) -> dict[str, Any]:
+def _any_kind(
+    request: Open, fingerprint: str, sampling: Sampling, form: OutputFormat | None
+) -> dict[str, Any]:
     """What is the same for an engine and for a worker that answers in text."""
     return {
         "model": request.model,
+        "fingerprint": fingerprint,
+        "sampling": sampling,
+        "logprobs": request.logprobs,
+        "format": None if form is None else (form.kind.word, form.source),
         "stop": request.stop,
         "ignore_eos": request.ignore_eos,
         "priority": request.priority.word,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
 
 from psycopg import AsyncConnection
@@ -36,7 +37,7 @@ class PostgresHistory:
         """`ConfigError` where a newer Tailrace made the tables, or there are none to be read."""
         history = cls(url)
         try:
-            await history._connection.run(_prepare if make else _check, PATIENCE_S)
+            await history._connection.run(partial(_prepare, make=make), PATIENCE_S)
         except BaseException:
             await history.close()
             raise
@@ -65,12 +66,20 @@ class PostgresHistory:
         await self._connection.close()
 
 
-async def _prepare(connection: AsyncConnection) -> None:
-    """Make the tables where there are none."""
+async def _prepare(connection: AsyncConnection, *, make: bool) -> None:
+    """Make the tables where there are none, if they are to be made."""
     async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))
-        if (found := await version_in(connection, SCHEMA)) is not None:
-            _require_version(found)
+        if make:
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))
+        found = await version_in(connection, SCHEMA)
+        if found is None and not make:
+            raise ConfigError("there is no history in this database", hint="an origin makes it")
+        if found not in (None, schema.VERSION):
+            raise ConfigError(
+                f"the history in this database is of version {found}, not {schema.VERSION}",
+                hint="a newer Tailrace made it: use that one",
+            )
+        if found is not None:
             return
         await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}".encode())
         await connection.execute(_SETTINGS)
@@ -78,17 +87,3 @@ async def _prepare(connection: AsyncConnection) -> None:
             if statement.strip():
                 await connection.execute(statement.encode())
         await connection.execute("INSERT INTO version VALUES ($1)", (schema.VERSION,))
-
-
-async def _check(connection: AsyncConnection) -> None:
-    if (found := await version_in(connection, SCHEMA)) is None:
-        raise ConfigError("there is no history in this database", hint="an origin makes it")
-    _require_version(found)
-
-
-def _require_version(found: int) -> None:
-    if found != schema.VERSION:
-        raise ConfigError(
-            f"the history in this database is of version {found}, not {schema.VERSION}",
-            hint="a newer Tailrace made it: use that one",
-        )
