@@ -70,7 +70,12 @@ class SqliteHistory:
     @classmethod
     async def _opened(cls, path: Path, *, writes: bool) -> Self:
         # Not mode=ro: that could not undo the half transaction that a killed origin has left.
-        history = await cls._connected(path, "rwc" if writes else "rw")
+        uri = f"file:{quote(str(path.absolute()))}?mode={'rwc' if writes else 'rw'}"
+        connecting = aiosqlite.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)
+        try:
+            history = cls(path, await connecting)
+        except sqlite3.Error as error:
+            raise Unavailable(f"{path}: {error}") from error
         try:
             async with history._doing():
                 version = await history._check(path, new=writes)
@@ -85,17 +90,6 @@ class SqliteHistory:
             await history.close()
             raise
         return history
-
-    @classmethod
-    async def _connected(cls, path: Path, mode: str) -> Self:
-        uri = f"file:{quote(str(path.absolute()))}?mode={mode}"
-        try:
-            connection = await aiosqlite.connect(
-                uri, uri=True, timeout=BUSY_S, isolation_level=None
-            )
-            return cls(path, connection)
-        except sqlite3.Error as error:
-            raise Unavailable(f"{path}: {error}") from error
 
     async def _check(self, path: Path, *, new: bool) -> int:
         """Its version, 0 of a new file; raises for what cannot be used."""
