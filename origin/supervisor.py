@@ -246,8 +246,8 @@ class Supervisor:
         """End when told to, and when what is under way then has ended, or `drain_s` is over."""
         await stop.asked.wait()
         drain_s = self._config.drain_s
-        if drain_s and self._runs.count:
-            log.info("origin.draining", streams=self._runs.count, drain_s=drain_s)
+        if drain_s and self._runs.table.count:
+            log.info("origin.draining", streams=self._runs.table.count, drain_s=drain_s)
             self._runs.models.leaving = True
             self._say_heartbeat()
             with suppress(TimeoutError):
@@ -255,7 +255,7 @@ class Supervisor:
                     await first_of(stop.at_once.wait(), self._none_under_way())
 
     async def _none_under_way(self) -> None:
-        while self._runs.count:  # noqa: ASYNC110  (a stream ends in many ways; nobody else asks)
+        while self._runs.table.count:  # noqa: ASYNC110  (a stream ends in many ways; nobody else asks)
             await asyncio.sleep(LOOK_S)
 
     def _say_heartbeat(self) -> None:

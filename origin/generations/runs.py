@@ -115,16 +115,6 @@ class Runs:
             lambda: max(states.index(model.circuit.state) for model in self.models)
         )
 
-    @property
-    def count(self) -> int:
-        """Streams that run or wait, or are about to."""
-        return self.table.count
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why no token can be made now; empty when ready."""
-        return self.models.reasons
-
     @contextmanager
     def room(
         self,

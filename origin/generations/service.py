@@ -392,7 +392,7 @@ class Service:
         return True
 
     def heartbeat(self) -> Heartbeat:
-        reasons, models = (*self.runs.reasons, *self._silence()), self.runs.models
+        reasons, models = (*self.runs.models.reasons, *self._silence()), self.runs.models
         return Heartbeat(
             clock_ms=self.now_ms(),
             ready=not reasons,
@@ -400,7 +400,7 @@ class Service:
             models=models.names,
             devices=tuple({model.ready.device: 0 for model in models if model.ready}),
             patience_ms=round(self.retention.patience_s * 1000),
-            streams=self.runs.count,
+            streams=self.runs.table.count,
             room=self.config.max_streams,
             corrs=CORRS,
             ledger=self.ledger.name,

@@ -164,7 +164,7 @@ class OperatorDesk:
     async def _health(self) -> Document:
         return {
             "version": tailrace_version(),
-            "reasons": list(self.runs.reasons),
+            "reasons": list(self.runs.models.reasons),
             "ledger_silent_s": self.ledger.silent_s(),
             "history": self.runs.recorder.described(),
             "edges": self.links(),

@@ -48,10 +48,10 @@ def pool_document(
     states = Counter(map(state_of, runs.table.by_id.values()))
     return {
         "now_ms": unix_ms(metrics.clock()),
-        "ready": not runs.reasons,
-        "reasons": list(runs.reasons),
+        "ready": not runs.models.reasons,
+        "reasons": list(runs.models.reasons),
         "room": room,
-        "streams": runs.count,
+        "streams": runs.table.count,
         "states": states | {"paused": runs.paused_count},
         "workers": [
             {

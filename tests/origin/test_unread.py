@@ -71,9 +71,9 @@ async def test_a_stream_that_may_pause_is_taken_from_its_worker_and_goes_on_when
     await stage.later(1)
     assert stage.orders[-1] == Halt()
     await stage.cancelled(stage.slots[0], run, 1)  # what the worker says to it is not the end
-    assert stage.runs.count == 0, "it needs no room"
+    assert stage.runs.table.count == 0, "it needs no room"
     await stage.find_orphans()
-    assert stage.runs.count == 0, "and is not one that was left by its origin"
+    assert stage.runs.table.count == 0, "and is not one that was left by its origin"
     stage.runs.readers.begin(A)
     await stage.later(0)
     again = stage.orders[-1]
@@ -110,7 +110,7 @@ async def test_a_stream_that_is_to_be_cancelled_ends_and_one_that_runs_on_does_n
     await stage.cancelled(stage.slots[0], run, 0)
     await stage.end_of(A)
     await stage.later(10_000)
-    assert stage.runs.count == 1
+    assert stage.runs.table.count == 1
 
 
 @pytest.mark.parametrize("state", ["running", "waiting"])
@@ -127,12 +127,12 @@ async def test_a_stream_that_nobody_reads_and_that_makes_nothing_is_ended_in_tim
         await stage.later(IDLE_STREAM_S - 1)
         await stage.step(stage.slots[0], run, 0, "a")  # which begins its time anew
     await stage.later(IDLE_STREAM_S - 1)
-    assert stage.runs.count == 2
+    assert stage.runs.table.count == 2
     await stage.later(1)
     end = await stage.end_of(A, after=int(state == "running"))
     assert (end.finish_reason, end.retryable) == (FinishReason.FAILED, True)
     assert end.message == f"nobody read it and nothing came of it for {IDLE_STREAM_S:g} s"
-    assert stage.runs.count == 1, "one that is read may wait"
+    assert stage.runs.table.count == 1, "one that is read may wait"
     assert (Halt() in stage.orders) is (state == "running")
     labels = {"state": state}
     ended = stage.metrics.registry.get_sample_value("tailrace_idle_streams_ended_total", labels)
@@ -161,7 +161,7 @@ async def test_a_paused_stream_outlives_its_origin_and_is_not_kept_for_ever(
     await stage.find_orphans()
     assert isinstance(stage.orders[-1], Run), "its time begins anew"
     await stage.later(30)
-    assert stage.runs.count == 0
+    assert stage.runs.table.count == 0
     await stage.later(PAUSED_S)
     end = await stage.end_of(A)
     assert end.finish_reason is FinishReason.CANCELLED
@@ -175,11 +175,11 @@ async def test_what_was_paused_leaves_room_when_an_origin_starts(stage: Audience
     await stage.find_orphans()
     await stage.find_orphans()
     with stage.runs.room(1, Priority.INTERACTIVE):
-        assert stage.runs.count == 4
+        assert stage.runs.table.count == 4
     last = streams[-1]
     stage.runs.readers.begin(last)
     await stage.later(0)
-    assert stage.runs.count == 4
+    assert stage.runs.table.count == 4
 
 
 async def test_a_paused_stream_can_be_cancelled(stage: Audience) -> None:
@@ -189,7 +189,7 @@ async def test_a_paused_stream_can_be_cancelled(stage: Audience) -> None:
     assert isinstance((await stage.frames(A))[-1], StreamEnd)
     stage.runs.readers.begin(A)
     await stage.later(0)
-    assert stage.runs.count == 0
+    assert stage.runs.table.count == 0
 
 
 async def test_an_origin_takes_over_what_may_pause_when_it_is_read_there(stage: Audience) -> None:

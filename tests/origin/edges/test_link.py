@@ -486,7 +486,7 @@ async def test_a_repeated_request_for_several_finds_them_all(house: House) -> No
     assert [s.stream for s in again.siblings] == [s.stream for s in first.siblings]
     assert len(house.slot.sent) == 2
     assert len(await house.ledger.unfinished()) <= 2
-    assert house.runs.count == 2
+    assert house.runs.table.count == 2
 
 
 async def test_several_streams_are_admitted_together_or_not_at_all(house: House) -> None:
@@ -494,7 +494,7 @@ async def test_several_streams_are_admitted_together_or_not_at_all(house: House)
     await opened(client, corr=1, request=replace(REQUEST, n=3))
     error = await refused(client, replace(REQUEST, n=2))
     assert (error.status, error.code, error.retryable) == (503, "overloaded", True)
-    assert house.runs.count == 3
+    assert house.runs.table.count == 3
     await opened(client, corr=3)
 
 
@@ -507,7 +507,7 @@ async def test_two_requests_of_one_key_at_once_open_one_set_of_streams(house: Ho
     [first, second] = [answer for answer in answers if isinstance(answer, Opened)]
     assert first.stream == second.stream
     assert [s.stream for s in first.siblings] == [s.stream for s in second.siblings]
-    assert (len(house.slot.sent), house.runs.count) == (2, 2)
+    assert (len(house.slot.sent), house.runs.table.count) == (2, 2)
 
 
 async def test_a_set_of_streams_that_cannot_be_stored_whole_leaves_nothing(
@@ -527,7 +527,7 @@ async def test_a_set_of_streams_that_cannot_be_stored_whole_leaves_nothing(
     error = await refused(client, replace(REQUEST, n=3))
     assert error.code == "ledger_full"
     assert len(made) == 2
-    assert (house.runs.count, house.slot.sent) == (0, [])
+    assert (house.runs.table.count, house.slot.sent) == (0, [])
     for stream in made:
         with pytest.raises(NotFound):
             await house.ledger.info(stream)
@@ -544,7 +544,7 @@ async def test_a_bad_format_is_refused_before_a_stream_is_made(house: House) -> 
     client = await house.greeted()
     error = await refused(client, replace(REQUEST, format=OutputFormat(FormatKind.REGEX, "[")))
     assert (error.status, error.retryable) == (400, False)
-    assert house.runs.count == 0
+    assert house.runs.table.count == 0
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ async def test_a_stream_waits_for_a_worker_and_then_runs(stage: Stage) -> None:
     await stage.step(one, run, 0, "a")
     await stage.step(one, run, 1, None)
     assert await stage.frames(A) == [Token("a", 0), StreamEnd(1, FinishReason.LENGTH, 1, 2)]
-    assert stage.runs.count == 0
+    assert stage.runs.table.count == 0
 
 
 async def test_streams_go_to_the_worker_with_the_fewest(stage: Stage) -> None:
@@ -113,7 +113,7 @@ async def test_a_stream_that_keeps_killing_workers_is_ended_as_failed(stage: Sta
     assert end.finish_reason is FinishReason.FAILED
     assert end.message == f"{MAX_DEATHS} workers died on this stream"
     await stage.ready(one)
-    assert stage.runs.count == 0
+    assert stage.runs.table.count == 0
 
 
 async def test_the_neighbours_of_a_stream_that_kills_workers_are_not_blamed(stage: Stage) -> None:
@@ -139,7 +139,7 @@ async def test_the_neighbours_of_a_stream_that_kills_workers_are_not_blamed(stag
     end = await stage.end_of(B)
     assert end.finish_reason is FinishReason.FAILED
     await stage.ready(one)
-    assert stage.runs.count == 1
+    assert stage.runs.table.count == 1
 
 
 async def test_a_stream_that_only_waited_in_a_worker_is_not_suspected_of_its_death(
@@ -221,7 +221,7 @@ async def test_a_stream_that_makes_tokens_between_deaths_goes_on(stage: Stage) -
         await stage.step(one, one.last[0], index, "a")
         await stage.lost(one)
     assert len(await stage.frames(A)) == MAX_DEATHS + 2
-    assert stage.runs.count == 1
+    assert stage.runs.table.count == 1
 
 
 async def test_a_running_stream_is_cancelled_by_its_worker(stage: Stage) -> None:
@@ -253,7 +253,7 @@ async def test_a_cancel_is_not_forgotten_when_the_worker_dies_before_it_obeys(
 
 async def test_cancelling_what_is_over_or_unknown_does_nothing(stage: Stage) -> None:
     await stage.runs.cancel(A)
-    assert stage.runs.count == 0
+    assert stage.runs.table.count == 0
 
 
 async def test_another_engine_goes_on_and_says_so(stage: Stage) -> None:
@@ -395,7 +395,7 @@ async def test_an_order_that_no_frame_can_hold_ends_its_stream_only(stage: Stage
     end = await stage.end_of(A)
     assert end.finish_reason is FinishReason.FAILED
     await stage.start(B, recipe.model_copy(update={"prompt": "x"}))
-    assert stage.runs.count == 1
+    assert stage.runs.table.count == 1
 
 
 async def test_a_failure_that_may_not_come_again_is_the_one_end_of_the_log(stage: Stage) -> None:
@@ -406,7 +406,7 @@ async def test_a_failure_that_may_not_come_again_is_the_one_end_of_the_log(stage
     await stage.lost(one)
     await stage.ready(one)
     assert await stage.frames(A) == [end]
-    assert stage.runs.count == 0
+    assert stage.runs.table.count == 0
 
 
 async def test_an_unfinished_stream_of_a_dead_origin_is_taken_over(stage: Stage) -> None:
@@ -448,18 +448,18 @@ async def test_room_is_kept_for_all_streams_of_a_request_or_for_none(stage: Stag
             pass
     with stage.runs.room(4):
         pass
-    assert stage.runs.count == 0
+    assert stage.runs.table.count == 0
 
 
 async def test_readiness_tells_what_is_awaited(stage: Stage) -> None:
-    reasons = [stage.runs.reasons]
+    reasons = [stage.runs.models.reasons]
     for stage_of_load in ("unpack", "compile"):
         stage.runs.worker_loading(stage.slots[0], LoadProgress(stage_of_load, 2, 6))
-        reasons.append(stage.runs.reasons)
+        reasons.append(stage.runs.models.reasons)
     await stage.ready(stage.slots[0])
-    reasons.append(stage.runs.reasons)
+    reasons.append(stage.runs.models.reasons)
     await stage.lost(stage.slots[0])
-    reasons.append(stage.runs.reasons)
+    reasons.append(stage.runs.models.reasons)
     assert reasons == [
         ("starting a worker",),
         ("loading: unpack 2/6",),
@@ -476,7 +476,7 @@ async def test_readiness_and_clients_are_told_of_a_crash_loop(stage: Stage) -> N
     for _ in range(MOST_DEATHS):
         slot.circuit.died(slot.number, stage.clock_s, was_ready=True)
         await stage.lost(slot)
-    [reason] = stage.runs.reasons
+    [reason] = stage.runs.models.reasons
     assert reason == (
         f"{MOST_DEATHS} workers in a row died and had made nothing; it is tried again; "
         f"{MOST_DEATHS} died before, the last: ended by SIGKILL"
@@ -492,9 +492,9 @@ async def test_readiness_tells_that_all_workers_are_silent(stage: Stage) -> None
     for slot in stage.slots:
         await stage.ready(slot)
         slot.is_silent = True
-    reasons = [stage.runs.reasons]
+    reasons = [stage.runs.models.reasons]
     stage.slots[0].is_silent = False
-    reasons.append(stage.runs.reasons)
+    reasons.append(stage.runs.models.reasons)
     assert reasons == [("all workers are silent for over 5 s",), ()]
 
 

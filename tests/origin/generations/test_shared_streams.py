@@ -40,11 +40,11 @@ async def test_a_stream_that_another_origin_took_over_is_halted_and_forgotten(
     await other.runs.restore([A])
     await stage.step(here, run, 1, "late")
     assert here.last == (run, Halt())
-    assert stage.runs.count == 0
+    assert stage.runs.table.count == 0
     await stage.step(here, run, 2, None)  # what it says before it obeys
     await other.step(there, there.last[0], 1, "b")
     assert await stage.frames(A) == [Token("a", 0), Token("b", 1)]
-    assert other.runs.count == 1
+    assert other.runs.table.count == 1
 
 
 async def test_the_other_streams_of_a_step_are_stored_when_one_is_refused(stage: Stage) -> None:
@@ -71,7 +71,7 @@ async def test_a_stream_that_another_origin_generates_is_cancelled_here(
     assert one.last == (run, Halt())
     [_, end] = await stage.frames(A)
     assert end == StreamEnd(1, FinishReason.CANCELLED, 1, 2)
-    assert stage.runs.count == other.runs.count == 0
+    assert stage.runs.table.count == other.runs.table.count == 0
 
 
 async def test_a_cancel_is_not_lost_with_the_stream_that_another_origin_took(
@@ -87,7 +87,7 @@ async def test_a_cancel_is_not_lost_with_the_stream_that_another_origin_took(
     await stage.cancelled(here, run, 0)
     assert await stage.frames(A) == [StreamEnd(0, FinishReason.CANCELLED, 0, 2)]
     await other.step(there, there.last[0], 0, "late")
-    assert stage.runs.count == other.runs.count == 0
+    assert stage.runs.table.count == other.runs.table.count == 0
 
 
 async def test_a_cancel_ends_a_waiting_stream_that_another_origin_took(
@@ -122,7 +122,7 @@ async def test_what_another_origin_took_while_it_waited_is_dropped(
     await other.runs.restore([A, B])
     await stage.ready(stage.slots[1])
     assert stage.slots[1].sent == []
-    assert (stage.runs.count, other.runs.count) == (0, 2)
+    assert (stage.runs.table.count, other.runs.table.count) == (0, 2)
 
 
 async def test_a_stream_that_was_ended_while_it_waited_for_its_first_worker_is_dropped(
@@ -132,7 +132,7 @@ async def test_a_stream_that_was_ended_while_it_waited_for_its_first_worker_is_d
     await other.runs.cancel(A)
     await stage.ready(stage.slots[0])
     assert stage.slots[0].sent == []
-    assert stage.runs.count == 0
+    assert stage.runs.table.count == 0
 
 
 async def test_what_runs_or_waits_here_is_not_restored_again(stage: Stage) -> None:
@@ -157,7 +157,7 @@ async def test_what_has_ended_or_is_gone_is_not_restored(stage: Stage) -> None:
     await stage.start(A)
     await stage.runs.cancel(A)
     await stage.runs.restore([A, B])
-    assert stage.runs.count == 0
+    assert stage.runs.table.count == 0
 
 
 async def test_a_stream_of_another_version_is_left_to_others(stage: Stage) -> None:
@@ -165,7 +165,7 @@ async def test_a_stream_of_another_version_is_left_to_others(stage: Stage) -> No
     await stage.create(B)
     await stage.ready(stage.slots[0])
     await stage.runs.restore([A, B])
-    assert stage.runs.count == 1
+    assert stage.runs.table.count == 1
     assert (await stage.ledger.info(A)).epoch == 1
 
 
@@ -174,10 +174,10 @@ async def test_no_more_streams_are_restored_than_there_is_room_for(stage: Stage)
     for stream in streams:
         await stage.create(stream)
     await stage.runs.restore(streams)
-    assert stage.runs.count == 4
+    assert stage.runs.table.count == 4
     await stage.runs.cancel(streams[0])
     await stage.runs.restore(streams[1:])
-    assert stage.runs.count == 4
+    assert stage.runs.table.count == 4
 
 
 async def test_a_run_that_is_not_in_step_with_the_ledger_begins_again_from_there(
@@ -199,7 +199,7 @@ async def test_a_stream_that_no_run_keeps_in_step_is_ended_as_failed(stage: Stag
         await stage.step(one, one.last[0], 1, "b")
     end = await stage.end_of(A)
     assert end.message == f"{MAX_DEATHS} workers fell out of step with this stream"
-    assert stage.runs.count == 0
+    assert stage.runs.table.count == 0
 
 
 async def test_a_stream_that_was_deleted_is_halted_and_forgotten(stage: Stage) -> None:
@@ -207,7 +207,7 @@ async def test_a_stream_that_was_deleted_is_halted_and_forgotten(stage: Stage) -
     await stage.ledger.delete(A)
     await stage.step(one, run, 0, "a")
     assert one.last == (run, Halt())
-    assert stage.runs.count == 0
+    assert stage.runs.table.count == 0
 
 
 # ---- a ledger that is away for a while ----
@@ -262,7 +262,7 @@ async def test_a_cancel_outlives_an_outage(stage: Stage, other: Stage, outage: O
     for origin in (stage, other):
         await origin.ready(origin.slots[0])
         await origin.runs.restore([])
-        assert origin.runs.count == 0
+        assert origin.runs.table.count == 0
     assert await stage.frames(A) == [StreamEnd(0, FinishReason.CANCELLED, 0, 2)]
 
 
@@ -308,7 +308,7 @@ async def test_a_stream_at_its_size_limit_ends_as_length(tmp_path: Path) -> None
         end = await stage.end_of(A, after=1)
         assert (end.finish_reason, end.index) == (FinishReason.LENGTH, 1)
         assert one.last == (run, Halt())
-        assert stage.runs.count == 0
+        assert stage.runs.table.count == 0
     finally:
         await ledger.close()
 
@@ -325,7 +325,7 @@ async def test_a_stream_that_the_ledger_has_no_room_for_may_be_tried_again(tmp_p
         end = await stage.end_of(A, after=1)
         assert (end.finish_reason, end.index) == (FinishReason.FAILED, 1)
         assert end.retryable
-        assert stage.runs.count == 0
+        assert stage.runs.table.count == 0
     finally:
         await ledger.close()
 

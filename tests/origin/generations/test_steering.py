@@ -172,4 +172,4 @@ async def test_a_worker_that_claims_more_than_it_was_sent_confirms_nothing_else(
     slot = await begun(stage)
     await takes(stage, slot, 1, steers=5)
     assert RECIPE.max_tokens > len(IDS)
-    assert stage.runs.count == 1
+    assert stage.runs.table.count == 1
