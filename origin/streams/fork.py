@@ -156,9 +156,6 @@ class Grant:
     parts: tuple[Part, ...]
     head: bytes
 
-    def pack(self) -> bytes:
-        return packed(self)
-
     @classmethod
     def unpack(cls, body: bytes) -> Grant:
         content_type, expiry, parts, head = json.loads(body)
@@ -173,9 +170,6 @@ class ForkRequest:
     fork: str
     content_type: str | None
     order: ForkOrder
-
-    def pack(self) -> bytes:
-        return packed(self)
 
     @classmethod
     def unpack(cls, body: bytes) -> ForkRequest:
@@ -235,7 +229,7 @@ class References:
         self.owe(claim.reference, claim.order.source, self._context.now_ms() + RETRY_MS)
         self._asking.add(claim.reference)
         try:
-            response = await self._ask(claim.order.source, TAKE, claim.pack())
+            response = await self._ask(claim.order.source, TAKE, packed(claim))
         finally:
             self._asking.discard(claim.reference)
         if response.status != 200:

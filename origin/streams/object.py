@@ -29,7 +29,7 @@ from origin.streams.append import (
     messages_of,
     place_headers,
 )
-from origin.streams.config import Change, Create, StreamEvent, StreamSettings
+from origin.streams.config import Change, Create, StreamEvent, StreamSettings, packed
 from origin.streams.fork import (
     GIVE_BACK,
     TAKE,
@@ -318,7 +318,8 @@ class StreamObject(DurableObject):
         if self._forkable(await self._living(), claim).config.stream != config.stream:
             raise NotFound("no such stream")
         self._references.add(claim.reference, claim.fork)
-        return answer(200, body=Grant(config.content_type, config.expiry, parts, cut.head).pack())
+        grant = Grant(config.content_type, config.expiry, parts, cut.head)
+        return answer(200, body=packed(grant))
 
     def _forkable(self, state: StoredStream | None, claim: ForkRequest) -> StoredStream:
         if state is None:
