@@ -22,6 +22,7 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -196,31 +197,22 @@ class Resolver:
     async def look_up(self, host: str, port: int) -> list[str]:
         await self._free.acquire()
         loop = asyncio.get_running_loop()
-        found: asyncio.Future[list[str]] = loop.create_future()
-
-        def ended(addresses: list[str], error: OSError | None) -> None:
-            self._free.release()
-            if found.done():
-                return  # nobody waits for it any more
-            if error is None:
-                found.set_result(addresses)
-            else:
-                found.set_exception(error)
+        found: Future[list[str]] = Future()
+        found.set_running_or_notify_cancel()  # whether anybody waits for it or not
 
         def work() -> None:
-            addresses, error = list[str](), None
             try:
                 there = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                addresses = [str(address[0]).partition("%")[0] for *_, address in there]
-            except OSError as failure:
-                error = failure
-            except UnicodeError as failure:
-                error = OSError(f"no name of a host: {failure}")
+                found.set_result([str(address[0]).partition("%")[0] for *_, address in there])
+            except OSError as error:
+                found.set_exception(error)
+            except UnicodeError as error:
+                found.set_exception(OSError(f"no name of a host: {error}"))
             with suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(ended, addresses, error)
+                loop.call_soon_threadsafe(self._free.release)
 
         threading.Thread(target=work, name="webhook-look-up", daemon=True).start()
-        return await found
+        return await asyncio.wrap_future(found)
 
 
 @dataclass(frozen=True, slots=True)
