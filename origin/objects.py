@@ -12,7 +12,8 @@ from ledger.errors import NotFound
 from ledger.frame import Durability
 from ledger.interface import Ledger, ObjectKey
 from ledger.objects.object import DurableObject, ObjectFactory, ObjectRequest, ObjectResponse
-from ledger.objects.runtime import ObjectLimits, ObjectRuntime
+from ledger.objects.object import ObjectLimits
+from ledger.objects.runtime import ObjectRuntime
 from origin.chats import CHAT, CHATS
 from origin.config import StreamsConfig
 from origin.deployments import Classes, Deployed, DeploymentObject, Namespaces

@@ -1,18 +1,173 @@
 """The two gates of an object: what may come in, and what may be seen outside.
 
-The input gate is held by one event at a time; the output gate opens when the changes made
-so far are durable. Both follow the Durable Objects of Cloudflare; `ledger/objects/runtime.py`
-has the rules.
+An event is a request or an alarm on its way through them. The input gate is held by one event
+at a time; the output gate opens when the changes made so far are durable. Both follow the
+Durable Objects of Cloudflare; `ledger/objects/runtime.py` has the rules.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import Enum, auto
 
-from ledger.errors import CallerError, StreamFull, TailraceError, Unavailable
-from ledger.objects.changes import Changes
+from ledger.errors import CallerError, Conflict, StreamFull, TailraceError, Unavailable
+from ledger.frame import Durability
+from ledger.interface import Alarm, Append, NewStream, ObjectKey, ObjectWrite
+
+MAX_CALL_DEPTH = 16
+"""Objects that may call one another in one chain, the first one included."""
+
+
+class Stage(Enum):
+    """Where an event is. Its task may be cancelled where it does not hold the gate."""
+
+    QUEUED = auto()
+    """At the input gate for the first time."""
+    INSIDE = auto()
+    """Holding the input gate."""
+    OUTSIDE = auto()
+    """In `outside`: its `waiting` is awaited, or the changes made before it are stored."""
+    RETURNING = auto()
+    """At the input gate again, after `outside`."""
+    LEAVING = auto()
+    """Done; its changes are being stored."""
+    ENDED = auto()
+
+
+class Event:
+    """An event, the task that runs it, and the event that called for it."""
+
+    def __init__(self, key: ObjectKey) -> None:
+        self.key = key
+        self.parent = current()
+        self.depth: int = 1 if self.parent is None else self.parent.depth + 1
+        self.stage = Stage.QUEUED
+        self.blocks = 0  # block_concurrency_while blocks that it is in
+        self.abandoned = False  # nobody waits for its outcome
+        self.resets = False  # its exception is why the instance is discarded
+        self.task: asyncio.Task[object] | None = None
+        self._check_callers()
+
+    def _check_callers(self) -> None:
+        if self.depth > MAX_CALL_DEPTH:
+            raise Conflict(
+                f"{MAX_CALL_DEPTH} objects call one another in a chain",
+                code="call_depth",
+                hint="an object seems to call itself, directly or through others",
+            )
+        if any(caller.blocks and caller.key == self.key for caller in self._callers()):
+            raise Conflict(
+                f"{self.key.kind} {self.key.name!r} waits for itself",
+                code="call_deadlock",
+                hint="block_concurrency_while cannot call what calls back",
+            )
+
+    def _callers(self) -> Iterator[Event]:
+        caller = self.parent
+        while caller is not None:
+            yield caller
+            caller = caller.parent
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the code that asks is this event's own, not that of a task it made."""
+        return asyncio.current_task() is self.task
+
+    def abandon(self) -> None:
+        """Stop at the next place where the object is between events; nobody waits any more."""
+        self.abandoned = True
+        if self.stage in (Stage.QUEUED, Stage.OUTSIDE):
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+_EVENT: ContextVar[Event | None] = ContextVar("event", default=None)
+
+
+def enter(event: Event) -> None:
+    """Make `event` the one that the current task, and what it starts, belongs to."""
+    _EVENT.set(event)
+
+
+def current() -> Event | None:
+    """The event that the running code belongs to, while it lasts."""
+    event = _EVENT.get()
+    return None if event is None or event.stage is Stage.ENDED else event
+
+
+@dataclass(slots=True, eq=False)
+class Changes:
+    """Changes that are stored together or not at all. In `values` None stands for deleted."""
+
+    clear: bool = False  # before `values`
+    values: dict[str, bytes | None] = field(default_factory=dict)
+    alarm: Alarm | None = None
+    sets_alarm: bool = False
+    creates: list[NewStream] = field(default_factory=list)
+    appends: list[Append] = field(default_factory=list)
+    drops: list[bytes] = field(default_factory=list)
+    size: int = 0
+    """Bytes of names, values and frames."""
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        streams = self.appends or self.creates or self.drops
+        return not (self.values or self.clear or self.sets_alarm or streams)
+
+    def put(self, name: str, value: bytes | None) -> None:
+        if name in self.values:
+            self.size -= len(name) + len(self.values[name] or b"")
+        self.values[name] = value
+        self.size += len(name) + len(value or b"")
+
+    def clear_values(self) -> None:
+        self.size -= sum(len(name) + len(value or b"") for name, value in self.values.items())
+        self.values.clear()
+        self.clear = True
+
+    def set_alarm(self, alarm: Alarm | None) -> None:
+        self.alarm, self.sets_alarm = alarm, True
+
+    def append(self, append: Append) -> None:
+        self.appends.append(append)
+        self.size += len(append.record.frame)
+
+    def add(self, later: Changes) -> None:
+        """Take in the changes of a transaction that began after these."""
+        if later.clear:
+            self.clear_values()
+        for name, value in later.values.items():
+            self.put(name, value)
+        if later.sets_alarm:
+            self.set_alarm(later.alarm)
+        self.creates += later.creates
+        for append in later.appends:
+            self.append(append)
+        self.drops += later.drops
+
+    def write(self, key: ObjectKey, epoch: int, durability: Durability) -> ObjectWrite:
+        """The same as the ledger takes it, at least as durable as the streams it creates."""
+        return ObjectWrite(
+            key=key,
+            epoch=epoch,
+            puts={name: value for name, value in self.values.items() if value is not None},
+            deletes=[name for name, value in self.values.items() if value is None],
+            clear=self.clear,
+            alarm=self.alarm,
+            sets_alarm=self.sets_alarm,
+            creates=self.creates,
+            appends=self.appends,
+            drops=self.drops,
+            durability=max((durability, *(new.durability for new in self.creates))),
+        )
 
 
 class InputGate:

@@ -55,20 +55,19 @@ it stored as it was, so it runs again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import structlog
 
 from ledger.errors import CallerError, HeldElsewhere, NotFound, TailraceError, Unavailable
-from ledger.interface import Ledger, ObjectKey
-from ledger.objects.alarm import Alarms, LoopTimer, Timer
-from ledger.objects.event import Event, Stage, enter
-from ledger.objects.gate import lost
-from ledger.objects.instance import Instance, LiveBody
+from ledger.interface import Alarm, Ledger, ObjectKey, ObjectStore
+from ledger.objects.gate import Event, Stage, enter, lost
 from ledger.objects.object import (
     MAX_KEY_CHARS,
+    Instance,
+    LiveBody,
     ObjectFactory,
     ObjectLimits,
     ObjectRequest,
@@ -79,7 +78,14 @@ from ledger.objects.object import (
 )
 from ledger.objects.storage import is_text
 
-__all__ = ["ObjectFactory", "ObjectLimits", "ObjectRuntime"]
+MAX_ALARMS_AT_ONCE = 64
+"""Alarm handlers that run at the same time; the others wait, earliest first. Those of classes
+with a number of their own do not count."""
+POLL_MS = 5_000
+"""The store is looked at so often even if nothing wakes the loop: another origin that shares
+it may have set an alarm and died."""
+HORIZON_MS = 2**62
+"""A Unix time that no alarm is after."""
 
 T = TypeVar("T")
 
@@ -125,8 +131,7 @@ class ObjectRuntime:
             self._ring,
             now_ms,
             self._wake,
-            self.limits.retries,
-            self.limits.alarms_at_once,
+            self.limits,
         )
 
     @property
@@ -321,3 +326,108 @@ class ObjectRuntime:
 
     def _evict(self, key: ObjectKey) -> None:
         self._instances[key].output.shut(lost("it was evicted"))
+
+
+class Timer(Protocol):
+    """How the loop waits; tests give one that they move by hand."""
+
+    async def wait(self, wake: asyncio.Event, until_ms: int) -> None:
+        """Until `wake` is set or it is `until_ms` (Unix time)."""
+
+
+class LoopTimer:
+    """Waits with the timers of the event loop."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+
+    async def wait(self, wake: asyncio.Event, until_ms: int) -> None:
+        try:
+            async with asyncio.timeout(max(0, until_ms - self._now_ms()) / 1000):
+                await wake.wait()
+        except TimeoutError:
+            return
+
+
+class Held(NamedTuple):
+    """An alarm that failed and could not even be stored as failed: not before `until_ms`."""
+
+    alarm: Alarm
+    until_ms: int
+    times: int
+
+
+class Alarms:
+    """Starts the handlers of due alarms; `ring` runs one and raises what it raises."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        ring: Callable[[ObjectKey], Coroutine[None, None, None]],
+        now_ms: Callable[[], int],
+        wake: asyncio.Event,
+        limits: ObjectLimits,
+    ) -> None:
+        self._store = store
+        self._ring = ring
+        self._now_ms = now_ms
+        self._wake = wake
+        self._policy, self._at_once = limits.retries, limits.alarms_at_once
+        self._running: dict[ObjectKey, asyncio.Task[None]] = {}
+        self._held: dict[ObjectKey, Held] = {}
+
+    async def start_due(self) -> int:
+        """Start what is due; returns when to look again, in Unix ms."""
+        # What runs or is held is still stored, so it takes up places in the answer.
+        limit = MAX_ALARMS_AT_ONCE + sum(self._at_once.values())
+        limit += len(self._running) + len(self._held)
+        try:
+            rows = await self._store.due(HORIZON_MS, limit)
+        except TailraceError as error:
+            log.warning("alarms.unknown", error=str(error))
+            return self._now_ms() + self._policy.first_ms
+        now = self._now_ms()
+        self._forget_held(dict(rows))
+        again = now + POLL_MS
+        for key, alarm in rows:
+            at_ms = max(alarm.at_ms, self._held[key].until_ms if key in self._held else 0)
+            if at_ms > now:
+                again = min(again, at_ms)
+            elif key not in self._running and self._has_place(key.kind):
+                self._start(key, alarm)
+        return again
+
+    async def ended(self) -> None:
+        """Wait for the handlers that run now."""
+        if self._running:
+            await asyncio.wait(self._running.values())
+
+    def _has_place(self, kind: str) -> bool:
+        if kind in self._at_once:
+            return sum(key.kind == kind for key in self._running) < self._at_once[kind]
+        shared = sum(key.kind not in self._at_once for key in self._running)
+        return shared < MAX_ALARMS_AT_ONCE
+
+    def _start(self, key: ObjectKey, alarm: Alarm) -> None:
+        task = self._running[key] = asyncio.get_running_loop().create_task(self._ring(key))
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._running[key]
+            self._wake.set()
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                log.warning("alarm.failed", kind=key.kind, name=key.name, error=repr(error))
+                self._hold(key, alarm)
+
+        task.add_done_callback(ended)
+
+    def _hold(self, key: ObjectKey, alarm: Alarm) -> None:
+        """Come back to this very alarm later; one that was stored as failed is another."""
+        times = self._held[key].times + 1 if key in self._held else 1
+        until_ms = self._now_ms() + self._policy.delay_ms(times)
+        self._held[key] = Held(alarm, until_ms, times)
+
+    def _forget_held(self, stored: dict[ObjectKey, Alarm]) -> None:
+        self._held = {
+            key: held for key, held in self._held.items() if stored.get(key) == held.alarm
+        }

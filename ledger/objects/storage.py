@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from ledger.errors import CallerError, Overloaded, TooLarge
+from ledger.errors import CallerError, Conflict, Overloaded, TooLarge
 from ledger.interface import (
     MAX_LIST,
     Alarm,
@@ -19,8 +19,7 @@ from ledger.interface import (
     Record,
     ValueRange,
 )
-from ledger.objects.changes import Changes
-from ledger.objects.gate import OutputGate
+from ledger.objects.gate import Changes, OutputGate
 
 MAX_VALUE_BYTES = 2 * 1024 * 1024
 """Largest value, in bytes. What is larger belongs into a stream."""
@@ -197,7 +196,7 @@ class ObjectStorage:
         """Buffer a new stream of `StreamKind.OBJECT`; it starts at epoch 1."""
         changes = self._changes()
         self._check_present(new.stream)
-        changes.create(new)
+        changes.creates.append(new)
 
     def append(self, stream: bytes, epoch: int, index: int, record: Record) -> None:
         """Buffer a record; one that the stream refuses fails the whole write."""
@@ -210,8 +209,11 @@ class ObjectStorage:
         self._changes().drops.append(stream)
 
     def _check_present(self, stream: bytes) -> None:
-        for layer in self._layers():
-            layer.check_present(stream)
+        """Refuse what a write, which drops streams last, would store in the wrong order."""
+        if any(stream in layer.drops for layer in self._layers()):
+            raise Conflict(
+                f"stream {stream.hex()} has been dropped", field="stream", hint="use a new id"
+            )
 
     def _changes(self, size: int = 0) -> Changes:
         """Where a change of `size` bytes goes."""

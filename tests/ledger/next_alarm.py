@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ledger.interface import ObjectStore
-from ledger.objects.alarm import HORIZON_MS
+from ledger.objects.runtime import HORIZON_MS
 
 
 async def next_alarm_ms(objects: ObjectStore) -> int | None:

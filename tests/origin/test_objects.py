@@ -10,8 +10,8 @@ import pytest
 
 from ledger.errors import CallerError, ConfigError, NotFound
 from ledger.interface import ObjectKey
-from ledger.objects.alarm import MAX_ALARMS_AT_ONCE
 from ledger.objects.object import ObjectRequest
+from ledger.objects.runtime import MAX_ALARMS_AT_ONCE
 from ledger.sqlite.ledger import SqliteLedger
 from origin.chats import CHAT, KEPT_MS
 from origin.config import StreamsConfig

@@ -20,8 +20,14 @@ from ledger.interface import (
     ObjectWrite,
     ValueRange,
 )
-from ledger.objects.object import DurableObject, ObjectContext, ObjectRequest, ObjectResponse
-from ledger.objects.runtime import ObjectLimits, ObjectRuntime
+from ledger.objects.object import (
+    DurableObject,
+    ObjectContext,
+    ObjectLimits,
+    ObjectRequest,
+    ObjectResponse,
+)
+from ledger.objects.runtime import ObjectRuntime
 from ledger.sqlite.ledger import SqliteLedger
 
 START_MS = 1_000_000

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from ledger.errors import LedgerFailed
 from ledger.interface import Alarm, ObjectKey, ObjectWrite
-from ledger.objects.alarm import MAX_ALARMS_AT_ONCE, POLL_MS, LoopTimer, RetryPolicy
-from ledger.objects.object import ObjectRequest
-from ledger.objects.runtime import ObjectLimits, ObjectRuntime
+from ledger.objects.object import ObjectLimits, ObjectRequest, RetryPolicy
+from ledger.objects.runtime import MAX_ALARMS_AT_ONCE, POLL_MS, LoopTimer, ObjectRuntime
 from ledger.objects.storage import ObjectStorage
 from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import (

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from ledger.errors import LedgerFailed, StaleEpoch, TailraceError, Unavailable
-from ledger.objects.changes import Changes
-from ledger.objects.gate import InputGate, OutputGate
+from ledger.objects.gate import Changes, InputGate, OutputGate
 
 pytestmark = pytest.mark.anyio
 

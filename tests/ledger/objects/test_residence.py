@@ -12,8 +12,7 @@ from ledger.errors import (
     Unavailable,
 )
 from ledger.interface import ObjectKey
-from ledger.objects.instance import LiveBody
-from ledger.objects.object import ObjectLimits, ObjectRequest, ObjectResponse
+from ledger.objects.object import LiveBody, ObjectLimits, ObjectRequest, ObjectResponse
 from tests.ledger.objects.object_world import BASIC, KEY, Scripted, World, step, world_at
 
 pytestmark = pytest.mark.anyio
