@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from ledger.errors import Damaged
-from ledger.sqlite.cold import Unpacked, pack_cold, unpack_cold, unpack_segment
 from ledger.sqlite.group import GroupCommit
+from ledger.sqlite.record import Unpacked, pack_cold, unpack_cold, unpack_segment
 from ledger.sqlite.residents import Residents
 from ledger.sqlite.retention import RetentionSettings
 from ledger.sqlite.storage import SegmentRow, Storage

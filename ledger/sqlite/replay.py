@@ -7,8 +7,7 @@ from typing import NoReturn, TypeVar
 
 from ledger.errors import Damaged, damaged_stream, unknown_stream
 from ledger.interface import Record
-from ledger.sqlite.cold import Unpacked, unpack_cold, unpack_segment
-from ledger.sqlite.record import segment_frames
+from ledger.sqlite.record import Unpacked, segment_frames, unpack_cold, unpack_segment
 from ledger.sqlite.storage import SegmentRow, Storage
 from ledger.sqlite.tail import Tail
 

@@ -31,7 +31,7 @@ class StreamRow(NamedTuple):
 
 
 class SegmentRow(NamedTuple):
-    """A run of records of one stream. `coding` 0: plain; otherwise cold (`cold.py`)."""
+    """A run of records of one stream. `coding` 0: plain; otherwise cold (`record.py`)."""
 
     sid: int
     first: int  # index of its first record

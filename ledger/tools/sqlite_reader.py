@@ -21,7 +21,6 @@ import aiosqlite
 
 from ledger.errors import ConfigError, Damaged, damaged_stream, unknown_stream
 from ledger.interface import Record, StreamKind
-from ledger.sqlite.cold import unpack_segment
 from ledger.sqlite.disk.checksum import (
     DAMAGED_HINT,
     OBJECT_COLUMNS,
@@ -39,7 +38,7 @@ from ledger.sqlite.disk.opening import (
     refuse_foreign,
     require_closed_here,
 )
-from ledger.sqlite.record import Entry, unpack_batch
+from ledger.sqlite.record import Entry, unpack_batch, unpack_segment
 from ledger.sqlite.storage import SegmentRow, StreamRow
 from ledger.tools.reader import STREAMS_AT_ONCE, LedgerStatus, per_frame
 

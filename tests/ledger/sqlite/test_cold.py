@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ledger.errors import Damaged
 from ledger.frame import Chunk, Token, encode
 from ledger.interface import Record
-from ledger.sqlite.cold import (
+from ledger.sqlite.packer import COLD_FRAMES
+from ledger.sqlite.record import (
     MAX_PAYLOAD_BYTES,
     Unpacked,
     index_tails,
@@ -21,7 +22,6 @@ from ledger.sqlite.cold import (
     unpack_cold,
     unpack_segment,
 )
-from ledger.sqlite.packer import COLD_FRAMES
 from ledger.sqlite.storage import SegmentRow
 from tests.ledger.sqlite.cold_material import plain_rows, sentence
 

@@ -11,8 +11,8 @@ from ledger.errors import Damaged, NotFound
 from ledger.frame import Token, encode
 from ledger.interface import Record
 from ledger.sqlite import packer
-from ledger.sqlite.cold import Unpacked, pack_cold
 from ledger.sqlite.packer import COLD_BYTES, COLD_FRAMES, RUN_SEGMENTS, Packer, SegmentRun, take_run
+from ledger.sqlite.record import Unpacked, pack_cold
 from ledger.sqlite.storage import SegmentRow
 from tests.ledger.sqlite.cold_material import (
     COLD_AFTER_S,
