@@ -32,10 +32,9 @@ from ledger.interface import (
 from ledger.sqlite.disk.file import SqliteFile
 from ledger.sqlite.disk.sync import SyncOf, sync_of
 from ledger.sqlite.group import Group, GroupCommit
-from ledger.sqlite.log import Log
+from ledger.sqlite.log import Log, Recovery
 from ledger.sqlite.objects import SqliteObjects
 from ledger.sqlite.packer import Packer
-from ledger.sqlite.recovery import Recovery
 from ledger.sqlite.replay import Replay
 from ledger.sqlite.residents import Residents
 from ledger.sqlite.retention import Retention, RetentionSettings
@@ -322,10 +321,8 @@ class SqliteLedger:
         residents = self._residents
         residents.last_sid, last_oid = await self._storage.last_numbers()
         self.objects.begin_after(last_oid)
-        recovery = Recovery(self._storage, residents.adopt)
+        recovery = Recovery(self._storage, residents)
         await recovery.run()
-        residents.last_sid = max(residents.last_sid, recovery.last_sid)
-        residents.unstored = recovery.unstored
         self._log.begin(recovery.rows, recovery.sizes)
         residents.fit()
         if recovery.damaged:

@@ -26,7 +26,6 @@ from types import ModuleType
 import ledger.sqlite.group
 import ledger.sqlite.ledger
 import ledger.sqlite.log
-import ledger.sqlite.recovery
 import ledger.sqlite.replay
 import ledger.sqlite.retention
 import ledger.sqlite.tail
@@ -46,7 +45,7 @@ _LIMITS: list[tuple[ModuleType, str, tuple[int, ...]]] = [
     (ledger.sqlite.log, "MAX_RIPE_FOR_AGE", (1, 4, 256)),
     (ledger.sqlite.log, "SEGMENT_COMMITS", (1, 2, 64)),
     (ledger.sqlite.log, "PRUNE_ROWS", (1, 3, 64)),
-    (ledger.sqlite.recovery, "LOG_ROWS_AT_ONCE", (1, 3, 64)),
+    (ledger.sqlite.log, "LOG_ROWS_AT_ONCE", (1, 3, 64)),
     (ledger.sqlite.replay, "READ_SEGMENTS", (1, 2, 64)),
     (ledger.sqlite.retention, "EXPIRE_STREAMS", (1, 2, 64)),
     (ledger.sqlite.group, "MAX_FORMING_BYTES", (30, 200, 10_000)),
