@@ -31,10 +31,13 @@ from ledger.sqlite.disk.checksum import (
     checked_value,
     unchecked_stream,
 )
-from ledger.sqlite.disk.high_water import Lost, lost_file, lost_wal, read_mark
 from ledger.sqlite.disk.opening import (
     BUSY_TIMEOUT_MS,
+    Lost,
     existing,
+    lost_file,
+    lost_wal,
+    read_mark,
     refuse_foreign,
     require_closed_here,
 )

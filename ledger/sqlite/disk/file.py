@@ -31,16 +31,16 @@ from ledger.sqlite.disk.checksum import (
     stream_crc,
     value_crc,
 )
-from ledger.sqlite.disk.high_water import (
+from ledger.sqlite.disk.lookups import Lookups
+from ledger.sqlite.disk.opening import (
     HighWater,
+    OpenFiles,
+    lock,
     lost_file,
     lost_wal,
     read_mark,
     require_nothing_lost,
 )
-from ledger.sqlite.disk.lookups import Lookups
-from ledger.sqlite.disk.open_files import OpenFiles
-from ledger.sqlite.disk.opening import lock
 from ledger.sqlite.disk.schema import connect_reader, connect_writer
 from ledger.sqlite.disk.sync import SyncOf, sync_of
 from ledger.sqlite.disk.thread import WorkThread

@@ -16,9 +16,7 @@ from threading import Lock
 import apsw
 
 from ledger.errors import LedgerFailed
-from ledger.sqlite.disk.high_water import WAL_HEADER_BYTES, HighWater
-from ledger.sqlite.disk.open_files import OpenFiles
-from ledger.sqlite.disk.opening import BUSY_TIMEOUT_MS
+from ledger.sqlite.disk.opening import BUSY_TIMEOUT_MS, WAL_HEADER_BYTES, HighWater, OpenFiles
 from ledger.sqlite.disk.sync import fill, reserve
 from ledger.sqlite.disk.thread import WorkThread
 

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from ledger.errors import Damaged
 from ledger.sqlite.disk import high_water
-from ledger.sqlite.disk.high_water import HighWater, read_mark
+from ledger.sqlite.disk.opening import HighWater, read_mark
 from ledger.tools.commands import accept, reading
 from ledger.tools.verify import verify
 from tests.ledger.backends import A, everything, indexes, new, opened_file, tokens
