@@ -2,7 +2,7 @@
 
 One connection writes, on the event loop or in a thread, never both at once: a log row is
 written on the loop and then synced, without a thread where the system can do that. Two read
-(`lookups`). One moves the WAL (`wal`) into the database in a thread of its own, beside the
+(`Lookups`). One moves the WAL (`wal`) into the database in a thread of its own, beside the
 writer; that is safe since SQLite 3.51.3, which is why this is apsw, which brings a current
 SQLite with it, and not the system's. Locks keep a second process away, by whatever name it comes.
 """
@@ -31,7 +31,6 @@ from ledger.sqlite.disk.checksum import (
     stream_crc,
     value_crc,
 )
-from ledger.sqlite.disk.lookups import Lookups
 from ledger.sqlite.disk.opening import (
     HighWater,
     OpenFiles,
@@ -41,9 +40,8 @@ from ledger.sqlite.disk.opening import (
     read_mark,
     require_nothing_lost,
 )
-from ledger.sqlite.disk.schema import connect_reader, connect_writer
-from ledger.sqlite.disk.sync import SyncOf, sync_of
-from ledger.sqlite.disk.thread import WorkThread
+from ledger.sqlite.disk.schema import Lookups, connect_reader, connect_writer
+from ledger.sqlite.disk.sync import SyncOf, WorkThread, sync_of
 from ledger.sqlite.disk.upkeep import SqliteUpkeep
 from ledger.sqlite.disk.wal import Wal, leave
 from ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, StreamRow

@@ -1,21 +1,24 @@
-"""The tables of a ledger file, and what is done to a file when it is opened."""
+"""The tables of a ledger file, what is done to it when it is opened, and its connections."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import apsw
 
-from ledger.errors import ConfigError
-from ledger.sqlite.disk.checksum import add_functions
+from ledger.errors import ConfigError, Damaged
+from ledger.sqlite.disk.checksum import DAMAGED_HINT, add_functions
 from ledger.sqlite.disk.opening import (
     APPLICATION_ID,
     BUSY_TIMEOUT_MS,
     SCHEMA_VERSION,
     refuse_foreign,
 )
+from ledger.sqlite.disk.sync import WorkThread
 from ledger.sqlite.disk.wal import WAL_LIMIT_BYTES, leave, renew
 
 LEAST_SQLITE = (3, 51, 3)
@@ -139,3 +142,38 @@ def _make_schema(writer: apsw.Connection) -> None:
 
 def _pragma(connection: apsw.Connection, name: str) -> int:
     return int(str(connection.execute(f"PRAGMA {name}").get))
+
+
+class Lookups:
+    """Two connections that only read; `Damaged` where the file does not let them."""
+
+    def __init__(self, path: Path, vfs: str | None) -> None:
+        self._path = path
+        self._local = connect_reader(path, vfs)
+        self._reader = connect_reader(path, vfs)
+        self._reading = WorkThread("ledger-reader")
+
+    @property
+    def connections(self) -> tuple[apsw.Connection, apsw.Connection]:
+        return self._local, self._reader
+
+    def look(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        """A few rows by index, at once: a hop to a thread would take longer than the lookup."""
+        return self._rows(self._local, sql, values)
+
+    async def read(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        return await self._reading.run(partial(self._rows, self._reader, sql, values))
+
+    def number(self, sql: str, *values: object) -> int:
+        """The one number that a query gives; 0 for none."""
+        return int(self.look(sql, values)[0][0] or 0)
+
+    async def close(self) -> None:
+        """End the thread; the connections are closed with the others of the file."""
+        await self._reading.close()
+
+    def _rows(self, connection: apsw.Connection, sql: str, values: Sequence[Any]) -> list[Any]:
+        try:
+            return connection.execute(sql, values).fetchall()
+        except (apsw.Error, UnicodeDecodeError) as error:
+            raise Damaged(f"{self._path} cannot be read: {error}", hint=DAMAGED_HINT) from error

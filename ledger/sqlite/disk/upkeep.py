@@ -18,8 +18,8 @@ import structlog
 
 from ledger.errors import Damaged
 from ledger.interface import StreamKind
-from ledger.sqlite.disk.lookups import Lookups
 from ledger.sqlite.disk.opening import OpenFiles
+from ledger.sqlite.disk.schema import Lookups
 from ledger.sqlite.disk.wal import Wal
 from ledger.sqlite.room import ROW_BYTES
 from ledger.sqlite.storage import Commit, Sizes

@@ -34,8 +34,7 @@ from typing import NamedTuple
 
 import apsw
 
-from ledger.sqlite.disk.sync import Failed
-from ledger.sqlite.disk.thread import WorkThread
+from ledger.sqlite.disk.sync import Failed, WorkThread
 
 SECTOR_BYTES = 512
 """What a disk writes as a whole; the smallest that is in use."""

@@ -15,8 +15,7 @@ from ledger.frame import Durability
 from ledger.interface import Append
 from ledger.sqlite.disk import wal
 from ledger.sqlite.disk.file import SqliteFile
-from ledger.sqlite.disk.sync import DiskSync, Failed
-from ledger.sqlite.disk.thread import WorkThread
+from ledger.sqlite.disk.sync import DiskSync, Failed, WorkThread
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.tail import SEGMENT_BYTES
 from tests.ledger.backends import A, B, Clock, new, token, tokens

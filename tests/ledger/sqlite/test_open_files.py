@@ -9,8 +9,7 @@ import pytest
 
 from ledger.errors import ConfigError, LedgerFailed
 from ledger.frame import Durability
-from ledger.sqlite.disk.sync import DiskSync, Failed, sync_of
-from ledger.sqlite.disk.thread import WorkThread
+from ledger.sqlite.disk.sync import DiskSync, Failed, WorkThread, sync_of
 from ledger.sqlite.ledger import SqliteLedger
 from tests.ledger.backends import A, B, Clock, new, opened_file, tokens
 

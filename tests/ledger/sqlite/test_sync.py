@@ -15,8 +15,7 @@ from ledger.errors import LedgerFailed
 from ledger.frame import Durability, Token, encode
 from ledger.interface import Append, NewStream, Record
 from ledger.sqlite.disk import sync as disk_sync
-from ledger.sqlite.disk.sync import DiskSync, KernelSync, ThreadSync, sync_of
-from ledger.sqlite.disk.thread import WorkThread
+from ledger.sqlite.disk.sync import DiskSync, KernelSync, ThreadSync, WorkThread, sync_of
 from ledger.sqlite.ledger import SqliteLedger
 
 pytestmark = pytest.mark.anyio
