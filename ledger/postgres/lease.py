@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from psycopg import AsyncConnection
 
 from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
-from ledger.postgres.locking import replaced
+from ledger.postgres.commit import replaced
 from ledger.postgres.schema import check_fsync
 from ledger.postgres.server import LastingConnection
 from ledger.postgres.statements import END_OWNER, FORGET_OWNERS, NEW_OWNER, OWN_HOST, RENEW

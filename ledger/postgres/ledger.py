@@ -28,15 +28,13 @@ from ledger.interface import (
     reused_key,
 )
 from ledger.postgres import statements as sql
-from ledger.postgres.commit import Writer
+from ledger.postgres.commit import Writer, key_bytes, notice, ttl_ms
 from ledger.postgres.lease import Lease, Reached
 from ledger.postgres.listener import Listener
-from ledger.postgres.locking import key_bytes, notice, ttl_ms
 from ledger.postgres.objects import PostgresObjects
-from ledger.postgres.partition import add_partitions, partition_at, purge
 from ledger.postgres.plan import GroupPlan, Item
 from ledger.postgres.residents import Residents
-from ledger.postgres.retention import Retention
+from ledger.postgres.retention import Retention, add_partitions, partition_at, purge
 from ledger.postgres.rows import Ints, unpack_ids
 from ledger.postgres.schema import prepare
 from ledger.postgres.server import LastingConnection, Pool, Server

@@ -12,7 +12,15 @@ from typing import NamedTuple
 
 from ledger.errors import Conflict, TailraceError, unknown_stream
 from ledger.frame import StreamEnd, tag_of
-from ledger.interface import Alarm, Append, NewStream, ObjectKey, ObjectWrite, stale_object
+from ledger.interface import (
+    Alarm,
+    Append,
+    NewStream,
+    ObjectKey,
+    ObjectWrite,
+    stale_object,
+    why_refused,
+)
 from ledger.postgres.rows import pack_ids
 from ledger.postgres.tail import StreamHead
 
@@ -35,13 +43,6 @@ class Move(NamedTuple):
 
 FrameRow = tuple[int, int, bytes | None, bytes]
 """One row of the table `frame`: sid, index, ids, frame. Plain, as there are so many."""
-
-
-class Created(NamedTuple):
-    """A stream that an object creates, and the sid it gets."""
-
-    sid: int
-    new: NewStream
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class GroupPlan:
         self._new_sids = new_sids
         self.moves: dict[int, Move] = {}  # by sid
         self.rows: list[FrameRow] = []
-        self.created: list[Created] = []
+        self.created: list[tuple[int, NewStream]] = []  # by objects, with the sids they get
         self.dropped: list[int] = []
         self.refused: list[tuple[Item, TailraceError]] = []
 
@@ -90,7 +91,7 @@ class GroupPlan:
             return unknown_stream(append.stream)
         index, sid = head.next_index, head.sid
         if append.index != index or append.epoch != head.epoch or head.ended:
-            return head.refusal(append)
+            return why_refused(append.epoch, append.index, head.epoch, index, head.ended)
         frame, ids = append.record
         move = self.moves.get(sid)
         if move is None:
@@ -120,8 +121,8 @@ class GroupPlan:
         moves, rows, created = dict(self.moves), len(self.rows), len(self.created)
         error = next(self._refusals(write), None)
         if error is not None:
-            for made in self.created[created:]:
-                del self.heads[made.new.stream]
+            for _, new in self.created[created:]:
+                del self.heads[new.stream]
             for head, next_index, ended in before:
                 head.next_index, head.ended = next_index, ended
             self.moves = moves
@@ -141,7 +142,7 @@ class GroupPlan:
             assert self._new_sids is not None  # a group with creates has them
             head = StreamHead(next(self._new_sids), 1, 0, False)
             self.heads[new.stream] = head
-            self.created.append(Created(head.sid, new))
+            self.created.append((head.sid, new))
         for append in write.appends:
             error = self._append(append)
             if error is not None:
@@ -154,7 +155,7 @@ class GroupPlan:
         self.moves.pop(head.sid, None)
         self.rows = [row for row in self.rows if row[0] != head.sid]
         before = len(self.created)
-        self.created = [created for created in self.created if created.sid != head.sid]
+        self.created = [made for made in self.created if made[0] != head.sid]
         if len(self.created) == before:
             self.dropped.append(head.sid)
 

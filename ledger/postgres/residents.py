@@ -22,12 +22,7 @@ class Residents:
         self._pool = pool
         self._tails: dict[bytes, PostgresTail] = {}
         self._by_sid: dict[int, PostgresTail] = {}
-
-    def get(self, stream: bytes) -> PostgresTail | None:
-        return self._tails.get(stream)
-
-    def by_sid(self, sid: int) -> PostgresTail | None:
-        return self._by_sid.get(sid)
+        self.get, self.by_sid = self._tails.get, self._by_sid.get
 
     def watched(self) -> Iterator[PostgresTail]:
         return (tail for tail in list(self._by_sid.values()) if tail.watchers)

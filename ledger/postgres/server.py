@@ -12,23 +12,26 @@ had all of its commits. Of any other one everything that is asked raises `Ledger
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 import psycopg
 from psycopg import AsyncConnection, AsyncRawCursor
+from psycopg.abc import PQGen
 from psycopg.conninfo import make_conninfo
 from psycopg.errors import Diagnostic
 from psycopg.pq import TransactionStatus
 
 from ledger.backoff import Backoff
 from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
-from ledger.postgres.connection import Connection, with_last
 from ledger.postgres.rows import register
 from ledger.postgres.schema import Identity, check_server
-from ledger.postgres.url import CONNECT_TIMEOUT_S, OPERATORS, PostgresUrl
+from ledger.postgres.url import CONNECT_TIMEOUT_S, OPERATORS, PostgresUrl, first_line
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
@@ -45,6 +48,8 @@ MAX_UNDOINGS = 8
 """Times that work is done again because it crossed another transaction's, or was cancelled."""
 POOL_CONNECTIONS = 4
 """Connections beside the writer's, for reading and for what is not grouped."""
+ANSWER_PATIENCE_S = 10.0
+"""How long a server may owe an answer; then its connections are cut, and another is looked for."""
 IDLE_TRANSACTION_MS = 3_000
 """An origin that stops in the middle of a transaction gives its locks up after this."""
 
@@ -71,13 +76,77 @@ _SETTINGS = {
     "statement_timeout": 0,
     "idle_in_transaction_session_timeout": IDLE_TRANSACTION_MS,
 }
+_PLACE = ("host", "hostaddr", "port")
 # Where a new attempt may go better: the server ends or starts, or is not the primary any more.
 _LOST = ("08", "57P01", "57P02", "57P03", "57P05", "25006", "25P03")
 # Undone by the server, and none of it is stored: it crossed another one, or was cancelled there.
 _UNDONE = ("40001", "40P01", "55P03", "57014")
 
 
-class Doubt(Exception):
+class Connection(AsyncConnection[Any]):
+    """It is cut when the server owes it an answer for too long.
+
+    PostgreSQL may hang without being gone: a primary that has lost its standbys lets every commit
+    wait for ever, and a disk that does not answer holds up all of it. There is no timeout on the
+    server's side that would do: it could let a commit return before a standby has it. It is cut
+    by closing its socket, so that whoever waits gets the error of a lost connection: to cancel
+    the wait would have the server asked to cancel, and wait for that in turn. `hung` is told,
+    before anybody who waits.
+    """
+
+    hung: Callable[[Connection], None] | None = None
+    _asked_at: float | None = None
+
+    async def wait(self, gen: PQGen[Any], *arguments: Any, **options: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        self._asked_at = loop.time()
+        timer = loop.call_later(ANSWER_PATIENCE_S, self._give_up)
+        try:
+            return await super().wait(gen, *arguments, **options)
+        finally:
+            timer.cancel()
+            self._asked_at = None
+
+    @property
+    def owed_since(self) -> float | None:
+        """Since when it waits for an answer, by the event loop's clock.
+
+        To wait for notices is no such thing: that may take any time.
+        """
+        active = self.pgconn.transaction_status == TransactionStatus.ACTIVE
+        return self._asked_at if active else None
+
+    def cut(self) -> None:
+        with suppress(OSError, psycopg.Error):  # it is closed already
+            twin = socket.socket(fileno=os.dup(self.pgconn.socket))
+            with twin:
+                twin.shutdown(socket.SHUT_RDWR)
+
+    def _give_up(self) -> None:
+        if self.owed_since is not None:
+            if self.hung is not None:
+                self.hung(self)
+            self.cut()
+
+
+def with_last(given: Mapping[str, Any], host: bytes, port: bytes) -> dict[str, Any]:
+    """What libpq is given, but for the place that `host` and `port` name, which is tried last."""
+    columns = [str(given.get(name, "")).split(",") for name in _PLACE]
+    count = max(map(len, columns))
+    if count == 1:
+        return dict(given)
+    # One port, or none, is that of all hosts.
+    columns = [column * count if len(column) == 1 else column for column in columns]
+    here = (host.decode(), port.decode())
+    places = sorted(
+        zip(*columns, strict=True),
+        key=lambda place: (place[0] or place[1], place[2] or "5432") == here,
+    )
+    ordered = zip(_PLACE, zip(*places, strict=True), strict=True)
+    return {**given, **{name: ",".join(values) for name, values in ordered if any(values)}}
+
+
+class Doubt(psycopg.Error):
     """The server says that it did not wait for a standby; what was done must be done again."""
 
 
@@ -212,8 +281,8 @@ class LastingConnection:
                     done = await self._once(work)
                     self.server.lost_at = None
                     return done
-                except (psycopg.Error, Doubt) as error:
-                    undone = _sqlstate(error) in _UNDONE
+                except psycopg.Error as error:
+                    undone = error.sqlstate in _UNDONE
                     undoings += undone
                     if undoings > MAX_UNDOINGS or not (undone or self._is_lost(error)):
                         raise failed(error) from error
@@ -246,10 +315,10 @@ class LastingConnection:
         if diagnostic.severity_nonlocalized == "WARNING":
             self._doubtful = True
 
-    def _is_lost(self, error: psycopg.Error | Doubt) -> bool:
+    def _is_lost(self, error: psycopg.Error) -> bool:
         connection = self._connection
         gone = connection is None or connection.closed or connection.broken
-        return isinstance(error, Doubt) or gone or (_sqlstate(error) or "").startswith(_LOST)
+        return isinstance(error, Doubt) or gone or (error.sqlstate or "").startswith(_LOST)
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -289,30 +358,22 @@ class Pool:
             await one.close()
 
 
-def failed(error: psycopg.Error | Doubt) -> TailraceError:
+def failed(error: psycopg.Error) -> TailraceError:
     """An error of the server as one of ours."""
-    sqlstate = _sqlstate(error) or ""
+    sqlstate = error.sqlstate or ""
     if sqlstate == "42501":
         return ConfigError(
-            _first_line(error),
+            first_line(error),
             field="ledger.url",
             hint="the role needs CREATE on the database, or all rights in its schema tailrace",
         )
-    return LedgerFailed(f"PostgreSQL: {_first_line(error)}", hint="see the server's log")
+    return LedgerFailed(f"PostgreSQL: {first_line(error)}", hint="see the server's log")
 
 
-def away(error: psycopg.Error | Doubt) -> LedgerAway:
-    return LedgerAway(f"PostgreSQL: {_first_line(error)}", hint="is the server running?")
+def away(error: psycopg.Error) -> LedgerAway:
+    return LedgerAway(f"PostgreSQL: {first_line(error)}", hint="is the server running?")
 
 
 def _discard(attempt: asyncio.Future[Connection]) -> None:
     if not attempt.cancelled() and attempt.exception() is None:
         attempt.result().pgconn.finish()
-
-
-def _sqlstate(error: psycopg.Error | Doubt) -> str | None:
-    return error.sqlstate if isinstance(error, psycopg.Error) else None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

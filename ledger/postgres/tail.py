@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ledger.errors import Conflict, LedgerFailed
-from ledger.interface import Append, StreamInfo, why_refused
+from ledger.errors import LedgerFailed
+from ledger.interface import StreamInfo
 
 TAIL_FRAMES = 256
 """Frames of a stream that stay in memory, as many as a subscriber is given at a time."""
@@ -47,11 +47,6 @@ class StreamHead:
             or self.ended < known.ended
         ):
             raise went_back(f"index {known.next_index - 1} of a stream")
-
-    def refusal(self, append: Append) -> Conflict:
-        """Why this append cannot be the next one."""
-        here = self.epoch, self.next_index, self.ended
-        return why_refused(append.epoch, append.index, *here)
 
 
 @dataclass(slots=True)

@@ -76,7 +76,7 @@ class PostgresUrl:
 
     def first_line(self, error: psycopg.Error) -> str:
         """What the error says, without secrets."""
-        line = str(error).strip().partition("\n")[0] or type(error).__name__
+        line = first_line(error)
         for secret in self._secrets:
             line = line.replace(secret, "***")
         return line
@@ -94,3 +94,7 @@ def _are_ports(ports: str) -> bool:
     return all(
         not port or (port.isdecimal() and 0 < int(port) <= MAX_PORT) for port in ports.split(",")
     )
+
+
+def first_line(error: psycopg.Error) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -9,8 +9,8 @@ import pytest
 
 from ledger.errors import HeldElsewhere, LedgerFailed, NotFound, StaleEpoch, WrongIndex
 from ledger.interface import Alarm, Append, ObjectKey, ObjectWrite, StreamKind
+from ledger.postgres.commit import MAX_NOTICE_SIDS
 from ledger.postgres.ledger import PostgresLedger
-from ledger.postgres.locking import MAX_NOTICE_SIDS
 from tests.ledger.backends import (
     A,
     B,

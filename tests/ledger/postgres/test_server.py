@@ -9,10 +9,9 @@ import pytest
 
 from ledger.errors import ConfigError, LedgerFailed, StaleEpoch
 from ledger.interface import ObjectKey, ObjectWrite, Refusal
-from ledger.postgres.connection import with_last
 from ledger.postgres.ledger import PostgresLedger
 from ledger.postgres.schema import Identity
-from ledger.postgres.server import Server
+from ledger.postgres.server import Server, with_last
 from tests.ledger.backends import A, Clock, everything, new, token, tokens
 from tests.ledger.postgres_server import PostgresServer
 
@@ -227,7 +226,7 @@ async def test_a_primary_that_hangs_is_left_for_the_one_that_took_its_place(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has lost its standby, so its commits wait for ever; it does not know why."""
-    monkeypatch.setattr("ledger.postgres.connection.ANSWER_PATIENCE_S", 1.0)
+    monkeypatch.setattr("ledger.postgres.server.ANSWER_PATIENCE_S", 1.0)
     standby = await asyncio.to_thread(server.standby)
     try:
         async with opened(f"host={server.folder},{standby.folder} user=postgres") as ledger:
@@ -265,7 +264,7 @@ async def test_a_primary_that_hangs_is_left_for_the_one_that_took_its_place(
 async def test_a_lone_server_that_hangs_fails_the_ledger_in_the_end(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.postgres.connection.ANSWER_PATIENCE_S", 0.3)
+    monkeypatch.setattr("ledger.postgres.server.ANSWER_PATIENCE_S", 0.3)
     monkeypatch.setattr("ledger.postgres.commit.WRITE_PATIENCE_S", 1.0)
     async with opened(server.dsn()) as ledger:
         await ledger.create(new())

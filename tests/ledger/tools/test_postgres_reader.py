@@ -7,7 +7,7 @@ import pytest
 
 from ledger.errors import ConfigError, LedgerFailed, NotFound
 from ledger.interface import StreamKind
-from ledger.postgres.partition import HOUR_MS
+from ledger.postgres.retention import HOUR_MS
 from ledger.tools.postgres_reader import reading_database
 from ledger.tools.verify import Finding, verify
 from tests.ledger.backends import new
