@@ -13,8 +13,8 @@ from collections.abc import Container
 from ledger import errors
 from ledger.errors import CallerError, FrameError, TailraceError
 from ledger.wire.codec import *
+from ledger.wire.codec import FrameSplitter
 from ledger.wire.schema import *
-from ledger.wire.splitter import FrameSplitter
 
 CODEC: Codec[Frame] = Codec(FRAMES)
 FRAMES_TYPE = "application/vnd.tailrace.frames"

@@ -1,4 +1,4 @@
-"""Whole frames: the prefix, and a codec for one table of tags.
+"""Whole frames: the prefix, a codec for one table of tags, and what cuts a byte stream into them.
 
 A frame is a 4-byte little-endian header (bits 0-23 the length of what follows, 24-27 the
 version, 28-31 flags), a 1-byte tag, a 4-byte little-endian corr, and the BARE payload of
@@ -28,7 +28,8 @@ FLAG_ZSTD = 0x1
 TAG_OFFSET = HEADER_BYTES
 CORR_OFFSET = HEADER_BYTES + 1
 _PREFIX = struct.Struct("<IBI")
-_CORR = struct.Struct("<I")
+_U32 = struct.Struct("<I")  # a header, or a corr
+_HEAD = struct.Struct("<IB")  # header and tag
 tag_and_corr_of = struct.Struct(f"<{TAG_OFFSET}xBI").unpack_from
 """Both of a raw frame that a splitter has cut, in one C call: relays ask for every frame."""
 
@@ -83,7 +84,7 @@ def corr_of(raw: Raw) -> int:
     """The corr of a raw frame."""
     if len(raw) < PREFIX_BYTES:
         raise _truncated(len(raw))
-    corr: int = _CORR.unpack_from(raw, CORR_OFFSET)[0]
+    corr: int = _U32.unpack_from(raw, CORR_OFFSET)[0]
     return corr
 
 
@@ -92,14 +93,14 @@ def with_corr(raw: Raw, corr: int) -> bytes:
     if len(raw) < PREFIX_BYTES:
         raise _truncated(len(raw))
     try:
-        return b"".join((raw[:CORR_OFFSET], _CORR.pack(corr), raw[PREFIX_BYTES:]))
+        return b"".join((raw[:CORR_OFFSET], _U32.pack(corr), raw[PREFIX_BYTES:]))
     except struct.error:
         raise _bad_corr(corr) from None
 
 
 def patch_corrs(buf: bytearray, places: Iterable[tuple[int, int]]) -> None:
     """Give each frame that begins at an offset of `buf` another corr: (offset, corr), in place."""
-    pack_into, offset, corr = _CORR.pack_into, 0, 0
+    pack_into, offset, corr = _U32.pack_into, 0, 0
     try:
         for offset, corr in places:
             pack_into(buf, offset + CORR_OFFSET, corr)
@@ -210,3 +211,89 @@ class Codec(Generic[F]):
         if end != len(raw):
             raise FrameError(f"{len(raw) - end} bytes too many", field=of.name, offset=end)
         return cast(F, frame)
+
+
+class FrameSplitter:
+    """Fed bytes in any pieces, gives whole frames; holds at most one unfinished frame.
+
+    Version, flags, length and tag are checked as soon as they arrive, before the payload
+    is waited for. After a FrameError the stream has lost its place: every later feed
+    raises the same error, and the connection is to be closed.
+    """
+
+    def __init__(
+        self,
+        tags: Container[int],
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        known: Container[int] = (),
+    ) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        """May be raised; frames are held to what it is when they come."""
+        self._tags = tags
+        self._known = known  # what a tag may be that is not in `tags`: the other side's
+        self._rest = bytearray()
+        self._needed = HEADER_BYTES  # bytes of `_rest` before there is anything to look at
+        self._error: FrameError | None = None
+
+    @property
+    def pending(self) -> int:
+        """Bytes of an unfinished frame held back."""
+        return len(self._rest)
+
+    def feed(self, data: Raw) -> list[bytes]:
+        """The frames that `data` completes; FrameError at the first bad header."""
+        if self._error is not None:
+            raise self._error
+        if self._rest:
+            # Collected in place, so that a large frame in small pieces is copied once.
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return []
+            data = self._rest
+        try:
+            frames, end = self._cut(bytes(data))
+        except FrameError as error:
+            self._error = error
+            self._rest.clear()
+            raise
+        self._rest = bytearray(data[end:])
+        return frames
+
+    def feed_one(self, data: Raw) -> bytes | None:
+        """The first frame of all, if `data` completes it, and no further one: what follows may be
+        held to another limit. Then `feed` goes on, with what is left too."""
+        self._rest += data
+        if len(self._rest) <= HEADER_BYTES:
+            return None
+        (header,) = _U32.unpack_from(self._rest)
+        frame_bytes = HEADER_BYTES + length_of(header, self.max_frame_bytes)
+        check_tag(self._rest[HEADER_BYTES], self._tags, self._known)
+        if len(self._rest) < frame_bytes:
+            return None
+        frame = bytes(self._rest[:frame_bytes])
+        del self._rest[:frame_bytes]
+        return frame
+
+    def _cut(self, data: bytes) -> tuple[list[bytes], int]:
+        """The whole frames in `data`, and where the unfinished one begins."""
+        frames: list[bytes] = []
+        start, size = 0, len(data)
+        tags, most = self._tags, self.max_frame_bytes
+        head_of, add = _HEAD.unpack_from, frames.append
+        while size - start > HEADER_BYTES:
+            header, tag = head_of(data, start)
+            length = header - VERSION_BITS
+            end = start + HEADER_BYTES + length
+            if not (MIN_LENGTH_BYTES <= length <= most and tag in tags):  # flags, or faults
+                end = start + HEADER_BYTES + length_of(header, most)
+                check_tag(tag, tags, self._known)
+            if end > size:
+                self._needed = end - start
+                return frames, start
+            add(data[start:end])
+            start = end
+        self._needed = HEADER_BYTES
+        if size - start == HEADER_BYTES:
+            length_of(_U32.unpack_from(data, start)[0], most)
+            self._needed = _HEAD.size
+        return frames, start

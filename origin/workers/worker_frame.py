@@ -16,8 +16,7 @@ from typing import cast, dataclass_transform
 from ledger.errors import FrameError, SchemaMismatch
 from ledger.frame import Hello, Sampling
 from ledger.wire.bare import U32Int, U32Ints, Uint
-from ledger.wire.codec import PREFIX_BYTES, Codec, F, Raw, Tagged, framed
-from ledger.wire.splitter import FrameSplitter
+from ledger.wire.codec import PREFIX_BYTES, Codec, F, FrameSplitter, Raw, Tagged, framed
 from origin.workers.death import Death, kind_of
 from origin.workers.load_spans import LoadStage
 
