@@ -82,8 +82,7 @@ async def show(
     as_json: JsonOption = False,
 ) -> None:
     """Tell of one stream: its state, its text so far, what it takes."""
-    from ledger.tools.commands import TEXT_CHARS, summary
-    from ledger.tools.export import stream_document
+    from ledger.tools.commands import TEXT_CHARS, stream_document, summary
     from ledger.tools.reader import parse_stream
 
     async with _reading(path, url, config) as reader:
@@ -129,8 +128,7 @@ async def tail(
 ) -> None:
     """Print a stream's text as it grows, until it ends."""
     from ledger.frame import ScoredToken, Token, decode
-    from ledger.tools.commands import follow
-    from ledger.tools.export import frame_document
+    from ledger.tools.commands import follow, frame_document
     from ledger.tools.reader import parse_stream
 
     start = 0 if after is None else after + 1
@@ -156,7 +154,7 @@ async def verify(
     """Prove that every stream is contiguous, ends once and matches its checksums."""
     from dataclasses import asdict
 
-    from ledger.tools.verify import verify as check
+    from ledger.tools.commands import verify as check
 
     async with _reading(path, url, config) as reader:
         with progress("streams") as told:
@@ -191,7 +189,7 @@ async def export(
     config: ConfigOption = None,
 ) -> None:
     """Write streams for other programs, or a consistent copy of a file."""
-    from ledger.tools.export import json_lines, raw_frames
+    from ledger.tools.commands import json_lines, raw_frames
     from ledger.tools.reader import parse_stream
 
     if form == "copy":

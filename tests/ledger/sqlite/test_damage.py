@@ -27,8 +27,7 @@ from ledger.frame import (
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
 from ledger.sqlite.disk.checksum import value_crc
 from ledger.sqlite.ledger import SqliteLedger
-from ledger.tools.commands import reading
-from ledger.tools.verify import verify
+from ledger.tools.commands import reading, verify
 from ledger.window import Window
 from origin.edges.feed import Feed
 from origin.generations.stream import find

@@ -16,8 +16,7 @@ from structlog.testing import capture_logs
 from ledger.errors import Damaged
 from ledger.sqlite.disk import high_water
 from ledger.sqlite.disk.opening import HighWater, read_mark
-from ledger.tools.commands import accept, reading
-from ledger.tools.verify import verify
+from ledger.tools.commands import accept, reading, verify
 from tests.ledger.backends import A, everything, indexes, new, opened_file, tokens
 
 pytestmark = pytest.mark.anyio

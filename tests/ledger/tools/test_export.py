@@ -7,7 +7,7 @@ from hypothesis import given
 
 from ledger.frame import FRAMES, LOGGED, Score, ScoredToken, TokenScores, encode
 from ledger.interface import Record
-from ledger.tools.export import frame_document
+from ledger.tools.commands import frame_document
 from tests.frame_strategies import any_frame
 
 

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from ledger.sqlite.storage import StreamRow
-from ledger.tools import pieces
-from ledger.tools.commands import reading
-from ledger.tools.export import json_lines, raw_frames
+from ledger.tools import reader as tools_reader
+from ledger.tools.commands import json_lines, raw_frames, reading, verify
 from ledger.tools.reader import LedgerReader
-from ledger.tools.verify import verify
 from tests.ledger.ledger_files import A, B, C, Place, PostgresPlace, SqlitePlace, three_streams
 from tests.ledger.other_owner import OtherOwner
 
@@ -36,7 +34,7 @@ async def test_what_is_read_in_pieces_is_what_is_there(
     async with reading(place.place) as reader:
         whole = [line async for line in json_lines(reader, reader.streams())]
         frames = [frame async for frame in raw_frames(reader, reader.streams())]
-        monkeypatch.setattr(pieces, "PIECE_RECORDS", size)
+        monkeypatch.setattr(tools_reader, "PIECE_RECORDS", size)
         assert [line async for line in json_lines(reader, reader.streams())] == whole
         assert [frame async for frame in raw_frames(reader, reader.streams())] == frames
         verdict = await verify(reader)
@@ -47,10 +45,10 @@ async def test_what_is_read_in_pieces_is_what_is_there(
 async def test_what_changes_between_two_pieces_is_no_damage(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE_RECORDS", 50)
+    monkeypatch.setattr(tools_reader, "PIECE_RECORDS", 50)
     with OtherOwner(place) as owner:
         async with reading(place.place) as reader:
-            read = pieces.pieces(reader, each([row async for row in reader.streams()]))
+            read = tools_reader.pieces(reader, each([row async for row in reader.streams()]))
             seen = [await anext(read)]
             owner.append(B, *range(5, 80), ends=True)
             owner.delete(C)
@@ -77,7 +75,7 @@ async def each(rows: Sequence[StreamRow]) -> AsyncIterator[StreamRow]:
 async def test_an_export_that_nobody_takes_lets_the_wal_begin_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export: Export
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE_RECORDS", 50)
+    monkeypatch.setattr(tools_reader, "PIECE_RECORDS", 50)
     place = SqlitePlace(tmp_path)
     with OtherOwner(place) as owner:
         async with reading(place.place) as reader:
@@ -92,7 +90,7 @@ async def test_an_export_that_nobody_takes_lets_the_wal_begin_anew(
 async def test_verifying_lets_the_wal_begin_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE_RECORDS", 1)
+    monkeypatch.setattr(tools_reader, "PIECE_RECORDS", 1)
     place = SqlitePlace(tmp_path)
     with OtherOwner(place) as owner:
         async with reading(place.place) as reader:

@@ -8,8 +8,8 @@ import pytest
 from ledger.errors import ConfigError, LedgerFailed, NotFound
 from ledger.interface import StreamKind
 from ledger.postgres.retention import HOUR_MS
+from ledger.tools.commands import Finding, verify
 from ledger.tools.postgres_reader import reading_database
-from ledger.tools.verify import Finding, verify
 from tests.ledger.backends import new
 from tests.ledger.ledger_files import A, B, C, PostgresPlace, append, three_streams, token
 from tests.ledger.postgres_server import PostgresServer

@@ -10,9 +10,8 @@ from ledger.errors import ConfigError
 from ledger.interface import Record
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.retention import RetentionSettings
-from ledger.tools.commands import reading
+from ledger.tools.commands import Finding, reading, verify
 from ledger.tools.sqlite_reader import reading_file
-from ledger.tools.verify import Finding, verify
 from tests.ledger.ledger_files import A, B, C, SqlitePlace, end, three_streams, token
 from tests.ledger.other_owner import OtherOwner
 

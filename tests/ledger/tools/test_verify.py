@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from ledger.frame import Token, encode
-from ledger.tools.commands import reading
-from ledger.tools.verify import Finding, verify
+from ledger.tools.commands import Finding, reading, verify
 from tests.ledger.ledger_files import (
     A,
     B,
