@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -59,17 +59,14 @@ class Event:
                 code="call_depth",
                 hint="an object seems to call itself, directly or through others",
             )
-        if any(caller.blocks and caller.key == self.key for caller in self._callers()):
-            raise Conflict(
-                f"{self.key.kind} {self.key.name!r} waits for itself",
-                code="call_deadlock",
-                hint="block_concurrency_while cannot call what calls back",
-            )
-
-    def _callers(self) -> Iterator[Event]:
         caller = self.parent
         while caller is not None:
-            yield caller
+            if caller.blocks and caller.key == self.key:
+                raise Conflict(
+                    f"{self.key.kind} {self.key.name!r} waits for itself",
+                    code="call_deadlock",
+                    hint="block_concurrency_while cannot call what calls back",
+                )
             caller = caller.parent
 
     @property

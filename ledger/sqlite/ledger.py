@@ -39,7 +39,7 @@ from ledger.sqlite.replay import Replay
 from ledger.sqlite.residents import Residents
 from ledger.sqlite.retention import Retention, RetentionSettings
 from ledger.sqlite.storage import Commit, Storage, StreamRow
-from ledger.sqlite.tail import Space, Tail
+from ledger.sqlite.tail import Tail
 
 _POWER = Durability.POWER  # a global is found quicker than an enum's member
 _PROCESS = Durability.PROCESS
@@ -58,14 +58,11 @@ class SqliteLedger:
         self._storage = storage
         self._creating = asyncio.Lock()
         self._keys: dict[str, NewStream] = {}  # of streams that are not durable yet
-        spaces = {kind: Space(retention.max_stream_bytes) for kind in StreamKind}
-        self._residents = Residents(storage, spaces, now_ms)
+        self._residents = Residents(storage, retention.max_stream_bytes, now_ms)
         self._log = Log(self._residents, now_ms)
         self._commits = GroupCommit(storage, self._log.prepare, self._tidy, self._release)
         self.silent_s = self._commits.silent_s
-        self._retention = Retention(
-            self._residents, storage, self._commits, retention, spaces, now_ms
-        )
+        self._retention = Retention(self._residents, storage, self._commits, retention, now_ms)
         self.objects = SqliteObjects(self._residents, storage, self._commits, self._retention)
         self._replay = Replay(storage)
         self._packer = Packer(self._residents, storage, self._commits, retention, now_ms)
@@ -265,7 +262,7 @@ class SqliteLedger:
     def _release(self, group: Group) -> bool:
         """Show a stored group to its readers; whether tails are left that should be stored."""
         self._log.release(group)
-        self._residents.were_removed(group.commit.removed)
+        self._residents.removing.difference_update(group.commit.removed)
         for row in group.commit.streams:
             self._keys.pop(row.idempotency_key or "", None)
         return bool(self._residents.ripe)

@@ -143,7 +143,7 @@ class Packer:
         name, reached = f"number {sid}", until or 0
         try:
             rows = await self._storage.streams_by_sid([sid])
-            if not rows or not residents.exists(sid):
+            if not rows or sid in residents.removing:
                 return
             name = rows[0].id.hex()
             reached = await self._pack_runs(sid, name, until)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ledger.errors import Conflict, unknown_stream
 from ledger.frame import Durability
 from ledger.interface import NewStream, StreamInfo, StreamKind
 from ledger.sqlite.storage import Commit, Storage, StreamRow
-from ledger.sqlite.tail import Space, Tail
+from ledger.sqlite.tail import Tail
 
 
 class Residents:
@@ -18,15 +18,16 @@ class Residents:
     def __init__(
         self,
         storage: Storage,
-        spaces: Mapping[StreamKind, Space],
+        max_stream_bytes: int,
         now_ms: Callable[[], int],
     ) -> None:
         self._storage = storage
-        self._spaces = spaces
+        self._max_stream_bytes = max_stream_bytes
         self._now_ms = now_ms
         self._loading = asyncio.Lock()
-        self._removing: set[int] = set()  # sids that go with a commit under way
-        self._touched: dict[int, int] = {}  # sid to expires_ms, not yet in the file
+        self.removing: set[int] = set()  # sids that go with a commit under way
+        self.touched: dict[int, int] = {}  # sid to expires_ms, not yet in the file
+        self.spent: set[StreamKind] = set()  # of whose streams none may take more
         self.tails: dict[bytes, Tail] = {}
         self.by_sid: dict[int, Tail] = {}
         self.unstored: dict[int, Tail] = {}  # by sid; in the order of their oldest log row
@@ -44,10 +45,10 @@ class Residents:
                 tail = self.tails.get(stream)
                 if tail is None:
                     row = await self._storage.stream_by_id(stream)
-                    if row is None or row.sid in self._removing:
+                    if row is None or row.sid in self.removing:
                         raise unknown_stream(stream)
                     tail = await self.adopt(row)
-                    tail.fit(self._spaces[tail.info.kind])
+                    self._fit(tail)
         tail.used = True
         return tail
 
@@ -63,7 +64,7 @@ class Residents:
     async def refuse_taken(self, stream: bytes) -> None:
         """`Conflict` if there is a stream of this id."""
         row = None if stream in self.tails else await self._storage.stream_by_id(stream)
-        if stream in self.tails or (row is not None and self.exists(row.sid)):
+        if stream in self.tails or (row is not None and row.sid not in self.removing):
             raise Conflict("the stream id is taken", field="stream")
 
     def add(self, new: NewStream, commit: Commit) -> Tail:
@@ -86,7 +87,7 @@ class Residents:
         )
         commit.streams.append(row)
         tail = self._keep(row, covered=0)
-        tail.fit(self._spaces[new.kind])
+        self._fit(tail)
         return tail
 
     def drop(self, tail: Tail, commit: Commit) -> None:
@@ -96,21 +97,15 @@ class Residents:
 
     def remove(self, sids: Sequence[int], commit: Commit) -> None:
         """Forget streams now; their rows go with a commit."""
-        commit.remove(sids)
-        self._removing.update(sids)
+        # What this commit has yet to create is not created.
+        commit.streams = [row for row in commit.streams if row.sid not in sids]
+        commit.removed += sids
+        self.removing.update(sids)
         if self.packing in sids:
             self.packing = None
         for sid in sids:
             if sid in self.by_sid:
                 self.forget(self.by_sid[sid])
-
-    def were_removed(self, sids: Iterable[int]) -> None:
-        """The commit is stored with which they went."""
-        self._removing.difference_update(sids)
-
-    def exists(self, sid: int) -> bool:
-        """False for a stream that is being removed."""
-        return sid not in self._removing
 
     def forget(self, tail: Tail) -> None:
         if self.tails.get(tail.info.stream) is tail:
@@ -140,15 +135,12 @@ class Residents:
         """It has been read: its retention begins anew."""
         if not tail.ended or tail.info.kind is StreamKind.OBJECT:
             return  # its retention begins with its end, or is its object's business
-        self._touched[tail.sid] = self._now_ms() + tail.ttl_ms
+        self.touched[tail.sid] = self._now_ms() + tail.ttl_ms
 
     def take_touched(self) -> list[tuple[int, int]]:
         """(expires_ms, sid) of those that were read since this was last asked."""
-        touched, self._touched = self._touched, {}
+        touched, self.touched = self.touched, {}
         return [(ms, sid) for sid, ms in touched.items()]
-
-    def was_touched(self, sid: int) -> bool:
-        return sid in self._touched
 
     def is_watched(self, sid: int) -> bool:
         return sid in self.by_sid and bool(self.by_sid[sid].watchers)
@@ -174,7 +166,10 @@ class Residents:
     def fit(self) -> None:
         """Tell all streams how much they may still take."""
         for tail in self.by_sid.values():
-            tail.fit(self._spaces[tail.info.kind])
+            self._fit(tail)
+
+    def _fit(self, tail: Tail) -> None:
+        tail.fit(self._max_stream_bytes, spent=tail.info.kind in self.spent)
 
     def long_running(self, frames: int) -> list[tuple[int, int]]:
         """(sid, index that segments reach) of unended streams with so many frames."""

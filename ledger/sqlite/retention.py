@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -22,8 +22,7 @@ from ledger.interface import StreamKind
 from ledger.sqlite.group import GroupCommit
 from ledger.sqlite.residents import Residents
 from ledger.sqlite.room import LONG_WAL_BYTES, MIB, Room, Shortage
-from ledger.sqlite.storage import Sizes, Storage
-from ledger.sqlite.tail import Space
+from ledger.sqlite.storage import Storage
 
 EXPIRE_STREAMS = 16
 """Streams removed per commit, to keep each one short."""
@@ -76,7 +75,6 @@ class Retention:
         storage: Storage,
         commits: GroupCommit,
         settings: RetentionSettings,
-        spaces: Mapping[StreamKind, Space],
         now_ms: Callable[[], int],
         random: Random | None = None,
     ) -> None:
@@ -86,7 +84,6 @@ class Retention:
         self._upkeep = storage.upkeep
         self._commits = commits
         self._settings = settings
-        self._spaces = spaces
         self._now_ms = now_ms
         self._making_room = asyncio.Lock()
         self._counting = asyncio.Lock()
@@ -138,9 +135,8 @@ class Retention:
         before, self._shortages[kind] = self._shortages[kind], shortage
         if before is None and shortage is not None:
             log.warning("ledger.short", kind=kind.name.lower(), what=shortage.what)
-        spent = shortage is not None and shortage.spent
-        if spent is not self._spaces[kind].spent:
-            self._spaces[kind].spent = spent
+        if self.is_spent(kind) is not (shortage is not None and shortage.spent):
+            self._residents.spent ^= {kind}
             self._residents.fit()
 
     def has_room(self, kind: StreamKind) -> bool:
@@ -149,7 +145,7 @@ class Retention:
 
     def is_spent(self, kind: StreamKind) -> bool:
         """Whether there was no room for anything of that kind."""
-        return self._spaces[kind].spent
+        return kind in self._residents.spent
 
     async def find_room(self, kind: StreamKind) -> None:
         """Look again; if need be, and if that helps, remove ended generations early."""
@@ -191,7 +187,7 @@ class Retention:
         await self._slide()
         while sids := await self._storage.expired(StreamKind.GENERATION, now, EXPIRE_STREAMS):
             # One that was read a moment ago slides with this commit.
-            gone = [sid for sid in sids if not self._residents.was_touched(sid)]
+            gone = [sid for sid in sids if sid not in self._residents.touched]
             await self._remove(gone)
             removed += len(gone)
         return removed
@@ -245,7 +241,8 @@ class Retention:
         slices, stuck = 0, False
         sizes = self._upkeep.sizes()
         while True:
-            may_give = sizes.free_bytes > _kept_free(sizes) and not stuck
+            kept = max(KEPT_FREE_BYTES, sizes.file_bytes * KEPT_FREE_SHARE)
+            may_give = sizes.free_bytes > kept and not stuck
             gives = may_give and (not sizes.garbage or sizes.free_bytes > MAX_FREE_BYTES)
             if gives:
                 await self._slice(vacuum=VACUUM_PAGES)
@@ -277,7 +274,3 @@ class Retention:
         """
         await asyncio.sleep(self._settings.pause_s)
         await self._upkeep.calm()
-
-
-def _kept_free(sizes: Sizes) -> float:
-    return max(KEPT_FREE_BYTES, sizes.file_bytes * KEPT_FREE_SHARE)

@@ -95,11 +95,6 @@ class Commit:
         """Whether it changes how things are stored, and not only what."""
         return bool(self.replaced or self.cold or self.reclaim or self.vacuum)
 
-    def remove(self, sids: Sequence[int]) -> None:
-        """Remove streams; what this commit has yet to create is not created."""
-        self.streams = [row for row in self.streams if row.sid not in sids]
-        self.removed += sids
-
     @property
     def empty(self) -> bool:
         return not self.log and self.only_log

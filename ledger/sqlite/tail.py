@@ -34,14 +34,6 @@ MAX_TAIL_BATCHES = 600
 slow stream does not keep the log from being pruned."""
 
 
-@dataclass(slots=True)
-class Space:
-    """What the streams of a kind may take. `spent`: there is no more for any of them."""
-
-    max_stream_bytes: int = sys.maxsize
-    spent: bool = False
-
-
 MAX_KNOWN_HEADS = 4096
 _sizes: dict[bytes, int] = {}
 """By header and tag, the size of frames that were found to be whole and no end, of so many
@@ -121,10 +113,10 @@ class Tail:
             hint="end it and go on in another one, or raise ledger.max_stream_bytes",
         )
 
-    def fit(self, space: Space) -> None:
+    def fit(self, max_stream_bytes: int, *, spent: bool) -> None:
         """Take no more than there is room for, from now on; its end always fits."""
-        self.spent = space.spent
-        self.room = -1 if space.spent else space.max_stream_bytes - self.stored_bytes
+        self.spent = spent
+        self.room = -1 if spent else max_stream_bytes - self.stored_bytes
 
     def withdraw(self, accepted: int) -> None:
         """Undo the acceptance of everything from index `accepted` on."""
