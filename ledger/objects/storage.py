@@ -38,8 +38,7 @@ MAX_ALARM_MS = 2**53 - 1
 class ValueCache:
     """The values read or stored last; None for a name that is known to have none."""
 
-    def __init__(self, limit: int = MAX_CACHE_BYTES) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._values: OrderedDict[str, bytes | None] = OrderedDict()
         self._bytes = 0
 
@@ -53,7 +52,7 @@ class ValueCache:
         self._drop(name)
         self._values[name] = value
         self._bytes += _weight(name, value)
-        while self._bytes > self._limit:
+        while self._bytes > MAX_CACHE_BYTES:
             self._drop(next(iter(self._values)))
 
     def clear(self) -> None:

@@ -191,8 +191,8 @@ class PostgresLedger:
             raise unknown_stream(stream)
         head = StreamHead(*rows[0])
         tail = self._residents.get(stream)
-        if tail is not None and tail.advance(head, head.next_index, ()):
-            tail.wake()
+        if tail is not None:
+            tail.advance(head, head.next_index, ())
         return head.epoch
 
     async def unfinished(self) -> list[bytes]:
@@ -241,8 +241,7 @@ class PostgresLedger:
             tail.unused = 0
             if head.ended:
                 tail.expires_ms = self._now_ms() + tail.ttl_ms
-            if tail.advance(head, first, frames):
-                tail.wake()
+            tail.advance(head, first, frames)
         for sid in plan.dropped:
             dropped = self._residents.by_sid(sid)
             if dropped is not None:

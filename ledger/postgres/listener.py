@@ -126,14 +126,9 @@ class Listener:
             if index is not None:
                 frames.setdefault(sid, []).append(bytes(frame))
         for tail, seen in zip(tails, before, strict=True):
-            self._learn(tail, seen, heads.get(seen.sid), frames.get(seen.sid, []))
-
-    def _learn(
-        self, tail: PostgresTail, known: StreamHead, head: StreamHead | None, frames: list[bytes]
-    ) -> None:
-        if head is None:
-            self._residents.lose(tail)
-            return
-        head.check_not_before(known)
-        if tail.advance(head, known.next_index, frames):
-            tail.wake()
+            head = heads.get(seen.sid)
+            if head is None:
+                self._residents.lose(tail)
+            else:
+                head.check_not_before(seen)
+                tail.advance(head, seen.next_index, frames.get(seen.sid, []))

@@ -44,8 +44,7 @@ class Residents:
         if known is not None and known.head.sid == sid:
             known.unused = 0
             known.expires_ms = max(known.expires_ms, expires_ms)
-            if known.advance(head, at, ()):
-                known.wake()
+            known.advance(head, at, ())
             return known
         info = StreamInfo(
             stream,
@@ -68,8 +67,7 @@ class Residents:
         if frames:
             ended = tag_of(frames[-1]) == StreamEnd.tag
             head = StreamHead(tail.head.sid, tail.head.epoch, start + len(frames), ended)
-            if tail.advance(head, start, frames):
-                tail.wake()
+            tail.advance(head, start, frames)
         elif start < tail.released:
             await self.look_up(tail.info.stream)
 

@@ -79,10 +79,10 @@ class PostgresTail:
             return None
         return self.frames[begin : begin + limit]
 
-    def advance(self, head: StreamHead, start: int, frames: Sequence[bytes]) -> bool:
+    def advance(self, head: StreamHead, start: int, frames: Sequence[bytes]) -> None:
         """Learn what is stored: the head, and its last frames, from index `start` on.
 
-        What is older than what is known already is ignored. Returns whether there is news.
+        What is older than what is known already is ignored; who watches is told of news.
         """
         known = self.head
         ahead = head.next_index > known.next_index
@@ -95,7 +95,8 @@ class PostgresTail:
             known.ended = True
         if head.epoch > known.epoch:
             known.epoch = head.epoch
-        return news
+        if news:
+            self.wake()
 
     def _keep(self, start: int, frames: Sequence[bytes], until: int) -> None:
         """Put frames behind those in memory; start anew where they do not join."""

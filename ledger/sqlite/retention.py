@@ -76,9 +76,8 @@ class Retention:
         commits: GroupCommit,
         settings: RetentionSettings,
         now_ms: Callable[[], int],
-        random: Random | None = None,
     ) -> None:
-        self._random = random or Random()
+        self._random = Random()
         self._residents = residents
         self._storage = storage
         self._upkeep = storage.upkeep

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -89,14 +89,6 @@ class SqliteStatus(LedgerStatus):
     removed_streams: int
 
 
-@dataclass(slots=True)
-class LogEntries:
-    """What the log has of each stream, of which segments may not have it yet; its damage."""
-
-    by_sid: dict[int, list[Entry]] = field(default_factory=dict)
-    damage: list[Damaged] = field(default_factory=list)
-
-
 class SqliteReader:
     """An open ledger file. Make it with `reading_file`."""
 
@@ -104,7 +96,8 @@ class SqliteReader:
         self._path = path
         self._lost = lost
         self._connection = connection
-        self._logged: LogEntries | None = None
+        self._logged: dict[int, list[Entry]] | None = None
+        self._log_damage: list[Damaged] = []
         self._rotten: dict[int, Damaged] = {}  # by sid: streams whose rows are damaged
 
     # ---- the whole ----
@@ -173,7 +166,8 @@ class SqliteReader:
                 yield f"the file's pages: {line}"
 
     async def _broken_log_rows(self) -> AsyncIterator[str]:
-        for error in (await self._log()).damage:
+        await self._log()
+        for error in self._log_damage:
             yield error.message
 
     async def _broken_objects(self) -> AsyncIterator[str]:
@@ -258,7 +252,7 @@ class SqliteReader:
                 if at >= start:
                     yield at, record
                 at += 1
-        for entry in (await self._log()).by_sid.get(row.sid, ()):
+        for entry in (await self._log()).get(row.sid, ()):
             if entry.at < at:
                 continue  # a segment holds it too
             if entry.at != at:
@@ -293,19 +287,23 @@ class SqliteReader:
             raise Damaged(f"{where} holds {len(records)} records, not {segment.length}")
         return records
 
-    async def _log(self) -> LogEntries:
-        """The whole log, in order; damaged rows are told of, the others are read."""
+    async def _log(self) -> dict[int, list[Entry]]:
+        """What the log has of each stream, by sid, in order: segments may have some of it too.
+
+        Damaged rows are told of, the others are read.
+        """
         if self._logged is not None:
             return self._logged
-        logged = LogEntries()
+        logged: dict[int, list[Entry]] = {}
+        self._log_damage = []
         for seq, blob in await self._rows("SELECT seq, batch FROM log ORDER BY seq"):
             try:
                 entries = list(unpack_batch(blob, where=f"log row {seq}"))
             except Damaged as error:
-                logged.damage.append(error)
+                self._log_damage.append(error)
                 continue
             for entry in entries:
-                logged.by_sid.setdefault(entry.sid, []).append(entry)
+                logged.setdefault(entry.sid, []).append(entry)
         self._logged = logged
         return logged
 

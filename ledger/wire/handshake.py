@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable
 from enum import Enum
 
 from ledger.errors import Unauthorized
@@ -31,13 +30,11 @@ class Side(Enum):
 class Handshake:
     """One side's part; `done` when the other has shown that it has the secret, or none is set."""
 
-    def __init__(
-        self, side: Side, secret: bytes | None, random: Callable[[int], bytes] = secrets.token_bytes
-    ) -> None:
+    def __init__(self, side: Side, secret: bytes | None) -> None:
         self.done = secret is None
         self._side = side
         self._secret = secret
-        self._nonce = random(MAC_BYTES)
+        self._nonce = secrets.token_bytes(MAC_BYTES)
         self._theirs: bytes | None = None
 
     @property

@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, Ledger, NewStream, ObjectKey, ObjectWrite, Record
-from ledger.sqlite.disk.checksum import add_functions, restated, value_crc
+from ledger.sqlite.disk.checksum import add_functions, crc_of, restated
 from ledger.sqlite.disk.opening import require_closed_here
 from ledger.sqlite.record import column, pack_batch
 from tests.ledger.backends import Backend, PostgresBackend, SqliteBackend
@@ -119,7 +119,7 @@ class SqlitePlace(SqliteBackend):
         )
 
     def add_stray_value(self) -> None:
-        crc = value_crc(99, "name", b"\0")
+        crc = crc_of((99, "name", b"\0"))
         self.edit("INSERT INTO object_value VALUES (99, 'name', x'00', ?)", crc)
 
 

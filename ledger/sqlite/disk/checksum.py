@@ -49,16 +49,8 @@ def restated(**changed: str) -> str:
 
 def stream_crc(row: Sequence[object]) -> int:
     """Of the columns of a `StreamRow`; texts may be given as bytes."""
-    fixed = _crc([row[at] for at in _FIXED_AT])
-    return fixed ^ _crc([row[0], *(row[at] for at in _STATE_AT)])
-
-
-def object_crc(row: Sequence[object]) -> int:
-    return _crc(row)
-
-
-def value_crc(oid: int, name: str | bytes, value: bytes) -> int:
-    return _crc((oid, name, value))
+    fixed = crc_of([row[at] for at in _FIXED_AT])
+    return fixed ^ crc_of([row[0], *(row[at] for at in _STATE_AT)])
 
 
 def add_functions(connection: apsw.Connection) -> None:
@@ -70,10 +62,11 @@ def _restated(*values: Any) -> int:
     crc, sid, *states = values
     if not isinstance(crc, int):
         return 0  # the row has rotted, which is to be said when it is read
-    return crc ^ _crc((sid, *states[:3])) ^ _crc((sid, *states[3:]))
+    return crc ^ crc_of((sid, *states[:3])) ^ crc_of((sid, *states[3:]))
 
 
-def _crc(values: Sequence[object]) -> int:
+def crc_of(values: Sequence[object]) -> int:
+    """Of the columns of an `ObjectRow`, or of a value's oid, name and bytes; texts may be bytes."""
     crc = 0
     for value in values:
         data = value if isinstance(value, bytes) else str(value).encode()
@@ -106,7 +99,7 @@ def unchecked_stream(row: Sequence[Any]) -> StreamRow:
 def checked_object(row: Sequence[Any]) -> ObjectRow:
     """An object's row of `OBJECT_COLUMNS`."""
     *columns, crc = row
-    if crc != object_crc(columns):
+    if crc != crc_of(columns):
         raise Damaged(f"the row of object {columns[0]} {_MISMATCH}", hint=DAMAGED_HINT)
     return ObjectRow(*_decoded(columns, ObjectRow._fields, _OBJECT_TEXTS))
 
@@ -114,7 +107,7 @@ def checked_object(row: Sequence[Any]) -> ObjectRow:
 def checked_value(oid: int, row: Sequence[Any]) -> tuple[str, bytes]:
     """A value of `VALUE_COLUMNS`, with its name."""
     name, value, crc = row
-    if crc != value_crc(oid, name, value):
+    if crc != crc_of((oid, name, value)):
         raise Damaged(f"value {name!r} of object {oid} {_MISMATCH}", hint=DAMAGED_HINT)
     return name.decode(), value
 

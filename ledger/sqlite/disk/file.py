@@ -26,10 +26,9 @@ from ledger.sqlite.disk.checksum import (
     checked_object,
     checked_stream,
     checked_value,
-    object_crc,
+    crc_of,
     restated,
     stream_crc,
-    value_crc,
 )
 from ledger.sqlite.disk.opening import (
     HighWater,
@@ -88,7 +87,7 @@ class SqliteFile:
         wal_sync: SyncOf,
         high_water: HighWater,
     ) -> None:
-        self.path = path
+        self.path, self.name = path, str(path)
         self._writer = writer
         self._lookups = Lookups(path, vfs)
         self._checkpointer = connect_reader(path, vfs)
@@ -311,10 +310,6 @@ class SqliteFile:
         rows = self._lookups.look(f"SELECT {STREAM_COLUMNS} FROM stream WHERE {where}", (value,))
         return checked_stream(rows[0]) if rows else None
 
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
 
 def _statements(commit: Commit) -> list[tuple[str, Rows]]:
     """The statements of a commit, each with its rows, in their order."""
@@ -330,7 +325,7 @@ def _statements(commit: Commit) -> list[tuple[str, Rows]]:
         (_SET_ENDED, commit.ended),
         (_SET_EXPIRY, commit.touched),
         ("UPDATE stream SET cold = 1 WHERE sid = ?", [(sid,) for sid in commit.cold]),
-        (_UPSERT_OBJECT, [(*row, object_crc(row)) for row in commit.objects]),
+        (_UPSERT_OBJECT, [(*row, crc_of(row)) for row in commit.objects]),
     ]
     for oid, name, value in commit.values:
         if name is None:
@@ -338,7 +333,7 @@ def _statements(commit: Commit) -> list[tuple[str, Rows]]:
         elif value is None:
             steps.append(("DELETE FROM object_value WHERE oid = ? AND name = ?", [(oid, name)]))
         else:
-            steps.append((_PUT_VALUE, [(oid, name, value, value_crc(oid, name, value))]))
+            steps.append((_PUT_VALUE, [(oid, name, value, crc_of((oid, name, value)))]))
     if commit.keep_from is not None:
         steps.append(("DELETE FROM log WHERE seq < ?", [(commit.keep_from,)]))
     return [step for step in steps if step[1]]

@@ -179,10 +179,6 @@ class Wal:
         self._patient = True
         await self.rest()
 
-    @property
-    def _is_patient(self) -> bool:
-        return self._patient and not self._cutting and self.pages < PATIENT_WAL_PAGES
-
     # ---- into the database ----
 
     async def _move_all(self) -> None:
@@ -198,7 +194,7 @@ class Wal:
             for _ in range(MAX_CHECKPOINT_PASSES):
                 moved = await self._moving.run(self._move_and_sync)
                 rest = self.pages - moved
-                if self._is_patient:
+                if self._patient and not self._cutting and self.pages < PATIENT_WAL_PAGES:
                     if rest > 0:
                         continue  # between two commits the next pass may well get it all
                     break

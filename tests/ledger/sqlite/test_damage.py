@@ -25,7 +25,7 @@ from ledger.frame import (
     with_corr,
 )
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
-from ledger.sqlite.disk.checksum import value_crc
+from ledger.sqlite.disk.checksum import crc_of
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.tools.commands import reading, verify
 from ledger.window import Window
@@ -391,8 +391,8 @@ async def test_an_object_whose_row_has_rotted_is_damaged_and_no_other(tmp_path: 
 
 
 def test_a_checksum_tells_where_one_column_ends_and_the_next_begins() -> None:
-    assert value_crc(1, "ab", b"c") != value_crc(1, "a", b"bc")
-    assert value_crc(1, "1", b"c") != value_crc(11, "", b"c")
+    assert crc_of((1, "ab", b"c")) != crc_of((1, "a", b"bc"))
+    assert crc_of((1, "1", b"c")) != crc_of((11, "", b"c"))
 
 
 @pytest.mark.parametrize("rot", [b"1", b"\xff"], ids=["another_text", "no_text"])
