@@ -230,7 +230,8 @@ class Recovery:
             self._residents.last_sid = max(self._residents.last_sid, sid)
             self._tails[sid] = None
             try:
-                for row in await self._storage.streams_by_sid([sid]):
+                row = await self._storage.stream_by_sid(sid)
+                if row is not None:
                     self._tails[sid] = await self._residents.adopt(row)
             except Damaged as error:  # it can be read no more, and so need not be recovered
                 log.error("stream.damaged", error=error.message)

@@ -142,10 +142,10 @@ class Packer:
         residents.packing = sid
         name, reached = f"number {sid}", until or 0
         try:
-            rows = await self._storage.streams_by_sid([sid])
-            if not rows or sid in residents.removing:
+            row = await self._storage.stream_by_sid(sid)
+            if row is None or sid in residents.removing:
                 return
-            name = rows[0].id.hex()
+            name = row.id.hex()
             reached = await self._pack_runs(sid, name, until)
         except Damaged as error:
             # It stays as it is, for readers to be told and for what can be saved of it.

@@ -137,14 +137,6 @@ class Residents:
             return  # its retention begins with its end, or is its object's business
         self.touched[tail.sid] = self._now_ms() + tail.ttl_ms
 
-    def take_touched(self) -> list[tuple[int, int]]:
-        """(expires_ms, sid) of those that were read since this was last asked."""
-        touched, self.touched = self.touched, {}
-        return [(ms, sid) for sid, ms in touched.items()]
-
-    def is_watched(self, sid: int) -> bool:
-        return sid in self.by_sid and bool(self.by_sid[sid].watchers)
-
     def sweep(self) -> None:
         """Store and forget what nobody has used since the last sweep; what is watched slides.
 

@@ -227,7 +227,9 @@ class Retention:
         await self._slide()
         most = 8 * EARLY_STREAMS
         sids = await self._storage.expired(StreamKind.GENERATION, _NEVER_MS, most)
-        return [sid for sid in sids if not self._residents.is_watched(sid)][:EARLY_STREAMS]
+        tails = self._residents.by_sid
+        unwatched = [sid for sid in sids if sid not in tails or not tails[sid].watchers]
+        return unwatched[:EARLY_STREAMS]
 
     # ---- cleaning up ----
 
@@ -263,7 +265,8 @@ class Retention:
 
     async def _slide(self) -> None:
         """Store the new expiries of the streams that were read, and what else is forming."""
-        self._commits.forming.commit.touched += self._residents.take_touched()
+        touched, self._residents.touched = self._residents.touched, {}
+        self._commits.forming.commit.touched += [(ms, sid) for sid, ms in touched.items()]
         await self._commits.commit()
 
     async def _pause(self) -> None:

@@ -206,9 +206,8 @@ class SqliteFile:
 
     # ---- reading ----
 
-    async def streams_by_sid(self, sids: Sequence[int]) -> list[StreamRow]:
-        sql = f"SELECT {STREAM_COLUMNS} FROM stream WHERE sid = ?"
-        return [checked_stream(row) for sid in sids for row in self._lookups.look(sql, (sid,))]
+    async def stream_by_sid(self, sid: int) -> StreamRow | None:
+        return self._stream("sid = ?", sid)
 
     async def stream_by_id(self, stream: bytes) -> StreamRow | None:
         return self._stream("id = ?", stream)

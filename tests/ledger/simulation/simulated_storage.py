@@ -274,9 +274,8 @@ class SimulatedStorage:
 
     # ---- reading ----
 
-    async def streams_by_sid(self, sids: Sequence[int]) -> list[StreamRow]:
-        rows = self._disk.tables.streams
-        return [rows[sid] for sid in sids if sid in rows]
+    async def stream_by_sid(self, sid: int) -> StreamRow | None:
+        return self._disk.tables.streams.get(sid)
 
     async def stream_by_id(self, stream: bytes) -> StreamRow | None:
         return next((row for row in self._rows() if row.id == stream), None)
