@@ -30,15 +30,7 @@ from ledger.sqlite.disk.checksum import (
     restated,
     stream_crc,
 )
-from ledger.sqlite.disk.opening import (
-    HighWater,
-    OpenFiles,
-    lock,
-    lost_file,
-    lost_wal,
-    read_mark,
-    require_nothing_lost,
-)
+from ledger.sqlite.disk.opening import HighWater, OpenFiles, lock
 from ledger.sqlite.disk.schema import Lookups, connect_reader, connect_writer
 from ledger.sqlite.disk.sync import SyncOf, WorkThread, sync_of
 from ledger.sqlite.disk.upkeep import SqliteUpkeep
@@ -114,14 +106,8 @@ class SqliteFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             locks = lock(path)
             high_water = HighWater(path, locks[1] if vfs is None else None)
-            mark = read_mark(path) if vfs is None else None
-
-            def look(frames: int) -> None:
-                require_nothing_lost(path, lost_wal(path, mark, frames))
-                high_water.say_nothing()
-
-            require_nothing_lost(path, lost_file(path, mark))
-            return cls(path, connect_writer(path, vfs, look), vfs, locks, wal_sync, high_water)
+            writer = connect_writer(path, vfs, high_water.look)
+            return cls(path, writer, vfs, locks, wal_sync, high_water)
         except BaseException as error:
             for descriptor in locks or ():
                 os.close(descriptor)

@@ -154,16 +154,25 @@ class Lost(NamedTuple):
 
 
 class HighWater:
-    """Writes the mark of an open ledger into its lock file; `lock` is its descriptor.
+    """The mark of a ledger that is opened, and written; `lock` is the descriptor of its lock file.
 
-    None for a ledger that another VFS keeps: its WAL may be anywhere.
+    None for a ledger that another VFS keeps: its WAL may be anywhere. Raises `Damaged` where
+    something is lost.
     """
 
     def __init__(self, path: Path, lock: int | None) -> None:
+        self._path = path
+        self._mark = None if lock is None else read_mark(path)
+        _require_nothing_lost(path, lost_file(path, self._mark))
         self._lock = lock
         self._wal = _wal(path)
         self._boot = boot_id()
         self._frames, self._salts = 0, b""
+
+    def look(self, frames: int) -> None:
+        """SQLite has found so many frames of the WAL to be whole; they may be moved after this."""
+        _require_nothing_lost(self._path, lost_wal(self._path, self._mark, frames))
+        self.say_nothing()
 
     def reached(self, frames: int) -> None:
         """A commit has been written; the WAL has so many frames now."""
@@ -222,7 +231,7 @@ def lost_wal(path: Path, mark: Mark | None, frames: int) -> Lost | None:
     return Lost(what, refused=not power_cut)
 
 
-def require_nothing_lost(path: Path, lost: Lost | None) -> None:
+def _require_nothing_lost(path: Path, lost: Lost | None) -> None:
     """Say what is lost; `Damaged` where nobody should go on before somebody has seen to it."""
     if lost is None:
         return

@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledger.errors import Damaged
-from ledger.sqlite.disk import high_water
+from ledger.sqlite.disk import opening
 from ledger.sqlite.disk.opening import HighWater, read_mark
 from ledger.tools.commands import accept, reading, verify
 from tests.ledger.backends import A, everything, indexes, new, opened_file, tokens
@@ -261,4 +261,4 @@ def test_a_mark_that_is_damaged_says_nothing(path: Path) -> None:
     assert read_mark(path) is not None
     edit(lock, 6, b"\xff")
     assert read_mark(path) is None
-    assert high_water.lost_file(path, None) is None
+    assert opening.lost_file(path, None) is None
