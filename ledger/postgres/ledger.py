@@ -39,12 +39,11 @@ from ledger.postgres.commit import Writer, key_bytes, notice, ttl_ms
 from ledger.postgres.lease import Lease, Reached
 from ledger.postgres.listener import Listener
 from ledger.postgres.plan import GroupPlan, Item
-from ledger.postgres.residents import Residents
 from ledger.postgres.retention import Retention, add_partitions, partition_at, purge
 from ledger.postgres.rows import Blobs, Ints, unpack_ids
 from ledger.postgres.schema import prepare
 from ledger.postgres.server import LastingConnection, Pool, Server
-from ledger.postgres.tail import PostgresTail, StreamHead
+from ledger.postgres.tail import PostgresTail, Residents, StreamHead
 
 
 class PostgresLedger:

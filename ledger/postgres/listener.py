@@ -16,11 +16,10 @@ from psycopg import AsyncConnection
 
 from ledger.backoff import Backoff
 from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
-from ledger.postgres.residents import Residents
 from ledger.postgres.rows import Ints
 from ledger.postgres.server import RETRY_MAX_S, RETRY_MIN_S, Pool, Server
 from ledger.postgres.statements import CHANNEL, NEWS
-from ledger.postgres.tail import TAIL_FRAMES, PostgresTail, StreamHead
+from ledger.postgres.tail import TAIL_FRAMES, PostgresTail, Residents, StreamHead
 from ledger.tasks import cancel
 
 

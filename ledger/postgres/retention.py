@@ -15,7 +15,6 @@ from psycopg import AsyncConnection, errors, sql
 
 from ledger.errors import unknown_stream
 from ledger.interface import StreamKind
-from ledger.postgres.residents import Residents
 from ledger.postgres.rows import Ints
 from ledger.postgres.schema import SID_BITS
 from ledger.postgres.server import Pool
@@ -30,7 +29,7 @@ from ledger.postgres.statements import (
     PURGE,
     TOUCH,
 )
-from ledger.postgres.tail import PostgresTail
+from ledger.postgres.tail import PostgresTail, Residents
 
 EXPIRE_STREAMS = 64
 """Streams removed per transaction, to keep each one short."""
