@@ -146,7 +146,6 @@ class Codec(Generic[F]):
     def __init__(
         self, frames: Mapping[int, type[F]], max_frame_bytes: int = MAX_FRAME_BYTES
     ) -> None:
-        self.frames = dict(frames)
         self.max_frame_bytes = max_frame_bytes
         self._types: dict[int, Type] = {tag: struct_of(cls) for tag, cls in frames.items()}
         self._tags: dict[type, int] = {cls: tag for tag, cls in frames.items()}
@@ -164,18 +163,14 @@ class Codec(Generic[F]):
         except FrameError as error:
             error.field = f"{of.name}{error.field}"
             raise
-        header = VERSION_BITS | self._checked_length(len(out) - HEADER_BYTES)
+        length, limit = len(out) - HEADER_BYTES, min(self.max_frame_bytes, LENGTH_MASK)
+        if length > limit:
+            raise bad_length(f"length {length} exceeds the limit of {limit}")
         try:
-            _PREFIX.pack_into(out, 0, header, tag, corr)
+            _PREFIX.pack_into(out, 0, VERSION_BITS | length, tag, corr)
         except struct.error:
             raise _bad_corr(corr) from None
         return bytes(out)
-
-    def _checked_length(self, length: int) -> int:
-        limit = min(self.max_frame_bytes, LENGTH_MASK)
-        if length > limit:
-            raise bad_length(f"length {length} exceeds the limit of {limit}")
-        return length
 
     def decode(self, raw: Raw) -> tuple[int, F]:
         """(corr, frame) of exactly one whole frame.
