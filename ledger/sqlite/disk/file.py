@@ -9,15 +9,18 @@ SQLite with it, and not the system's. Locks keep a second process away, by whate
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import apsw
+import structlog
 
 from ledger.errors import ConfigError, Damaged
-from ledger.interface import ObjectKey, ValueRange
+from ledger.interface import ObjectKey, StreamKind, ValueRange
 from ledger.sqlite.disk.checksum import (
     DAMAGED_HINT,
     OBJECT_COLUMNS,
@@ -33,11 +36,21 @@ from ledger.sqlite.disk.checksum import (
 from ledger.sqlite.disk.opening import HighWater, OpenFiles, lock
 from ledger.sqlite.disk.schema import Lookups, connect_reader, connect_writer
 from ledger.sqlite.disk.sync import SyncOf, WorkThread, sync_of
-from ledger.sqlite.disk.upkeep import SqliteUpkeep
 from ledger.sqlite.disk.wal import Wal, leave
-from ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, StreamRow
+from ledger.sqlite.room import ROW_BYTES
+from ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, Sizes, StreamRow
+
+RECLAIM_BYTES = 128 * 1024
+"""Bytes of segments that are taken away in one slice; one segment alone may have more."""
+
+COUNTED_STREAMS = 256
+"""Streams whose segments are counted at once, so that readers need not wait for long,"""
+COUNTED_OBJECTS = 1_024
+"""or objects whose values are."""
 
 Rows = Sequence[Sequence[Any]]
+
+log = structlog.get_logger("ledger")
 
 
 def _insert(table: str, columns: int, *, replace: bool = False) -> str:
@@ -65,6 +78,26 @@ _UPSERT_OBJECT = (
     " alarm_retries = excluded.alarm_retries, crc = excluded.crc"
 )
 _PUT_VALUE = _insert("object_value", 4, replace=True)
+_SIDS = (
+    "SELECT sid FROM stream WHERE ended = 0 AND kind = ?"
+    " UNION ALL SELECT sid FROM stream WHERE ended = 1 AND kind = ?"
+)
+# Some bytes of a large segment lie on a page with others, the rest on pages of its own.
+_SEGMENTS_TAKE = (
+    "SELECT coalesce(sum(700 + (length(records) + 3602) / 4092 * 4096), 0) FROM segment"
+    " WHERE sid IN (SELECT value FROM json_each(?))"
+)
+_VALUES_TAKE = (
+    f"SELECT coalesce(sum(length(name) + length(value) + {ROW_BYTES}), 0) FROM object_value"
+    " WHERE oid > ? AND oid <= ?"
+)
+
+_HAS_GARBAGE = "SELECT EXISTS (SELECT 1 FROM removed)"
+# A blob's last byte lies on the last of its pages, and the way there leads over all of them.
+_TOUCH_GARBAGE = (
+    "SELECT substr(records, -1) FROM removed JOIN segment USING (sid)"
+    " ORDER BY removed.sid, first LIMIT ?"
+)
 
 
 class SqliteFile:
@@ -322,3 +355,118 @@ def _statements(commit: Commit) -> list[tuple[str, Rows]]:
     if commit.keep_from is not None:
         steps.append(("DELETE FROM log WHERE seq < ?", [(commit.keep_from,)]))
     return [step for step in steps if step[1]]
+
+
+# ---- how the file is kept small ----
+
+
+class SqliteUpkeep:
+    """`ledger.sqlite.storage.Upkeep` on the connections of a `SqliteFile`.
+
+    A removed stream's row goes at once and leaves its sid in the table `removed`; its segments
+    go a few with each commit that says so, also after a restart. Then free pages at the end of
+    the file are given back, a few at a time (`auto_vacuum = INCREMENTAL`). `descriptor` is of
+    the file, to tell the system what will be read.
+    """
+
+    def __init__(
+        self, path: Path, lookups: Lookups, wal: Wal, files: OpenFiles, descriptor: int
+    ) -> None:
+        self._path = path
+        self._lookups = lookups
+        self._wal = wal
+        self.check, self.settle, self.calm = files.check_names, wal.settle, wal.calm
+        self._descriptor = descriptor
+        self._page_bytes = lookups.number("PRAGMA page_size")
+        self._damage: str | None = None
+
+    # ---- for the writer ----
+
+    def keep_up(self, writer: apsw.Connection, commit: Commit) -> None:
+        """The slices of clean-up that a commit asks for, in a transaction of their own.
+
+        A damaged page ends all clean-up until the next start, and nothing else: what the
+        commit holds besides is stored by then.
+        """
+        if self._damage is not None:
+            return
+        try:
+            writer.execute("BEGIN IMMEDIATE")
+            if commit.reclaim:
+                _reclaim(writer, commit.reclaim)
+            if commit.vacuum:
+                writer.execute(f"PRAGMA incremental_vacuum({commit.vacuum})").fetchall()
+            writer.execute("COMMIT")
+        except apsw.CorruptError as error:
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+            self._damage = str(error)
+            log.error("ledger.cannot_clean_up", path=str(self._path), error=self._damage)
+
+    # ---- what there is ----
+
+    def sizes(self) -> Sizes:
+        disk = os.statvfs(self._path.parent)
+        file_bytes = self._lookups.number("PRAGMA page_count") * self._page_bytes
+        return Sizes(
+            file_bytes=file_bytes,
+            free_bytes=self._lookups.number("PRAGMA freelist_count") * self._page_bytes,
+            wal_bytes=self._wal.size_bytes,
+            unmoved_bytes=max(0, file_bytes - os.fstat(self._descriptor).st_size),
+            disk_bytes=disk.f_blocks * disk.f_frsize,
+            disk_free_bytes=disk.f_bavail * disk.f_frsize,
+            garbage=self._damage is None and self._lookups.number(_HAS_GARBAGE) > 0,
+        )
+
+    async def object_bytes(self) -> int:
+        kind = int(StreamKind.OBJECT)
+        sids = [row[0] for row in await self._lookups.read(_SIDS, (kind, kind))]
+        total = len(sids) * ROW_BYTES
+        for at in range(0, len(sids), COUNTED_STREAMS):
+            few = json.dumps(sids[at : at + COUNTED_STREAMS])
+            total += (await self._lookups.read(_SEGMENTS_TAKE, (few,)))[0][0]
+        last_oid = self._lookups.number("SELECT max(oid) FROM object_value")
+        for oid in range(0, last_oid, COUNTED_OBJECTS):
+            total += (await self._lookups.read(_VALUES_TAKE, (oid, oid + COUNTED_OBJECTS)))[0][0]
+        return total
+
+    async def stored_bytes(self, sid: int) -> int:
+        return self._lookups.number("SELECT sum(length(records)) FROM segment WHERE sid = ?", sid)
+
+    async def to_pack(self, before_ms: int, limit: int) -> list[int]:
+        rows = self._lookups.look(
+            "SELECT sid FROM stream WHERE ended = 1 AND cold = 0 AND expires_ms - ttl_ms <= ?"
+            " ORDER BY expires_ms - ttl_ms LIMIT ?",
+            (before_ms, limit),
+        )
+        return [row[0] for row in rows]
+
+    async def fetch(self, *, reclaim: int, vacuum: int) -> None:
+        with suppress(Damaged):  # which the slice itself will meet
+            if reclaim:
+                await self._lookups.read(_TOUCH_GARBAGE, (reclaim,))
+        if vacuum and hasattr(os, "posix_fadvise"):
+            size = vacuum * self._page_bytes
+            begin = max(0, self._lookups.number("PRAGMA page_count") * self._page_bytes - size)
+            os.posix_fadvise(self._descriptor, begin, size, os.POSIX_FADV_WILLNEED)
+
+
+def _reclaim(writer: apsw.Connection, limit: int) -> None:
+    gone: list[tuple[int, int]] = []
+    done: list[tuple[int]] = []
+    size = 0
+    rows: list[Any] = writer.execute(
+        "SELECT removed.sid, first, length(records) FROM removed LEFT JOIN segment USING (sid)"
+        " ORDER BY removed.sid, first LIMIT ?",
+        (limit,),
+    ).fetchall()
+    for sid, first, length in rows:
+        if first is None:
+            done.append((sid,))
+            continue
+        gone.append((sid, first))
+        size += length
+        if size >= RECLAIM_BYTES:
+            break
+    writer.executemany("DELETE FROM segment WHERE sid = ? AND first = ?", gone)
+    writer.executemany("DELETE FROM removed WHERE sid = ?", done)

@@ -14,9 +14,8 @@ from ledger.errors import LedgerFull
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record, StreamKind
 from ledger.sqlite.disk import wal as sqlite_wal
-from ledger.sqlite.disk.file import SqliteFile
+from ledger.sqlite.disk.file import SqliteFile, SqliteUpkeep
 from ledger.sqlite.disk.sync import reserve
-from ledger.sqlite.disk.upkeep import SqliteUpkeep
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.retention import RetentionSettings
 from ledger.sqlite.room import DISK_SHARE, HARD_SHARE, LOW_SHARE, MAX_WAL_BYTES, MIB, Room
