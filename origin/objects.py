@@ -11,8 +11,13 @@ from ledger.deployment import DEPLOYMENT
 from ledger.errors import NotFound
 from ledger.frame import Durability
 from ledger.interface import Ledger, ObjectKey
-from ledger.objects.object import DurableObject, ObjectFactory, ObjectRequest, ObjectResponse
-from ledger.objects.object import ObjectLimits
+from ledger.objects.object import (
+    DurableObject,
+    ObjectFactory,
+    ObjectLimits,
+    ObjectRequest,
+    ObjectResponse,
+)
 from ledger.objects.runtime import ObjectRuntime
 from origin.chats import CHAT, CHATS
 from origin.config import StreamsConfig
