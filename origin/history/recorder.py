@@ -79,11 +79,10 @@ class HistoryRecorder:
         self._queue: deque[HistoryEntry] = deque()
         self.learner: Callable[[HistoryStore, str], Coroutine[Any, Any, None]] | None = None
         """Is told once when the store is open, with our name if the store is not ours alone."""
-        names = ("tailrace_history_written", "tailrace_history_dropped")
-        helps = ("Entries of the history that are stored", "Entries that found the queue full")
-        self._counters = [
-            Counter(name, text, registry=registry) for name, text in zip(names, helps, strict=True)
-        ]
+        told = "Entries of the history that are stored"
+        self._written = Counter("tailrace_history_written", told, registry=registry)
+        told = "Entries that found the queue full"
+        self._dropped = Counter("tailrace_history_dropped", told, registry=registry)
 
     # ---- what happens ----
 
@@ -143,13 +142,10 @@ class HistoryRecorder:
         if self._opening is None:
             return
         if len(self._queue) >= MAX_QUEUED:
-            self._drop(1)
+            self.dropped += 1
+            self._dropped.inc()
         else:
             self._queue.append(HistoryEntry(statement, values))
-
-    def _drop(self, count: int) -> None:
-        self.dropped += count
-        self._counters[1].inc(count)
 
     # ---- what is kept ----
 
@@ -186,7 +182,7 @@ class HistoryRecorder:
             for _ in batch:
                 self._queue.popleft()
             self.written += len(batch)
-            self._counters[0].inc(len(batch))
+            self._written.inc(len(batch))
 
     async def _teach(self) -> None:
         learner = self.learner

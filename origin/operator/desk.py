@@ -80,19 +80,18 @@ class OperatorDesk:
             require(request.method, "POST")
             query.done()
             return await simulate(request.body, self.simulating, self.runs.recorder.place)
-        documents: dict[str, Callable[[], Awaitable[Document]]] = {
-            "pool": self._pool,
-            "histograms": self._histograms,
-            "ledger": self._ledger,
-            "health": self._health,
-        }
-        if asked not in ("streams", *documents):
+        if asked not in ("streams", "pool", "histograms", "ledger", "health"):
             raise NotFound(f"an operator cannot ask for {asked!r}")
         require(request.method, "GET")
         if asked == "streams":
             return self.pages.page(query)
         query.done()
-        return await documents[asked]()
+        if asked == "pool":
+            room = self.config.max_streams
+            return pool_document(self.runs, self.metrics, self.slots, room, self.unix_ms)
+        if asked == "histograms":
+            return {"histograms": self.metrics.histograms()}
+        return await self._ledger() if asked == "ledger" else self._health()
 
     # ---- streams ----
 
@@ -144,14 +143,6 @@ class OperatorDesk:
 
     # ---- the origin ----
 
-    async def _pool(self) -> Document:
-        return pool_document(
-            self.runs, self.metrics, self.slots, self.config.max_streams, self.unix_ms
-        )
-
-    async def _histograms(self) -> Document:
-        return {"histograms": self.metrics.histograms()}
-
     async def _ledger(self) -> Document:
         size = await self.ledger.size()
         return {
@@ -161,7 +152,7 @@ class OperatorDesk:
             **size._asdict(),
         }
 
-    async def _health(self) -> Document:
+    def _health(self) -> Document:
         return {
             "version": tailrace_version(),
             "reasons": list(self.runs.models.reasons),

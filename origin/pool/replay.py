@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -132,30 +132,26 @@ class ShadowPool:
     def __init__(self, replay: PoolReplay, now: float) -> None:
         self.replay = replay
         replay.start(now)
-        self._open: deque[_Shadowed] = deque()
-        self._by_request: dict[Hashable, _Shadowed] = {}
+        self._open: OrderedDict[Hashable, _Shadowed] = OrderedDict()
 
     @property
     def counts(self) -> PoolCounts:
         return PoolCounts.of(self.replay.pool)
 
     def arrived(self, model: str, request: Hashable, now: float) -> None:
-        one = _Shadowed(model, request, now)
-        self._open.append(one)
-        self._by_request[request] = one
+        self._open[request] = _Shadowed(model, now)
         if len(self._open) > MOST_HELD:
-            first = self._open[0]
-            self.ended(first.request, now, now - first.arrived_s)
+            first = next(iter(self._open))
+            self.ended(first, now, now - self._open[first].arrived_s)
 
     def ended(self, request: Hashable, now: float, service_s: float) -> None:
         """It has ended, `service_s` after it was taken."""
-        known = self._by_request.pop(request, None)
-        if known is None:
+        if request not in self._open:
             return
-        known.service_s = service_s
-        while self._open and (service := self._open[0].service_s) is not None:
-            one = self._open.popleft()
-            self.replay.request(one.model, one.arrived_s, service)
+        self._open[request].service_s = service_s
+        while self._open and (one := next(iter(self._open.values()))).service_s is not None:
+            self._open.popitem(last=False)
+            self.replay.request(one.model, one.arrived_s, one.service_s)
         if not self._open:
             self.replay.advance(now)
 
@@ -163,6 +159,5 @@ class ShadowPool:
 @dataclass(slots=True)
 class _Shadowed:
     model: str
-    request: Hashable
     arrived_s: float
     service_s: float | None = None

@@ -55,6 +55,11 @@ class StreamLink:
         return self.tail > self.acked
 
     @property
+    def is_quiet(self) -> bool:
+        """Of the pattern only, and without work."""
+        return not (self.has_pending or self.explicit)
+
+    @property
     def link_type(self) -> str:
         return "explicit" if self.explicit else "glob"
 
@@ -64,9 +69,7 @@ class StreamLinks:
 
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage
-        self._links: dict[str, StreamLink] = {}
-        self._pending: dict[str, None] = {}  # paths, those longest in it first
-        self._quiet: dict[str, None] = {}  # of the pattern only, and without work; likewise
+        self._links: dict[str, StreamLink] = {}  # of those with work, and without, longest so first
         self.overflowed = False
 
     async def load(self) -> None:
@@ -83,11 +86,11 @@ class StreamLinks:
 
     @property
     def first_pending(self) -> str | None:
-        return next(iter(self._pending), None)
+        return next((link.path for link in self._links.values() if link.has_pending), None)
 
     def told(self) -> list[StreamLink]:
         """What somebody who is woken is told."""
-        waiting = [self._links[path] for path in self._pending]
+        waiting = [link for link in self._links.values() if link.has_pending]
         quiet = [link for link in self if not link.has_pending]
         return (waiting + quiet)[:MAX_NAMED]
 
@@ -115,7 +118,7 @@ class StreamLinks:
         if len(self._links) < MAX_LINKS:
             return True
         self.overflow()
-        quiet = next(iter(self._quiet), None)
+        quiet = next((link.path for link in self._links.values() if link.is_quiet), None)
         if quiet is None:
             return False
         self._drop(quiet)
@@ -157,20 +160,13 @@ class StreamLinks:
         self._storage.put(_name(link.path), json.dumps(asdict(link)).encode())
 
     def _keep(self, link: StreamLink) -> None:
+        there = self._links.get(link.path, link)
+        if (there.has_pending, there.is_quiet) != (link.has_pending, link.is_quiet):
+            del self._links[link.path]  # to be the last of those that are so
         self._links[link.path] = link
-        if link.has_pending:
-            self._pending.setdefault(link.path)
-        else:
-            self._pending.pop(link.path, None)
-        if link.has_pending or link.explicit:
-            self._quiet.pop(link.path, None)
-        else:
-            self._quiet.setdefault(link.path)
 
     def _drop(self, path: str) -> None:
         del self._links[path]
-        self._pending.pop(path, None)
-        self._quiet.pop(path, None)
         self._storage.delete(_name(path))
 
 
