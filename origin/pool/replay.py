@@ -1,4 +1,4 @@
-"""The pool in time that is played: for simulations, and for a shadow of the pool that serves."""
+"""The pool in time that is played, for a shadow of the pool that serves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from heapq import heappop, heappush
 from math import inf
 
 from origin.pool.warm_pool import PoolOrder, WarmPool
-from origin.warm.trace import ArrivalTrace
 
 LEAVE_S = 0.1
 """What it takes until the memory of a model that leaves is free, unless it was measured."""
@@ -51,14 +50,6 @@ class PoolReplay:
             self._waiting.setdefault(model, []).append((self._count, service_s))
         self.carry_out(orders)
 
-    def play(self, trace: ArrivalTrace) -> None:
-        """Its requests, until all of them are over; what follows the last one is nobody's guess."""
-        rows = (trace.model.tolist(), trace.arrival_s.tolist(), trace.duration_s.tolist())
-        for model, at, service_s in zip(*rows, strict=True):
-            self.request(trace.names[model], at, service_s)
-        while any(one.visits for one in self.pool.states()):
-            self.advance(self._events[0][0])
-
     def advance(self, to: float) -> None:
         """All that happens until then."""
         while True:
@@ -88,10 +79,8 @@ class PoolReplay:
 
     def carry_out(self, orders: list[PoolOrder]) -> None:
         for order in orders:
-            if order.load:
-                self._at(self.now + self._load_s(order.model), _LOADED, order.model)
-            else:
-                self._at(self.now + self._leave_s(order.model), _GONE, order.model)
+            takes_s, kind = (self._load_s, _LOADED) if order.load else (self._leave_s, _GONE)
+            self._at(self.now + takes_s(order.model), kind, order.model)
 
     def _at(self, time_s: float, kind: int, what: Hashable) -> None:
         self._count += 1

@@ -182,7 +182,7 @@ class StreamObject(DurableObject):
         if (there := await self._confirmed(asked)) is not None:
             return there
         if asked.fork is None:
-            return await self._create(request, asked, self._new_id(), None)
+            return await self._create(request, asked, self.context.random(STREAM_ID_BYTES), None)
         return await self._fork(request, asked, asked.fork.source)
 
     def _within(self, asked: Create) -> Create:
@@ -208,7 +208,7 @@ class StreamObject(DurableObject):
         assert asked.fork is not None
         if source == self.context.key.name:
             raise NotFound("no such stream to fork")
-        stream = self._new_id()
+        stream = self.context.random(STREAM_ID_BYTES)
         claim = ForkRequest(stream.hex(), self.context.key.name, asked.content_type, asked.fork)
         response = await self._references.take(claim)
         if response.status != 200:
@@ -243,9 +243,6 @@ class StreamObject(DurableObject):
         await self._tell(Change.CREATED, state.tip)
         location = urlsplit(request.url)._replace(query="", fragment="").geturl()
         return answer(201, (LOCATION, location), *headers)
-
-    def _new_id(self) -> bytes:
-        return self.context.random(STREAM_ID_BYTES)
 
     # ---- POST and DELETE ----
 

@@ -44,8 +44,6 @@ class ArrivalTrace:
     def of(
         cls, names: tuple[str, ...], model: Indices, arrival_s: Seconds, duration_s: Seconds
     ) -> ArrivalTrace:
-        if not len(model) == len(arrival_s) == len(duration_s):
-            raise CallerError("models, arrivals and durations differ in number", field="trace")
         for field, times in (("arrival_s", arrival_s), ("duration_s", duration_s)):
             if not np.all(np.isfinite(times)) or np.any(times < 0):
                 raise CallerError("a time is negative or no number", field=field)

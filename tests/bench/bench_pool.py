@@ -68,6 +68,7 @@ from origin.warm.trace import (  # noqa: E402
     clockwork,
     diurnal,
 )
+from tests.origin.warm.costs import play_trace  # noqa: E402
 
 POLICIES = (
     *("adaptive-ttl", "ttl-300", "ttl-3600", "break-even"),
@@ -355,7 +356,7 @@ def _simulated(replay: PoolReplay, trace: ArrivalTrace) -> int:
     """Cold starts, of an origin that begins at the replay's time."""
     replay.start(replay.now)
     replay.carry_out(replay.pool.fill(replay.now))
-    replay.play(trace)
+    play_trace(replay, trace)
     return PoolCounts.of(replay.pool).cold_starts
 
 

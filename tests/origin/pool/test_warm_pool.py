@@ -22,6 +22,7 @@ from origin.warm.learned import named_policy
 from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy, WarmPrices
 from origin.warm.simulate import replay, replay_capped
 from origin.warm.trace import ArrivalTrace, generated, idle_gaps
+from tests.origin.warm.costs import play_trace
 
 PRICES = WarmPrices(60.0, 10.0)
 NAMES = ("a", "b", "c")
@@ -177,7 +178,7 @@ def test_with_room_for_all_and_loads_in_no_time_the_pool_is_what_the_simulator_s
         pool, _ = pool_of(FixedTtl(ttl_s))
         player = PoolReplay(pool, lambda name: 0.0, lambda name: 0.0)
         player.start(0.0)
-        player.play(trace)
+        play_trace(player, trace)
         seen = PoolCounts.of(pool)
         assert (seen.cold_starts, seen.requests) == (said.cold_starts, said.requests)
 
@@ -192,7 +193,7 @@ def test_under_a_cap_the_pool_starts_models_as_often_as_the_simulator_says(name:
     pool = WarmPool(members, named_policy(name, PRICES), {"cpu": 8.0})
     player = PoolReplay(pool, lambda name: 0.0, lambda name: 0.0)
     player.start(0.0)
-    player.play(trace)
+    play_trace(player, trace)
     assert PoolCounts.of(pool).cold_starts - len(sizes) == said.cold_starts
 
 

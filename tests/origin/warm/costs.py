@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from origin.pool.replay import PoolReplay
 from origin.warm.policies import WarmPrices
-from origin.warm.trace import IdleGaps
+from origin.warm.trace import ArrivalTrace, IdleGaps
 
 
 def prewarm_optimum(gaps: IdleGaps, prices: WarmPrices) -> float:
@@ -24,3 +25,12 @@ def hindsight_cost(gaps: IdleGaps, prices: WarmPrices) -> float:
         idled = np.concatenate([[0.0], np.cumsum(ordered)])
         total += float((idled + (ttl + prices.cold_cost_gpu_s) * longer).min())
     return total
+
+
+def play_trace(replay: PoolReplay, trace: ArrivalTrace) -> None:
+    """Its requests, until all of them are over; what follows the last one is nobody's guess."""
+    rows = (trace.model.tolist(), trace.arrival_s.tolist(), trace.duration_s.tolist())
+    for model, at, service_s in zip(*rows, strict=True):
+        replay.request(trace.names[model], at, service_s)
+    while any(one.visits for one in replay.pool.states()):
+        replay.advance(replay._events[0][0])
