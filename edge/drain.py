@@ -51,7 +51,7 @@ async def go_away(shared: Shared, quic: QuicListener | None, stop: Stop) -> None
     patience_s = 0.0 if stop.at_once.is_set() else config.drain_s + GRACEFUL_TIMEOUT_S
     ending = asyncio.create_task(quic.stop(patience_s)) if quic is not None else None
     shared.link.refuse_new(shutting_down())
-    await shared.rest.drain()
+    shared.connections.draining = True
     for connection in shared.connections.all():
         connection.speaker.drain()
     shared.turn.flush()

@@ -24,7 +24,6 @@ from edge.server.deadlines import Deadlines
 from edge.server.http1 import MAX_HEAD_BYTES
 from edge.server.listen import LISTEN_BACKLOG, Sockets, alt_svc, listening
 from edge.server.outlet import Turn
-from edge.server.rest import Rest
 from edge.server.routes import StreamRoutes
 from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
 from edge.telemetry.counts import Counts
@@ -81,19 +80,21 @@ async def serve(
     app = create_app(link, config, rules, deployment)
     hints: Hints = app.state.hints
     certificate = Certificate(config, server, hints)
-    rest = Rest(Observed(app, counts), server)
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, turn, deadlines, rules, counts)
     limits = connection_limits(config, open_files)
     asked_for = hints.asked_for if config.host_models else None
-    shared = Shared(config, link, rest, routes, deadlines, turn, limits, rules, counts, asked_for)
+    shared = Shared(
+        *(config, link, Observed(app, counts), server, routes, deadlines, turn, limits, rules),
+        *(counts, asked_for),
+    )
     if counts is not None:
         app.state.metrics = EdgeMetrics(counts, link, limits)
     look_less_often(GC_THRESHOLDS)
     async with (
         _metrics_served(app.state.metrics, config.metrics_address(process)),
         reloading(reloaded_keys(config, gate), *certificate.reloaded),
-        rest.running(),
+        app.router.lifespan_context(app),
         listening(sockets, shared, certificate.context, process) as quic,
     ):
         app.state.quic = certificate.quic = quic

@@ -1,4 +1,4 @@
-"""Requests of HTTP/2 and HTTP/3 that no route claims: the ASGI application, a task for each.
+"""Requests that no route claims: the ASGI application, a task for each.
 
 The protocol has the request and an outlet; here is ASGI between them, with back-pressure in both
 directions: a piece of the body may come when the one before has been taken, and a piece of the
@@ -8,9 +8,8 @@ response waits until the client has room for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import unquote
 
 import structlog
@@ -31,43 +30,19 @@ OF_ONE_CONNECTION = frozenset(
 log = structlog.get_logger("tailrace.edge")
 
 
-class UnderWay:
-    """Requests, a task for each."""
+class Application:
+    """The application, and the tasks that run in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: ASGIApp, turn: Turn) -> None:
+        self.app = app
+        self._turn = turn
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """A task that `ended` waits for."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (fault := task.exception()) is not None:
-            log.error("request.failed", exc_info=fault)
 
     async def ended(self, patience_s: float) -> None:
         """Wait for what is under way; what is not done after `patience_s` seconds is cancelled."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=patience_s)
         await cancel(self._tasks)
-
-
-class Application(UnderWay):
-    """The application, its state, and the tasks that run in it."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        turn: Turn,
-        state: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._app = app
-        self._turn = turn
-        self._state = state or {}
-        super().__init__()
 
     def ask(
         self,
@@ -95,11 +70,12 @@ class Application(UnderWay):
             "headers": list(request.headers),
             "client": request.peer,
             "server": server,
-            "state": dict(self._state),
             "extensions": {},
         }
         exchange = AppExchange(scope, outlet, self._turn, taken)
-        self.spawn(exchange.run(self._app))
+        task = asyncio.get_running_loop().create_task(exchange.run(self.app))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return exchange
 
 
@@ -177,8 +153,9 @@ class AppExchange:
             return
         if message["type"] == "http.response.start":
             given = [(bytes(name).lower(), bytes(value)) for name, value in message["headers"]]
-            kept = [field for field in given if field[0] not in OF_ONE_CONNECTION]
-            self._head = message["status"], kept
+            if not self.scope["http_version"].startswith("1."):
+                given = [field for field in given if field[0] not in OF_ONE_CONNECTION]
+            self._head = message["status"], given
         elif message["type"] == "http.response.body":
             await self._send_body(message.get("body", b""), message.get("more_body", False))
 

@@ -1,4 +1,4 @@
-"""A request of HTTP/2 or HTTP/3 from its head on: who answers it, and its body's way there.
+"""A request from its head on, of whichever HTTP: who answers it, and its body's way there.
 
 One that a route claims is answered past the application once its body is whole. Every other is the
 application's, and so is one whose body grows too long for a route.
@@ -16,7 +16,7 @@ from edge.server.application import AppExchange, Application
 from edge.server.deadlines import Deadline, Deadlines
 from edge.server.outlet import Handler, Headers, Outlet, Request, Routes, Turn
 from edge.telemetry.counts import Counts
-from edge.telemetry.exchange import PROTOCOLS, id_field
+from edge.telemetry.exchange import PROTOCOLS, REQUEST_ID, id_field
 from ledger.errors import TailraceError
 
 _DIGITS = re.compile(rb"[0-9]{1,15}")
@@ -40,12 +40,19 @@ class Behind:
     """A client that takes nothing of a response for so long gets no more of it."""
     counts: Counts | None = None
 
-    def refuse(self, outlet: Outlet, protocol: str, method: str, error: TailraceError) -> None:
-        """Answer a request here."""
+    def refuse(
+        self,
+        outlet: Outlet,
+        protocol: str,
+        method: str,
+        error: TailraceError,
+        own_id: bytes | None = None,
+    ) -> None:
+        """Answer a request here; `own_id` is what it calls itself."""
         if self.counts is not None:
             self.counts.refused(protocol, error.code, error.status)
         answer = error_response(error)
-        outlet.start(error.status, [*answer.raw_headers, id_field()])
+        outlet.start(error.status, [*answer.raw_headers, id_field(own_id)])
         if method != "HEAD":
             outlet.write(bytes(answer.body))
         outlet.end()
@@ -143,8 +150,8 @@ class Incoming:
             self.outlet.reset()
         else:
             request = self.request
-            protocol = PROTOCOLS[request.http_version]
-            self.behind.refuse(self.outlet, protocol, request.method, error)
+            protocol, own_id = PROTOCOLS[request.http_version], request.header(REQUEST_ID)
+            self.behind.refuse(self.outlet, protocol, request.method, error, own_id)
 
     # ---- a Handler ----
 
@@ -153,7 +160,12 @@ class Incoming:
             self._handler.drained()
 
     def gone(self) -> None:
-        self._expect_no_more()
-        handler, self._handler, self._app = self._handler, None, None
+        handler = self._handler
+        self.end()
         if handler is not None:
             handler.gone()
+
+    def end(self) -> None:
+        """The response has ended. Who gave it is forgotten: garbage that would wait to be found."""
+        self._expect_no_more()
+        self._handler = self._app = None

@@ -1,10 +1,15 @@
-"""What all TCP connections of an edge share, and which ones are open."""
+"""What all connections of an edge share, and which ones over TCP are open."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
+from time import time
+
+from hypercorn.config import Config
+from starlette.types import ASGIApp
 
 from edge.access.connections import ConnectionLimits
 from edge.access.rules import Rules
@@ -13,8 +18,7 @@ from edge.origins.link import Link
 from edge.server.application import Application
 from edge.server.deadlines import Deadlines
 from edge.server.incoming import Behind
-from edge.server.outlet import Routes, Turn, Wire
-from edge.server.rest import Rest
+from edge.server.outlet import Headers, Routes, Turn, Wire
 from edge.telemetry.counts import Counts
 
 KEEP_ALIVE_TIMEOUT_S = 75.0
@@ -27,6 +31,7 @@ class Connections:
     """The open connections of a server; `none` is set while there are none."""
 
     def __init__(self) -> None:
+        self.draining = False  # answers that begin now are the last of their connections
         self._open: set[Wire] = set()
         self.none = asyncio.Event()
         self.none.set()
@@ -50,7 +55,8 @@ class Shared:
 
     config: EdgeConfig
     link: Link
-    rest: Rest
+    app: ASGIApp
+    server: Config
     routes: Routes
     deadlines: Deadlines
     turn: Turn
@@ -61,14 +67,24 @@ class Shared:
     """Told the host names of QUIC's handshakes."""
     connections: Connections = field(default_factory=Connections)
     behind: Behind = field(init=False)
-    """The connections of HTTP/2 and HTTP/3."""
+    """Of the requests on all of them."""
+
+    def headers(self) -> Headers:
+        """Those of every answer: Date, and what the settings add."""
+        return _headers_at(int(time()), self.server)
 
     def __post_init__(self) -> None:
-        application = Application(self.rest.asgi, self.turn, state=self.rest.state)
+        application = Application(self.app, self.turn)
         config = self.config
         behind = Behind(
-            *(self.turn, self.routes, application, self.rest.headers, self.deadlines),
+            *(self.turn, self.routes, application, self.headers, self.deadlines),
             *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s),
             self.counts,
         )
         object.__setattr__(self, "behind", behind)
+
+
+@lru_cache(maxsize=1)
+def _headers_at(_second: int, server: Config) -> Headers:
+    """Made once a second: nothing in them is finer."""
+    return server.response_headers("h11")

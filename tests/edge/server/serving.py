@@ -18,7 +18,6 @@ from edge.serve import server_config
 from edge.server.deadlines import Deadlines
 from edge.server.listen import Sockets, listening
 from edge.server.outlet import Turn
-from edge.server.rest import Rest
 from edge.server.routes import StreamRoutes
 from edge.server.wire import Shared
 from edge.telemetry.counts import Counts
@@ -44,14 +43,14 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     sockets = Sockets.bound(config)
     rules = access_rules(config)
     app = create_app(link, config, rules)
-    rest = Rest(Observed(app, counts), server_config(config))
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, turn, deadlines, rules, counts)
     limits = connection_limits(config, 65_536)
-    shared = Shared(config, link, rest, routes, deadlines, turn, limits, rules, counts)
+    behind = Observed(app, counts), server_config(config)
+    shared = Shared(config, link, *behind, routes, deadlines, turn, limits, rules, counts)
     app.state.metrics = EdgeMetrics(counts, link, limits)
     port = sockets.plain[0].getsockname()[1]
-    async with rest.running(), listening(sockets, shared, None):
+    async with app.router.lifespan_context(app), listening(sockets, shared, None):
         await is_up(link)
         yield Served(port, shared)
         for connection in shared.connections.all():
