@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import perf_counter
 
 import structlog
 import uvloop
-from hypercorn.config import Config
 
 from edge.access.connections import RESERVED_FILES, raise_open_files
 from edge.app import create_app
@@ -21,11 +19,10 @@ from edge.origins.link import Link
 from edge.processes import run_processes
 from edge.reload import Certificate, open_gate, reloaded_keys, reloading, require_keys
 from edge.server.deadlines import Deadlines
-from edge.server.http1 import MAX_HEAD_BYTES
-from edge.server.listen import LISTEN_BACKLOG, Sockets, alt_svc, listening
+from edge.server.listen import Sockets, alt_svc, listening
 from edge.server.outlet import Turn
 from edge.server.routes import StreamRoutes
-from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
+from edge.server.wire import Shared
 from edge.telemetry.counts import Counts
 from edge.telemetry.metrics import EdgeMetrics
 from edge.telemetry.middleware import Observed
@@ -74,19 +71,17 @@ async def serve(
     config.origin_credentials.connects()  # so that a file which is not there is an error now
     link = Link(*config.origin_addresses, credentials=config.origin_credentials, turn=turn)
     stop = Stop()
-    server = server_config(config)
-    server.alt_svc_headers = alt_svc(sockets.quic)
     rules = access_rules(config, gate)
     app = create_app(link, config, rules, deployment)
     hints: Hints = app.state.hints
-    certificate = Certificate(config, server, hints)
+    certificate = Certificate(config, hints)
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, turn, deadlines, rules, counts)
     limits = connection_limits(config, open_files)
     asked_for = hints.asked_for if config.host_models else None
     shared = Shared(
-        *(config, link, Observed(app, counts), server, routes, deadlines, turn, limits, rules),
-        *(counts, asked_for),
+        *(config, link, Observed(app, counts), alt_svc(sockets.quic), routes, deadlines, turn),
+        *(limits, rules, counts, asked_for),
     )
     if counts is not None:
         app.state.metrics = EdgeMetrics(counts, link, limits)
@@ -131,21 +126,3 @@ def _take_files(config: EdgeConfig) -> int:
             " edge.max_connections",
         )
     return open_files
-
-
-def server_config(config: EdgeConfig) -> Config:
-    """Hypercorn's settings for an edge; TLS and QUIC only where there is a certificate."""
-    server = Config()
-    if config.certificate is not None and config.key is not None:
-        server.certfile, server.keyfile = str(config.certificate), str(config.key)
-        server.bind = list(config.https)
-        server.insecure_bind = list(config.http)
-    else:
-        server.bind = list(config.http)
-    server.backlog = LISTEN_BACKLOG
-    server.include_server_header = False
-    server.accesslog = None
-    server.errorlog = logging.getLogger("hypercorn.error")
-    server.keep_alive_timeout = KEEP_ALIVE_TIMEOUT_S
-    server.h11_max_incomplete_size = MAX_HEAD_BYTES
-    return server

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from functools import lru_cache
 from time import time
 
-from hypercorn.config import Config
 from starlette.types import ASGIApp
 
 from edge.access.connections import ConnectionLimits
@@ -56,7 +56,8 @@ class Shared:
     config: EdgeConfig
     link: Link
     app: ASGIApp
-    server: Config
+    alt_svc: Sequence[bytes]
+    """What tells clients of HTTP/3."""
     routes: Routes
     deadlines: Deadlines
     turn: Turn
@@ -70,8 +71,8 @@ class Shared:
     """Of the requests on all of them."""
 
     def headers(self) -> Headers:
-        """Those of every answer: Date, and what the settings add."""
-        return _headers_at(int(time()), self.server)
+        """Those of every answer."""
+        return _headers_at(int(time()), *self.alt_svc)
 
     def __post_init__(self) -> None:
         application = Application(self.app, self.turn)
@@ -85,6 +86,7 @@ class Shared:
 
 
 @lru_cache(maxsize=1)
-def _headers_at(_second: int, server: Config) -> Headers:
-    """Made once a second: nothing in them is finer."""
-    return server.response_headers("h11")
+def _headers_at(second: int, *alt_svc: bytes) -> Headers:
+    """Made once a second."""
+    date = formatdate(second, usegmt=True).encode()
+    return [(b"date", date), *((b"alt-svc", each) for each in alt_svc)]

@@ -14,7 +14,6 @@ import h11
 from edge.app import create_app
 from edge.config import EdgeConfig, access_rules, connection_limits
 from edge.origins.link import Link
-from edge.serve import server_config
 from edge.server.deadlines import Deadlines
 from edge.server.listen import Sockets, listening
 from edge.server.outlet import Turn
@@ -46,8 +45,8 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, turn, deadlines, rules, counts)
     limits = connection_limits(config, 65_536)
-    behind = Observed(app, counts), server_config(config)
-    shared = Shared(config, link, *behind, routes, deadlines, turn, limits, rules, counts)
+    app_of_all = Observed(app, counts)
+    shared = Shared(config, link, app_of_all, (), routes, deadlines, turn, limits, rules, counts)
     app.state.metrics = EdgeMetrics(counts, link, limits)
     port = sockets.plain[0].getsockname()[1]
     async with app.router.lifespan_context(app), listening(sockets, shared, None):
