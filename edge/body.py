@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from edge import sse
 from edge.errors import error_response
+from edge.origins.link import Reader
 from edge.parameters import View
-from edge.reader import Reader
 from ledger.errors import TailraceError
 from ledger.frame import CLOSING, Heartbeat, Opened, encode, tag_of
 

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from edge.reader import Reader
+from edge.origins.link import Reader
 from edge.sse import end_fields, finite, logprobs
 from ledger.errors import TooLarge
 from ledger.frame import (

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from edge.access.middleware import caller_of
 from edge.body import ENCODERS, stream_body
 from edge.document import Collected, answer_document, collect, state_document
-from edge.origins.link import Link
+from edge.origins.link import Link, Reader, attended, link_of
 from edge.parameters import (
     View,
     check_idempotency_key,
@@ -23,7 +23,6 @@ from edge.parameters import (
     parse_stream_id,
     read_body,
 )
-from edge.reader import Reader, attended, link_of
 from edge.request import parse_generate, parse_open, parse_steer
 from ledger.frame import (
     FRAMES_TYPE,

@@ -15,8 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edge import stream
-from edge.origins.link import Link
-from edge.reader import whole_answer
+from edge.origins.link import Link, whole_answer
 from ledger.deployment import DEPLOYMENT, Deployment
 from ledger.errors import CallerError, NotFound, TailraceError
 from ledger.frame import Call

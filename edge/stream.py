@@ -17,8 +17,8 @@ from starlette.types import Scope
 
 from edge.access.middleware import caller_of
 from edge.body import StreamedBody, answer_of
+from edge.origins.link import Reader, attended, link_of
 from edge.parameters import read_body
-from edge.reader import Reader, attended, link_of
 from ledger.errors import CallerError, NotFound
 from ledger.frame import CALL_METHODS, RESERVED_NAME, SAFE_METHODS, STREAM_PATH, Call, Header
 from ledger.objects.object import MAX_KEY_CHARS

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from edge.origins.link import Link
-from edge.reader import whole_answer
+from edge.origins.link import Link, whole_answer
 from ledger.errors import OriginUnreachable, TailraceError, error_body
 from ledger.frame import Call, Caller
 

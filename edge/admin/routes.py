@@ -16,8 +16,8 @@ from edge.access.middleware import caller_of, head_of
 from edge.access.pages import OriginRule
 from edge.admin.asking import SIMULATION_PATIENCE_S, Asking, one_page, side_by_side, whose
 from edge.config import EdgeConfig
+from edge.origins.link import link_of
 from edge.parameters import parse_stream_id, read_body
-from edge.reader import link_of
 from ledger.errors import CallerError, Forbidden, NotFound
 from ledger.frame import SCHEMA_HASH, Caller
 from ledger.rights import Right

@@ -22,8 +22,8 @@ from edge.body import stream_body
 from edge.generate import stream_headers
 from edge.openai.messages import missing, read_tools, text_of
 from edge.openai.request import ALL_THERE_IS, OpenAiBody, compact, invalid, open_of, read_body
+from edge.origins.link import Reader, attended, link_of, whole_answer
 from edge.parameters import read_body as whole_body
-from edge.reader import Reader, attended, link_of, whole_answer
 from edge.request import Count, Settings
 from ledger.errors import CallerError, NotFound, TailraceError, Unavailable
 from ledger.frame import (

@@ -26,9 +26,8 @@ from edge.openai.events import (
     usage,
 )
 from edge.openai.request import StreamOptions, read_body
-from edge.origins.link import Link
+from edge.origins.link import Link, Reader, attended, link_of
 from edge.parameters import read_body as whole_body
-from edge.reader import Reader, attended, link_of
 from ledger.errors import TailraceError
 from ledger.frame import CLOSING, Open, Opened, Resume, StreamEnd, tag_of
 from ledger.tasks import together

@@ -18,9 +18,8 @@ from edge.generate import HEADERS
 from edge.openai.completions import key_of
 from edge.openai.events import check_end
 from edge.openai.request import OpenAiBody, open_of, read_body, read_texts
-from edge.origins.link import Link
+from edge.origins.link import Link, Reader, attended, link_of
 from edge.parameters import read_body as whole_body
-from edge.reader import Reader, attended, link_of
 from edge.request import Settings
 from ledger.errors import CallerError
 from ledger.frame import Caller, Open, Opened, StreamEnd

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edge.origins.hints import Hints
-from edge.reader import link_of
+from edge.origins.link import link_of
 from ledger.errors import NotFound, OriginUnreachable
 from ledger.hints import Hint
 

@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from ssl import SSLContext
 
-from edge.origins.link import Link
-from edge.reader import whole_answer
+from edge.origins.link import Link, whole_answer
 from ledger.errors import TailraceError
 from ledger.frame import Call
 from ledger.hints import HINT, Hint

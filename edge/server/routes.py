@@ -18,9 +18,8 @@ from edge.body import ENCODERS
 from edge.errors import error_response
 from edge.generate import asked_to_read, asked_to_start
 from edge.openai.fast import OPENAI_ROUTES
-from edge.origins.link import Link
+from edge.origins.link import Link, credited
 from edge.parameters import View, choose_view
-from edge.reader import credited
 from edge.server.deadlines import Deadlines
 from edge.server.fast_route import FastRoute, Wanted, query_of
 from edge.server.outlet import Handler, Headers, Outlet, Request, Turn

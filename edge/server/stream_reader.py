@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 from edge.body import SILENCE_S, Encoder, FrameEncoder
 from edge.generate import TIP_PATIENCE_S, stream_headers
-from edge.origins.link import Link
+from edge.origins.link import CORR, WINDOW_BYTES, WINDOW_FRAMES, Link
 from edge.origins.relay import TOKEN, under
-from edge.reader import CORR, WINDOW_BYTES, WINDOW_FRAMES
 from edge.server.deadlines import Deadline, Deadlines
 from edge.server.outlet import Headers, Outlet, Turn
 from edge.telemetry.exchange import Exchange

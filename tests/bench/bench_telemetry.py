@@ -33,9 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from edge.body import SseEncoder  # noqa: E402
-from edge.origins.link import Link  # noqa: E402
+from edge.origins.link import WINDOW_BYTES, WINDOW_FRAMES, Link  # noqa: E402
 from edge.origins.origin import Connection  # noqa: E402
-from edge.reader import WINDOW_BYTES, WINDOW_FRAMES  # noqa: E402
 from edge.server.deadlines import Deadlines  # noqa: E402
 from edge.server.outlet import UNSENT_BYTES, Outlet, Turn  # noqa: E402
 from edge.server.stream_reader import StreamReader  # noqa: E402

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from edge.origins.link import Link
-from edge.reader import WINDOW_FRAMES, Reader
+from edge.origins.link import WINDOW_FRAMES, Link, Reader
 from ledger.errors import TailraceError
 from ledger.frame import Open, Priority, Sampling, StreamEnd, Token, decode, tag_of
 

@@ -14,8 +14,7 @@ from starlette.types import Message
 
 from edge.app import create_app
 from edge.config import EdgeConfig
-from edge.origins.link import Link
-from edge.reader import WINDOW_FRAMES
+from edge.origins.link import WINDOW_FRAMES, Link
 from ledger.errors import Unavailable
 from ledger.frame import (
     Cancel,

@@ -14,8 +14,7 @@ from starlette.types import Message
 from edge.access.cors import EXPOSED_HEADERS
 from edge.app import create_app
 from edge.config import EdgeConfig
-from edge.origins.link import Link
-from edge.reader import WINDOW_BODIES
+from edge.origins.link import WINDOW_BODIES, Link
 from ledger.errors import Conflict, NotFound, TailraceError
 from ledger.frame import (
     Answer,

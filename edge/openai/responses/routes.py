@@ -31,8 +31,8 @@ from edge.openai.responses.request import (
     read_note,
     to_open,
 )
+from edge.origins.link import Reader, attended, link_of
 from edge.parameters import read_body as whole_body
-from edge.reader import Reader, attended, link_of
 from ledger.errors import BeyondEnd, CallerError, NotFound, TooLarge
 from ledger.frame import (
     CLOSING,

@@ -8,9 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from edge.origins.breaker import TRIPS, Breaker
-from edge.origins.link import MAX_HELD_BYTES, Link
+from edge.origins.link import MAX_HELD_BYTES, WINDOW_BYTES, WINDOW_FRAMES, Link, Reader, credited
 from edge.origins.origin import Connection
-from edge.reader import WINDOW_BYTES, WINDOW_FRAMES, Reader, credited
 from ledger.backoff import Backoff
 from ledger.errors import NotFound, Overloaded, TailraceError
 from ledger.frame import (
