@@ -14,8 +14,8 @@ from typing import Any
 from starlette.responses import PlainTextResponse, Response
 
 from edge.body import Encoder
+from edge.openai.answers import DONE, data_event
 from edge.openai.errors import error_headers
-from edge.openai.events import DONE, data_event
 from ledger.errors import TailraceError
 from ledger.frame import (
     FinishReason,

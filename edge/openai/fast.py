@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from edge.access.head import Head
+from edge.openai.answers import Dialect
 from edge.openai.chat import CHAT
 from edge.openai.completions import COMPLETIONS
 from edge.openai.errors import RESPONSES_PATH
-from edge.openai.events import Dialect
 from edge.openai.request import read_body
 from edge.openai.responses import request as responses
 from edge.openai.responses.events import PREFIX, ResponseEvents

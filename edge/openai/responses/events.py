@@ -13,8 +13,8 @@ from json.encoder import encode_basestring
 from starlette.responses import Response
 
 from edge.body import Encoder
+from edge.openai.answers import data_event
 from edge.openai.errors import RESPONSES_PATH, openai_error, openai_fields
-from edge.openai.events import data_event
 from edge.openai.responses.items import (
     COMPLETED,
     IN_PROGRESS,

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from edge.openai.events import scores_of
+from edge.openai.answers import scores_of
 from ledger.frame import Frame, Reasoning, Revision, ScoredToken, Token, TokenScores, ToolCall
 from ledger.text import AppendedText
 

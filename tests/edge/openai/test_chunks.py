@@ -10,9 +10,9 @@ import pytest
 
 from edge.app import create_app
 from edge.config import EdgeConfig
+from edge.openai.answers import ChunkEncoder
 from edge.openai.chat import ChatShape
 from edge.openai.completions import CompletionShape
-from edge.openai.events import ChunkEncoder
 from ledger.errors import Overloaded
 from ledger.frame import (
     Classification,
