@@ -21,8 +21,7 @@ from starlette.routing import Route
 
 from edge.access.middleware import caller_of
 from edge.body import SILENCE_S, Encoder, StreamedBody, stream_body
-from edge.document import Collected, collect
-from edge.generate import asked_to_read, stream_headers
+from edge.generate import Collected, asked_to_read, collect, stream_headers
 from edge.openai.errors import openai_error, openai_fields
 from edge.openai.request import StreamOptions, compact, flag, read_body
 from edge.origins.link import Link, Reader, attended, link_of

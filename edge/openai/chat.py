@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from edge.document import Collected
+from edge.generate import Collected
 from edge.openai.answers import AnswerShape, Dialect, scores_of
 from edge.openai.messages import read_messages, read_tools
 from edge.openai.request import ALL_THERE_IS, MaxTokens, StreamedSettings, open_of, output_format

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from edge.document import Collected
+from edge.generate import Collected
 from edge.openai.answers import AnswerShape, Dialect
 from edge.openai.request import MaxTokens, StreamedSettings, open_of, read_texts
 from edge.request import Count

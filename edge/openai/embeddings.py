@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edge.access.middleware import caller_of
-from edge.document import Collected, collect
-from edge.generate import HEADERS
+from edge.generate import HEADERS, Collected, collect
 from edge.openai.answers import check_end
 from edge.openai.completions import key_of
 from edge.openai.request import OpenAiBody, open_of, read_body, read_texts

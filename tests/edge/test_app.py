@@ -255,7 +255,7 @@ async def test_several_embeddings_are_a_list(
 async def test_what_is_too_long_for_a_document_is_refused(
     client: httpx.AsyncClient, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.document.MAX_DOCUMENT_BYTES", 40)
+    monkeypatch.setattr("edge.generate.MAX_DOCUMENT_BYTES", 40)
     answer = await client.post("/v1/generate", json=BODY)
     assert (answer.status_code, error_of(answer)["code"]) == (413, "too_large")
 
