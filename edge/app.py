@@ -13,11 +13,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edge import generate, objects, stream
+from edge import ai_sdk, generate, objects, stream
 from edge.access.middleware import Access
 from edge.access.rules import Rules
 from edge.admin.routes import admin_routes
-from edge.ai_sdk import chat
 from edge.config import EdgeConfig, access_rules
 from edge.errors import client_gone, http_error, internal_error, not_a_websocket, tailrace_error
 from edge.objects import Deploying
@@ -75,7 +74,7 @@ def create_app(
             Route("/v1/models/{name:path}", show_model, methods=["GET"]),
             Route(f"{STREAM_PATH}{{name:path}}", stream.call, methods=stream.METHODS),
             objects.ROUTE,
-            *chat.ROUTES,
+            *ai_sdk.ROUTES,
             *admin_routes(),
             Route("/v1/ws", not_a_websocket),
             Route("/healthz", healthz),

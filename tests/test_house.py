@@ -33,7 +33,7 @@ ARROWS = {
 SANS_IO = (
     "edge/wrangler/*.py",
     "edge/access/[!_mo]*.py",  # but the middleware, and what asks for open files
-    *("edge/ai_sdk/ui_events.py", "edge/openai/responses/events.py"),
+    *("edge/ai_sdk.py", "edge/openai/responses/events.py"),
     *("edge/openai/responses/items.py", "edge/openai/responses/request.py"),
     *("edge/origins/breaker.py", "edge/origins/choice.py", "edge/origins/relay.py"),
     *("edge/origins/watchers.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edge.ai_sdk.chat import ChatBody, check_chat, read_messages, to_open
+from edge.ai_sdk import ChatBody, check_chat, read_messages, to_open
 from ledger.errors import CallerError
 from ledger.frame import Message
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge.ai_sdk.ui_events import UiEvents
+from edge.ai_sdk import UiEvents
 from ledger.errors import OriginUnreachable
 from ledger.frame import (
     FinishReason,

@@ -1,1 +1,0 @@
-"""The AI SDK's chat: its UI-message stream, as a view of the same streams."""
