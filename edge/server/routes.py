@@ -6,28 +6,161 @@ for who may ask. Whatever is not plain is left to it.
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from edge.access.head import Head
 from edge.access.middleware import TOKEN_QUERY
 from edge.access.rules import Rules
-from edge.body import ENCODERS
+from edge.body import ENCODERS, Encoder
 from edge.errors import error_response
 from edge.generate import asked_to_read, asked_to_start
-from edge.openai.fast import OPENAI_ROUTES
+from edge.openai.answers import Dialect
+from edge.openai.chat import CHAT
+from edge.openai.completions import COMPLETIONS
+from edge.openai.errors import RESPONSES_PATH
+from edge.openai.request import read_body
+from edge.openai.responses import request as responses
+from edge.openai.responses.events import PREFIX, ResponseEvents
 from edge.origins.link import Link, credited
 from edge.parameters import View, choose_view
 from edge.server.deadlines import Deadlines
-from edge.server.fast_route import FastRoute, Wanted, query_of
 from edge.server.outlet import Handler, Headers, Outlet, Request, Turn
-from edge.server.stream_reader import StreamReader
+from edge.server.stream_reader import StreamReader, fields_of
 from edge.telemetry.counts import Counts
 from edge.telemetry.exchange import PROTOCOLS, Exchange, with_trace
 from ledger.errors import TailraceError
-from ledger.frame import Caller
+from ledger.frame import Caller, Open, Resume
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to ask the origin for, how to show it, and what else the answer's head says."""
+
+    request: Open | Resume
+    encoder: Encoder
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class FastRoute(ABC):
+    """One of the routes of `StreamRoutes`; the application has its twin, which answers the rest.
+
+    A stream is asked for by POST at `path`, and read below it under a name that `names` matches,
+    if the query has the words `reads_by`.
+    """
+
+    def __init__(self, path: str, names: str, reads_by: bytes = b"") -> None:
+        self._path = path
+        self._read = re.compile(f"{re.escape(path)}/({names})".encode())
+        self._reads_by = reads_by
+
+    def claims(self, request: Request) -> bool:
+        """Whether it may be for this route, as far as the head tells; `body` is empty."""
+        if request.method == "POST":
+            return request.path == self._path.encode()
+        return (
+            request.method == "GET"
+            and self._reads_by in request.query
+            and self._read.fullmatch(request.path) is not None
+        )
+
+    def name(self, request: Request) -> str:
+        """The path that it serves, as telemetry calls it."""
+        return self._path if request.method == "POST" else f"{self._path}/{{id}}"
+
+    def named(self, request: Request) -> str:
+        """What is read."""
+        found = self._read.fullmatch(request.path)
+        assert found is not None  # it was claimed
+        return found[1].decode()
+
+    @abstractmethod
+    def is_streamed(self, request: Request) -> bool:
+        """Whether that is so with the body at hand; at a glance, for nobody is let in yet."""
+
+    @abstractmethod
+    def wanted(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
+        """What is asked by who was let in; None where it is the application's after all.
+
+        Raises TailraceError for what cannot be asked.
+        """
+
+
+def query_of(request: Request) -> list[tuple[str, str]]:
+    return parse_qsl(request.query.decode("latin-1"), keep_blank_values=True)
+
+
+_asks_for_a_stream = re.compile(rb'"stream"\s*:\s*true').search
+_READS_BY = b"stream=true"
+_goes_on = re.compile(rb'"previous_response_id"\s*:\s*"|"item_reference"').search
+_asks_for_choices = re.compile(rb'"n"\s*:\s*(?!1\b|null)').search
+
+
+class ChunkRoute(FastRoute):
+    """A dialect's streams that have one choice: one stream, one response."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        names = f"(?:{re.escape(dialect.shape.prefix)})?[0-9a-f]{{32}}"
+        super().__init__(dialect.path, names, _READS_BY)
+        self._dialect = dialect
+
+    def is_streamed(self, request: Request) -> bool:
+        if request.method == "GET":
+            return True
+        body = request.body
+        return _asks_for_a_stream(body) is not None and _asks_for_choices(body) is None
+
+    def wanted(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
+        if request.method == "GET":
+            return self._resumed(request, head, caller)
+        parsed, headers = read_body(self._dialect.body, request.body, self._dialect.example)
+        opens = parsed.opens(head.value(b"idempotency-key"), caller)
+        if not parsed.stream or len(opens) > 1 or opens[0].n > 1:
+            return None
+        return Wanted(opens[0], self._dialect.encoder(parsed.stream_options), headers)
+
+    def _resumed(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
+        token = head.value(b"tailrace-token")
+        resume, encoder = self._dialect.resume(
+            self.named(request), query_of(request), token, caller
+        )
+        return None if encoder is None else Wanted(resume, encoder)
+
+
+class ResponseRoute(FastRoute):
+    """Responses that need nothing but one stream: a response that does not go on from earlier
+    ones, and the events of one from the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__(RESPONSES_PATH, f"{PREFIX}[0-9a-f]{{32}}", _READS_BY)
+
+    def is_streamed(self, request: Request) -> bool:
+        if request.method == "GET":
+            # Where a number is asked for, the log is read before the answer has a status.
+            return not any(name == "starting_after" for name, _ in query_of(request))
+        body = request.body
+        return _asks_for_a_stream(body) is not None and _goes_on(body) is None
+
+    def wanted(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
+        if request.method == "GET":
+            return self._resumed(request, head, caller)
+        body, headers = read_body(responses.ResponseBody, request.body, responses.EXAMPLE)
+        if not body.stream or body.previous_response_id is not None:
+            return None
+        key = head.value(b"idempotency-key")
+        wanted = responses.to_open(body, [], body.items(), key, caller)
+        return Wanted(wanted, ResponseEvents(), headers)
+
+    def _resumed(self, request: Request, head: Head, caller: Caller | None) -> Wanted | None:
+        if dict(query_of(request)).get("stream") != "true":
+            return None
+        stream = bytes.fromhex(self.named(request).removeprefix(PREFIX))
+        token = head.value(b"tailrace-token")
+        return Wanted(Resume(stream, token=token, caller=caller), ResponseEvents())
 
 
 def head_of(request: Request, scheme: str | None = None) -> Head:
@@ -39,10 +172,6 @@ def head_of(request: Request, scheme: str | None = None) -> Head:
         address=request.peer[0] if request.peer else "",
         headers=tuple(request.headers),
     )
-
-
-def fields_of(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +278,7 @@ class NativeRoute(FastRoute):
         return Wanted(resume, encoder)
 
 
-ROUTES: tuple[FastRoute, ...] = (NativeRoute(), *OPENAI_ROUTES)
+ROUTES = (NativeRoute(), ChunkRoute(CHAT), ChunkRoute(COMPLETIONS), ResponseRoute())
 
 
 def _route_of(request: Request) -> FastRoute | None:

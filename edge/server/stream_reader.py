@@ -8,7 +8,7 @@ so no credit goes back, and the origin waits; what it has sent by then is all th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from edge.body import SILENCE_S, Encoder, FrameEncoder
 from edge.generate import TIP_PATIENCE_S, stream_headers
@@ -222,8 +222,7 @@ class StreamReader:
         self._exchange.stream = answer.stream.hex()
         self._encoder.opened(answer)
         headers = stream_headers(answer, self._encoder.media_type)
-        fields = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        self._access = [*fields, *self._access]
+        self._access = [*fields_of(headers), *self._access]
         if isinstance(wanted, Resume) and wanted.after is not None and not self._queue:
             loop = asyncio.get_running_loop()
             self._patience = loop.call_later(TIP_PATIENCE_S, self._waited)
@@ -301,3 +300,7 @@ class StreamReader:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
+
+
+def fields_of(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
