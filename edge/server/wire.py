@@ -15,9 +15,8 @@ from edge.access.connections import ConnectionLimits
 from edge.access.rules import Rules
 from edge.config import EdgeConfig
 from edge.origins.link import Link
-from edge.server.application import Application
 from edge.server.deadlines import Deadlines
-from edge.server.incoming import Behind
+from edge.server.incoming import Application, Behind
 from edge.server.outlet import Headers, Routes, Turn, Wire
 from edge.telemetry.counts import Counts
 

@@ -18,9 +18,8 @@ from edge.access.connections import ConnectionLimits
 from edge.quic.aioquic_core import AioquicCores
 from edge.quic.core import Address, Datagrams
 from edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
-from edge.server.application import Application
 from edge.server.deadlines import Deadlines
-from edge.server.incoming import Behind
+from edge.server.incoming import Application, Behind
 from edge.server.outlet import Handler, Outlet, Request, Turn
 from tailrace.certificate import CertificateFiles
 

@@ -31,9 +31,8 @@ from edge.quic.listen import (
     segments,
 )
 from edge.quic.probe import PROBE_TIMEOUT_S, PROBES_UNANSWERED, Probe, answers
-from edge.server.application import Application
 from edge.server.deadlines import Deadlines
-from edge.server.incoming import Behind
+from edge.server.incoming import Application, Behind
 from edge.server.outlet import Turn
 from tailrace.certificate import CertificateFiles
 from tests.edge.quic.fetching import Fetching
