@@ -13,8 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from ledger.frame import FinishReason, StreamEnd
-from tailrace.client import Client
-from tailrace.client_stream import Stream
+from tailrace.client import Client, Stream
 from tailrace.commands.options import api_key
 from tailrace.viewer import Summary, Viewer, printable
 

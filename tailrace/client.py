@@ -11,20 +11,393 @@ breaks, the next edge in the list is asked for what follows the last frame read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, TypedDict, Unpack
 from uuid import uuid4
 
 import httpx
 
-from ledger.errors import CallerError
-from ledger.frame import Status
+from ledger.backoff import Backoff
+from ledger.errors import CallerError, FrameError, TailraceError, Unavailable
+from ledger.frame import (
+    FRAMES_TYPE,
+    Frame,
+    Heartbeat,
+    Logged,
+    Splitter,
+    Status,
+    StreamEnd,
+    StreamError,
+    StreamState,
+    decode,
+    to_error,
+)
 from ledger.version import software
-from tailrace.client_stream import Stream
-from tailrace.edges import Edges, OnState, State
 
-__all__ = ["Client", "OnState", "State", "Stream"]
+RECONNECT_MIN_S = 0.05
+RECONNECT_MAX_S = 10.0
+RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Retried when the answer itself does not say, as with a proxy's error page."""
+
+State = Literal["connecting", "open", "waiting", "resumed", "ended"]
+OnState = Callable[[State, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """What all streams of one client share; `urls` are alike, any may be asked for any stream."""
+
+    urls: list[str]
+    http: httpx.AsyncClient
+    patience_s: float
+    random: Random
+    on_state: OnState | None
+
+    def tell(self, state: State, detail: str) -> None:
+        if self.on_state is not None:
+            self.on_state(state, detail)
+
+    async def cancel(self, stream: str, token: str | None) -> Status:
+        """Ask until an edge answers: cancelling twice is the same as once."""
+        attempts = Attempts(self)
+        while True:
+            try:
+                return await self._asked(f"{attempts.url}/v1/generate/{stream}/cancel", token)
+            except (httpx.TransportError, TailraceError) as error:
+                await attempts.failed(error)
+
+    async def steer(self, stream: str, text: str, token: str | None) -> Status:
+        """Ask until an edge takes the text, or may have taken it: twice is not the same as once."""
+        attempts = Attempts(self)
+        while True:
+            url = f"{attempts.url}/v1/generate/{stream}/steer"
+            try:
+                return await self._asked(url, token, {"text": text})
+            except (httpx.ConnectError, Unavailable) as error:
+                if isinstance(error, Unavailable) and error.code == "outcome_unknown":
+                    raise
+                await attempts.failed(error)
+            except httpx.TransportError as error:
+                said = str(error) or type(error).__name__
+                raise Unavailable(
+                    f"{attempts.url}: {said}: whether the text was taken is not known",
+                    code="outcome_unknown",
+                    hint="read on, and look",
+                ) from error
+
+    async def _asked(self, url: str, token: str | None, body: object = None) -> Status:
+        answer = await self.http.post(url, headers=token_header(token), json=body)
+        if answer.status_code != 200:
+            raise http_error(answer.status_code, answer.headers, answer.content)
+        said = answer.json()
+        state = StreamState.from_word(said["state"])
+        return Status(bytes.fromhex(said["id"]), state, said["next_index"])
+
+
+class Attempts:
+    """One request's tries: which edge is next, how long to wait, when to give up."""
+
+    def __init__(self, edges: Edges) -> None:
+        self._edges = edges
+        self._backoff = Backoff(RECONNECT_MIN_S, RECONNECT_MAX_S, edges.random)
+        self._nth = 0
+        self._failing_since: float | None = None
+
+    @property
+    def url(self) -> str:
+        """The edge whose turn it is."""
+        return self._edges.urls[self._nth]
+
+    def next_edge(self) -> None:
+        self._nth = (self._nth + 1) % len(self._edges.urls)
+
+    def worked(self) -> None:
+        self._backoff.reset()
+        self._failing_since = None
+
+    async def failed(self, error: httpx.TransportError | TailraceError) -> None:
+        """Wait, then try the next edge; raises when trying again is of no use."""
+        if not isinstance(error, TailraceError):
+            error = unreachable(self.url, error)
+        if not error.retryable:
+            raise error
+        now = asyncio.get_running_loop().time()
+        if self._failing_since is None:
+            self._failing_since = now
+        delay_s = max(self._backoff.next_delay_s(), (error.retry_after_ms or 0) / 1000)
+        if now + delay_s - self._failing_since > self._edges.patience_s:
+            raise error
+        self._edges.tell("waiting", f"{delay_s:.2f} s: {error}")
+        self.next_edge()
+        await asyncio.sleep(delay_s)
+
+
+def unreachable(url: str, error: httpx.TransportError) -> Unavailable:
+    said = str(error) or type(error).__name__
+    return Unavailable(f"{url}: {said}", code="edge_unreachable")
+
+
+def token_header(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Tailrace-Token": token}
+
+
+def http_error(status: int, headers: Mapping[str, str], body: bytes) -> TailraceError:
+    """The error that an HTTP answer tells of, whoever between client and origin wrote it."""
+    try:
+        said = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        said = None
+    fields: dict[str, Any] = said if isinstance(said, dict) else {}
+    return to_error(
+        StreamError(
+            code=str(fields.get("code", "http_error")),
+            message=str(fields.get("message", f"the answer was HTTP status {status}")),
+            retryable=bool(fields.get("retryable", status in RETRYABLE_STATUSES)),
+            status=status,
+            field=_text(fields.get("field")),
+            hint=_text(fields.get("hint")),
+            retry_after_ms=_retry_after_ms(headers.get("Retry-After")),
+        )
+    )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _retry_after_ms(header: str | None) -> int | None:
+    """Seconds only: no edge sends the date form (RFC 9110, 10.2.3)."""
+    if header is None or not (header.isascii() and header.isdigit()):
+        return None
+    return int(header) * 1000
+
+
+class Position:
+    """`next_index` is the index due next; `ended` is set when there is no more to come.
+
+    `fault` is what ended the connection's bytes for good: the error that a StreamError
+    tells of, or a retryable one for bytes that are no frames or that leave out an index.
+    """
+
+    def __init__(self, after: int | None = None) -> None:
+        self.next_index = 0 if after is None else after + 1
+        self.ended = False
+        self.fault: TailraceError | None = None
+        self._splitter = Splitter()
+
+    @property
+    def after(self) -> int | None:
+        """The index to resume after."""
+        return self.next_index - 1 if self.next_index else None
+
+    def reconnect(self) -> None:
+        """A new connection begins: what the last one left unfinished is void."""
+        self.fault = None
+        self._splitter = Splitter()
+
+    def rewind(self, next_index: int) -> None:
+        """Read again from an earlier index."""
+        self.next_index = next_index
+        self.ended = False
+
+    def feed(self, data: bytes) -> list[Logged]:
+        """The frames that `data` completes, without those read before, up to a `fault`."""
+        logged: list[Logged] = []
+        try:
+            for raw in self._splitter.feed(data):
+                _, frame = decode(raw)
+                if isinstance(frame, Logged):
+                    if self._advance(frame):
+                        logged.append(frame)
+                else:
+                    self._note(frame)
+        except FrameError as error:
+            self.fault = Unavailable(f"a broken body: {error}", code="bad_frame")
+        except TailraceError as error:
+            self.fault = error
+        return logged
+
+    def _advance(self, frame: Logged) -> bool:
+        """Whether the frame is the one that is due, not one that was read before."""
+        if frame.index > self.next_index:
+            raise Unavailable(
+                f"frame {frame.index} came where {self.next_index} was due", code="frames_missing"
+            )
+        if frame.index < self.next_index:
+            return False
+        self.next_index += 1
+        self.ended = isinstance(frame, StreamEnd)
+        return True
+
+    def _note(self, frame: Frame) -> None:
+        """A frame that is no part of the stream itself."""
+        if isinstance(frame, StreamError):
+            raise to_error(frame)
+        if isinstance(frame, Status):
+            self.ended = frame.state is StreamState.ENDED
+        elif not isinstance(frame, Heartbeat):
+            name = type(frame).__name__
+            raise Unavailable(f"{name} in the body of a stream", code="bad_frame")
+
+
+class Stream:
+    """The frames of one stream, each once and in order, over as many connections as it takes.
+
+    Iterate over it. `id` and `token` are known from the first frame on; `next_index` is
+    the index of the frame that comes next; `resumes` counts the connections after the
+    first. Raises TailraceError when the stream cannot be read on.
+    """
+
+    def __init__(
+        self,
+        edges: Edges,
+        *,
+        body: dict[str, Any] | None = None,
+        idempotency_key: str = "",
+        stream: str | None = None,
+        after: int | None = None,
+        token: str | None = None,
+    ) -> None:
+        self.id = stream
+        self.token = token
+        self.resumes = 0
+        self.end: StreamEnd | None = None
+        self._edges = edges
+        self._body = body
+        self._idempotency_key = idempotency_key
+        self._position = Position(after)
+        self.next_index = self._position.next_index
+        self._attempts = Attempts(edges)
+        self._unread: deque[Logged] = deque()
+        self._response: httpx.Response | None = None
+        self._chunks: AsyncIterator[bytes] | None = None
+        self._opened = False
+        self._cut = False
+        self._reading: asyncio.Timeout | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Logged:
+        while not self._unread:
+            if self._position.ended:
+                await self.aclose()
+                raise StopAsyncIteration
+            await self._advance()
+        frame = self._unread.popleft()
+        self.next_index = frame.index + 1
+        if isinstance(frame, StreamEnd):
+            self.end = frame
+            self._edges.tell("ended", frame.finish_reason.word)
+        return frame
+
+    async def cancel(self) -> Status:
+        """End the stream for all its readers."""
+        if self.id is None:
+            raise CallerError("the stream has not begun", hint="read its first frame before")
+        return await self._edges.cancel(self.id, self.token)
+
+    async def steer(self, text: str) -> Status:
+        """Have the stream go on with `text`, for all its readers."""
+        if self.id is None:
+            raise CallerError("the stream has not begun", hint="read its first frame before")
+        return await self._edges.steer(self.id, text, self.token)
+
+    def cut(self) -> None:
+        """Drop the connection now, as if the network had; the next read resumes."""
+        if self.end is not None:
+            return
+        self._cut = self._response is not None
+        self._unread.clear()
+        self._position.rewind(self.next_index)
+        if self._reading is not None:
+            self._reading.reschedule(asyncio.get_running_loop().time())
+
+    async def aclose(self) -> None:
+        """Stop reading; the stream itself runs on."""
+        response, self._response, self._chunks = self._response, None, None
+        if response is not None:
+            await response.aclose()
+
+    # ---- connections ----
+
+    async def _advance(self) -> None:
+        """One step towards the next frame: connect, or read, or wait to try again."""
+        try:
+            if self._position.fault is not None:
+                raise self._position.fault
+            if self._chunks is None:
+                await self._connect()
+            else:
+                await self._read(self._chunks)
+        except (httpx.TransportError, TailraceError) as error:
+            await self.aclose()
+            self._position.reconnect()
+            await self._attempts.failed(error)
+
+    async def _connect(self) -> None:
+        self._edges.tell("connecting", self._attempts.url)
+        response = await self._edges.http.send(self._request(), stream=True)
+        if response.status_code == 204:
+            await response.aclose()
+            self._position.ended = True
+            self._edges.tell("ended", "nothing is left to read")
+            return
+        if response.status_code != 200:
+            body = await response.aread()
+            raise http_error(response.status_code, response.headers, body)
+        self.id = response.headers.get("Tailrace-Stream", self.id)
+        self.token = response.headers.get("Tailrace-Token", self.token)
+        self._response, self._chunks = response, response.aiter_bytes()
+        self.resumes += self._opened
+        where = f"{self._attempts.url}, from index {self.next_index}"
+        self._edges.tell("resumed" if self._opened else "open", where)
+        self._opened = True
+
+    def _request(self) -> httpx.Request:
+        url, http = self._attempts.url, self._edges.http
+        headers = {"Accept": FRAMES_TYPE}
+        if self.id is None:
+            # The key makes it safe to send again when the answer was lost.
+            headers["Idempotency-Key"] = self._idempotency_key
+            return http.build_request(
+                "POST", f"{url}/v1/generate", headers=headers, json=self._body
+            )
+        after = self._position.after
+        return http.build_request(
+            "GET",
+            f"{url}/v1/generate/{self.id}",
+            headers=headers | token_header(self.token),
+            params={} if after is None else {"after": after},
+        )
+
+    async def _read(self, chunks: AsyncIterator[bytes]) -> None:
+        """Read once, unless or until the connection is cut."""
+        try:
+            # Its deadline is set by `cut` alone; httpx has its own.
+            async with asyncio.timeout(None) as self._reading:
+                data = None if self._cut else await anext(chunks, b"")
+        except TimeoutError:
+            data = None
+        finally:
+            self._reading = None
+        if data is None:
+            self._cut = False
+            await self.aclose()
+            self._position.reconnect()
+            self._attempts.next_edge()
+            return
+        if not data:
+            raise Unavailable("the edge ended the body before the stream", code="cut_short")
+        self._unread.extend(self._position.feed(data))
+        if self._position.fault is None:
+            self._attempts.worked()
+
 
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_TIMEOUT_S = 45.0

@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from tailrace.edges import http_error
+from tailrace.client import http_error
 
 Document = dict[str, Any]
 Samples = dict[str, list[tuple[dict[str, str], float]]]

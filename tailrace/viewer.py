@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from ledger.frame import Frame, Notice, Revision, ScoredToken, StreamEnd, Token
 from ledger.text import StreamText
-from tailrace.client_stream import Stream
-from tailrace.edges import State
+from tailrace.client import State, Stream
 
 # All of C0 and C1 but tab and newline.
 CONTROLS = {

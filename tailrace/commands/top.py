@@ -35,7 +35,7 @@ async def _top(url: str, interval: float, rows: int, once: bool, as_json: bool) 
     with extra("edge"):
         import httpx
 
-        from tailrace.edges import unreachable
+        from tailrace.client import unreachable
         from tailrace.top import TIMEOUT_S, document, look, shown
     from rich.live import Live
 

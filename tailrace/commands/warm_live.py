@@ -160,7 +160,7 @@ def _ask(
     with extra("edge"):
         import httpx
 
-        from tailrace.edges import http_error, unreachable
+        from tailrace.client import http_error, unreachable
 
     url = f"{edge.rstrip('/')}/v1/admin/{asked}"
     try:

@@ -18,8 +18,7 @@ import httpx
 
 from ledger.errors import TailraceError
 from ledger.frame import StreamEnd
-from tailrace.client import Client
-from tailrace.edges import http_error
+from tailrace.client import Client, http_error
 from tailrace.load.samples import Sample
 
 Api = Literal["native", "chat", "completions"]

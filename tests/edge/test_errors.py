@@ -2,7 +2,7 @@ import json
 
 from edge.errors import error_response
 from ledger.errors import BeyondEnd, NotFound, Overloaded, TailraceError, Unauthorized
-from tailrace.edges import http_error
+from tailrace.client import http_error
 
 
 def test_an_error_says_what_is_wrong_and_what_would_be_right() -> None:

@@ -20,7 +20,7 @@ from ledger.frame import (
     Token,
     encode,
 )
-from tailrace.position import Position
+from tailrace.client import Position
 
 FRAMES: list[Logged] = [
     *(Token(f" {n}", n) for n in range(5)),

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from ledger.frame import FinishReason, Logged, Notice, Revision, ScoredToken, StreamEnd, Token
-from tailrace.client_stream import Stream
+from tailrace.client import Stream
 from tailrace.viewer import Summary, Viewer, printable
 
 
