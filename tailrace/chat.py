@@ -1,21 +1,138 @@
-"""`tailrace chat`: one answer, streamed to the terminal; stdout carries its text alone."""
+"""`tailrace chat`: one answer, streamed to the terminal, and where its connection was cut and went on;
+stdout carries its text alone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 from rich.console import Console
 
-from ledger.frame import FinishReason, StreamEnd
-from tailrace.client import Client, Stream
+from ledger.frame import FinishReason, Frame, Notice, Revision, ScoredToken, StreamEnd, Token
+from ledger.text import StreamText
+from tailrace.client import Client, State, Stream
 from tailrace.commands.options import api_key
-from tailrace.viewer import Summary, Viewer, printable
+
+# All of C0 and C1 but tab and newline.
+CONTROLS = {
+    code: "\N{REPLACEMENT CHARACTER}"
+    for code in (*range(0x20), *range(0x7F, 0xA0))
+    if chr(code) not in "\t\n"
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How a stream went, as its reader saw it; `str` is the line that people get."""
+
+    total_tokens: int
+    finish_reason: str
+    ttft_s: float
+    tokens_per_s: float | None  # None for fewer than two tokens
+    resumes: int
+
+    def __str__(self) -> str:
+        parts = [_count(self.total_tokens, "token"), f"TTFT {self.ttft_s * 1000:.0f} ms"]
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:.0f} tok/s")
+        parts.append(_count(self.resumes, "resume"))
+        return " · ".join([*parts, self.finish_reason])
+
+
+def printable(text: str) -> str:
+    """`text` with the control characters that could steer a terminal replaced."""
+    return text.translate(CONTROLS)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+@dataclass(slots=True)
+class Viewer:
+    """Writes the text of a stream to `write`, and what befell it to `note`.
+
+    What is written stays: a revision that changes it is written anew, on a line of its own,
+    and one that only goes on is written as what it adds.
+
+    With `cut_after` the connection is dropped, once, after so many tokens. `on_state` is
+    for the client that reads the stream.
+    """
+
+    write: Callable[[str], None]
+    note: Callable[[str], None]
+    cut_after: int | None = None
+    tokens: int = 0
+    _text: StreamText = field(default_factory=StreamText)
+    _written: str = ""
+    _was_cut: bool = False
+    _waiting: bool = False
+
+    @property
+    def text(self) -> str:
+        return self._text.text
+
+    async def follow(self, stream: Stream) -> tuple[StreamEnd, Summary]:
+        """Read the stream to its end. Raises TailraceError if that cannot be reached."""
+        asked_s = time.monotonic()
+        first_s = last_s = asked_s
+        async for frame in stream:
+            if isinstance(frame, Token | ScoredToken | Revision):
+                last_s = time.monotonic()
+                first_s = last_s if self.tokens == 0 else first_s
+                self._show(frame, stream)
+            elif isinstance(frame, Notice):
+                self.note(f"⟨{frame.code}: {frame.message}⟩")
+        end = stream.end
+        assert end is not None, "a stream that is iterated to its end has one"
+        elapsed_s = last_s - first_s
+        return end, Summary(
+            total_tokens=end.total_tokens,
+            finish_reason=end.finish_reason.word,
+            ttft_s=first_s - asked_s,
+            tokens_per_s=(self.tokens - 1) / elapsed_s if elapsed_s > 0 else None,
+            resumes=stream.resumes,
+        )
+
+    def on_state(self, state: State, detail: str) -> None:
+        match state:
+            case "waiting":
+                if not self._waiting:  # one note an outage, however many tries it takes
+                    self.note(f"⟨waiting {detail}⟩")
+                self._waiting = True
+            case "resumed":
+                what = "cut" if self._was_cut else "connection lost"
+                tokens = _count(self.tokens, "token")
+                self.note(f"⟨{what} after {tokens} · resumed on {detail}⟩")
+                self._was_cut = self._waiting = False
+            case "open":
+                self._waiting = False
+
+    def _show(self, frame: Token | ScoredToken | Revision, stream: Stream) -> None:
+        self._text.add(frame)
+        self.tokens += 1
+        self.write(self._news(frame))
+        if self.tokens == self.cut_after:
+            self._was_cut = True
+            stream.cut()
+
+    def _news(self, frame: Frame) -> str:
+        """What is to be written so that the text stands there."""
+        if isinstance(frame, Token | ScoredToken):
+            self._written += frame.text
+            return frame.text
+        before, self._written = self._written, self.text
+        if self._written.startswith(before):
+            return self._written[len(before) :]
+        return f"\n{self._written}"
+
 
 PATIENCE_S = 15.0  # without a new frame; a person watches
 FAILURES = {FinishReason.FAILED, FinishReason.ORIGIN_LOST}

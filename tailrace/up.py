@@ -22,9 +22,9 @@ from ledger.settings import MAX_PORT
 from ledger.tasks import first_of
 from ledger.version import tailrace_version
 from tailrace.certificate import development_certificate
+from tailrace.chat import Viewer, printable
 from tailrace.child import Child
 from tailrace.client import Client
-from tailrace.viewer import Viewer, printable
 
 HOST = "127.0.0.1"
 DRAWS = 20  # of a port that must be free twice, over TCP and over UDP

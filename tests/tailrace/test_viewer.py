@@ -6,8 +6,8 @@ from typing import cast
 import pytest
 
 from ledger.frame import FinishReason, Logged, Notice, Revision, ScoredToken, StreamEnd, Token
+from tailrace.chat import Summary, Viewer, printable
 from tailrace.client import Stream
-from tailrace.viewer import Summary, Viewer, printable
 
 
 class Played:
