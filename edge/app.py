@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edge import ai_sdk, generate, objects, stream
+from edge import ai_sdk, generate, objects
 from edge.access.middleware import Access
 from edge.access.rules import Rules
 from edge.admin.routes import admin_routes
@@ -72,7 +72,7 @@ def create_app(
             Route("/v1/embeddings", embed, methods=["POST"]),
             Route("/v1/models", list_models, methods=["GET"]),
             Route("/v1/models/{name:path}", show_model, methods=["GET"]),
-            Route(f"{STREAM_PATH}{{name:path}}", stream.call, methods=stream.METHODS),
+            Route(f"{STREAM_PATH}{{name:path}}", objects.call, methods=objects.METHODS),
             objects.ROUTE,
             *ai_sdk.ROUTES,
             *admin_routes(),

@@ -1,6 +1,4 @@
-"""`tailrace chat`: one answer, streamed to the terminal, and where its connection was cut and went on;
-stdout carries its text alone.
-"""
+"""`tailrace chat`: one answer, streamed to the terminal; stdout carries its text alone."""
 
 from __future__ import annotations
 
