@@ -23,9 +23,8 @@ from edge.server.listen import Sockets, alt_svc, listening
 from edge.server.outlet import Turn
 from edge.server.routes import StreamRoutes
 from edge.server.wire import Shared
-from edge.telemetry.counts import Counts
+from edge.telemetry.exchange import Counts, Observed
 from edge.telemetry.metrics import EdgeMetrics
-from edge.telemetry.middleware import Observed
 from ledger.deployment import Deployment
 from ledger.log import configure_logging
 from ledger.process import Stop, look_less_often

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from edge.access.connections import ConnectionLimits
 from edge.origins.link import Link
-from edge.telemetry.counts import Answered, Counts
+from edge.telemetry.exchange import Answered, Counts
 from edge.telemetry.metrics import EdgeMetrics
 from origin.config import LedgerConfig
 from origin.history.recorder import recorder_of

@@ -21,8 +21,7 @@ from starlette.types import ASGIApp, Message, Scope
 from edge.errors import error_response, too_slow
 from edge.server.deadlines import Deadline, Deadlines
 from edge.server.outlet import Handler, Headers, Outlet, Request, Routes, Turn
-from edge.telemetry.counts import Counts
-from edge.telemetry.exchange import PROTOCOLS, REQUEST_ID, id_field
+from edge.telemetry.exchange import PROTOCOLS, REQUEST_ID, Counts, id_field
 from ledger.errors import TailraceError
 from ledger.tasks import cancel
 

@@ -31,8 +31,7 @@ from edge.parameters import View, choose_view
 from edge.server.deadlines import Deadlines
 from edge.server.outlet import Handler, Headers, Outlet, Request, Turn
 from edge.server.stream_reader import StreamReader, fields_of
-from edge.telemetry.counts import Counts
-from edge.telemetry.exchange import PROTOCOLS, Exchange, with_trace
+from edge.telemetry.exchange import PROTOCOLS, Counts, Exchange, with_trace
 from ledger.errors import TailraceError
 from ledger.frame import Caller, Open, Resume
 

@@ -18,7 +18,7 @@ from edge.origins.link import Link
 from edge.server.deadlines import Deadlines
 from edge.server.incoming import Application, Behind
 from edge.server.outlet import Headers, Routes, Turn, Wire
-from edge.telemetry.counts import Counts
+from edge.telemetry.exchange import Counts
 
 KEEP_ALIVE_TIMEOUT_S = 75.0
 """Longer than the usual 60 s of a proxy, so that the proxy is the one to hang up."""

@@ -1,28 +1,99 @@
-"""One request as telemetry sees it: from its head to the end of its answer's body.
+"""One request as telemetry sees it, from its head to the end of its answer's body; what is counted.
 
 Who answers says what happens: a route past the application from its outlet, the application by its
-middleware. Both are timed alike.
+middleware. Both are timed alike. Counts are plain numbers, which a scrape reads. Nothing is done
+for a frame by itself: those of one read of the link are counted together, and timed together by
+the `Turn` of that read, one read in a few.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from secrets import token_hex
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import structlog
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge.telemetry.counts import Answered, Counts
 from ledger.frame import Frame, Open
+from ledger.telemetry.distribution import Distribution
 from ledger.telemetry.trace_context import HEADER, TraceContext
-from ledger.telemetry.traces import context_of
+from ledger.telemetry.traces import Traces, context_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
+
+RELAY_BUCKETS_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 5.0, 30.0),
+)
+FIRST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+REQUEST_BUCKETS_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+MAX_CODES = 200
+"""Codes of errors that are counted each by itself. Ours are fewer, but origins may say any."""
+OTHER = "other"
+
+
+class Answered(NamedTuple):
+    """A kind of request, by the labels of its counter."""
+
+    route: str
+    method: str
+    status: int
+    protocol: str
+
+
+class Counts:
+    """Of one edge, and its `traces`, if it keeps any."""
+
+    def __init__(self, traces: Traces | None = None) -> None:
+        self.traces = traces
+        self.requests: Counter[Answered] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.stalls: Counter[str] = Counter()  # by protocol
+        self.relayed = Distribution(
+            "tailrace_edge_relay_seconds",
+            "From a read of an origin's link to the write for one client, of one read in eight",
+            "",
+            ("",),
+            RELAY_BUCKETS_S,
+        )
+        self.first = Distribution(
+            "tailrace_edge_time_to_first_byte_seconds",
+            "From a request's head to the first byte of its answer's body",
+            "route",
+            (),
+            FIRST_BUCKETS_S,
+        )
+        self.whole = Distribution(
+            "tailrace_edge_request_seconds",
+            "From a request's head to the end of its answer's body",
+            "route",
+            (),
+            REQUEST_BUCKETS_S,
+        )
+
+    def error(self, code: str) -> None:
+        """A client was told of an error, as an answer or within one."""
+        known = code in self.errors or len(self.errors) < MAX_CODES
+        self.errors[code if known else OTHER] += 1
+
+    def refused(self, protocol: str, code: str, status: int) -> None:
+        """What was sent was no request, or came too slowly: no route has seen it."""
+        self.requests[Answered(OTHER, OTHER, status, protocol)] += 1
+        self.error(code)
+
+    def wrote(self, waited_s: float, writes: int) -> None:
+        """For the `Turn`: so many writes each had what a read of so long ago brought."""
+        self.relayed.observe("", waited_s, writes)
+
 
 A = TypeVar("A", bound=Frame)
 
@@ -199,3 +270,54 @@ def note_stream(stream: bytes) -> None:
     if exchange is not None and not exchange.stream:
         exchange.stream = stream.hex()
         structlog.contextvars.bind_contextvars(stream=exchange.stream)
+
+
+class Observed:
+    """Pure ASGI, so that a body that is sent as it comes is timed to its end."""
+
+    def __init__(self, app: ASGIApp, counts: Counts | None) -> None:
+        self._app = app
+        self._counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        protocol = PROTOCOLS.get(scope["http_version"], NOWHERE)
+        exchange = Exchange(self._counts, protocol, scope["method"], NOWHERE, scope["headers"])
+        set_current(exchange)
+        # For as long as the task lives, which is the request's own: also for what is logged when
+        # all of this has failed.
+        structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
+        try:
+            await self._app(scope, receive, _watched(exchange, scope, send))
+        finally:
+            exchange.route = route_of(scope)
+            exchange.ended()
+
+
+def _watched(exchange: Exchange, scope: Scope, send: Send) -> Send:
+    async def watched(message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.start":
+            exchange.answered(message["status"])
+            message["headers"] = [*message.get("headers", ()), *exchange.headers]
+        elif kind == "http.response.body" and message.get("body"):
+            exchange.route = route_of(scope)
+            exchange.wrote(exchange.writes + 1)
+        await send(message)
+
+    return watched
+
+
+def route_of(scope: Scope) -> str:
+    """The path of the route that answered, as the application spells it."""
+    endpoint: Callable[..., object] | None = scope.get("endpoint")
+    app: Starlette | None = scope.get("app")
+    if endpoint is None or app is None:
+        return NOWHERE
+    paths: dict[object, str] | None = getattr(app.state, "paths", None)
+    if paths is None:
+        named = [route for route in app.routes if isinstance(route, Route)]
+        paths = app.state.paths = {r.endpoint: r.path.replace(":path}", "}") for r in named}
+    return paths.get(endpoint, NOWHERE)

@@ -23,7 +23,7 @@ from edge.origins.breaker import State
 from edge.origins.link import Link
 from edge.origins.origin import Origin
 from edge.origins.relay import Route
-from edge.telemetry.counts import OTHER, Counts
+from edge.telemetry.exchange import OTHER, Counts
 from ledger.errors import Forbidden, NotFound
 from ledger.frame import SCHEMA_HASH
 from ledger.rights import Right

@@ -38,8 +38,7 @@ from edge.origins.origin import Connection  # noqa: E402
 from edge.server.deadlines import Deadlines  # noqa: E402
 from edge.server.outlet import UNSENT_BYTES, Outlet, Turn  # noqa: E402
 from edge.server.stream_reader import StreamReader  # noqa: E402
-from edge.telemetry.counts import Counts  # noqa: E402
-from edge.telemetry.exchange import Exchange  # noqa: E402
+from edge.telemetry.exchange import Counts, Exchange  # noqa: E402
 from ledger.frame import SCHEMA_HASH, Heartbeat, Hello, Open, Opened, Token, encode  # noqa: E402
 from tests.bench.bench_edge import (  # noqa: E402
     OTHER_CORE,

@@ -19,9 +19,8 @@ from edge.server.listen import Sockets, listening
 from edge.server.outlet import Turn
 from edge.server.routes import StreamRoutes
 from edge.server.wire import Shared
-from edge.telemetry.counts import Counts
+from edge.telemetry.exchange import Counts, Observed
 from edge.telemetry.metrics import EdgeMetrics
-from edge.telemetry.middleware import Observed
 from tests.edge.scripted_origin import ScriptedOrigin, is_up
 
 PATIENCE_S = 60.0
