@@ -30,10 +30,6 @@ def _without_comment(found: re.Match[str]) -> str:
     return found[0] if found[0].startswith('"') else re.sub(r"[^\r\n]", " ", found[0])
 
 
-def _without_comma(found: re.Match[str]) -> str:
-    return found[0] if found["value"] is None else f"{found['value']} "
-
-
 def _table(pairs: list[tuple[str, object]]) -> dict[str, object]:
     table = dict(pairs)
     if len(table) < len(pairs):

@@ -1,8 +1,6 @@
 """The breaker of one origin, on a clock that is a number."""
 
-from itertools import product
-
-from edge.origins.breaker import PROBE_S, TABLE, TRIPS, Breaker, Event, State
+from edge.origins.breaker import PROBE_S, TRIPS, Breaker, State
 from ledger.backoff import Backoff
 
 
@@ -11,11 +9,6 @@ def tripped() -> Breaker:
     for _ in range(TRIPS):
         breaker.failed(0)
     return breaker
-
-
-def test_the_table_knows_what_follows_everything_that_can_happen() -> None:
-    cannot = {(state, Event.RESTED) for state in (State.CLOSED, State.HALF_OPEN)}
-    assert set(TABLE) == set(product(State, Event)) - cannot
 
 
 def test_some_failures_in_a_row_and_no_fewer_open_it() -> None:
