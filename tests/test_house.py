@@ -34,7 +34,7 @@ SANS_IO = (
     "edge/wrangler/*.py",
     "edge/access/[!_mo]*.py",  # but the middleware, and what asks for open files
     *("edge/ai_sdk.py", "edge/openai/responses/events.py"),
-    *("edge/openai/responses/items.py", "edge/openai/responses/request.py"),
+    *("edge/openai/responses/events.py", "edge/openai/responses/request.py"),
     *("edge/origins/breaker.py", "edge/origins/choice.py", "edge/origins/relay.py"),
     *("edge/origins/watchers.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),
     *("edge/quic/core.py", "edge/quic/aioquic_*.py", "edge/quic/http3.py"),
