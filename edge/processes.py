@@ -28,15 +28,9 @@ RESTART_AFTER_S = 1.0
 log = structlog.get_logger("tailrace.edge")
 
 
-def run_processes(sockets: Sockets, count: int, work: Callable[[int], None]) -> None:
-    """Have each of `count` processes do `work` with its number, until this one is told to stop.
+class Processes:
+    """So many, which each do `work` with its number, until this one is told to stop."""
 
-    Raises ConfigError where one says that it cannot start.
-    """
-    _Processes(sockets, count, work).run()
-
-
-class _Processes:
     def __init__(self, sockets: Sockets, count: int, work: Callable[[int], None]) -> None:
         self._sockets = sockets
         self._count = count
@@ -47,6 +41,7 @@ class _Processes:
         self._alive, self._holds = os.pipe()  # held open by this process as long as it lives
 
     def run(self) -> None:
+        """Raises ConfigError where one says that it cannot start."""
         for each in (*STOP_SIGNALS, signal.SIGHUP):
             signal.signal(each, self._pass_on)
         for number in range(self._count):

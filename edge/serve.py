@@ -16,13 +16,14 @@ from edge.config import EdgeConfig, access_rules, connection_limits
 from edge.drain import go_away
 from edge.origins.hints import Hints
 from edge.origins.link import Link
-from edge.processes import run_processes
+from edge.processes import Processes
 from edge.reload import Certificate, open_gate, reloaded_keys, reloading, require_keys
 from edge.server.deadlines import Deadlines
+from edge.server.incoming import Application
 from edge.server.listen import Sockets, alt_svc, listening
 from edge.server.outlet import Turn
 from edge.server.routes import StreamRoutes
-from edge.server.wire import Shared
+from edge.server.wire import Shared, dated
 from edge.telemetry.exchange import Counts, Observed
 from edge.telemetry.metrics import EdgeMetrics
 from ledger.deployment import Deployment
@@ -53,7 +54,7 @@ def run(config: EdgeConfig, deployment: Deployment | None = None) -> None:
     if config.processes == 1:
         work(0)
     else:
-        run_processes(sockets, config.processes, work)
+        Processes(sockets, config.processes, work).run()
 
 
 async def serve(
@@ -77,10 +78,15 @@ async def serve(
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, turn, deadlines, rules, counts)
     limits = connection_limits(config, open_files)
-    asked_for = hints.asked_for if config.host_models else None
+    application = Application(Observed(app, counts), turn)
     shared = Shared(
-        *(config, link, Observed(app, counts), alt_svc(sockets.quic), routes, deadlines, turn),
-        *(limits, rules, counts, asked_for),
+        *(turn, routes, application, dated(alt_svc(sockets.quic)), deadlines),
+        *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
+        config=config,
+        link=link,
+        limits=limits,
+        rules=rules,
+        asked_for=hints.asked_for if config.host_models else None,
     )
     if counts is not None:
         app.state.metrics = EdgeMetrics(counts, link, limits)

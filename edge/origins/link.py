@@ -355,7 +355,7 @@ class Reader:
     def __init__(self, link: Link, only: str | None = None) -> None:
         self.link = link
         self._only = only
-        exchange = current()
+        exchange = current.get()
         self.protocol = "other" if exchange is None else exchange.protocol
         self._queue: list[bytes] = []
         self._filled = asyncio.Event()

@@ -43,7 +43,6 @@ class Code(IntEnum):
     EXCESSIVE_LOAD = 0x107
     REQUEST_REJECTED = 0x10B
     REQUEST_CANCELLED = 0x10C
-    MESSAGE_ERROR = 0x10E
 
 
 # ---- what a core has to say ----

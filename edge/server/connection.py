@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from edge.server.deadlines import Deadline
 from edge.server.http1 import Http1
 from edge.server.http2 import Http2
-from edge.server.outlet import UNSENT_BYTES, Speaker
+from edge.server.outlet import NOBODY, UNSENT_BYTES, Speaker
 from edge.server.wire import Shared
 
 Result = TypeVar("Result")
@@ -34,21 +34,6 @@ def _begun(work: Coroutine[Any, Any, Result], waited_for: Any) -> Generator[Any,
         raise
     result: Result = yield from work
     return result
-
-
-class Nobody:
-    """The `Speaker` before there is one, and after the end."""
-
-    def receive(self, data: bytes) -> None: ...
-
-    def drained(self) -> None: ...
-
-    def gone(self) -> None: ...
-
-    def drain(self) -> None: ...
-
-
-NOBODY = Nobody()
 
 
 class Connection(asyncio.Protocol):
@@ -152,9 +137,6 @@ class Connection(asyncio.Protocol):
             return
         self.speaker.receive(data)
         self._shared.turn.flush()
-
-    def eof_received(self) -> None:
-        """A client that sends no more is gone: the transport closes itself."""
 
     def pause_writing(self) -> None:
         self._deadline.set(self._shared.config.stalled_timeout_s)

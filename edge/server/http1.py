@@ -143,7 +143,7 @@ class Http1:
         self._head, self._h11 = head, connection
         outlet = Http1Outlet(self, self._wire, self._shared.turn, connection, request.method)
         taken, server = self._taken, self._wire.server
-        incoming = self._incoming = Incoming(self._shared.behind, request, outlet, server, taken)
+        incoming = self._incoming = Incoming(self._shared, request, outlet, server, taken)
         if isinstance(connection.next_event(), h11.EndOfMessage):
             incoming.begin(ended=True)
             return

@@ -74,7 +74,7 @@ class Http2:
                     handler.gone()
 
     def _begin(self, asked: Asked) -> None:
-        stream, request, behind = asked.stream, asked.request, self._shared.behind
+        stream, request, behind = asked.stream, asked.request, self._shared
         if asked.too_large:
             behind.refuse(stream, "h2", request.method, refusal(431))
             return

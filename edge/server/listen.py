@@ -151,7 +151,7 @@ async def listening(
             server.close()
         if quic is not None:
             await quic.stop(0)
-        await shared.behind.application.ended(0)
+        await shared.application.ended(0)
         await cancel([turning])
 
 
@@ -165,7 +165,7 @@ def _listen_quic(bound: Sequence[socket.socket], shared: Shared, process: int) -
     mark = process if config.processes > 1 else None
     assert config.certificate is not None and config.key is not None  # or nothing was bound
     cores = AioquicCores(config.certificate, config.key, mark, shared.asked_for)
-    listener = QuicListener(bound, cores, shared.behind, shared.limits)
+    listener = QuicListener(bound, cores, shared, shared.limits)
     listener.start()
     for each in bound:
         log.info("Running on https://" + _name(each) + " (QUIC)")

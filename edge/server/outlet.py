@@ -109,6 +109,21 @@ class Speaker(Protocol):
         """The edge is going away: end what is idle, let what is under way come to its end."""
 
 
+class Nobody:
+    """A `Speaker`, and the `Handler` of an answer that has ended: nobody is to hear of anything."""
+
+    def receive(self, data: bytes) -> None: ...
+
+    def drained(self) -> None: ...
+
+    def gone(self) -> None: ...
+
+    def drain(self) -> None: ...
+
+
+NOBODY = Nobody()
+
+
 class Wire(Protocol):
     """A connection, as a protocol uses it. Nothing raises, and nothing is done after the end."""
 

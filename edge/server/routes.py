@@ -29,7 +29,7 @@ from edge.openai.responses.events import PREFIX, ResponseEvents
 from edge.origins.link import Link, credited
 from edge.parameters import View, choose_view
 from edge.server.deadlines import Deadlines
-from edge.server.outlet import Handler, Headers, Outlet, Request, Turn
+from edge.server.outlet import NOBODY, Handler, Headers, Outlet, Request, Turn
 from edge.server.stream_reader import StreamReader, fields_of
 from edge.telemetry.exchange import PROTOCOLS, Counts, Exchange, with_trace
 from ledger.errors import TailraceError
@@ -222,17 +222,9 @@ class StreamRoutes:
         return reader
 
 
-class Refused:
-    """The handler of an answer that has ended."""
-
-    def drained(self) -> None: ...
-
-    def gone(self) -> None: ...
-
-
 def _refused(
     error: TailraceError, path: str, access: Headers, outlet: Outlet, exchange: Exchange
-) -> Refused:
+) -> Handler:
     answer = error_response(error, path)
     outlet.start(answer.status_code, [*answer.raw_headers, *access])
     outlet.write(bytes(answer.body))
@@ -240,7 +232,7 @@ def _refused(
     exchange.failed(error.code)
     exchange.answered(answer.status_code)
     exchange.ended()
-    return Refused()
+    return NOBODY
 
 
 class NativeRoute(FastRoute):

@@ -9,16 +9,12 @@ from email.utils import formatdate
 from functools import lru_cache
 from time import time
 
-from starlette.types import ASGIApp
-
 from edge.access.connections import ConnectionLimits
 from edge.access.rules import Rules
 from edge.config import EdgeConfig
 from edge.origins.link import Link
-from edge.server.deadlines import Deadlines
-from edge.server.incoming import Application, Behind
-from edge.server.outlet import Headers, Routes, Turn, Wire
-from edge.telemetry.exchange import Counts
+from edge.server.incoming import Behind
+from edge.server.outlet import Headers, Wire
 
 KEEP_ALIVE_TIMEOUT_S = 75.0
 """Longer than the usual 60 s of a proxy, so that the proxy is the one to hang up."""
@@ -48,44 +44,25 @@ class Connections:
         return list(self._open)
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared(Behind):
     """What all connections of an edge share."""
 
     config: EdgeConfig
     link: Link
-    app: ASGIApp
-    alt_svc: Sequence[bytes]
-    """What tells clients of HTTP/3."""
-    routes: Routes
-    deadlines: Deadlines
-    turn: Turn
     limits: ConnectionLimits
     rules: Rules
-    counts: Counts | None = None
     asked_for: Callable[[str], None] | None = None
     """Told the host names of QUIC's handshakes."""
     connections: Connections = field(default_factory=Connections)
-    behind: Behind = field(init=False)
-    """Of the requests on all of them."""
-
-    def headers(self) -> Headers:
-        """Those of every answer."""
-        return _headers_at(int(time()), *self.alt_svc)
-
-    def __post_init__(self) -> None:
-        application = Application(self.app, self.turn)
-        config = self.config
-        behind = Behind(
-            *(self.turn, self.routes, application, self.headers, self.deadlines),
-            *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s),
-            self.counts,
-        )
-        object.__setattr__(self, "behind", behind)
 
 
-@lru_cache(maxsize=1)
-def _headers_at(second: int, *alt_svc: bytes) -> Headers:
-    """Made once a second."""
-    date = formatdate(second, usegmt=True).encode()
-    return [(b"date", date), *((b"alt-svc", each) for each in alt_svc)]
+def dated(alt_svc: Sequence[bytes]) -> Callable[[], Headers]:
+    """The headers of every answer, made once a second; `alt_svc` tells clients of HTTP/3."""
+    told = [(b"alt-svc", each) for each in alt_svc]
+
+    @lru_cache(maxsize=1)
+    def at(second: int) -> Headers:
+        return [(b"date", formatdate(second, usegmt=True).encode()), *told]
+
+    return lambda: at(int(time()))

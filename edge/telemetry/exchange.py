@@ -233,21 +233,13 @@ class Exchange:
         span.end()
 
 
-_current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
-
-
-def current() -> Exchange | None:
-    """The request that the running task answers in the application."""
-    return _current.get()
-
-
-def set_current(exchange: Exchange) -> None:
-    _current.set(exchange)
+current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+"""The request that the running task answers in the application."""
 
 
 def traced(request: A) -> A:
     """What is asked of an origin, with the trace that the running request belongs to."""
-    exchange = _current.get()
+    exchange = current.get()
     return request if exchange is None else with_trace(request, exchange)
 
 
@@ -259,14 +251,14 @@ def with_trace(request: A, exchange: Exchange) -> A:
 
 def note_error(code: str) -> None:
     """The answer to this request is an error, or ends with one."""
-    exchange = _current.get()
+    exchange = current.get()
     if exchange is not None:
         exchange.failed(code)
 
 
 def note_stream(stream: bytes) -> None:
     """The request is about this stream: its log lines say so."""
-    exchange = _current.get()
+    exchange = current.get()
     if exchange is not None and not exchange.stream:
         exchange.stream = stream.hex()
         structlog.contextvars.bind_contextvars(stream=exchange.stream)
@@ -285,7 +277,7 @@ class Observed:
             return
         protocol = PROTOCOLS.get(scope["http_version"], NOWHERE)
         exchange = Exchange(self._counts, protocol, scope["method"], NOWHERE, scope["headers"])
-        set_current(exchange)
+        current.set(exchange)
         # For as long as the task lives, which is the request's own: also for what is logged when
         # all of this has failed.
         structlog.contextvars.bind_contextvars(request_id=exchange.request_id)

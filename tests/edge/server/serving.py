@@ -15,10 +15,11 @@ from edge.app import create_app
 from edge.config import EdgeConfig, access_rules, connection_limits
 from edge.origins.link import Link
 from edge.server.deadlines import Deadlines
+from edge.server.incoming import Application
 from edge.server.listen import Sockets, listening
 from edge.server.outlet import Turn
 from edge.server.routes import StreamRoutes
-from edge.server.wire import Shared
+from edge.server.wire import Shared, dated
 from edge.telemetry.exchange import Counts, Observed
 from edge.telemetry.metrics import EdgeMetrics
 from tests.edge.scripted_origin import ScriptedOrigin, is_up
@@ -44,8 +45,15 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, turn, deadlines, rules, counts)
     limits = connection_limits(config, 65_536)
-    app_of_all = Observed(app, counts)
-    shared = Shared(config, link, app_of_all, (), routes, deadlines, turn, limits, rules, counts)
+    application = Application(Observed(app, counts), turn)
+    shared = Shared(
+        *(turn, routes, application, dated(()), deadlines),
+        *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
+        config=config,
+        link=link,
+        limits=limits,
+        rules=rules,
+    )
     app.state.metrics = EdgeMetrics(counts, link, limits)
     port = sockets.plain[0].getsockname()[1]
     async with app.router.lifespan_context(app), listening(sockets, shared, None):

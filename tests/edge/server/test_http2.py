@@ -289,7 +289,7 @@ async def test_nothing_is_left_of_connections_that_make_no_sense(
             assert (await client.get("/healthz")).status_code == 200
         async with asyncio.timeout(PATIENCE_S):
             await served.shared.connections.none.wait()
-            await served.shared.behind.application.ended(PATIENCE_S)
+            await served.shared.application.ended(PATIENCE_S)
     assert {line["event"] for line in logs} <= {"client gone", "request"}
 
 
