@@ -13,10 +13,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from edge.access.connections import ConnectionLimits, room_in
-from edge.access.gate import Gate
-from edge.access.pages import ANY_ORIGIN, HostRule, OriginRule, is_loopback
 from edge.access.proxies import Proxies
-from edge.access.rules import Rules
+from edge.access.rules import ANY_ORIGIN, Gate, HostRule, OriginRule, Rules, is_loopback
 from edge.quic.steer import MAX_PROCESSES, can_steer
 from edge.session import MAX_UNFINISHED
 from ledger.dial import Credentials, LinkAddress, LinkText, check_link, secret_bytes

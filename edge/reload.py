@@ -18,9 +18,9 @@ from time import monotonic
 
 import structlog
 
-from edge.access.gate import Gate
 from edge.access.key_file import read_keys
 from edge.access.keys import KeyRing
+from edge.access.rules import Gate
 from edge.config import EdgeConfig
 from edge.origins.hints import Hints
 from edge.quic.listen import QuicListener

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from edge.access.gate import FIRST_PAGE, WEB_PATH
+from edge.access.rules import FIRST_PAGE, WEB_PATH
 from ledger.errors import NotFound
 
 FOLDER = Path(__file__).parent / "web"

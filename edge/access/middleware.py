@@ -10,9 +10,8 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge.access.cors import preflight_headers
 from edge.access.head import Head
-from edge.access.rules import Admission, Rules
+from edge.access.rules import Admission, Rules, preflight_headers
 from edge.errors import noted_response
 from edge.openai.errors import OPENAI_PATHS
 from ledger.frame import STREAM_PATH, Caller

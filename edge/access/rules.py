@@ -1,18 +1,335 @@
-"""Every rule about who may ask, in the order in which they apply; the same for all transports."""
+"""Every rule about who may ask, in the order in which they apply; the same for all transports.
+
+A browser says in `Origin` whose page asks. What the same-origin policy only hides from a page
+has been carried out all the same, and a WebSocket it does not even hide: so a page that is not
+allowed is refused before anything is done for it. Programs send no `Origin` and are not meant.
+Nothing of what browsers are told (CORS) goes with cookies: a page's rights are in what it sends by
+itself, so "any origin" gives away no more than the network does.
+
+A page may also have its own name point to this machine (DNS rebinding), and is of the same
+origin then. It cannot choose what the browser says in `Host`: an edge that listens on loopback
+alone, where no key is asked for, answers to loopback's own names.
+
+For whom a request is asked says its API key; nobody's, where a resume token speaks. The gate says
+who it is and how much that tenant may ask at once; what its rights allow, the origin decides, which
+also knows whose stream a request is about. Nothing that is a key goes on to the application.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from math import ceil
+from random import Random
 from typing import NamedTuple
 
-from edge.access.cors import access_headers
-from edge.access.gate import Gate
+from edge.access.connections import parsed_address
 from edge.access.head import Head
-from edge.access.pages import HostRule, OriginRule
+from edge.access.keys import PREFIX, KeyRing, Limits
 from edge.access.proxies import Proxies
-from ledger.errors import TailraceError
-from ledger.frame import Caller
+from ledger.backoff import spread_ms
+from ledger.bucket import Bucket
+from ledger.errors import CallerError, Forbidden, TailraceError, Unauthorized
+from ledger.frame import STREAM_PATH, Caller
+
+ANY_ORIGIN = "*"
+"""Pages of every origin."""
+LOCALHOST = "localhost"
+DEFAULT_PORTS = (":80", ":443")
+
+
+class OriginRule:
+    """`allowed` are origins as browsers spell them, or `*`; an edge's own pages always may."""
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        self._allowed = frozenset(allowed)
+        self.any = ANY_ORIGIN in self._allowed
+        """Whether every page may ask, so that the answer to all of them is the same."""
+        self.none = not self._allowed
+        """Whether no page of another origin may."""
+
+    def names(self, origin: str) -> bool:
+        """Whether the setting allows this origin."""
+        return self.any or origin in self._allowed
+
+    def check(self, head: Head) -> None:
+        """Raises Forbidden where a page asks that may not."""
+        origin = head.value(b"origin")
+        if origin is None or self.names(origin) or _is_own(origin, head.host):
+            return
+        raise Forbidden(
+            "pages of this origin may not use this edge",
+            code="foreign_origin",
+            field="Origin",
+            hint="the edge's operator can name it in edge.allowed_origins",
+        )
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether a page is of the name and port that it asks.
+
+    Schemes are not compared: behind a proxy that ends TLS the edge would not know its own.
+    """
+    _, separator, authority = origin.partition("://")
+    return bool(separator and authority) and _bare(authority) == _bare(host)
+
+
+def _bare(authority: str) -> str:
+    """Without a port that goes without saying."""
+    lower = authority.lower()
+    for port in DEFAULT_PORTS:
+        lower = lower.removesuffix(port)
+    return lower
+
+
+class HostRule:
+    """Answers to loopback's names, to addresses, and to `names`; to any where it is not `on`."""
+
+    def __init__(self, names: Collection[str], *, on: bool) -> None:
+        self._names = frozenset(name.lower() for name in names)
+        self._on = on
+
+    def check(self, head: Head) -> None:
+        """Raises CallerError (421; RFC 9110, 15.5.20) for a request that was meant for another."""
+        name = _name_of(head.host)
+        # Only a name can be pointed elsewhere. Without any it is no browser (HTTP/1.0).
+        if not self._on or not name or name in self._names or _is_local(name):
+            return
+        raise CallerError(
+            "this edge does not go by that name",
+            code="foreign_host",
+            status=421,
+            field="Host",
+            hint="ask for localhost, or name it in edge.hosts",
+        )
+
+
+def _name_of(host: str) -> str:
+    """Without the port and the brackets of IPv6."""
+    name, separator, port = host.rpartition(":")
+    if not separator or not port.isdecimal():
+        name = host
+    return name.removeprefix("[").removesuffix("]").removesuffix(".").lower()
+
+
+def _is_local(name: str) -> bool:
+    """Localhost (RFC 6761, 6.3), or an address."""
+    return name == LOCALHOST or name.endswith(f".{LOCALHOST}") or parsed_address(name) is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what listens there can only be reached from this machine."""
+    address = parsed_address(host)
+    return host.lower() == LOCALHOST or (address is not None and address.is_loopback)
+
+
+PREFLIGHT_AGE_S = 600
+
+ALLOWED_METHODS = "GET, HEAD, PUT, POST, DELETE, OPTIONS"
+ALLOWED_HEADERS = ", ".join(
+    (
+        *("Authorization", "Content-Type", "If-None-Match", "Last-Event-ID"),
+        *("Idempotency-Key", "Tailrace-Token", "Traceparent", "X-Request-Id"),
+        *("Stream-Seq", "Stream-TTL", "Stream-Expires-At", "Stream-Closed"),
+        *("Stream-Forked-From", "Stream-Fork-Offset", "Stream-Fork-Sub-Offset"),
+        *("Producer-Id", "Producer-Epoch", "Producer-Seq"),
+        # Clients of other APIs say much about themselves. It takes away nothing: it is for pages
+        # that may ask, and says nothing of Authorization, which is why that stands above.
+        "*",
+    )
+)
+EXPOSED_HEADERS = ", ".join(
+    (
+        *("Tailrace-Stream", "Tailrace-Token", "Tailrace-Siblings", "Tailrace-Ignored"),
+        *("Stream-Next-Offset", "Stream-Cursor", "Stream-Up-To-Date", "Stream-Closed"),
+        *("Stream-TTL", "Stream-Expires-At", "Stream-SSE-Data-Encoding"),
+        *("Producer-Epoch", "Producer-Seq", "Producer-Expected-Seq", "Producer-Received-Seq"),
+        *("ETag", "Location", "Retry-After", "Content-Encoding", "Vary"),
+        *("X-Request-Id", "Retry-After-Ms", "X-Should-Retry"),
+    )
+)
+
+
+def access_headers(rule: OriginRule, origin: str | None) -> dict[str, str]:
+    """Of every answer, an error's too: who may read it; `origin` is the request's Origin.
+
+    Starlette's own would have all answers vary by Origin, even where any origin may read them:
+    a cache could not share what all readers of a stream get.
+    """
+    if rule.none:
+        return {"Cross-Origin-Resource-Policy": "same-origin"}
+    # The answer is for any page that may ask at all, so a page that is isolated from
+    # others (COEP) may embed it too.
+    headers = {"Cross-Origin-Resource-Policy": "cross-origin"}
+    if rule.any:
+        headers["Access-Control-Allow-Origin"] = ANY_ORIGIN
+    else:
+        headers["Vary"] = "Origin"  # a cache must not show one origin the answer for another
+        if origin is None or not rule.names(origin):
+            return headers
+        headers["Access-Control-Allow-Origin"] = origin
+    headers["Access-Control-Expose-Headers"] = EXPOSED_HEADERS
+    return headers
+
+
+def preflight_headers(access: Mapping[str, str]) -> dict[str, str]:
+    """Of the answer to OPTIONS; without an origin that is allowed they promise nothing."""
+    headers = {**access, "X-Content-Type-Options": "nosniff"}
+    if "Access-Control-Allow-Origin" in access:
+        headers["Access-Control-Allow-Methods"] = ALLOWED_METHODS
+        headers["Access-Control-Allow-Headers"] = ALLOWED_HEADERS
+        headers["Access-Control-Max-Age"] = str(PREFLIGHT_AGE_S)
+    return headers
+
+
+BURST_S = 2.0
+"""After a quiet time a tenant may ask so much at once as it may in so long; once at least."""
+CONCURRENT_RETRY_MS = 500
+"""At least; not all are told the same."""
+FIRST_PAGE = "/"
+WEB_PATH = "/web/"
+"""Below it are the files that browsers get: the first page's, and the client that pages import."""
+OPEN_PATHS = frozenset(("/healthz", "/health", "/readyz", "/version", FIRST_PAGE))
+"""What who asks needs no key for; nor for what is below `WEB_PATH`."""
+KEY_HEADER = b"tailrace-key"
+TOKEN_HEADER = b"tailrace-token"
+PROTOCOLS = b"sec-websocket-protocol"
+KEY_PROTOCOL = "tailrace-key."
+"""A subprotocol with the key behind it: a page can say no more when it opens a WebSocket."""
+SESSION_PATH = "/v1/ws"
+
+NOBODY = Caller("", 0)
+"""Who has no key: only a resume token can speak for it."""
+
+_STREAMS = "/v1/(?:generate|chat/completions|completions|responses)"
+_OF_A_STREAM = re.compile(rf"{_STREAMS}/[^/]+(/\w+)?|{STREAM_PATH}[0-9a-f]{{32}}")
+
+
+class Grant(NamedTuple):
+    """Who asks: None where the edge has no keys. `head` is without the key."""
+
+    caller: Caller | None
+    head: Head
+
+
+@dataclass(slots=True)
+class Gate:
+    """Asked once for each request; `done` is to be called when a granted one has ended.
+
+    Without a `ring` everybody is let in, as nobody in particular. `clock` gives seconds, `now`
+    the time of day.
+    """
+
+    ring: KeyRing | None
+    clock: Callable[[], float]
+    now: Callable[[], datetime]
+    random: Random = field(default_factory=Random)
+    _buckets: dict[str, Bucket] = field(default_factory=dict)
+    _under_way: Counter[str] = field(default_factory=Counter)
+
+    def admit(self, head: Head, *, has_token: bool = False) -> Grant:
+        """Who asks; `has_token` says that the request has a resume token besides its headers.
+
+        Raises Unauthorized, or CallerError (429) where a tenant asks too much.
+        """
+        if self.ring is None:
+            return Grant(None, head)
+        text, head = _take_key(head)
+        if head.path in OPEN_PATHS or head.path.startswith(WEB_PATH) or head.method == "OPTIONS":
+            return Grant(NOBODY, head)
+        if text is None:
+            self._require_token(head, has_token)
+            return Grant(NOBODY, head)
+        key = self.ring.find(text, self.now())
+        limits = self.ring.limits(key.tenant)
+        self._count(key.tenant, limits)
+        self._under_way[key.tenant] += 1
+        return Grant(
+            Caller(key.tenant, key.rights, limits.max_unfinished, limits.tokens_per_s), head
+        )
+
+    def done(self, caller: Caller | None) -> None:
+        """A request that was granted has been answered, or has gone."""
+        if caller is not None and caller.tenant:
+            self._under_way[caller.tenant] -= 1
+            if not self._under_way[caller.tenant]:
+                del self._under_way[caller.tenant]
+
+    def _require_token(self, head: Head, has_token: bool) -> None:
+        """Where a resume token can speak for a request, the origin hears what it says."""
+        has_token = has_token or head.value(TOKEN_HEADER) is not None
+        if head.path == SESSION_PATH or (has_token and _OF_A_STREAM.fullmatch(head.path)):
+            return
+        raise Unauthorized(
+            "an API key is needed",
+            code="no_key",
+            field="Authorization",
+            hint="send Authorization: Bearer KEY",
+        )
+
+    def _count(self, tenant: str, limits: Limits) -> None:
+        most = limits.max_concurrent
+        if most is not None and self._under_way[tenant] >= most:
+            raise _too_many(
+                f"{most} requests of this tenant are under way",
+                f"at most {most} at once",
+                spread_ms(CONCURRENT_RETRY_MS, self.random),
+            )
+        rate, now = limits.requests_per_s, self.clock()
+        if rate is None:
+            self._buckets.pop(tenant, None)
+            return
+        burst = max(1.0, rate * BURST_S)
+        bucket = self._buckets.setdefault(tenant, Bucket(rate, burst, now))
+        bucket.set_rate(rate, burst, now)
+        wait_s = bucket.take(1, now)
+        if wait_s > 0:
+            raise _too_many(
+                "this tenant asks too often",
+                f"{rate:g} requests a second on average",
+                spread_ms(ceil(wait_s * 1000), self.random),
+            )
+
+
+def _too_many(message: str, hint: str, after_ms: int) -> CallerError:
+    return CallerError(
+        message,
+        code="too_many_requests",
+        status=429,
+        retryable=True,
+        hint=hint,
+        retry_after_ms=after_ms,
+    )
+
+
+def _take_key(head: Head) -> tuple[str | None, Head]:
+    """The API key, if there is one, and the request without it."""
+    text, kept = None, []
+    for name, value in head.headers:
+        said = value.decode("latin-1")
+        scheme, _, credentials = said.partition(" ")
+        if name == KEY_HEADER:
+            text = said.strip()
+        elif (
+            name == b"authorization"
+            and scheme.lower() == "bearer"
+            # Others are for the origin: whoever was woken by a subscription sends one.
+            and credentials.strip().startswith(PREFIX)
+        ):
+            text = credentials.strip()
+        elif name == PROTOCOLS:
+            offered = [part.strip() for part in said.split(",")]
+            others = [part for part in offered if not part.startswith(KEY_PROTOCOL)]
+            keys = [part.removeprefix(KEY_PROTOCOL) for part in offered if part not in others]
+            text = keys[0] if keys else text
+            if others:
+                kept.append((name, ", ".join(others).encode("latin-1")))
+        else:
+            kept.append((name, value))
+    return text, head._replace(headers=tuple(kept))
 
 
 class Admission(NamedTuple):

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from edge.access.head import Head
 from edge.access.middleware import caller_of, head_of
-from edge.access.pages import OriginRule
+from edge.access.rules import OriginRule
 from edge.admin.asking import SIMULATION_PATIENCE_S, Asking, one_page, side_by_side, whose
 from edge.config import EdgeConfig
 from edge.origins.link import link_of

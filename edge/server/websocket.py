@@ -16,8 +16,7 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, TextMessage
 from wsproto.frame_protocol import CloseReason
 
-from edge.access.gate import PROTOCOLS
-from edge.access.rules import Admission
+from edge.access.rules import PROTOCOLS, Admission
 from edge.origins.relay import under
 from edge.server.deadlines import Deadline
 from edge.server.outlet import Headers, Request, Wire

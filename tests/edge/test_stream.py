@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from edge.access.cors import EXPOSED_HEADERS
+from edge.access.rules import EXPOSED_HEADERS
 from edge.app import create_app
 from edge.config import EdgeConfig
 from edge.origins.link import WINDOW_BODIES, Link

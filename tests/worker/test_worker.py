@@ -14,8 +14,7 @@ import apsw
 import httpx
 import pytest
 
-from edge.access.cors import access_headers, preflight_headers
-from edge.access.pages import OriginRule
+from edge.access.rules import OriginRule, access_headers, preflight_headers
 from ledger.version import tailrace_version
 from tests.bench.edge.readers import stream_id
 from tests.bench.worker.source import THOUSAND

@@ -1,4 +1,4 @@
-/** Which pages may ask, and what browsers are told: edge/access/pages.py and cors.py. */
+/** Which pages may ask, and what browsers are told: edge/access/rules.py and cors.py. */
 
 import { callerError } from "./errors";
 

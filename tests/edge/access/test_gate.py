@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from edge.access.gate import NOBODY, Gate
 from edge.access.head import Head
 from edge.access.keys import ApiKey, KeyRing, Limits, digest_of, make_key
+from edge.access.rules import NOBODY, Gate
 from ledger.errors import CallerError, Unauthorized
 from ledger.frame import Caller
 from ledger.rights import Right

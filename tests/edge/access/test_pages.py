@@ -1,7 +1,7 @@
 import pytest
 
 from edge.access.head import Head
-from edge.access.pages import HostRule, OriginRule, is_loopback
+from edge.access.rules import HostRule, OriginRule, is_loopback
 from ledger.errors import CallerError, Forbidden
 
 

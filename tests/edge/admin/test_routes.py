@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from edge.access.gate import Gate
 from edge.access.keys import ApiKey, KeyRing, digest_of, make_key
+from edge.access.rules import Gate
 from edge.app import create_app
 from edge.config import EdgeConfig, access_rules
 from ledger.backoff import Backoff
