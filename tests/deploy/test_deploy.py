@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from edge.app import create_app
 from edge.config import EdgeConfig
-from edge.drain import GRACEFUL_TIMEOUT_S
 from edge.origins.link import Link
+from edge.serve import GRACEFUL_TIMEOUT_S
 from ledger.settings import Settings, parse_address
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tailrace.cli import app
