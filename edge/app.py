@@ -21,8 +21,7 @@ from edge.config import EdgeConfig, access_rules
 from edge.errors import client_gone, http_error, internal_error, not_a_websocket, tailrace_error
 from edge.objects import Deploying
 from edge.openai.answers import routes_of
-from edge.openai.chat import CHAT
-from edge.openai.completions import COMPLETIONS
+from edge.openai.chat import CHAT, COMPLETIONS
 from edge.openai.embeddings import embed
 from edge.openai.models import list_models, show_model
 from edge.openai.responses.routes import ROUTES as RESPONSE_ROUTES

@@ -18,8 +18,7 @@ from time import monotonic
 
 import structlog
 
-from edge.access.key_file import read_keys
-from edge.access.keys import KeyRing
+from edge.access.keys import KeyRing, read_keys
 from edge.access.rules import Gate
 from edge.config import EdgeConfig
 from edge.origins.hints import Hints

@@ -30,11 +30,10 @@ from edge.processes import Processes
 from edge.quic.listen import QuicListener
 from edge.reload import Certificate, open_gate, reloaded_keys, reloading, require_keys
 from edge.server.deadlines import Deadlines
-from edge.server.incoming import Application
+from edge.server.incoming import Application, Shared, dated
 from edge.server.listen import Sockets, alt_svc, listening
 from edge.server.outlet import Turn
 from edge.server.routes import StreamRoutes
-from edge.server.wire import Shared, dated
 from edge.telemetry.exchange import Counts, Observed
 from edge.telemetry.metrics import EdgeMetrics
 from ledger.deployment import Deployment

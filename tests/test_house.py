@@ -38,7 +38,7 @@ SANS_IO = (
     *("edge/origins/breaker.py", "edge/origins/choice.py", "edge/origins/relay.py"),
     *("edge/origins/watchers.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),
     *("edge/quic/core.py", "edge/quic/aioquic_*.py", "edge/quic/http3.py"),
-    *("edge/quic/server.py", "edge/quic/timers.py"),
+    *("edge/quic/server.py", "edge/quic/server.py"),
     *("edge/server/deadlines.py", "edge/server/http1.py", "edge/server/http2*.py"),
     *("ledger/frame.py", "ledger/window.py", "ledger/wire/*.py"),
     *("ledger/sqlite/record.py", "ledger/sqlite/room.py", "ledger/sqlite/tail.py"),

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from edge.access.middleware import caller_of
 from edge.generate import HEADERS, Collected, collect
 from edge.openai.answers import check_end
-from edge.openai.completions import key_of
+from edge.openai.chat import key_of
 from edge.openai.request import OpenAiBody, open_of, read_body, read_texts
 from edge.origins.link import Link, Reader, attended, link_of
 from edge.parameters import read_body as whole_body

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast
 from edge.server.deadlines import Deadline
 from edge.server.http1 import Http1
 from edge.server.http2 import Http2
+from edge.server.incoming import Shared
 from edge.server.outlet import NOBODY, UNSENT_BYTES, Speaker
-from edge.server.wire import Shared
 
 Result = TypeVar("Result")
 

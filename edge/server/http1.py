@@ -15,11 +15,10 @@ from edge.access.middleware import TOKEN_QUERY
 from edge.errors import error_response, refusal, too_slow
 from edge.server.deadlines import Deadline
 from edge.server.http2 import Http2
-from edge.server.incoming import Incoming
+from edge.server.incoming import KEEP_ALIVE_TIMEOUT_S, MAX_WAITING_BYTES, Incoming, Shared
 from edge.server.outlet import Headers, Request, Speaker, Turn, Wire
 from edge.server.routes import head_of
 from edge.server.websocket import SESSION_PATH, WebSocket, accepts
-from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, MAX_WAITING_BYTES, Shared
 from edge.telemetry.exchange import id_field
 from ledger.errors import TailraceError
 

@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from email.utils import formatdate
+from functools import lru_cache
+from time import time
 from typing import Protocol
 from urllib.parse import unquote
 
 import structlog
 from starlette.types import ASGIApp, Message, Scope
 
+from edge.access.connections import ConnectionLimits
+from edge.access.rules import Rules
+from edge.config import EdgeConfig
 from edge.errors import error_response, too_slow
+from edge.origins.link import Link
 from edge.server.deadlines import Deadline, Deadlines
-from edge.server.outlet import Handler, Headers, Outlet, Request, Routes, Turn
+from edge.server.outlet import Handler, Headers, Outlet, Request, Routes, Turn, Wire
 from edge.telemetry.exchange import PROTOCOLS, REQUEST_ID, Counts, id_field
 from ledger.errors import TailraceError
 from ledger.tasks import cancel
@@ -333,3 +340,55 @@ class Incoming:
         """The response has ended. Who gave it is forgotten: garbage that would wait to be found."""
         self._expect_no_more()
         self._handler = self._app = None
+
+
+KEEP_ALIVE_TIMEOUT_S = 75.0
+"""Longer than the usual 60 s of a proxy, so that the proxy is the one to hang up."""
+MAX_WAITING_BYTES = 64 << 10
+"""Of what a client has sent while its last request is being answered; then it is not read."""
+
+
+class Connections:
+    """The open connections of a server; `none` is set while there are none."""
+
+    def __init__(self) -> None:
+        self.draining = False  # answers that begin now are the last of their connections
+        self._open: set[Wire] = set()
+        self.none = asyncio.Event()
+        self.none.set()
+
+    def add(self, connection: Wire) -> None:
+        self._open.add(connection)
+        self.none.clear()
+
+    def discard(self, connection: Wire) -> None:
+        self._open.discard(connection)
+        if not self._open:
+            self.none.set()
+
+    def all(self) -> list[Wire]:
+        return list(self._open)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared(Behind):
+    """What all connections of an edge share."""
+
+    config: EdgeConfig
+    link: Link
+    limits: ConnectionLimits
+    rules: Rules
+    asked_for: Callable[[str], None] | None = None
+    """Told the host names of QUIC's handshakes."""
+    connections: Connections = field(default_factory=Connections)
+
+
+def dated(alt_svc: Sequence[bytes]) -> Callable[[], Headers]:
+    """The headers of every answer, made once a second; `alt_svc` tells clients of HTTP/3."""
+    told = [(b"alt-svc", each) for each in alt_svc]
+
+    @lru_cache(maxsize=1)
+    def at(second: int) -> Headers:
+        return [(b"date", formatdate(second, usegmt=True).encode()), *told]
+
+    return lambda: at(int(time()))

@@ -18,7 +18,7 @@ from edge.quic.listen import QuicListener
 from edge.quic.steer import steer
 from edge.server.connection import Connection
 from edge.server.deadlines import SLOT_S
-from edge.server.wire import Shared
+from edge.server.incoming import Shared
 from ledger.errors import ConfigError
 from ledger.settings import parse_address
 from ledger.tasks import cancel

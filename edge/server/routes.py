@@ -20,8 +20,7 @@ from edge.body import ENCODERS, Encoder
 from edge.errors import error_response
 from edge.generate import asked_to_read, asked_to_start
 from edge.openai.answers import Dialect
-from edge.openai.chat import CHAT
-from edge.openai.completions import COMPLETIONS
+from edge.openai.chat import CHAT, COMPLETIONS
 from edge.openai.errors import RESPONSES_PATH
 from edge.openai.request import read_body
 from edge.openai.responses import request as responses

@@ -78,9 +78,8 @@ def serve(
     TAILRACE_API_KEY is sent, if it is set.
     """
     with extra("edge"):
-        from tailrace.load.compare import compare
         from tailrace.load.drive import Demand, drive, poisson
-        from tailrace.load.samples import Goal, report
+        from tailrace.load.samples import Goal, compare, report
 
     if api not in APIS:
         raise CallerError(f"{api!r} is no API", field="--api", hint=", ".join(APIS))

@@ -14,8 +14,7 @@ from ledger.errors import CallerError, ConfigError, NotFound
 from tailrace.commands.options import ConfigOption, JsonOption, columns, command_group, tell
 
 if TYPE_CHECKING:
-    from edge.access.key_file import KeyFile
-    from edge.access.keys import ApiKey
+    from edge.access.keys import ApiKey, KeyFile
 
 key_app = command_group("API keys of an edge, which reads them again while it runs.")
 
@@ -61,8 +60,7 @@ def key_add(
     """
     from pydantic import ValidationError
 
-    from edge.access.key_file import changing
-    from edge.access.keys import ApiKey, Limits, digest_of, make_key
+    from edge.access.keys import ApiKey, Limits, changing, digest_of, make_key
     from ledger.rights import check_tenant, parse_rights
 
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
@@ -104,7 +102,7 @@ def key_list(
     keys: KeysOption = None, config: ConfigOption = None, as_json: JsonOption = False
 ) -> None:
     """Show all keys, the revoked ones too; never the keys themselves."""
-    from edge.access.key_file import read_keys
+    from edge.access.keys import read_keys
 
     stored, now = read_keys(_path(keys, config)), datetime.now(UTC)
     listed = [_fields(key, now, stored) for key in stored.keys]
@@ -129,8 +127,7 @@ def key_revoke(
     as_json: JsonOption = False,
 ) -> None:
     """Refuse a key from now on; streams that it has opened run on."""
-    from edge.access.key_file import changing, read_keys
-    from edge.access.keys import PREFIX
+    from edge.access.keys import PREFIX, changing, read_keys
 
     path, now = _path(keys, config), datetime.now(UTC)
     read_keys(path)  # a file that is not there is not made

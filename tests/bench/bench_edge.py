@@ -45,7 +45,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tailrace.certificate import development_certificate  # noqa: E402
+from tailrace.up import development_certificate  # noqa: E402
 from tests.bench import bench_http3  # noqa: E402
 from tests.bench.edge.readers import (  # noqa: E402
     FRAMES,

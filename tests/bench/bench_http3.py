@@ -29,7 +29,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tailrace.certificate import CertificateFiles, development_certificate  # noqa: E402
+from tailrace.up import CertificateFiles, development_certificate  # noqa: E402
 from tests.bench.http3.load import Load  # noqa: E402
 from tests.bench.http3.source import BLOCK, BURST, BURST_FRAMES, PACED  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402

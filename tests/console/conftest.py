@@ -6,7 +6,7 @@ import httpx
 import pytest
 from playwright.async_api import Browser, expect
 
-from tailrace.certificate import development_certificate
+from tailrace.up import development_certificate
 from tests.e2e.browser import PATIENCE_MS, browser
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import TIMEOUT

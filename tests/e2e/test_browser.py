@@ -30,7 +30,7 @@ from ledger.frame import (
     encode,
     split,
 )
-from tailrace.certificate import development_certificate
+from tailrace.up import development_certificate
 from tests.e2e.browser import PATIENCE_MS, browser
 from tests.e2e.held import HeldOrigin
 from tests.e2e.processes import Edge, running

@@ -17,7 +17,7 @@ from curl_cffi import CurlHttpVersion
 import tailrace.client
 from ledger.text import StreamText
 from tailrace import Client, Stream
-from tailrace.certificate import development_certificate
+from tailrace.up import development_certificate
 from tests.e2e.cluster import request
 from tests.e2e.fault_proxy import FaultProxy
 from tests.e2e.processes import Edge, Origin, running

@@ -30,7 +30,7 @@ from ledger.frame import (
     split,
 )
 from origin.filter import PASS, Verdict
-from tailrace.certificate import development_certificate
+from tailrace.up import development_certificate
 from tests.e2e.cluster import Reader, request
 from tests.e2e.held import HeldOrigin
 from tests.e2e.processes import Edge, Origin, Process, free_port, running

@@ -17,7 +17,7 @@ import pytest
 from curl_cffi import CurlHttpVersion
 from websockets.asyncio.client import connect
 
-from tailrace.certificate import development_certificate
+from tailrace.up import development_certificate
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import SSE, TIMEOUT, Reading, resume, start, text_of
 

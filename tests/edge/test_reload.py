@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.access.key_file import changing
-from edge.access.keys import KeyRing
+from edge.access.keys import KeyRing, changing
 from edge.config import EdgeConfig
 from edge.reload import Reloaded, open_gate, reloaded_keys, reloading
 from ledger.errors import ConfigError

@@ -7,7 +7,7 @@ import pytest
 
 from edge.config import EdgeConfig
 from edge.server.listen import Sockets, alt_svc
-from tailrace.certificate import development_certificate
+from tailrace.up import development_certificate
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from ledger.rights import Right
 from origin.generations.callers import TokenKeys
-from tailrace.certificate import development_certificate
+from tailrace.up import development_certificate
 from tests.e2e.processes import Edge, Origin
 from tests.worker.workerd import Workerd
 

@@ -6,7 +6,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tailrace.certificate import CertificateFiles, development_certificate
+from tailrace.up import CertificateFiles, development_certificate
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.certificate import development_certificate
+from tailrace.up import development_certificate
 
 
 def tailrace(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

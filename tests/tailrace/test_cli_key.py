@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from edge.access.key_file import changing, read_keys
-from edge.access.keys import digest_of
+from edge.access.keys import changing, digest_of, read_keys
 from ledger.errors import CallerError, ConfigError, NotFound, TailraceError
 from tailrace.cli import app
 

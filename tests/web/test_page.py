@@ -13,7 +13,7 @@ from typing import Literal
 import pytest
 from playwright.async_api import Browser, CDPSession, Page
 
-from tailrace.certificate import development_certificate
+from tailrace.up import development_certificate
 from tests.e2e.browser import PATIENCE_MS, browser
 from tests.e2e.held import HeldOrigin
 from tests.e2e.processes import Edge, running

@@ -48,7 +48,7 @@ IN_PROGRESS = "in_progress"
 
 
 class Item(ABC):
-    """One item of the output; `at` is its place there."""
+    """One item of the output; `at` is its place there. What it tells has no number yet."""
 
     prefix: ClassVar[str]
     """Of its id."""

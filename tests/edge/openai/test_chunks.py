@@ -11,8 +11,7 @@ import pytest
 from edge.app import create_app
 from edge.config import EdgeConfig
 from edge.openai.answers import ChunkEncoder
-from edge.openai.chat import ChatShape
-from edge.openai.completions import CompletionShape
+from edge.openai.chat import ChatShape, CompletionShape
 from ledger.errors import Overloaded
 from ledger.frame import (
     Classification,

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tailrace.certificate import CertificateFiles, development_certificate
+from tailrace.up import CertificateFiles, development_certificate
 from tests.edge.quic.net import Net
 
 

@@ -21,7 +21,7 @@ from edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
 from edge.server.deadlines import Deadlines
 from edge.server.incoming import Application, Behind
 from edge.server.outlet import Handler, Outlet, Request, Turn
-from tailrace.certificate import CertificateFiles
+from tailrace.up import CertificateFiles
 
 STEP_S = 0.005
 """What passes each time that nothing is under way and something is waited for."""

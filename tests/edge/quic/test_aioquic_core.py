@@ -16,7 +16,7 @@ from aioquic.tls import Epoch
 from edge.quic.aioquic_core import AioquicCores
 from edge.quic.aioquic_packets import Sent
 from edge.quic.path_size import BASE_BYTES
-from tailrace.certificate import CertificateFiles
+from tailrace.up import CertificateFiles
 from tests.edge.quic.net import Net
 
 OF_A_CONNECTION = (

@@ -15,7 +15,7 @@ from aioquic.h3.connection import ErrorCode, FrameType, encode_frame, encode_set
 
 from edge.quic.core import MAX_HEADER_BYTES, Code
 from edge.quic.http3 import MAX_RESETS
-from tailrace.certificate import CertificateFiles
+from tailrace.up import CertificateFiles
 from tests.edge.quic.net import OPEN, Client, Fields, Net, head
 
 Answered = int

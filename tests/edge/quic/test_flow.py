@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from edge.quic.core import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
 from edge.quic.path_size import LARGE_BYTES
 from edge.server.outlet import UNSENT_BYTES
-from tailrace.certificate import CertificateFiles
+from tailrace.up import CertificateFiles
 from tests.edge.quic.net import (
     APP,
     BODY_TIMEOUT_S,

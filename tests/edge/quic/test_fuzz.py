@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tailrace.certificate import CertificateFiles
+from tailrace.up import CertificateFiles
 from tests.edge.quic.net import Client, Net, head
 
 DATAGRAMS = 10_000

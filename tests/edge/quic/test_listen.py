@@ -25,16 +25,19 @@ from edge.quic.listen import (
     MAX_SEGMENTS,
     MTU_DISCOVER,
     PMTUDISC_PROBE,
+    PROBE_TIMEOUT_S,
+    PROBES_UNANSWERED,
+    Probe,
     QuicListener,
     SocketEnd,
     alike,
+    answers,
     segments,
 )
-from edge.quic.probe import PROBE_TIMEOUT_S, PROBES_UNANSWERED, Probe, answers
 from edge.server.deadlines import Deadlines
 from edge.server.incoming import Application, Behind
 from edge.server.outlet import Turn
-from tailrace.certificate import CertificateFiles
+from tailrace.up import CertificateFiles
 from tests.edge.quic.fetching import Fetching
 from tests.edge.quic.net import OPEN, Replies, no_app
 

@@ -14,7 +14,7 @@ from edge.quic.core import Code
 from edge.quic.http3 import Exchange
 from edge.quic.server import HANDSHAKE_TIMEOUT_S
 from edge.server.incoming import Incoming
-from tailrace.certificate import CertificateFiles, development_certificate
+from tailrace.up import CertificateFiles, development_certificate
 from tests.edge.quic.net import Client, Net
 
 

@@ -15,11 +15,10 @@ from edge.app import create_app
 from edge.config import EdgeConfig, access_rules, connection_limits
 from edge.origins.link import Link
 from edge.server.deadlines import Deadlines
-from edge.server.incoming import Application
+from edge.server.incoming import Application, Shared, dated
 from edge.server.listen import Sockets, listening
 from edge.server.outlet import Turn
 from edge.server.routes import StreamRoutes
-from edge.server.wire import Shared, dated
 from edge.telemetry.exchange import Counts, Observed
 from edge.telemetry.metrics import EdgeMetrics
 from tests.edge.scripted_origin import ScriptedOrigin, is_up

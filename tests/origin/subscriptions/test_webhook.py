@@ -23,7 +23,7 @@ from origin.subscriptions.webhook import (
     Webhooks,
     is_public,
 )
-from tailrace.certificate import development_certificate
+from tailrace.up import development_certificate
 from tests.origin.subscriptions.subscription_world import Receiver
 
 pytestmark = pytest.mark.anyio

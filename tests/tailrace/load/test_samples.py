@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tailrace.load.compare import compare
 from tailrace.load.drive import poisson
-from tailrace.load.samples import Goal, Sample, quantiles, report
+from tailrace.load.samples import Goal, Sample, compare, quantiles, report
 
 GOAL = Goal(first_ms=500, gap_ms=50)
 
