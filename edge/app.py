@@ -22,8 +22,7 @@ from edge.errors import client_gone, http_error, internal_error, not_a_websocket
 from edge.objects import Deploying
 from edge.openai.answers import routes_of
 from edge.openai.chat import CHAT, COMPLETIONS
-from edge.openai.embeddings import embed
-from edge.openai.models import list_models, show_model
+from edge.openai.embeddings import embed, list_models, show_model
 from edge.openai.responses.routes import ROUTES as RESPONSE_ROUTES
 from edge.origins.hints import Hints
 from edge.origins.link import Link

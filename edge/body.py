@@ -86,25 +86,21 @@ class FrameEncoder(NativeEncoder):
 ENCODERS: dict[View, Callable[[], Encoder]] = {View.SSE: SseEncoder, View.FRAMES: FrameEncoder}
 
 
-class Closes(Protocol):
-    def close(self) -> None: ...
-
-
 class StreamedBody(StreamingResponse):
-    """Sends `pieces` of what comes from `source`, which it closes when they end or the client goes.
+    """Sends `pieces`, and calls `close` when they end or the client goes.
 
     The next piece is asked for when the last has drained; so credit is given for what has left.
     """
 
     def __init__(
         self,
-        source: Closes,
+        close: Callable[[], object],
         pieces: AsyncGenerator[bytes],
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(pieces, status, headers)
-        self._source, self._pieces = source, pieces
+        self._close, self._pieces = close, pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -115,7 +111,7 @@ class StreamedBody(StreamingResponse):
             log.warning("stream.cut", url=scope["path"], error=str(error))
             # It is not ended: the server breaks it off, and the client can see that.
         finally:
-            self._source.close()
+            self._close()
 
 
 def stream_body(
@@ -127,7 +123,7 @@ def stream_body(
 ) -> StreamedBody:
     """The answer that shows a stream, `begin` before all else; what `source` holds is its now."""
     typed = {**headers, "Content-Type": encoder.media_type}
-    return StreamedBody(source.pop_all(), frames_of(reader, encoder, begin), headers=typed)
+    return StreamedBody(source.pop_all().close, frames_of(reader, encoder, begin), headers=typed)
 
 
 async def frames_of(reader: Reader, encoder: Encoder, begin: bytes = b"") -> AsyncGenerator[bytes]:

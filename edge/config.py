@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from edge.access.connections import ConnectionLimits, room_in
-from edge.access.proxies import Proxies
+from edge.access.head import Proxies
 from edge.access.rules import ANY_ORIGIN, Gate, HostRule, OriginRule, Rules, is_loopback
 from edge.quic.steer import MAX_PROCESSES, can_steer
 from edge.session import MAX_UNFINISHED

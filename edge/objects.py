@@ -86,7 +86,7 @@ async def _answer(request: Request, wanted: Call) -> Response:
         unless_handed_on.callback(reader.close)
         answer = await attended(request.receive, reader.call(wanted))
         unless_handed_on.pop_all()  # the body closes it when it has been sent
-    body = StreamedBody(reader, answer_of(reader), answer.status)
+    body = StreamedBody(reader.close, answer_of(reader), answer.status)
     body.raw_headers = [
         (header.name.encode("latin-1"), header.value.encode("latin-1"))
         for header in end_to_end((h.name, h.value) for h in answer.headers)

@@ -33,13 +33,11 @@ ARROWS = {
 SANS_IO = (
     "edge/wrangler/*.py",
     "edge/access/[!_mo]*.py",  # but the middleware, and what asks for open files
-    *("edge/ai_sdk.py", "edge/openai/responses/events.py"),
-    *("edge/openai/responses/events.py", "edge/openai/responses/request.py"),
-    *("edge/origins/breaker.py", "edge/origins/choice.py", "edge/origins/relay.py"),
-    *("edge/origins/watchers.py", "edge/session.py", "edge/sse.py", "edge/server/outlet.py"),
-    *("edge/quic/core.py", "edge/quic/aioquic_*.py", "edge/quic/http3.py"),
-    *("edge/quic/server.py", "edge/quic/server.py"),
-    *("edge/server/deadlines.py", "edge/server/http1.py", "edge/server/http2*.py"),
+    *("edge/ai_sdk.py", "edge/openai/responses/events.py", "edge/openai/responses/request.py"),
+    *("edge/origins/choice.py", "edge/origins/relay.py", "edge/origins/watchers.py"),
+    *("edge/session.py", "edge/sse.py", "edge/server/outlet.py", "edge/server/deadlines.py"),
+    *("edge/quic/core.py", "edge/quic/aioquic_*.py", "edge/quic/http3.py", "edge/quic/server.py"),
+    *("edge/server/http1.py", "edge/server/http2*.py"),
     *("ledger/frame.py", "ledger/window.py", "ledger/wire/*.py"),
     *("ledger/sqlite/record.py", "ledger/sqlite/room.py", "ledger/sqlite/tail.py"),
     *("origin/engine/*.py", "origin/scheduler/*.py", "origin/streams/append.py"),

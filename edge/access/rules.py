@@ -27,9 +27,8 @@ from random import Random
 from typing import NamedTuple
 
 from edge.access.connections import parsed_address
-from edge.access.head import Head
+from edge.access.head import Head, Proxies
 from edge.access.keys import PREFIX, KeyRing, Limits
-from edge.access.proxies import Proxies
 from ledger.backoff import spread_ms
 from ledger.bucket import Bucket
 from ledger.errors import CallerError, Forbidden, TailraceError, Unauthorized

@@ -13,6 +13,7 @@ import math
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -351,17 +352,9 @@ class Dialect:
 
 
 def routes_of(dialect: Dialect) -> list[Route]:
-    """The routes of one dialect."""
-
-    async def start(request: Request) -> Response:
-        return await _start(dialect, request)
-
-    async def read(request: Request) -> Response:
-        return await _read(dialect, request)
-
     return [
-        Route(dialect.path, start, methods=["POST"]),
-        Route(f"{dialect.path}/{{id}}", read, methods=["GET"]),
+        Route(dialect.path, partial(_start, dialect), methods=["POST"]),
+        Route(f"{dialect.path}/{{id}}", partial(_read, dialect), methods=["GET"]),
     ]
 
 
@@ -390,7 +383,7 @@ async def _start(dialect: Dialect, request: Request) -> Response:
             return stream_body(unless_handed_on, choices[0].reader, encoder, headers)
         pieces = _merged(dialect, choices, len(opens), include_usage=bool(options.include_usage))
         headers["Content-Type"] = ChunkEncoder.media_type
-        return StreamedBody(unless_handed_on.pop_all(), pieces, headers=headers)
+        return StreamedBody(unless_handed_on.pop_all().close, pieces, headers=headers)
 
 
 async def _read(dialect: Dialect, request: Request) -> Response:

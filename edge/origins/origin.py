@@ -13,8 +13,7 @@ from typing import cast
 
 import structlog
 
-from edge.origins.breaker import Breaker, State
-from edge.origins.choice import Candidate
+from edge.origins.choice import Breaker, Candidate, State
 from edge.origins.relay import LinkState, Relay
 from edge.server.outlet import Turn
 from ledger.backoff import Backoff

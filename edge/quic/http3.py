@@ -14,6 +14,7 @@ from edge.quic.core import Asked, Came, Code, Core, Event, Left, TooLong
 from edge.server.deadlines import Deadline
 from edge.server.incoming import Behind, Incoming
 from edge.server.outlet import UNSENT_BYTES, Headers, Request
+from ledger.bucket import Bucket
 from ledger.errors import CallerError, TailraceError
 
 MAX_RESETS = 200
@@ -43,8 +44,7 @@ class Http3:
         self.touch = touch
         self.starved: dict[Exchange, None] = {}  # that want to be told of room
         self._exchanges: dict[int, Exchange] = {}
-        self._resets = 0.0
-        self._resets_at = 0.0
+        self._resets = Bucket(RESETS_PER_S, MAX_RESETS, 0.0)
         self._draining = False
 
     @property
@@ -106,9 +106,7 @@ class Http3:
             exchange.ask(request, event.ended)
 
     def _count_reset(self, now: float) -> None:
-        forgotten = (now - self._resets_at) * RESETS_PER_S
-        self._resets, self._resets_at = max(0.0, self._resets - forgotten) + 1, now
-        if self._resets > MAX_RESETS:
+        if self._resets.take(1, now) > 0:
             self.core.close(Code.EXCESSIVE_LOAD, "too many requests were reset")
 
 

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from edge.access.connections import ConnectionLimits
 from edge.access.middleware import caller_of
 from edge.config import EdgeConfig
-from edge.origins.breaker import State
+from edge.origins.choice import State
 from edge.origins.link import Link
 from edge.origins.origin import Origin
 from edge.origins.relay import Route

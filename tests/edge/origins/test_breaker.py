@@ -1,6 +1,6 @@
 """The breaker of one origin, on a clock that is a number."""
 
-from edge.origins.breaker import PROBE_S, TRIPS, Breaker, State
+from edge.origins.choice import PROBE_S, TRIPS, Breaker, State
 from ledger.backoff import Backoff
 
 

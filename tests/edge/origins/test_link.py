@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from structlog.testing import capture_logs
 
-from edge.origins.breaker import TRIPS, Breaker
+from edge.origins.choice import TRIPS, Breaker
 from edge.origins.link import MAX_HELD_BYTES, WINDOW_BYTES, WINDOW_FRAMES, Link, Reader, credited
 from edge.origins.origin import Connection
 from ledger.backoff import Backoff

@@ -14,8 +14,7 @@ from aioquic.quic.recovery import QuicPacketPacer
 from aioquic.tls import Epoch
 
 from edge.quic.aioquic_core import AioquicCores
-from edge.quic.aioquic_packets import Sent
-from edge.quic.path_size import BASE_BYTES
+from edge.quic.aioquic_packets import BASE_BYTES, Sent
 from tailrace.up import CertificateFiles
 from tests.edge.quic.net import Net
 
