@@ -105,22 +105,13 @@ class Certificate:
         self.quic: QuicListener | None = None
         self._hints = hints
         self._files = config.certificate, config.key
-        self._context: SSLContext | None = None
+        self.context: SSLContext | None = None  # of a new connection, if there is TLS at all
         self._read()
-
-    @property
-    def context(self) -> Callable[[], SSLContext] | None:
-        """What gives the context for a new connection, if there is TLS at all."""
-        return None if self._context is None else self._current
 
     @property
     def reloaded(self) -> Sequence[Reloaded]:
         files = [file for file in self._files if file is not None]
         return (Reloaded("certificate", files, self._read),) if files else ()
-
-    def _current(self) -> SSLContext:
-        assert self._context is not None
-        return self._context
 
     def _read(self) -> None:
         certificate, key = self._files
@@ -134,7 +125,7 @@ class Certificate:
         try:
             context.load_cert_chain(certificate, key)
             self._hints.listen(context)
-            self._context = context
+            self.context = context
             if self.quic is not None:
                 self.quic.load(certificate, key)
         except OSError as error:  # ssl's own is one

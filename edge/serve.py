@@ -162,7 +162,7 @@ async def serve(
         _metrics_served(app.state.metrics, config.metrics_address(process)),
         reloading(reloaded_keys(config, gate), *certificate.reloaded),
         app.router.lifespan_context(app),
-        listening(sockets, shared, certificate.context, process) as quic,
+        listening(sockets, shared, lambda: certificate.context, process) as quic,
     ):
         app.state.quic = certificate.quic = quic
         await stop.asked.wait()

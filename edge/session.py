@@ -189,7 +189,9 @@ class Session:
             self._end(text, CloseCode.UNSUPPORTED_DATA)
             return forward
         if len(message) > MAX_MESSAGE_BYTES:
-            self._end(_too_long(), CloseCode.MESSAGE_TOO_BIG)
+            # How long it is nobody knows who reads no more of it.
+            hint = f"at most {MAX_MESSAGE_BYTES} bytes of frames in a message"
+            self._end(TooLarge("a message is too large", hint=hint), CloseCode.MESSAGE_TOO_BIG)
             return forward
         try:
             for raw in split(message, CLIENT, MAX_MESSAGE_BYTES):
@@ -441,13 +443,6 @@ class Session:
         self._turns.clear()
         self._refuse(0, error)
         self.close = Close(code, error.code)
-
-
-def _too_long() -> TooLarge:
-    return TooLarge(  # how long it is nobody knows who reads no more of it
-        "a message is too large",
-        hint=f"at most {MAX_MESSAGE_BYTES} bytes of frames in a message",
-    )
 
 
 def _too_many(limit: int) -> CallerError:

@@ -12,7 +12,7 @@ from json.encoder import encode_basestring
 from operator import itemgetter
 from typing import Any
 
-from ledger.errors import TailraceError, error_body
+from ledger.errors import error_body
 from ledger.frame import (
     LOGGED,
     SMALL_INDEXES,
@@ -165,13 +165,9 @@ def event(frame: Frame) -> bytes:
     if isinstance(frame, StreamEnd):
         return _format(frame.index, "end", end_fields(frame))
     if isinstance(frame, StreamError):
-        return error_event(to_error(frame))
+        return _format(None, "error", error_body(to_error(frame)))
     fields = {name: finite(value) for name, value in asdict(frame).items()}
     return _format(fields["index"], type(frame).__name__.lower(), fields)
-
-
-def error_event(error: TailraceError) -> bytes:
-    return _format(None, "error", error_body(error))
 
 
 def end_fields(end: StreamEnd) -> dict[str, object]:

@@ -29,7 +29,7 @@ DEFAULT_PAGE = "100"
 NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 BESIDE = ("pool", "histograms", "ledger", "warm", "warm/explain", "warm/residence")
 """What each origin answers for itself."""
-WARM_ACTS = ("apply", "prewarm", "pin")
+WARM_ACTS = ("warm/apply", "warm/prewarm", "warm/pin")
 STARTED_S = time.monotonic()
 
 Handler = Callable[[Request, Asking, dict[str, str]], Awaitable[dict[str, object]]]
@@ -43,8 +43,8 @@ def admin_routes() -> list[Route]:
         _route("streams/{id}/cancel", partial(_at_its_origin, "cancel"), "POST"),
         _route("health", health),
         _route("simulate", simulate, "POST"),
-        *(_route(f"warm/{act}", partial(_change, act), "POST") for act in WARM_ACTS),
-        *(_route(asked, partial(_beside, asked)) for asked in BESIDE),
+        *(_route(asked, partial(_each, asked), "POST") for asked in WARM_ACTS),
+        *(_route(asked, partial(_each, asked)) for asked in BESIDE),
     ]
 
 
@@ -62,20 +62,14 @@ def _route(path: str, handler: Handler, method: str = "GET") -> Route:
     return Route(f"/v1/admin/{path}", endpoint, methods=[method])
 
 
-async def _beside(
+async def _each(
     asked: str, request: Request, asking: Asking, query: dict[str, str]
 ) -> dict[str, object]:
-    chosen = _chosen(request, query)
-    return side_by_side(await asking.all(asking.call(asked, query), chosen))
-
-
-async def _change(
-    act: str, request: Request, asking: Asking, query: dict[str, str]
-) -> dict[str, object]:
-    """At every origin, or the one that is chosen."""
+    """Of every origin, or the one that is chosen."""
     body = await read_body(request)
     chosen = _chosen(request, query)
-    return side_by_side(await asking.all(asking.call(f"warm/{act}", query, "POST", body), chosen))
+    call = asking.call(asked, query, "POST" if asked in WARM_ACTS else "GET", body)
+    return side_by_side(await asking.all(call, chosen))
 
 
 async def streams(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:

@@ -138,25 +138,22 @@ class Link:
             self._flush()
             return
         refusal = self._refusal()
+        if refusal is None:
+            _, request = LINK_CODEC.decode(raw)
+            self.asked[kind_of(request)] += 1
+            route = route_of(sink, raw, request, now())
+            route.wanted = wanted_by(request) if only is None else Wanted(only=only)
+            chosen = self._chosen(route) or self.origins[0]  # who waits there
+            if chosen.usable and chosen.relay.is_full:
+                refusal = self._overloaded("too many streams are open at the origin")
+            elif chosen.unsent_bytes > MAX_LINK_BUFFER_BYTES:
+                refusal = self._overloaded("the link to the origin is full")
+            else:
+                self._ask(chosen, route)
+                self._flush()
         if refusal is not None:
             sink.deliver(encode(error_frame(refusal), corr_of(raw)))
             self._turn.flush()
-            return
-        _, request = LINK_CODEC.decode(raw)
-        self.asked[kind_of(request)] += 1
-        route = route_of(sink, raw, request, now())
-        route.wanted = wanted_by(request) if only is None else Wanted(only=only)
-        chosen = self._chosen(route) or self.origins[0]  # who waits there
-        if chosen.usable and chosen.relay.is_full:
-            refusal = self._overloaded("too many streams are open at the origin")
-        elif chosen.unsent_bytes > MAX_LINK_BUFFER_BYTES:
-            refusal = self._overloaded("the link to the origin is full")
-        if refusal is not None:
-            sink.deliver(encode(error_frame(refusal), corr_of(raw)))
-            self._turn.flush()
-            return
-        self._ask(chosen, route)
-        self._flush()
 
     def watch(self, sink: Sink) -> None:
         """Deliver heartbeats to this sink too, and a StreamError at shutdown."""
@@ -206,10 +203,9 @@ class Link:
         at = now()
         candidates = [origin.candidate(at) for origin in self.origins]
         chosen = choose(candidates, route.wanted, route.tried, route.ledger)
-        return None if chosen is None else self._by_address(chosen.address)
-
-    def _by_address(self, address: str) -> Origin:
-        return next(origin for origin in self.origins if origin.address == address)
+        if chosen is None:
+            return None
+        return next(origin for origin in self.origins if origin.address == chosen.address)
 
     def _ask(self, origin: Origin, route: Route) -> None:
         origin.relay.adopt(route)

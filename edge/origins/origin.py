@@ -104,16 +104,12 @@ class Origin:
         self.ledger = ""  # as it was told last
         self.is_news = False  # what is known of it has changed
         self.opened = 0  # new streams since its last Heartbeat, which it does not tell of yet
-        self._address = address
+        self.address, self._address = str(address), address
         self._changed = changed
         self._backoff = backoff or Backoff(LINK_RECONNECT_MIN_S, LINK_RECONNECT_MAX_S)
         self._connection: Connection | None = None
         self._up_at: float | None = None  # since when this connection is up
         self._is_told = False  # that it is down
-
-    @property
-    def address(self) -> str:
-        return str(self._address)
 
     @property
     def is_up(self) -> bool:
@@ -243,16 +239,12 @@ class Origin:
 
     def look(self, at: float) -> None:
         """Leave an origin that has been silent for as long as it has told."""
-        connection, patience_s = self._connection, self._patience_s
+        connection, heartbeat = self._connection, self.relay.heartbeat
+        patience_s = LINK_CONNECT_TIMEOUT_S
+        if heartbeat is not None and heartbeat.patience_ms:
+            patience_s = heartbeat.patience_ms / 1000
         if connection is not None and connection.silence.seconds(at) > patience_s:
             connection.close(OriginUnreachable(f"the origin was silent for {patience_s:g} s"))
-
-    @property
-    def _patience_s(self) -> float:
-        heartbeat = self.relay.heartbeat
-        if heartbeat is None or heartbeat.patience_ms == 0:
-            return LINK_CONNECT_TIMEOUT_S
-        return heartbeat.patience_ms / 1000
 
 
 def now() -> float:

@@ -151,7 +151,7 @@ class Relay:
         self._by_client: dict[Sink, dict[int, Route]] = {}
         self._last_corr = last_corr
         self._random = random or Random()
-        self._held_bytes = 0
+        self.held_bytes = 0  # of requests that have no answer yet
         self._to_send: list[bytes] = []
         self._refused: list[tuple[Route, bytes]] = []
         self._outcomes: list[bool] = []
@@ -170,11 +170,6 @@ class Relay:
     def is_full(self) -> bool:
         """Whether the origin takes no more requests of this edge."""
         return self.heartbeat is not None and 0 < self.heartbeat.corrs <= len(self._routes)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of requests that have no answer yet."""
-        return self._held_bytes
 
     # ---- what is to be done ----
 
@@ -286,7 +281,9 @@ class Relay:
     def _passes(self, route: Route, raw: bytes, tag: int) -> bool:
         """Take a frame that is not logged; whether it is the client's too."""
         if tag == Pass.tag:
-            route.renewal = mac_of(raw)
+            _, frame = decode(raw)
+            assert isinstance(frame, Pass)
+            route.renewal = frame.mac
             return False
         if tag == Opened.tag:
             return self._opened(route, raw)
@@ -391,7 +388,7 @@ class Relay:
 
     def submit(self, sink: Sink, raw: bytes) -> None:
         """A raw Credit or Detach under the client's corr."""
-        route = self._route(sink, corr_of(raw))
+        route = self._by_client.get(sink, {}).get(corr_of(raw))
         if tag_of(raw) == Credit.tag:
             self._submit_credit(route, raw)
         else:
@@ -402,13 +399,13 @@ class Relay:
         route.link_corr = self._free_corr()
         self._routes[route.link_corr] = route
         self._by_client.setdefault(route.sink, {})[route.client_corr] = route
-        self._held_bytes += len(route.request)
+        self.held_bytes += len(route.request)
         if self.state is LinkState.UP:
             self._ask(route)
 
     def release(self, route: Route) -> None:
         """Let another origin have it. This one does not know it, or is asked no more."""
-        self._held_bytes -= len(route.request)
+        self.held_bytes -= len(route.request)
         self._remove(route)
 
     def routes(self) -> list[Route]:
@@ -483,9 +480,6 @@ class Relay:
                 self._to_send.append(credit_on_link(route))
         route.sent = True
 
-    def _route(self, sink: Sink, client_corr: int) -> Route | None:
-        return self._by_client.get(sink, {}).get(client_corr)
-
     def _drop(self, route: Route) -> None:
         self._let_go(route)
         self._remove(route)
@@ -499,7 +493,7 @@ class Relay:
 
     def _let_go(self, route: Route) -> None:
         """Forget a request that will not be sent again: it may be large."""
-        self._held_bytes -= len(route.request)
+        self.held_bytes -= len(route.request)
         route.request = b""
 
     def _fail(self, route: Route, error: TailraceError) -> None:
@@ -562,12 +556,6 @@ def can_renew(route: Route) -> bool:
     """Whether the route can be asked for again, on another link too."""
     # How much of an answer's body has passed is the client's to know.
     return route.stream is not None or (route.repeatable and not route.answered)
-
-
-def mac_of(raw: bytes) -> bytes:
-    _, frame = decode(raw)
-    assert isinstance(frame, Pass)
-    return frame.mac
 
 
 def credit_on_link(route: Route) -> bytes:

@@ -380,14 +380,11 @@ class AioquicCores:
                 configuration=self._configuration,
                 original_destination_connection_id=original_cid,
                 retry_source_connection_id=retried_cid,
-                session_ticket_fetcher=self._take_ticket,
+                # Each is good once (RFC 8446, 8.1).
+                session_ticket_fetcher=lambda ticket: self._tickets.pop(ticket, None),
                 session_ticket_handler=self._keep_ticket,
             )
         )
-
-    def _take_ticket(self, ticket: bytes) -> SessionTicket | None:
-        """Each is good once (RFC 8446, 8.1)."""
-        return self._tickets.pop(ticket, None)
 
     def _keep_ticket(self, ticket: SessionTicket) -> None:
         while len(self._tickets) >= MAX_SESSION_TICKETS:

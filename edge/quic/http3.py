@@ -63,7 +63,8 @@ class Http3:
         elif isinstance(event, Left):
             if (exchange := self._exchanges.pop(event.stream, None)) is not None:
                 exchange.gone()
-            self._count_reset(now)
+            if self._resets.take(1, now) > 0:
+                self.core.close(Code.EXCESSIVE_LOAD, "too many requests were reset")
 
     def moved(self) -> None:
         """Something has been sent, or acknowledged: who waited for room may have it."""
@@ -104,10 +105,6 @@ class Http3:
             self.behind.refuse(exchange, "h3", method.decode("latin-1"), error)
         else:
             exchange.ask(request, event.ended)
-
-    def _count_reset(self, now: float) -> None:
-        if self._resets.take(1, now) > 0:
-            self.core.close(Code.EXCESSIVE_LOAD, "too many requests were reset")
 
 
 class Exchange:

@@ -122,7 +122,7 @@ def _taken(setting: str, address: str, error: OSError) -> ConfigError:
 async def listening(
     sockets: Sockets,
     shared: Shared,
-    tls: Callable[[], ssl.SSLContext] | None,
+    tls: Callable[[], ssl.SSLContext | None],
     process: int = 0,
 ) -> AsyncIterator[QuicListener | None]:
     """Accept connections while the block runs; `tls` gives the certificate of the moment.
@@ -141,7 +141,6 @@ async def listening(
             servers.append(await _listen(each, lambda: Connection(shared, None)))
             log.info("Running on http://" + _name(each))
         for each in sockets.secure:
-            assert tls is not None
             servers.append(await _listen(each, lambda: Connection(shared, tls())))
             log.info("Running on https://" + _name(each))
         quic = _listen_quic(sockets.quic, shared, process) if sockets.quic else None

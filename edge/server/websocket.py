@@ -194,7 +194,9 @@ class WebSocket:
             self._held_s = self._turn.since()
             self._exchange.stalled()
         if session.close is not None and room > 0:
-            self._say_goodbye(session.close.code, session.close.reason)
+            closing = CloseConnection(CloseReason(session.close.code), session.close.reason)
+            wire.write(self._protocol.send(closing))
+            self._end()
 
     def _write(self, room: int) -> int:
         """All that waits, until there is no room; how much there is then. Who has been told that
@@ -254,11 +256,6 @@ class WebSocket:
         self._deadline.set(PING_INTERVAL_S)
 
     # ---- the end ----
-
-    def _say_goodbye(self, code: int, reason: str) -> None:
-        closing = CloseConnection(CloseReason(code), reason)
-        self._wire.write(self._protocol.send(closing))
-        self._end()
 
     def _end(self) -> None:
         """The last that this side says; what the client still sends is not read."""

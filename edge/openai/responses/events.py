@@ -304,13 +304,14 @@ class StreamedResponse:
     def document(self) -> Fields:
         """The response as far as it has got."""
         status, end = self.status, self._end
+        why = None if end is None else _WHY_INCOMPLETE.get(end.finish_reason)
         return {
             **self._head,
             "status": status,
             **self._asked,
             "output": [item.fields(self._status_of(item)) for item in self._items],
             "error": None if end is None else _error(end),
-            "incomplete_details": None if end is None else _incomplete(end),
+            "incomplete_details": None if why is None else {"reason": why},
             "usage": None if end is None else _usage(end),
         }
 
@@ -423,11 +424,6 @@ def _error(end: StreamEnd) -> Fields | None:
     if _STATUS[end.finish_reason] != FAILED:
         return None
     return {"code": "server_error", "message": end.message or "the generation failed"}
-
-
-def _incomplete(end: StreamEnd) -> Fields | None:
-    why = _WHY_INCOMPLETE.get(end.finish_reason)
-    return None if why is None else {"reason": why}
 
 
 def _usage(end: StreamEnd) -> Fields:

@@ -55,7 +55,7 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     )
     app.state.metrics = EdgeMetrics(counts, link, limits)
     port = sockets.plain[0].getsockname()[1]
-    async with app.router.lifespan_context(app), listening(sockets, shared, None):
+    async with app.router.lifespan_context(app), listening(sockets, shared, lambda: None):
         await is_up(link)
         yield Served(port, shared)
         for connection in shared.connections.all():
