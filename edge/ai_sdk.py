@@ -22,9 +22,9 @@ from starlette.routing import Route
 
 from edge.access.middleware import caller_of
 from edge.body import Encoder, stream_body
+from edge.errors import error_headers
 from edge.generate import stream_headers
 from edge.openai.answers import DONE, data_event
-from edge.openai.errors import error_headers
 from edge.openai.messages import missing, read_tools, text_of
 from edge.openai.request import ALL_THERE_IS, OpenAiBody, compact, invalid, open_of, read_body
 from edge.origins.link import Reader, attended, link_of, whole_answer

@@ -12,8 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.access.head import Head
 from edge.access.rules import Admission, Rules, preflight_headers
-from edge.errors import noted_response
-from edge.openai.errors import OPENAI_PATHS
+from edge.errors import OPENAI_PATHS, noted_response
 from ledger.frame import STREAM_PATH, Caller
 
 PREFIXES = ("/v1/generate", "/api/chat", STREAM_PATH, *OPENAI_PATHS)

@@ -22,8 +22,8 @@ from starlette.routing import Route
 
 from edge.access.middleware import caller_of
 from edge.body import SILENCE_S, Encoder, StreamedBody, stream_body
+from edge.errors import openai_error, openai_fields
 from edge.generate import Collected, asked_to_read, collect, stream_headers
-from edge.openai.errors import openai_error, openai_fields
 from edge.openai.request import StreamOptions, compact, flag, read_body
 from edge.origins.link import Link, Reader, attended, link_of
 from edge.parameters import read_body as whole_body

@@ -17,11 +17,10 @@ from edge.access.head import Head
 from edge.access.middleware import TOKEN_QUERY
 from edge.access.rules import Rules
 from edge.body import ENCODERS, Encoder
-from edge.errors import error_response
+from edge.errors import RESPONSES_PATH, error_response
 from edge.generate import asked_to_read, asked_to_start
 from edge.openai.answers import Dialect
 from edge.openai.chat import CHAT, COMPLETIONS
-from edge.openai.errors import RESPONSES_PATH
 from edge.openai.request import read_body
 from edge.openai.responses import request as responses
 from edge.openai.responses.events import PREFIX, ResponseEvents

@@ -72,7 +72,7 @@ export function speaksOpenai(path: string): boolean {
   return OPENAI_PATH.test(path);
 }
 
-/** As edge/openai/errors.py has it. */
+/** As edge/errors.py has it. */
 export function openaiErrorResponse(error: TailraceError): Response {
   const { code, field, hint, message, retryable, retryAfterMs, status } = error;
   const headers = new Headers({

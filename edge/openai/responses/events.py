@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 from starlette.responses import Response
 
 from edge.body import Encoder
+from edge.errors import RESPONSES_PATH, openai_error, openai_fields
 from edge.openai.answers import data_event, scores_of
-from edge.openai.errors import RESPONSES_PATH, openai_error, openai_fields
 from edge.openai.responses.request import UNSAID, read_note
 from ledger.errors import TailraceError
 from ledger.frame import (

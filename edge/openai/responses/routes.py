@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from edge.access.middleware import caller_of
 from edge.body import stream_body
+from edge.errors import RESPONSES_PATH
 from edge.generate import MAX_DOCUMENT_BYTES, stream_headers
-from edge.openai.errors import RESPONSES_PATH
 from edge.openai.request import flag, read_body
 from edge.openai.responses.events import PREFIX, ResponseEvents, StreamedResponse
 from edge.openai.responses.request import (
