@@ -231,6 +231,6 @@ DELETE FROM object WHERE oid IN (
 )
 """
 TABLE_BYTES = """
-SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
+SELECT sum(pg_total_relation_size(oid))::bigint AS table_bytes FROM pg_class
 WHERE relnamespace = 'tailrace'::regnamespace AND relkind = 'r'
 """

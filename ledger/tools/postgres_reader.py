@@ -18,7 +18,7 @@ from psycopg.pq import TransactionStatus
 
 from ledger.errors import ConfigError, Damaged, LedgerFailed, TailraceError, unknown_stream
 from ledger.frame import StreamEnd, tag_of
-from ledger.interface import Record, StreamKind
+from ledger.interface import Record
 from ledger.postgres.rows import unpack_ids
 from ledger.postgres.schema import SCHEMA_VERSION, version_in
 from ledger.postgres.statements import TABLE_BYTES
@@ -37,19 +37,24 @@ FROM stream s JOIN head h ON h.sid = s.sid
 _RECORDS = """
 SELECT index, frame, ids FROM frame WHERE sid = %s AND index >= %s ORDER BY index LIMIT %s
 """
-_STREAMS = """
-SELECT count(*), count(*) FILTER (WHERE NOT ended AND kind = %(generation)s),
-    count(*) FILTER (WHERE ended), count(*) FILTER (WHERE kind = %(object)s),
-    min(expires_ms) FILTER (WHERE ended AND kind = %(generation)s),
-    coalesce(sum(next_index), 0)::bigint
-FROM head
+_STATUS = f"""
+SELECT to_jsonb(status) FROM (SELECT * FROM (
+    SELECT count(*) AS streams, count(*) FILTER (WHERE NOT ended AND kind = 0) AS unfinished,
+        count(*) FILTER (WHERE ended) AS ended, count(*) FILTER (WHERE kind = 1) AS object_streams,
+        min(expires_ms) FILTER (WHERE ended AND kind = 0) AS next_expiry_ms,
+        coalesce(sum(next_index), 0)::bigint AS frames
+    FROM head) AS streams, (
+    SELECT count(*) AS objects, count(alarm_ms) AS alarms, min(alarm_ms) AS next_alarm_ms
+    FROM object) AS objects, (
+    SELECT count(*) AS partitions,
+        coalesce(sum(pg_total_relation_size(inhrelid)), 0)::bigint AS frame_bytes
+    FROM pg_inherits WHERE inhparent = 'frame'::regclass) AS partitions,
+    (SELECT count(*) AS expired_streams FROM expired) AS expired,
+    (SELECT count(*) AS origins FROM owner WHERE expires > clock_timestamp()) AS owners,
+    ({TABLE_BYTES}) AS tables
+) AS status
 """
-_OBJECTS = "SELECT count(*), count(alarm_ms), min(alarm_ms) FROM object"
-_PARTITIONS = """
-SELECT count(*), coalesce(sum(pg_total_relation_size(inhrelid)), 0)::bigint
-FROM pg_inherits WHERE inhparent = 'frame'::regclass
-"""
-_ORIGINS = "SELECT count(*) FROM owner WHERE expires > clock_timestamp()"
+"""By the fields of `PostgresStatus`."""
 _STRAYS = {
     "streams have no head": """
 SELECT count(*) FROM stream s WHERE NOT EXISTS (SELECT FROM head h WHERE h.sid = s.sid)
@@ -97,29 +102,9 @@ class PostgresReader:
     # ---- the whole ----
 
     async def status(self) -> PostgresStatus:
-        [(streams, unfinished, ended, of_objects, next_expiry_ms, frames)] = await self._rows(
-            _STREAMS, {"generation": StreamKind.GENERATION, "object": StreamKind.OBJECT}
-        )
-        [(objects, alarms, next_alarm_ms)] = await self._rows(_OBJECTS)
-        [(partitions, frame_bytes)] = await self._rows(_PARTITIONS)
-        return PostgresStatus(
-            ledger=str(self._url),
-            streams=streams,
-            unfinished=unfinished,
-            ended=ended,
-            object_streams=of_objects,
-            objects=objects,
-            alarms=alarms,
-            next_alarm_ms=next_alarm_ms,
-            next_expiry_ms=next_expiry_ms,
-            frames=frames,
-            table_bytes=await self.ledger_bytes(),
-            frame_bytes=frame_bytes,
-            bytes_per_frame=per_frame(frame_bytes, frames),
-            partitions=partitions,
-            expired_streams=await self._number("SELECT count(*) FROM expired"),
-            origins=await self._number(_ORIGINS),
-        )
+        [(figures,)] = await self._rows(_STATUS)
+        size = per_frame(figures["frame_bytes"], figures["frames"])
+        return PostgresStatus(ledger=str(self._url), bytes_per_frame=size, **figures)
 
     async def ledger_bytes(self) -> int:
         return await self._number(TABLE_BYTES)
