@@ -14,8 +14,7 @@ from prometheus_client.core import Metric
 
 from ledger.frame import FinishReason, Priority, StreamEnd, decode
 from ledger.telemetry.distribution import Distribution
-from ledger.telemetry.trace_context import TraceContext
-from ledger.telemetry.traces import Traces
+from ledger.telemetry.traces import TraceContext, Traces
 from origin.workers.death import Death
 from origin.workers.worker_frame import Load
 

@@ -24,8 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ledger.frame import Frame, Open
 from ledger.telemetry.distribution import Distribution
-from ledger.telemetry.trace_context import HEADER, TraceContext
-from ledger.telemetry.traces import Traces, context_of
+from ledger.telemetry.traces import HEADER, TraceContext, Traces, context_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

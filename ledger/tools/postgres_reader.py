@@ -21,8 +21,8 @@ from ledger.frame import StreamEnd, tag_of
 from ledger.interface import Record
 from ledger.postgres.rows import unpack_ids
 from ledger.postgres.schema import SCHEMA_VERSION, version_in
+from ledger.postgres.server import PostgresUrl
 from ledger.postgres.statements import TABLE_BYTES
-from ledger.postgres.url import PostgresUrl
 from ledger.sqlite.storage import StreamRow
 from ledger.tools.reader import STREAMS_AT_ONCE, LedgerStatus, per_frame
 

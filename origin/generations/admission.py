@@ -24,7 +24,7 @@ from ledger.frame import (
     ToolChoice,
     encode,
 )
-from ledger.telemetry.trace_context import TraceContext
+from ledger.telemetry.traces import TraceContext
 from origin.checkpoint.prompt import PromptReader
 from origin.generations.callers import tenant_of
 from origin.generations.recipe import Recipe, packed_ids, prompt_hash

@@ -25,8 +25,7 @@ from ledger.errors import Conflict, Damaged, NotFound, Overloaded, TailraceError
 from ledger.frame import FinishReason, Notice, StreamEnd, encode
 from ledger.interface import Append, Ledger, Record, Refusal, StreamKind
 from ledger.life import StreamLife
-from ledger.telemetry.trace_context import TraceContext
-from ledger.telemetry.traces import Traces
+from ledger.telemetry.traces import TraceContext, Traces
 from origin.generations.history import History, read_history
 from origin.generations.recipe import ENGINE, Recipe
 from origin.generations.suspects import Suspicion

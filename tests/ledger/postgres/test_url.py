@@ -2,7 +2,7 @@ import psycopg
 import pytest
 
 from ledger.errors import ConfigError
-from ledger.postgres.url import PostgresUrl
+from ledger.postgres.server import PostgresUrl
 
 
 def test_it_is_shown_without_its_secrets() -> None:
