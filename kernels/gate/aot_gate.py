@@ -17,10 +17,10 @@ MAX_BARRIERS, MAX_INSTRUCTIONS = 8, 500
 OWN_WRITTEN = " write"
 """How the names of attention that writes a step's own tokens, and may read older ones, end."""
 EIGHT_ROWS = (
-    *("norm hidden int8 rows=16", "qkv ternary gemm rows=8"),
-    *("norm queries int8 rows=16", "o ternary gemm rows=8"),
-    *("norm hidden int8 rows=16", "gate_up ternary gemm rows=8"),
-    *("relu2_gate_norm_int8 rows=16", "down ternary gemm rows=8"),
+    *("norm hidden int8 rows=8", "qkv ternary gemm rows=8"),
+    *("norm queries int8 rows=8", "o ternary gemm rows=8"),
+    *("norm hidden int8 rows=8", "gate_up ternary gemm rows=8"),
+    *("relu2_gate_norm_int8 rows=8", "down ternary gemm rows=8"),
 )
 """What a layer launches for 8 rows instead of its ternary linears; a norm's rows are programs."""
 MAX_EIGHT_ROWS = 1.3
@@ -101,7 +101,7 @@ class Gate:
         return totals
 
     def behind_wait(self, what: str) -> dict[str, int]:
-        """`barriers` or `instructions` of each launch of a layer's step of one row, by its name.
+        """`barriers` or `instructions` of what a layer launches for 1 or 8 rows, by its name.
 
         Of its dependent twin, that is; a launch that knows no such has nothing there.
         """
@@ -109,7 +109,8 @@ class Gate:
             use["name"]: compiled.code[f"{what}_behind_wait"]
             for compiled in self.compiled
             for use in compiled.uses
-            if compiled.code and use["step"]
+            if compiled.code
+            and (use["step"] or use["name"].removeprefix(f"{use['shape']}.") in EIGHT_ROWS)
         }
 
     def _ternary(self, what: str) -> dict[str, int]:
@@ -121,13 +122,10 @@ class Gate:
 
         0 where not all of them are compiled. Of the shape that has the most.
         """
-        counts: dict[str, dict[str, int]] = {}
-        for code, uses in ((c.code, c.uses) for c in self.compiled if c.code):
-            for use in uses:
-                own = counts.setdefault(use["shape"], {})
-                own[use["name"]] = code["instructions_behind_wait"]
+        counts = self.behind_wait("instructions")
         found = [0.0]
-        for shape, own in counts.items():
+        for shape in {use["shape"] for compiled in self.compiled for use in compiled.uses}:
+            own = {n: c for n, c in counts.items() if n.startswith(f"{shape}.")}
             one = [count for name, count in own.items() if name.endswith(TERNARY_LINEAR)]
             eight = [own.get(f"{shape}.{name}", 0) for name in EIGHT_ROWS]
             if one and all(eight):

@@ -15,11 +15,13 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kernels.attention.splits_triton import splits_of
+from kernels.gate.aot_gate import EIGHT_ROWS
 from kernels.shapes import REAL_SHAPES, DecoderShape, Family
 from kernels.variant import Variant
 
@@ -59,6 +61,10 @@ INSTRUCTIONS = {
 """The peak that bounds a kernel, by the instruction that its plan expects."""
 MAX_ROWS = 64
 """Rows of a decode step; larger batches are prefill, which memory does not bound."""
+EIGHT = 8
+"""Rows of a step that is compared with that of one row."""
+EIGHT_ROWS_ASKED = 1.25
+"""Of the time of one row."""
 STEP_TOKENS = 512
 """Length of the sequence of a whole step, as in the bench."""
 LONG_TOKENS = 32_768
@@ -123,7 +129,7 @@ def linears(shape: DecoderShape, variants: list[Variant]) -> dict[str, Operation
     found: dict[str, Operation] = {}
     sizes = {**shape.linears, "head": (shape.vocab, shape.hidden)}
     for variant in variants:
-        what = _KERNEL.sub("", variant.name.removeprefix(f"{shape.name}."))
+        what = _plain_name(shape, variant)
         match = _LINEAR.fullmatch(what)
         if match and int(match[3]) <= MAX_ROWS:
             outputs, inputs = sizes[match[1]]
@@ -134,6 +140,11 @@ def linears(shape: DecoderShape, variants: list[Variant]) -> dict[str, Operation
                 peak=peak_of(variant),
             )
     return found
+
+
+def _plain_name(shape: DecoderShape, variant: Variant) -> str:
+    """Without the shape's, and without what the plan calls the kernel of a linear."""
+    return _KERNEL.sub("", variant.name.removeprefix(f"{shape.name}."))
 
 
 def peak_of(variant: Variant) -> float:
@@ -153,12 +164,12 @@ def attention(shape: DecoderShape, rows: int, length: int) -> Operation:
     )
 
 
-def sampling(shape: DecoderShape, variants: list[Variant]) -> Operation:
-    """The sampler at one row: the kernels that its plan lists for a row without a mask."""
+def sampling(shape: DecoderShape, variants: list[Variant], rows: int = 1) -> Operation:
+    """The sampler: the kernels that its plan lists for a row without a mask, at so many rows."""
     own = [v for v in variants if v.name.startswith(f"{shape.name}.sampl") and _single(v)]
     return Operation(
-        f"{shape.name}.sample rows=1",
-        sum(variant.bytes_moved for variant in own),
+        f"{shape.name}.sample rows={rows}",
+        rows * sum(variant.bytes_moved for variant in own),
         launches=len({variant.kernel_name for variant in own}),
     )
 
@@ -167,42 +178,76 @@ def _single(variant: Variant) -> bool:
     return variant.name.endswith("rows=1")
 
 
-def layer_format(shape: DecoderShape) -> str:
-    """Of the linears of a checkpoint as it is published."""
-    return "ternary" if shape.family is Family.BITNET else "bf16"
+def layer(
+    shape: DecoderShape, variants: list[Variant], behind: Mapping[str, int], rows: int
+) -> Iterator[Operation]:
+    """What a layer launches for one row, or for 8 of BitNet; `behind` as in `step`."""
+    parts = {variant.step: variant for variant in variants if variant.step}
+    launched = [parts[what] for what in ("qkv", "attend", "o", "gate_up", "down")]
+    if rows > 1:
+        named = {variant.name: variant for variant in variants}
+        launched = [named[f"{shape.name}.{name}"] for name in EIGHT_ROWS]
+        launched.insert(2, parts["attend"])  # behind the norm and qkv
+    planned = linears(shape, variants)
+    for variant in launched:
+        programs, count = variant.programs, behind.get(variant.name, 0)
+        found = planned.get(_plain_name(shape, variant))
+        if variant.step == "attend":
+            found = attention(shape, rows, STEP_TOKENS)
+            programs = rows * shape.kv_heads * splits_of(STEP_TOKENS)
+        found = found or Operation(variant.name, variant.bytes_moved)
+        yield replace(found, behind=clocks(replace(variant, programs=programs), count))
+
+
+def head(shape: DecoderShape, variants: list[Variant], int8: bool, rows: int) -> Operation:
+    """The LM head, with a norm of its own where there is more than one row.
+
+    Its bytes lie between those of 1 and 16 rows, as the rows do.
+    """
+    planned, name = linears(shape, variants), f"head {'int8' if int8 else 'bf16'} rows="
+    one, most = planned[f"{name}1"], planned[f"{name}16"]
+    if rows == 1:
+        return one
+    more = (most.bytes_moved - one.bytes_moved) * (rows - 1) // 15
+    return replace(
+        most, name=f"{shape.name}.{name}{rows}", bytes_moved=one.bytes_moved + more, launches=2
+    )
 
 
 def step(
-    shape: DecoderShape, variants: list[Variant], int8_head: bool, behind: Mapping[str, int]
+    shape: DecoderShape,
+    variants: list[Variant],
+    int8_head: bool,
+    behind: Mapping[str, int],
+    rows: int = 1,
 ) -> list[Operation]:
-    """The operations of a decode step of one row, in order; those of a layer counted for all.
+    """The operations of a decode step, in order; those of a layer counted for all.
 
     behind: instructions behind the wait, by the name of the variant that a layer launches.
+    rows: 1, or EIGHT of BitNet.
     """
-    planned = linears(shape, variants)
-    name = layer_format(shape)
-    own = {what: planned[f"{what} {name} rows=1"] for what in shape.linears}
-    own["attend"] = attention(shape, 1, STEP_TOKENS)
-    counted = {v.step: clocks(v, behind.get(v.name, 0)) for v in variants if v.step}
-    order = ("qkv", "attend", "o", "gate_up", "down")
-    layer = [replace(own[what], behind=counted[what]) for what in order]
     embed = [v for v in variants if v.name == f"{shape.name}.embed rows=1"]
+    embedded = rows * sum(v.bytes_moved for v in embed)
     return [
-        Operation(f"{shape.name}.embed rows=1", sum(v.bytes_moved for v in embed), ordinary=1),
-        *(operation.repeated(shape.layers) for operation in layer),
-        planned[f"head {'int8' if int8_head else 'bf16'} rows=1"],
-        sampling(shape, variants),
+        Operation(f"{shape.name}.embed rows={rows}", embedded, ordinary=1),
+        *(part.repeated(shape.layers) for part in layer(shape, variants, behind, rows)),
+        head(shape, variants, int8_head, rows),
+        sampling(shape, variants, rows),
     ]
 
 
 def whole_step(
-    shape: DecoderShape, variants: list[Variant], int8_head: bool, behind: Mapping[str, int]
+    shape: DecoderShape,
+    variants: list[Variant],
+    int8_head: bool,
+    behind: Mapping[str, int],
+    rows: int = 1,
 ) -> Operation:
     """All of `step`, one after another, under the bench's name; memory bounds each part."""
-    head = " int8 head" if int8_head else ""
-    parts = step(shape, variants, int8_head, behind)
+    kind = " int8 head" if int8_head else ""
+    parts = step(shape, variants, int8_head, behind, rows)
     return Operation(
-        f"{shape.name}.step rows=1 length={STEP_TOKENS}{head}",
+        f"{shape.name}.step rows={rows} length={STEP_TOKENS}{kind}",
         sum(part.bytes_moved for part in parts),
         sum(part.launches for part in parts),
         ordinary=sum(part.ordinary for part in parts),
@@ -256,8 +301,23 @@ def sections(behind: Mapping[str, int]) -> Iterator[tuple[str, list[Operation]]]
     yield "Attention", [attention(s, rows, LONG_TOKENS) for s in REAL_SHAPES for rows in (1, 32)]
     for shape in REAL_SHAPES:
         parts = step(shape, variants[shape.name], False, behind)
-        wholes = [whole_step(shape, variants[shape.name], int8, behind) for int8 in (False, True)]
+        counts = (1, EIGHT) if shape.family is Family.BITNET else (1,)
+        wholes = [
+            whole_step(shape, variants[shape.name], int8, behind, rows)
+            for rows in counts
+            for int8 in (False, True)
+        ]
         yield f"{shape.name}: a step of one row at {STEP_TOKENS} tokens", [*parts, *wholes]
+
+
+def eight_rows_of_one(operations: Iterable[Operation]) -> str:
+    """What dependent steps of 8 rows take, as multiples of those of one row among operations."""
+    us = {operation.name: operation.expected_us(dependent=True) for operation in operations}
+    eight, one = f".step rows={EIGHT} ", ".step rows=1 "
+    shares = [
+        f"{us[name] / us[name.replace(eight, one)]:.3f} ({name})" for name in us if eight in name
+    ]
+    return f"{EIGHT} rows of one: {', '.join(shares)}; {EIGHT_ROWS_ASKED} asked"
 
 
 def markdown(title: str, operations: list[Operation], measured: Measured) -> str:
@@ -317,6 +377,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"Copy bandwidth {measured.copy_tb_s} TB/s; {measured.title}.\n")
         for title, operations in tables.items():
             print(markdown(title, operations, measured))
+        if behind:
+            print(eight_rows_of_one(everything))
     return 0
 
 

@@ -322,6 +322,7 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
                 | {"PDL": dependent},
                 divisible=frozenset(ROWS_TYPES) - {"rows"},
                 num_warps=plan.slices,
+                programs=triton.cdiv(sum(outs) // 4, PACKED_ROWS),
                 launch_pdl=dependent,
                 expects=("IMMA", "LDG.E.EF.128"),
                 bytes_moved=bytes_moved(outs, width, epilogue, rows, 1) + 4 * rows,

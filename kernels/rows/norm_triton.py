@@ -39,8 +39,8 @@ MAX_COLUMNS = 16_384
 """Elements of a row that the registers of one program hold."""
 LINE = WORDS * WORD
 """Elements of a row that a warp holds, 4 to a lane."""
-MAX_WARPS = 16
-"""Over more than their lanes the pieces of a sum of squares would leave 32 bits."""
+MAX_WARPS = 8
+"""Two to a scheduler: more would take turns. Of up to 16 the pieces of a sum stay in 32 bits."""
 
 _WORD, _WORDS = tl.constexpr(WORD), tl.constexpr(WORDS)
 _INT8_MAX = tl.constexpr(float(INT8_MAX))
@@ -264,7 +264,7 @@ def quantised(
     name: str, kernel: Any, source: str, size: int, moved: int, *, dependent: bool
 ) -> Variant:
     """Of a norm that quantises what `source` points to; it moves so many bytes an element."""
-    rows = 16
+    rows = 8
     pointers = dict.fromkeys((source, "weight_ptr", "factor_ptr"), "*fp32") | {"q_ptr": "*i8"}
     launch = int8_plan(size) | {"PDL": dependent, "INTERPRETED": False}
     warps = launch.pop("num_warps")

@@ -158,6 +158,8 @@ def test_eight_rows_are_a_multiple_of_one() -> None:
     ]
     assert gate(*one, *eight).eight_rows() == 8 * 250 / (4 * 450)
     assert gate(*one, *eight).offenders() == []
+    counted = gate(*one, *eight).summary()["behind_wait"]
+    assert [counted[f"tiny.{name}"] for name in EIGHT_ROWS] == [250] * 8
     longer = replace(eight[0], code={**CODE, "instructions_behind_wait": 2000})
     assert [e.partition(",")[0] for e in gate(*one, *eight[1:], longer).offenders()] == [
         f"8 rows cost {gate(*one, *eight[1:], longer).eight_rows():.2f} times one"

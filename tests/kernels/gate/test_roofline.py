@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from kernels.gate.aot_gate import EIGHT_ROWS
 from kernels.gate.aot_worker import kernel_modules, planned
 from kernels.gate.roofline import (
     CLOCK_HZ,
     COPY_TB_S,
     DEPENDENT_US,
+    EIGHT,
     INSTRUCTION_CLOCKS,
     LAUNCH_US,
     PEAKS,
@@ -105,6 +107,37 @@ def test_warps_that_share_a_scheduler_take_turns(
 ) -> None:
     variant = replace(plan[BITNET_2B4T][0], programs=programs, num_warps=warps)
     assert clocks(variant, 100) == 100 * each
+
+
+def test_a_step_of_eight_rows_is_counted_with_its_norms(
+    plan: dict[DecoderShape, list[Variant]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape, variants = BITNET_2B4T, plan[BITNET_2B4T]
+    counted = {f"{shape.name}.{name}": 100 for name in EIGHT_ROWS}
+    parts = step(shape, variants, False, counted, EIGHT)
+    named = [re.split(r"[. ]", part.name)[1] for part in parts]
+    linears_and_norms = ["norm", "qkv", "attend", "norm", "o", "norm", "gate_up"]
+    activation = "relu2_gate_norm_int8"
+    assert named == ["embed", *linears_and_norms, activation, "down", "head", "sample"]
+    one, eight = (whole_step(shape, variants, False, {}, rows) for rows in (1, EIGHT))
+    assert eight.launches == one.launches + 4 * shape.layers + 1
+    cached = shape.layers * 512 * 2 * shape.keys * 2
+    more = eight.bytes_moved - one.bytes_moved
+    assert (EIGHT - 1) * cached < more < 1.4 * (EIGHT - 1) * cached
+    # A norm is a program for each row; linears have as many as there are groups of packed rows.
+    by_name = {variant.name: variant for variant in variants}
+    assert by_name[f"{shape.name}.gate_up ternary gemm rows=8"].programs > SMS
+    each = [clocks(by_name[f"{shape.name}.{name}"], 100) for name in EIGHT_ROWS]
+    assert each[::2] == [100 * INSTRUCTION_CLOCKS] * 4
+    assert sum(part.behind for part in parts) == pytest.approx(shape.layers * sum(each))
+
+    file = tmp_path / "aot.txt"
+    file.write_text(json.dumps({"behind_wait": counted}), "utf-8")
+    assert main(["--aot", str(file)]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    ratio = whole_step(shape, variants, False, counted, EIGHT).expected_us(True)
+    ratio /= one.expected_us(dependent=True)
+    assert told.startswith(f"8 rows of one: {ratio:.3f} (bitnet-2b4t.step rows=8 length=512), ")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "no json"])

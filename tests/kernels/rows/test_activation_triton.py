@@ -129,6 +129,6 @@ def test_what_does_not_fit_is_refused_by_name(device: torch.device) -> None:
 
 
 def test_only_bitnet_has_an_activation_that_is_a_launch() -> None:
-    name = "bitnet-2b4t.relu2_gate_norm_int8 rows=16"
+    name = "bitnet-2b4t.relu2_gate_norm_int8 rows=8"
     assert [v.name for v in variants(BITNET_2B4T)] == [name, f"{name} dependent"]
     assert [v.name for v in variants(LLAMA_8B)] == []

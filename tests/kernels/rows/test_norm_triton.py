@@ -173,7 +173,7 @@ def test_variants_cover_both_results_and_count_their_bytes() -> None:
     assert plain.bytes_moved == 16 * 2560 * 8 + 2560 * 4
     rounded = found["bitnet-2b4t.norm hidden bf16 rows=16"]
     assert rounded.bytes_moved == 16 * 2560 * 6 + 2560 * 4
-    quantised = found["bitnet-2b4t.norm hidden int8 rows=16"]
-    assert quantised.bytes_moved == 16 * (2560 * 5 + 4) + 2560 * 4
+    quantised = found["bitnet-2b4t.norm hidden int8 rows=8"]
+    assert quantised.bytes_moved == 8 * (2560 * 5 + 4) + 2560 * 4
     assert quantised.signature["q_ptr"] == "*i8"
     assert not any("queries" in variant.name for variant in variants(LLAMA_8B))
