@@ -11,7 +11,7 @@ not other numbers.
 
     eight rows take as many instructions as one
     each warp sums its own part of `in`; one barrier, then all parts are added
-    weights are on their way before the launch ahead has ended
+    most weights are unpacked, in registers, before the launch ahead has ended
 """
 
 # Triton's language has no types: its functions are compiled, not called.
@@ -47,8 +47,15 @@ CHUNK = 64
 """Elements along `in` that a warp takes at once: 16 bytes for each of 4 lanes, of 8 rows."""
 SHORT_CHUNKS = 64
 """Chunks of a row up to which 8 warps share them; more are shared by 16."""
-MAX_STEPS = 8
+MANY_PROGRAMS, MANY_CHUNKS = 2 * 132, 40
+"""Programs, two to a multiprocessor, of which more have 4 warps each, if a row has no more chunks:
+four of those share one, and what each does besides products is done by half as many warps."""
+MAX_STEPS = 10
 """Chunks of a warp that its registers hold; a longer row is gone through in several passes."""
+MAX_AHEAD = {1: 5, 2: 3}
+"""Chunks of a warp that are unpacked before the wait, by the groups of rows: 12 registers each."""
+MANY_STEPS, MANY_STEPS_AHEAD = 7, 4
+"""Of more than so many chunks at most so many: 128 registers are what 16 warps have."""
 
 _PACKED_ROWS = tl.constexpr(PACKED_ROWS)
 _GROUP = tl.constexpr(GROUP)
@@ -135,25 +142,35 @@ def stacked(low, high, SLICES: tl.constexpr):
 
 
 @triton.jit
-def add_products(
-    tiles, columns, sums, STEPS: tl.constexpr, SLICES: tl.constexpr, INTERPRETED: tl.constexpr
-):  # fmt: skip
-    """sums + the sums of activations, and of their products with fields 0 and 1, and 2 and 3.
+def unpacked(tile, SLICES: tl.constexpr, INTERPRETED: tl.constexpr):
+    """The left operands of fields 0 and 1, and of 2 and 3.
 
     A field holds weight + 1, times 4**i. The topmost bit is the sign of a byte: turned over, the
     last field holds weight - 1, times 64.
+    """
+    field0, field1 = bits(tile, 3, 0, INTERPRETED), bits(tile, 12, 0, INTERPRETED)
+    field2, field3 = bits(tile, 48, 0, INTERPRETED), bits(tile, 192, 128, INTERPRETED)
+    return stacked(field0, field1, SLICES), stacked(field2, field3, SLICES)
+
+
+@triton.jit
+def add_products(
+    tiles, ready, columns, sums, STEPS: tl.constexpr, AHEAD: tl.constexpr, SLICES: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """sums + the sums of activations, and of their products with fields 0 and 1, and 2 and 3.
+
+    ready: what the first AHEAD tiles have been unpacked to.
     """
     total, low, high = sums
     one = bits(tiles[0], 0, 1, INTERPRETED)
     ones = stacked(one, one, SLICES)
     for step in tl.static_range(STEPS):
-        field0, field1 = bits(tiles[step], 3, 0, INTERPRETED), bits(tiles[step], 12, 0, INTERPRETED)
-        field2 = bits(tiles[step], 48, 0, INTERPRETED)
-        field3 = bits(tiles[step], 192, 128, INTERPRETED)
         q = columns[step]
+        operands = ready[step] if step < AHEAD else unpacked(tiles[step], SLICES, INTERPRETED)
         total = tl.dot(ones, q, total, out_dtype=tl.int32)
-        low = tl.dot(stacked(field0, field1, SLICES), q, low, out_dtype=tl.int32)
-        high = tl.dot(stacked(field2, field3, SLICES), q, high, out_dtype=tl.int32)
+        low = tl.dot(operands[0], q, low, out_dtype=tl.int32)
+        high = tl.dot(operands[1], q, high, out_dtype=tl.int32)
     return total, low, high
 
 
@@ -184,7 +201,8 @@ def ternary_rows_kernel(
     q_ptr, factor_ptr, packed_ptr, scale_ptr, out_ptr, rows,
     IN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
     SLICES: tl.constexpr, LEVELS: tl.constexpr, STEPS: tl.constexpr, PASSES: tl.constexpr,
-    GROUPS: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
+    GROUPS: tl.constexpr, AHEAD: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """One program: 8 packed rows times 8 * GROUPS rows; the chunks of `in` go to the warps in turn.
 
@@ -210,6 +228,13 @@ def ternary_rows_kernel(
     mask = (row < END) & (token < rows)
     if PDL:
         cuda.gdc_launch_dependents()
+    ready = ()
+    for step in tl.static_range(AHEAD):
+        ready = ready + (unpacked(tiles[step], SLICES, INTERPRETED),)
+    if PDL:
+        # Said again it has no effect, but that the compiler moves nothing across it: it would put
+        # the unpacking behind the wait, to save registers.
+        cuda.gdc_launch_dependents()
         cuda.gdc_wait()
     sums = (tl.zeros((SLICES, 2 * _PACKED_ROWS, COLUMNS), tl.int32),) * 3
     for turn in range(PASSES):
@@ -218,7 +243,7 @@ def ternary_rows_kernel(
             chunk = turn * PASS + step * SLICES
             q = load_activations(q_ptr, first_token, rows, chunk, IN, SLICES, GROUPS, step < FULL)
             columns = columns + (q,)
-        sums = add_products(tiles, columns, sums, STEPS, SLICES, INTERPRETED)
+        sums = add_products(tiles, ready, columns, sums, STEPS, AHEAD, SLICES, INTERPRETED)
         if PASSES > 1:
             own = first + tl.arange(0, _PACKED_ROWS)
             tiles = ()
@@ -252,13 +277,23 @@ class RowsPlan:
     """Groups of 8 rows that a program multiplies by weights that it has read once: 1 or 2."""
 
     @classmethod
-    def of(cls, in_features: int, rows: int) -> RowsPlan:
-        """For rows of `in` elements."""
+    def of(cls, packed_rows: int, in_features: int, rows: int) -> RowsPlan:
+        """For packed rows of `in` elements, times so many rows."""
         chunks = triton.cdiv(in_features, CHUNK)
-        slices = min(next_power_of_2(max(chunks, 2)), 8) if chunks <= SHORT_CHUNKS else 16
+        many = triton.cdiv(packed_rows, PACKED_ROWS) > MANY_PROGRAMS and chunks <= MANY_CHUNKS
+        most = 4 if many else 8 if chunks <= SHORT_CHUNKS else 16
+        slices = min(next_power_of_2(max(chunks, 2)), most)
         steps = triton.cdiv(chunks, slices)
         passes = triton.cdiv(steps, MAX_STEPS)
         return cls(slices, triton.cdiv(steps, passes), passes, 1 if rows <= GROUP else 2)
+
+    @property
+    def ahead(self) -> int:
+        """Chunks of a warp that are unpacked before the wait."""
+        if self.passes > 1:
+            return 0
+        most = MAX_AHEAD[self.groups]
+        return min(self.steps, most if self.steps <= MANY_STEPS else min(most, MANY_STEPS_AHEAD))
 
     def constants(self) -> dict[str, Any]:
         """What the kernel is compiled with."""
@@ -268,6 +303,7 @@ class RowsPlan:
             "STEPS": self.steps,
             "PASSES": self.passes,
             "GROUPS": self.groups,
+            "AHEAD": self.ahead,
         }
 
 
@@ -281,7 +317,7 @@ def ternary_rows(
 ) -> None:
     """`ternary_gemm` of at least one row and few; it has checked the arguments."""
     first, second, third = weights.part_rows()
-    plan = RowsPlan.of(weights.in_features, len(q))
+    plan = RowsPlan.of(weights.packed_rows, weights.in_features, len(q))
     grid = (
         triton.cdiv(weights.packed_rows, PACKED_ROWS),
         triton.cdiv(len(q), GROUP * plan.groups),
@@ -312,7 +348,7 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
     for step, (outs, width, fused) in bitnet_linears(shape).items():
         epilogue = Epilogue.STORE if fused.gated else fused
         for rows, dependent in ((8, False), (8, True), (16, False), (16, True)):
-            plan = RowsPlan.of(width, rows)
+            plan = RowsPlan.of(sum(outs) // 4, width, rows)
             yield Variant(
                 name=f"{shape.name}.{step} ternary gemm rows={rows}" + " dependent" * dependent,
                 kernel=ternary_rows_kernel,

@@ -38,7 +38,7 @@ def test_a_row_has_the_bits_of_the_oracle_in_every_batch(rows: int, device: torc
     assert torch.equal(run(q, factor, weights), oracle(x, weights))
 
 
-@pytest.mark.parametrize("width", [4, 132, 516, 1028, 8708])
+@pytest.mark.parametrize("width", [4, 132, 516, 1028, 3084, 8708, 10_308])
 def test_a_width_that_no_tile_divides_reads_nothing_beyond_it(
     width: int, device: torch.device
 ) -> None:

@@ -22,17 +22,24 @@ from tests.kernels.linear.ternary_rows import make, oracle
 @pytest.mark.parametrize("width", [4, 60, 64, 68, 192, 512, 520, 2560, 6912, 14_336, MAX_IN])
 @pytest.mark.parametrize("rows", [1, 8, 9, NARROW_ROWS])
 def test_a_plan_covers_a_row_within_the_registers(width: int, rows: int) -> None:
-    plan = RowsPlan.of(width, rows)
+    plan = RowsPlan.of(8, width, rows)
     in_a_pass = plan.slices * plan.steps * CHUNK
     assert (plan.passes - 1) * in_a_pass < width <= plan.passes * in_a_pass
     assert 2 <= plan.slices == 2 ** plan.constants()["LEVELS"] <= 16
     assert plan.steps <= MAX_STEPS
     assert plan.groups == (1 if rows <= 8 else 2)
+    assert plan.ahead <= (plan.steps if plan.passes == 1 else 0)
 
 
 def test_a_real_row_is_one_pass_without_a_step_to_spare() -> None:
-    assert RowsPlan.of(BITNET_2B4T.hidden, 8) == RowsPlan(slices=8, steps=5, passes=1, groups=1)
-    assert RowsPlan.of(BITNET_2B4T.ffn, 8) == RowsPlan(slices=16, steps=7, passes=1, groups=1)
+    hidden, ffn = BITNET_2B4T.hidden, BITNET_2B4T.ffn
+    assert RowsPlan.of(960, hidden, 8) == RowsPlan(slices=8, steps=5, passes=1, groups=1)
+    assert RowsPlan.of(hidden // 4, ffn, 8) == RowsPlan(slices=16, steps=7, passes=1, groups=1)
+
+
+def test_programs_of_which_four_share_a_multiprocessor_have_few_warps() -> None:
+    assert RowsPlan.of(2 * BITNET_2B4T.ffn // 4, BITNET_2B4T.hidden, 8).slices == 4
+    assert RowsPlan.of(2 * BITNET_2B4T.ffn // 4, LLAMA_8B.hidden, 8).slices == 8
 
 
 @pytest.mark.parametrize("rows", [8, 16])
