@@ -27,7 +27,6 @@ from kernels.linear.linear_plan import NORM_MAX_INPUTS, NORM_MAX_ROWS, LinearWor
 from kernels.linear.ternary_gemm_triton import ternary_gemm
 from kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
 from kernels.linear.ternary_weights import TernaryWeights
-from kernels.rows.activation_triton import relu2_gate_norm_int8
 from kernels.rows.norm_triton import rms_norm, rms_norm_int8
 from kernels.shapes import DecoderShape
 
@@ -65,7 +64,6 @@ class Scratch:
     def __init__(self, shape: DecoderShape, rows: int, device: torch.device) -> None:
         widest = max(shape.hidden, shape.ffn, shape.queries)
         self._normed = torch.empty(rows * shape.hidden, device=device)
-        self.gate_up = torch.empty(rows, 2 * shape.ffn, device=device)
         self.inner = torch.empty(rows, shape.ffn, device=device)
         self._int8 = torch.empty(rows * widest, dtype=torch.int8, device=device)
         self.factor = torch.empty(rows, device=device)
@@ -103,18 +101,9 @@ class TernaryLayer:
         self._linear(mixed, self.attention_norm, self.output, x, Epilogue.ADD, dependent)
 
     def feed_forward(self, x: Tensor, *, dependent: bool = False) -> None:
-        rows = len(x)
-        if rows <= self.gemv_rows:
-            inner = self.scratch.inner[:rows]
-            gate = Epilogue.RELU2_GATE
-            self._linear(x, self.ffn_input_norm, self.gate_up, inner, gate, dependent)
-            self._linear(inner, self.ffn_norm, self.down, x, Epilogue.ADD, dependent)
-            return
-        gate_up, factor = self.scratch.gate_up[:rows], self.scratch.factor[:rows]
-        self._linear(x, self.ffn_input_norm, self.gate_up, gate_up, Epilogue.STORE, dependent)
-        q = self.scratch.int8(rows, self.down.in_features)
-        relu2_gate_norm_int8(gate_up, self.ffn_norm, self.eps, q, factor, dependent=dependent)
-        ternary_gemm(q, factor, self.down, x, epilogue=Epilogue.ADD, dependent=dependent)
+        inner, gate = self.scratch.inner[: len(x)], Epilogue.RELU2_GATE
+        self._linear(x, self.ffn_input_norm, self.gate_up, inner, gate, dependent)
+        self._linear(inner, self.ffn_norm, self.down, x, Epilogue.ADD, dependent)
 
     def _linear(
         self,

@@ -20,7 +20,7 @@ EIGHT_ROWS = (
     *("norm hidden int8 rows=8", "qkv ternary gemm rows=8"),
     *("norm queries int8 rows=8", "o ternary gemm rows=8"),
     *("norm hidden int8 rows=8", "gate_up ternary gemm rows=8"),
-    *("relu2_gate_norm_int8 rows=8", "down ternary gemm rows=8"),
+    *("norm ffn int8 rows=8", "down ternary gemm rows=8"),
 )
 """What a layer launches for 8 rows instead of its ternary linears; a norm's rows are programs."""
 MAX_EIGHT_ROWS = 1.3

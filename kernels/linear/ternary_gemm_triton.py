@@ -29,7 +29,7 @@ from kernels.linear.ternary_plan import (
     check_linear,
     part_constants,
 )
-from kernels.linear.ternary_rows_triton import NARROW_ROWS, part_of, ternary_rows
+from kernels.linear.ternary_rows_triton import NARROW_ROWS, gated, part_of, ternary_rows
 from kernels.linear.ternary_weights import TernaryWeights
 from kernels.shapes import DecoderShape
 from kernels.variant import Variant
@@ -41,6 +41,7 @@ TILE_IN = 128
 STAGES = 3
 
 _ADD = tl.constexpr(int(Epilogue.ADD))
+_RELU2_GATE = tl.constexpr(int(Epilogue.RELU2_GATE))
 
 
 @triton.constexpr_function
@@ -70,16 +71,19 @@ def ternary_gemm_kernel(
     TILE_PACKED: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_IN: tl.constexpr,
     EPILOGUE: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One program: TILE_PACKED packed rows times TILE_ROWS rows.
+    """One program: TILE_PACKED packed rows times TILE_ROWS rows; half of them `up`, with a gate.
 
     The weights are the left operand, unpacked in registers; one more product, with ones, sums
     the activations.
     """
-    END: tl.constexpr = FIRST + SECOND + THIRD
-    row = tl.program_id(0) * TILE_PACKED + tl.arange(0, TILE_PACKED)
+    GATED: tl.constexpr = EPILOGUE == _RELU2_GATE
+    END: tl.constexpr = FIRST if GATED else FIRST + SECOND + THIRD
+    OWN: tl.constexpr = TILE_PACKED // 2 if GATED else TILE_PACKED
+    own = tl.arange(0, TILE_PACKED)
+    row = tl.program_id(0) * OWN + own % OWN
     token = tl.program_id(1).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     q_ptr += token * IN
-    packed_ptr += row * IN
+    packed_ptr += (row + own // OWN * END) * IN
     ones = tl.full((TILE_PACKED, TILE_IN), 1, tl.int8)
     sums = (tl.zeros((TILE_PACKED, TILE_ROWS), tl.int32),) * 5
     for step in range((IN + TILE_IN - 1) // TILE_IN):
@@ -94,12 +98,20 @@ def ternary_gemm_kernel(
             longer = longer + (tl.dot(left, q, sums[i], out_dtype=tl.int32),)
         sums = longer + (tl.dot(ones, q, sums[4], out_dtype=tl.int32),)
     part, column, size = part_of(row, FIRST, SECOND, THIRD)
-    scale = tl.load(scale_ptr + part, mask=row < END, other=0.0)
+    scale = tl.load(scale_ptr + part + own // OWN, mask=row < END, other=0.0)
     factor = tl.load(factor_ptr + token, mask=token < rows, other=1.0)
+    if GATED:
+        row = tl.program_id(0) * OWN + tl.arange(0, OWN)
+        column = row
     mask = (row < END)[:, None] & (token < rows)[None, :]
     for i in tl.static_range(4):
         total = (sums[i] >> min(2 * i, 4)) - sums[4]
         y = tl.div_rn(total.to(tl.float32), factor[None, :]) * scale[:, None]
+        if GATED:
+            halves = tl.permute(tl.reshape(y, (2, OWN, TILE_ROWS)), (1, 2, 0))
+            gate, up = tl.split(halves)
+            y = gated(gate, up)
+            size = FIRST
         place = out_ptr + token[None, :] * (4 * END) + (column + i * size)[:, None]
         if EPILOGUE == _ADD:
             y = tl.load(place, mask=mask, other=0.0) + y
@@ -118,14 +130,12 @@ def ternary_gemm(
     """`ternary_linear` of rows that are int8 already, with the bits of `ternary_gemv`.
 
     q: int8 [rows, in], whole numbers of -127 .. 127. factor: fp32 [rows], by which a row was
-    multiplied. out: fp32 [rows, sum of outs]. epilogue: STORE or ADD. dependent: programmatic
-    dependent launch, of up to NARROW_ROWS rows; more are an ordinary launch.
+    multiplied. out: fp32 [rows, sum of outs], or [rows, out of one] as in `ternary_gemv`.
+    dependent: programmatic dependent launch, of up to NARROW_ROWS rows; more are an ordinary one.
 
     Moves in * sum of outs / 4 bytes of weights once for each tile of rows, and rows * in bytes.
     Raises TypeError or ValueError naming the argument.
     """
-    if epilogue.gated:
-        raise ValueError(f"epilogue: {epilogue.name}, expected STORE or ADD")
     rows = check_linear("q", q, torch.int8, weights, out, epilogue)
     check_tensor("factor", factor, torch.float32, rows)
     check_same_device(q=q, factor=factor, packed=weights.packed, out=out)
@@ -135,6 +145,7 @@ def ternary_gemm(
         ternary_rows(q, factor, weights, out, epilogue, dependent)
         return
     first, second, third = weights.part_rows()
+    # With a gate a tile has half of its rows of each part.
     grid = (triton.cdiv(weights.packed_rows, TILE_PACKED), triton.cdiv(rows, TILE_ROWS))
     ternary_gemm_kernel[grid](
         q,
@@ -163,8 +174,8 @@ def tile() -> dict[str, int]:
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
     """All compilations that serving `shape` launches: none unless its linears are ternary."""
-    for step, (outs, width, fused) in bitnet_linears(shape).items():
-        epilogue, rows = Epilogue.STORE if fused.gated else fused, NARROW_ROWS + 1
+    rows = NARROW_ROWS + 1
+    for step, (outs, width, epilogue) in bitnet_linears(shape).items():
         yield Variant(
             name=f"{shape.name}.{step} ternary gemm rows={rows}",
             kernel=ternary_gemm_kernel,

@@ -32,6 +32,7 @@ from triton.language.extra import cuda
 
 from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
 from kernels.linear.epilogue import Epilogue
+from kernels.linear.int8_words_triton import parted
 from kernels.linear.ternary_plan import ROWS_TYPES, bitnet_linears, bytes_moved, part_constants
 from kernels.linear.ternary_weights import TernaryWeights
 from kernels.shapes import DecoderShape
@@ -61,6 +62,7 @@ _PACKED_ROWS = tl.constexpr(PACKED_ROWS)
 _GROUP = tl.constexpr(GROUP)
 _CHUNK = tl.constexpr(CHUNK)
 _ADD = tl.constexpr(int(Epilogue.ADD))
+_RELU2_GATE = tl.constexpr(int(Epilogue.RELU2_GATE))
 
 
 @triton.jit
@@ -73,6 +75,16 @@ def part_of(row, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr)
 
 
 @triton.jit
+def gated(gate, up):
+    """max(gate, 0) ** 2 * up: NaN for a gate of NaN.
+
+    Source: So et al., Primer, 2021, for the square; the `bitnet` model of transformers.
+    """
+    gate = tl.where(gate < 0.0, 0.0, gate)
+    return gate * gate * up
+
+
+@triton.jit
 def elements(chunk, SLICES: tl.constexpr):
     """Which elements of a row each warp has: int32 [SLICES, 64], from its chunk on."""
     first = (chunk + tl.arange(0, SLICES)) * _CHUNK
@@ -81,15 +93,20 @@ def elements(chunk, SLICES: tl.constexpr):
 
 @triton.jit
 def load_weights(
-    packed_ptr, row, END: tl.constexpr, chunk, IN: tl.constexpr, SLICES: tl.constexpr,
-    FULL: tl.constexpr,
+    packed_ptr, first, OWN: tl.constexpr, END: tl.constexpr, chunk, IN: tl.constexpr,
+    SLICES: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Packed bytes uint8 [SLICES, 8, 64], 0 from END and IN on. Each is read once."""
+    """Packed bytes uint8 [SLICES, 8, 64], 0 from END and IN on. Each is read once.
+
+    Rows beyond OWN are those of `up`, which lie END further on.
+    """
     k = elements(chunk, SLICES)[:, None, :]
+    own = tl.arange(0, _PACKED_ROWS)
+    row = first + own % OWN
     mask = (row < END)[None, :, None]
     if not FULL:
         mask = mask & (k < IN)
-    place = packed_ptr + row[None, :, None] * IN + k
+    place = packed_ptr + (row + own // OWN * END)[None, :, None] * IN + k
     return tl.load(place, mask=mask, other=0, eviction_policy="evict_first")
 
 
@@ -175,25 +192,26 @@ def add_products(
 
 
 @triton.jit
-def over_slices(low, high, SLICES: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums of all slices, in the order (row of activations, field, packed row): int32 [outputs]."""
-    OUTPUTS: tl.constexpr = 4 * _PACKED_ROWS * COLUMNS
-    every = tl.reshape(tl.join(low, high), (SLICES, 2, _PACKED_ROWS, COLUMNS, 2))
-    tensors = (tl.reshape(tl.permute(every, (3, 4, 1, 2, 0)), (OUTPUTS, SLICES)),)
-    # Splitting brings all slices of an output to one thread, in one exchange.
-    for level in tl.static_range(LEVELS):
-        halves = ()
-        for i in tl.static_range(1 << level):
-            if level == LEVELS - 1:
-                pairs = tl.reshape(tensors[i], (OUTPUTS, 2))
-            else:
-                pairs = tl.reshape(tensors[i], (OUTPUTS, SLICES >> (level + 1), 2))
-            halves = halves + tl.split(pairs)
-        tensors = halves
-    total = tensors[0]
-    for i in tl.static_range(1, SLICES):
-        total += tensors[i]
-    return total
+def over_slices(
+    low, high, OWN: tl.constexpr, SLICES: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """Sums of all slices, in the order (row of activations, field, packed row): int32 [outputs].
+
+    With a gate a second such tensor is of `up`.
+    """
+    OUTPUTS: tl.constexpr = 4 * OWN * COLUMNS
+    GATES: tl.constexpr = _PACKED_ROWS.value // OWN
+    every = tl.reshape(tl.join(low, high), (SLICES, 2, GATES, OWN, COLUMNS, 2))
+    every = tl.reshape(tl.permute(every, (4, 5, 1, 3, 2, 0)), (OUTPUTS, GATES * SLICES))
+    # Parting brings all slices of an output to one thread, in one exchange.
+    parts = parted(every, OUTPUTS, LEVELS + GATES - 1)
+    found = ()
+    for gate in tl.static_range(GATES):
+        total = parts[gate * SLICES]
+        for i in tl.static_range(1, SLICES):
+            total += parts[gate * SLICES + i]
+        found = found + (total,)
+    return found
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -206,24 +224,26 @@ def ternary_rows_kernel(
 ):  # fmt: skip
     """One program: 8 packed rows times 8 * GROUPS rows; the chunks of `in` go to the warps in turn.
 
-    rows: at least 1.
+    With a gate they are 4 of it, and 4 of `up`. rows: at least 1.
     """
-    END: tl.constexpr = FIRST + SECOND + THIRD
+    GATED: tl.constexpr = EPILOGUE == _RELU2_GATE
+    END: tl.constexpr = FIRST if GATED else FIRST + SECOND + THIRD
+    OWN: tl.constexpr = _PACKED_ROWS.value // 2 if GATED else _PACKED_ROWS.value
     COLUMNS: tl.constexpr = GROUPS * _GROUP
     PASS: tl.constexpr = STEPS * SLICES
     # Only the last step of an only pass may lie beyond `in`; in several passes it may be any.
     FULL: tl.constexpr = IN // (SLICES * _CHUNK) if PASSES == 1 else 0
-    first, first_token = tl.program_id(0) * _PACKED_ROWS, tl.program_id(1) * COLUMNS
-    row = first + tl.arange(0, _PACKED_ROWS)
+    first, first_token = tl.program_id(0) * OWN, tl.program_id(1) * COLUMNS
     tiles = ()
     for step in tl.static_range(STEPS):
-        tile = load_weights(packed_ptr, row, END, step * SLICES, IN, SLICES, step < FULL)
+        tile = load_weights(packed_ptr, first, OWN, END, step * SLICES, IN, SLICES, step < FULL)
         tiles = tiles + (tile,)
-    out = tl.arange(0, 4 * _PACKED_ROWS * COLUMNS)
-    field, row = (out // _PACKED_ROWS) % 4, first + out % _PACKED_ROWS
-    token = first_token + out // (4 * _PACKED_ROWS)
+    out = tl.arange(0, 4 * OWN * COLUMNS)
+    field, row = (out // OWN) % 4, first + out % OWN
+    token = first_token + out // (4 * OWN)
     part, column, size = part_of(row, FIRST, SECOND, THIRD)
     scale = tl.load(scale_ptr + part, mask=row < END, other=0.0)
+    up_scale = tl.load(scale_ptr + 1) if GATED else 0.0
     place = out_ptr + token.to(tl.int64) * (4 * END) + column + field * size
     mask = (row < END) & (token < rows)
     if PDL:
@@ -245,11 +265,10 @@ def ternary_rows_kernel(
             columns = columns + (q,)
         sums = add_products(tiles, ready, columns, sums, STEPS, AHEAD, SLICES, INTERPRETED)
         if PASSES > 1:
-            own = first + tl.arange(0, _PACKED_ROWS)
             tiles = ()
             for step in tl.static_range(STEPS):
                 chunk = (turn + 1) * PASS + step * SLICES
-                tile = load_weights(packed_ptr, own, END, chunk, IN, SLICES, False)
+                tile = load_weights(packed_ptr, first, OWN, END, chunk, IN, SLICES, False)
                 tiles = tiles + (tile,)
     factor = tl.load(factor_ptr + token, mask=token < rows, other=1.0)
     old = tl.load(place, mask=mask, other=0.0) if EPILOGUE == _ADD else 0.0
@@ -257,8 +276,11 @@ def ternary_rows_kernel(
     upper = (tl.arange(0, 2 * _PACKED_ROWS) >= _PACKED_ROWS)[None, :, None]
     low -= tl.where(upper, total << 2, total)
     high -= tl.where(upper, -(total << 6), total << 4)
-    total = over_slices(low, high, SLICES, LEVELS, COLUMNS) >> 2 * field
-    y = tl.div_rn(total.to(tl.float32), factor) * scale
+    sums = over_slices(low, high, OWN, SLICES, LEVELS, COLUMNS)
+    y = tl.div_rn((sums[0] >> 2 * field).to(tl.float32), factor) * scale
+    if GATED:
+        up = tl.div_rn((sums[1] >> 2 * field).to(tl.float32), factor) * up_scale
+        y = gated(y, up)
     if EPILOGUE == _ADD:
         y = old + y
     tl.store(place, y, mask=mask)
@@ -345,8 +367,7 @@ def ternary_rows(
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
     """All compilations that serving `shape` launches: none unless its linears are ternary."""
-    for step, (outs, width, fused) in bitnet_linears(shape).items():
-        epilogue = Epilogue.STORE if fused.gated else fused
+    for step, (outs, width, epilogue) in bitnet_linears(shape).items():
         for rows, dependent in ((8, False), (8, True), (16, False), (16, True)):
             plan = RowsPlan.of(sum(outs) // 4, width, rows)
             yield Variant(

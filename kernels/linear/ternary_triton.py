@@ -42,7 +42,7 @@ from kernels.linear.int8_words_triton import (
 )
 from kernels.linear.ternary_gemm_triton import ternary_gemm
 from kernels.linear.ternary_plan import bitnet_linears, bytes_moved, check_linear, part_constants
-from kernels.linear.ternary_rows_triton import part_of
+from kernels.linear.ternary_rows_triton import gated, part_of
 from kernels.linear.ternary_weights import TernaryWeights
 from kernels.shapes import DecoderShape
 from kernels.variant import Variant
@@ -284,8 +284,7 @@ def ternary_gemv_kernel(
     y = tl.div_rn((sums[0] >> 2 * field).to(tl.float32), factor) * scale
     if GATED:
         up = tl.div_rn((sums[1] >> 2 * field).to(tl.float32), factor) * up_scale
-        y = tl.where(y < 0.0, 0.0, y)
-        y = y * y * up
+        y = gated(y, up)
     if EPILOGUE == _ADD:
         y = old + y
     tl.store(out_ptr + column, y, mask=own)

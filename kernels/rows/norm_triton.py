@@ -94,25 +94,6 @@ def quantise(x, factor):
 
 
 @triton.jit
-def store_int8(
-    tiles, gains, q_ptr, factor_ptr, row, eps,
-    SIZE: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr, INTERPRETED: tl.constexpr,
-):  # fmt: skip
-    """Normalise, quantise and store a row, tiles of `load_row`, with the factor that it took."""
-    words, factor = int8_row(tiles, gains, eps, SIZE, LINES, STEPS, True, INTERPRETED)
-    finite = (factor == factor)[:, None]
-    q_ptr += row * SIZE
-    for step in tl.static_range(STEPS):
-        number = tl.where(finite, words[step], 0)[:, :, None]
-        byte = (number >> 8 * tl.arange(0, _WORD)[None, None, :]).to(tl.int8)
-        element = elements(step, LINES)
-        tl.store(q_ptr + element, tl.reshape(byte, element.shape), mask=element < SIZE)
-    lane = tl.arange(0, LINES)[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :]
-    factor = tl.broadcast_to(factor[:, None], (LINES, _WORDS))
-    tl.store(factor_ptr + row + lane, factor, mask=lane == 0)
-
-
-@triton.jit
 def norm_kernel(
     x_ptr, weight_ptr, out_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr, INTERPRETED: tl.constexpr,
@@ -138,14 +119,24 @@ def norm_int8_kernel(
     SIZE: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
     PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One program: a row."""
+    """One program: a row, normalised and quantised, and the factor that it took."""
     row = tl.program_id(0).to(tl.int64)
     gains = load_row(weight_ptr, SIZE, LINES, STEPS)
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
     tiles = load_row(x_ptr + row * SIZE, SIZE, LINES, STEPS)
-    store_int8(tiles, gains, q_ptr, factor_ptr, row, eps, SIZE, LINES, STEPS, INTERPRETED)
+    words, factor = int8_row(tiles, gains, eps, SIZE, LINES, STEPS, True, INTERPRETED)
+    finite = (factor == factor)[:, None]
+    q_ptr += row * SIZE
+    for step in tl.static_range(STEPS):
+        number = tl.where(finite, words[step], 0)[:, :, None]
+        byte = (number >> 8 * tl.arange(0, _WORD)[None, None, :]).to(tl.int8)
+        element = elements(step, LINES)
+        tl.store(q_ptr + element, tl.reshape(byte, element.shape), mask=element < SIZE)
+    lane = tl.arange(0, LINES)[:, None] * _WORDS + tl.arange(0, _WORDS)[None, :]
+    factor = tl.broadcast_to(factor[:, None], (LINES, _WORDS))
+    tl.store(factor_ptr + row + lane, factor, mask=lane == 0)
 
 
 def rms_norm(
@@ -163,7 +154,7 @@ def rms_norm(
     """
     check_tensor("x", x, torch.float32, None, None)
     rows, size = x.shape
-    check_norm("x", weight, eps, size)
+    _check_norm(weight, eps, size)
     check_tensor("out", out, (torch.float32, torch.bfloat16, torch.float16), rows, size)
     check_same_device(x=x, weight=weight, out=out)
     if rows > 0:
@@ -184,8 +175,9 @@ def rms_norm_int8(
     """
     check_tensor("x", x, torch.float32, None, None)
     rows, size = x.shape
-    check_norm("x", weight, eps, size)
-    check_quantised(q, factor, rows, size)
+    _check_norm(weight, eps, size)
+    check_tensor("q", q, torch.int8, rows, size)
+    check_tensor("factor", factor, torch.float32, rows)
     check_same_device(x=x, weight=weight, out=q, factor=factor)
     if rows > 0:
         dependent, options = dependent_launch(dependent)
@@ -195,19 +187,13 @@ def rms_norm_int8(
         )  # fmt: skip
 
 
-def check_norm(name: str, weight: Tensor, eps: float, size: int) -> None:
-    """Refuse a norm of rows of `size` from `name` that no kernel here takes."""
+def _check_norm(weight: Tensor, eps: float, size: int) -> None:
+    """Refuse a norm of rows of `size` that no kernel here takes."""
     if not 0 < size <= MAX_COLUMNS:
-        raise ValueError(f"{name}: rows of {size}, expected 1 to {MAX_COLUMNS} elements")
+        raise ValueError(f"x: rows of {size}, expected 1 to {MAX_COLUMNS} elements")
     check_tensor("weight", weight, torch.float32, size)
     if not eps > 0.0:
         raise ValueError(f"eps: {eps}, expected a number above 0")
-
-
-def check_quantised(q: Tensor, factor: Tensor, rows: int, size: int) -> None:
-    """Refuse tensors that `rows` quantised rows do not fit."""
-    check_tensor("q", q, torch.int8, rows, size)
-    check_tensor("factor", factor, torch.float32, rows)
 
 
 def plan(size: int) -> dict[str, Any]:
@@ -233,6 +219,7 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
         yield _int8_variant(shape, "hidden", shape.hidden, dependent=dependent)
         if shape.family is Family.BITNET:
             yield _int8_variant(shape, "queries", shape.queries, dependent=dependent)
+            yield _int8_variant(shape, "ffn", shape.ffn, dependent=dependent)
 
 
 def _variant(
@@ -256,25 +243,17 @@ def _variant(
 
 
 def _int8_variant(shape: DecoderShape, what: str, size: int, *, dependent: bool) -> Variant:
-    name = f"{shape.name}.norm {what} int8"
-    return quantised(name, norm_int8_kernel, "x_ptr", size, 5, dependent=dependent)
-
-
-def quantised(
-    name: str, kernel: Any, source: str, size: int, moved: int, *, dependent: bool
-) -> Variant:
-    """Of a norm that quantises what `source` points to; it moves so many bytes an element."""
     rows = 8
-    pointers = dict.fromkeys((source, "weight_ptr", "factor_ptr"), "*fp32") | {"q_ptr": "*i8"}
+    pointers = dict.fromkeys(("x_ptr", "weight_ptr", "factor_ptr"), "*fp32") | {"q_ptr": "*i8"}
     launch = int8_plan(size) | {"PDL": dependent, "INTERPRETED": False}
     warps = launch.pop("num_warps")
     return Variant(
-        name=f"{name} rows={rows}" + " dependent" * dependent,
-        kernel=kernel,
+        name=f"{shape.name}.norm {what} int8 rows={rows}" + " dependent" * dependent,
+        kernel=norm_int8_kernel,
         signature={**pointers, "eps": "fp32"},
         constants=launch,
         divisible=frozenset(pointers),
         num_warps=warps,
         launch_pdl=dependent,
-        bytes_moved=rows * (moved * size + 4) + 4 * size,
+        bytes_moved=rows * (5 * size + 4) + 4 * size,
     )

@@ -26,7 +26,8 @@ def rows_of(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor
 def run(
     q: Tensor, factor: Tensor, weights: TernaryWeights, epilogue: Epilogue = Epilogue.STORE
 ) -> Tensor:
-    out = torch.full((len(q), weights.out_features), 0.5, device=q.device)
+    width = weights.outs[0] if epilogue.gated else weights.out_features
+    out = torch.full((len(q), width), 0.5, device=q.device)
     ternary_gemm(q, factor, weights, out, epilogue=epilogue)
     return out.cpu()
 
@@ -52,6 +53,20 @@ def test_narrow_and_wide_tiles_give_the_same_bits(rows: int, device: torch.devic
     weights = make((4, 8), 132, device)
     x, q, factor = rows_of(rows, 132, device)
     assert torch.equal(run(q, factor, weights), oracle(x, weights))
+
+
+@pytest.mark.parametrize("rows", [1, 9, NARROW_ROWS + 1])
+@pytest.mark.parametrize("out", [4, 20, 68])
+def test_a_gate_has_the_bits_of_the_gemv(out: int, rows: int, device: torch.device) -> None:
+    weights = make((out, out), 132, device)
+    x, q, factor = rows_of(rows, 132, device)
+    found = run(q, factor, weights, Epilogue.RELU2_GATE)
+    gate, up = oracle(x, weights).chunk(2, 1)
+    assert torch.equal(found, gate.relu().square() * up)
+    assert found.any()
+    one = torch.full((1, out), 0.5, device=device)
+    ternary_gemv(x[:1].to(device), weights, one, epilogue=Epilogue.RELU2_GATE)
+    assert torch.equal(one.cpu(), found[:1])
 
 
 def test_it_has_the_bits_of_the_gemv(device: torch.device) -> None:
@@ -84,6 +99,8 @@ def test_a_row_whose_factor_is_nan_gives_nan_and_leaves_the_others(device: torch
     out = run(q, factor, weights)
     assert out[1].isnan().all()
     assert torch.equal(out[::2], oracle(x, weights)[::2])
+    gated = run(q, factor, make((8, 8), 132, device), Epilogue.RELU2_GATE)
+    assert gated.isnan().all(1).tolist() == [False, True, False]
 
 
 def test_it_neither_reads_nor_writes_beyond_its_tensors(device: torch.device) -> None:
@@ -120,6 +137,6 @@ def test_a_wrong_argument_is_refused_by_name(device: torch.device) -> None:
             "out": torch.zeros(2, 16, device=device),
         },
         (ValueError, "q on", {"factor": torch.ones(2, device="meta")}),
-        (ValueError, "epilogue: RELU2_GATE", {"epilogue": Epilogue.RELU2_GATE}),
+        (ValueError, "out: ", {"epilogue": Epilogue.RELU2_GATE}),
         (ValueError, "epilogue: SWIGLU", {"epilogue": Epilogue.SWIGLU}),
     )
