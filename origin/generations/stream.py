@@ -10,7 +10,7 @@ import asyncio
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import sub
@@ -383,15 +383,13 @@ def _cannot_continue(recipe: Recipe, ready: Ready, history: History) -> str | No
     if ready.kind == TEXT:
         return None
     # The same engine has the same vocabulary, which is not held against a million ids again.
-    if recipe.fingerprint != ready.fingerprint and max(_ids(recipe, history)) >= ready.vocab:
-        return f"{ready.model!r} has another vocabulary now"
+    if recipe.fingerprint != ready.fingerprint:
+        ids = chain(recipe.prompt_ids, (id_ & ID_BITS for id_ in history.ids))
+        if max(ids) >= ready.vocab:
+            return f"{ready.model!r} has another vocabulary now"
     if len(recipe.prompt_ids) >= ready.context:
         return f"{ready.model!r} has a shorter context now"
     return None
-
-
-def _ids(recipe: Recipe, history: History) -> Iterator[int]:
-    return chain(recipe.prompt_ids, (id_ & ID_BITS for id_ in history.ids))
 
 
 def _inexact(recipe: Recipe, ready: Ready, history: History) -> list[Notice]:

@@ -92,6 +92,7 @@ class LivePages:
             if text:
                 found = [one for one in found if self._sorts[name](one) == text]
         found.sort(key=self._sorts[sort], reverse=falls)
+        lately = [one for one in self._runs.table.ended if one.progress.revision > since]
         return {
             "now_ms": self._unix_ms(self._runs.clock()),
             "live": len(live),
@@ -104,7 +105,7 @@ class LivePages:
                 else {"id": stream.id.hex(), sort: self._row(stream)[sort]}
                 for stream in found[offset : offset + limit]
             ],
-            "ended": [self._ended(one) for one in self._ended_since(since)],
+            "ended": [self._ended(one) for one in lately[: -MAX_TOLD_ENDED - 1 : -1]],
             "cursor": f"{self._incarnation}.{self._runs.table.revision}",
         }
 
@@ -139,11 +140,6 @@ class LivePages:
             if incarnation == self._incarnation and revision.isascii() and revision.isdecimal():
                 return int(revision)
         return -1
-
-    def _ended_since(self, since: int) -> list[EndedStream]:
-        """The latest first."""
-        lately = [one for one in self._runs.table.ended if one.progress.revision > since]
-        return lately[: -MAX_TOLD_ENDED - 1 : -1]
 
     def _row(self, stream: GeneratedStream) -> Document:
         recipe, progress = stream.recipe, stream.progress
@@ -201,7 +197,9 @@ def encoded(document: Document) -> bytes:
 async def stored_document(ledger: Ledger, info: StreamInfo) -> Document:
     """Without what was said to the model, and what it said."""
     recipe = Recipe.model_validate_json(info.recipe)
-    record = await _end(ledger, info)
+    record = None
+    if info.ended:
+        [*_, record] = await ledger.read(info.stream, info.next_index - 1, 1)
     end = None if record is None else decode(record.frame)[1]
     life = None if record is None else StreamLife.of(record)
     return {
@@ -246,13 +244,6 @@ def _settings(recipe: Recipe) -> Document:
     told["stop"] = len(recipe.stop)
     told["tools"] = None if recipe.tools is None else recipe.tools.choice
     return told
-
-
-async def _end(ledger: Ledger, info: StreamInfo) -> Record | None:
-    if not info.ended:
-        return None
-    [*_, record] = await ledger.read(info.stream, info.next_index - 1, 1)
-    return record
 
 
 def frame_row(record: Record, index: int, at_ms: int | None, *, text: bool) -> Document:

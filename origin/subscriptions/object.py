@@ -213,18 +213,15 @@ class Subscription(DurableObject):
             self._take_updates()
             if self._state is state:
                 for path in tails.keys() - self._updated:  # of the others we have heard later
-                    self._found(state, path, tails[path])
+                    if (tail := tails[path]) is None:
+                        state.links.gone(path)
+                    else:
+                        state.see(path, tail)
                 state.wake_if_needed()
                 state.arm()  # its alarm may have rung while subscriptions were off
         finally:
             self._updated = None
         return answer(204)
-
-    def _found(self, state: SubscriptionState, path: str, tail: str | None) -> None:
-        if tail is None:
-            state.links.gone(path)
-        else:
-            state.see(path, tail)
 
     # ---- the subscription itself ----
 

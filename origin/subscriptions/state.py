@@ -14,13 +14,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
+from pydantic import TypeAdapter
+
 from ledger.errors import CallerError, Conflict, Unauthorized
 from ledger.objects.object import ObjectContext, ObjectRequest
 from ledger.objects.storage import ObjectStorage
 from origin.streams.page import BEGINNING, START, parse_offset
 from origin.subscriptions.index import Update, base64url
 from origin.subscriptions.request import AckBody, CreateBody, HolderBody, parse
-from origin.subscriptions.subscription import Glob, Phase, WakeEvent, WakeState, after
+from origin.subscriptions.subscription import (
+    STORED_WAKE,
+    Glob,
+    Phase,
+    WakeEvent,
+    WakeState,
+    after,
+)
 
 LINK = "link/"
 """Names of values: what follows is a hash, for a stream's name can be longer than theirs."""
@@ -213,13 +222,9 @@ class Config:
     def is_webhook(self) -> bool:
         return self.webhook_url is not None
 
-    def pack(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
 
-    @classmethod
-    def unpack(cls, value: bytes) -> Config:
-        fields = json.loads(value)
-        return cls(**fields | {"streams": tuple(fields["streams"])})
+STORED_CONFIG = TypeAdapter(Config)
+"""To and from the JSON that is stored."""
 
 
 class SubscriptionState:
@@ -237,16 +242,16 @@ class SubscriptionState:
         values = await context.storage.get_many([CONFIG, STANDING])
         if CONFIG not in values:
             return None
-        config = Config.unpack(values[CONFIG])
-        state = cls(context, config, WakeState.unpack(values[STANDING]))
+        config = STORED_CONFIG.validate_json(values[CONFIG])
+        state = cls(context, config, STORED_WAKE.validate_json(values[STANDING]))
         await state.links.load()
         return state
 
     @classmethod
     def create(cls, context: ObjectContext, config: Config) -> SubscriptionState:
         state = cls(context, config, WakeState())
-        context.storage.put(CONFIG, config.pack())
-        context.storage.put(STANDING, state.standing.pack())
+        context.storage.put(CONFIG, STORED_CONFIG.dump_json(config))
+        context.storage.put(STANDING, STORED_WAKE.dump_json(state.standing))
         return state
 
     def entry(self) -> bytes:
@@ -273,7 +278,7 @@ class SubscriptionState:
         if standing == self.standing:
             return
         self.standing = standing
-        self._context.storage.put(STANDING, standing.pack())
+        self._context.storage.put(STANDING, STORED_WAKE.dump_json(standing))
         self.arm()
 
     def arm(self) -> None:

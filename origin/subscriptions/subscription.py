@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 from urllib.parse import unquote
+
+from pydantic import TypeAdapter
 
 from ledger.errors import Conflict
 
@@ -210,13 +212,9 @@ class WakeState:
         times = [at for at in (self.lease_until_ms, self.notify_at_ms) if at is not None]
         return min(times, default=None)
 
-    def pack(self) -> bytes:
-        return json.dumps(asdict(self) | {"phase": self.phase.value}).encode()
 
-    @classmethod
-    def unpack(cls, value: bytes) -> WakeState:
-        fields = json.loads(value)
-        return cls(**fields | {"phase": Phase(fields["phase"])})
+STORED_WAKE = TypeAdapter(WakeState)
+"""To and from the JSON that is stored."""
 
 
 def after(

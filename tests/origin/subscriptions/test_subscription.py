@@ -13,6 +13,7 @@ from origin.subscriptions.subscription import (
     FIRST_RETRY_MS,
     JITTER,
     MAX_RETRY_MS,
+    STORED_WAKE,
     TABLE,
     Phase,
     WakeEvent,
@@ -87,4 +88,4 @@ def test_retries_come_later_and_later_up_to_a_limit(failures: int, drawn: bytes)
 
 @pytest.mark.parametrize("standing", list(STANDINGS.values()))
 def test_a_standing_is_the_same_after_a_restart(standing: WakeState) -> None:
-    assert WakeState.unpack(standing.pack()) == standing
+    assert STORED_WAKE.validate_json(STORED_WAKE.dump_json(standing)) == standing
