@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -245,21 +246,11 @@ def history_place(config: LedgerConfig, data: Path) -> str:
 
 def recorder_of(config: LedgerConfig, data: Path, registry: CollectorRegistry) -> HistoryRecorder:
     """What records for an origin whose folder is `data`; nothing is opened before it runs."""
-
     place = history_place(config, data)
-
-    async def opening() -> HistoryStore:
-        if config.url is not None:
-            from origin.history.postgres_tables import PostgresHistory  # needs the extra postgres
-
-            return await PostgresHistory.open(place)
-        return await SqliteHistory.open(Path(place), now_ms())
-
-    keeping = Keeping(round(config.history_days * DAY_MS), config.history_requests)
     return HistoryRecorder(
-        opening if config.history_days else None,
+        partial(reading, place, writes=True) if config.history_days else None,
         config.owner or socket.gethostname(),
-        keeping,
+        Keeping(round(config.history_days * DAY_MS), config.history_requests),
         now_ms,
         registry,
         place=place,
@@ -267,10 +258,11 @@ def recorder_of(config: LedgerConfig, data: Path, registry: CollectorRegistry) -
     )
 
 
-async def reading(place: str) -> HistoryStore:
-    """The history at a place, in whichever process, beside whoever writes it."""
+async def reading(place: str, *, writes: bool = False) -> HistoryStore:
+    """The history at a place, in whichever process; to be read beside whoever `writes` it."""
     if place.startswith(URL_SCHEMES):
         from origin.history.postgres_tables import PostgresHistory  # needs the extra postgres
 
-        return await PostgresHistory.open(place, make=False)
-    return await SqliteHistory.read(Path(place))
+        return await PostgresHistory.open(place, make=writes)
+    path = Path(place)
+    return await (SqliteHistory.open(path, now_ms()) if writes else SqliteHistory.read(path))
