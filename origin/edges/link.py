@@ -299,19 +299,15 @@ class EdgeLink(asyncio.Protocol):
         try:
             corr, frame = LINK_CODEC.decode(raw)
         except FrameError as error:
-            self._answer_bad_frame(raw, error)
+            # A bad payload costs its own stream only: the framing around it is sound.
+            if (corr := int.from_bytes(raw[5:9], "little")) == 0:
+                raise
+            self._fail(corr, error)
             return
         try:
             self._dispatch(corr, frame)
         except Overloaded as error:
             self.send(encode(error_frame(error), corr))
-
-    def _answer_bad_frame(self, raw: bytes, error: FrameError) -> None:
-        """A bad payload costs its own stream only: the framing around it is sound."""
-        corr = int.from_bytes(raw[5:9], "little")
-        if corr == 0:
-            raise error
-        self._fail(corr, error)
 
     def _dispatch(self, corr: int, frame: Frame) -> None:
         match frame:

@@ -247,7 +247,10 @@ class Service:
         info, _ = await self._allowed(request, Right.CANCEL)
         info = await self.end(info)
         if request.forget:
-            await self._forget(info)
+            if not info.ended:
+                raise Unavailable("the stream has not ended yet", hint="ask again")
+            with suppress(NotFound):  # somebody else, or retention, was quicker
+                await self.ledger.delete(info.stream)
         return status(info)
 
     async def end(self, info: StreamInfo) -> StreamInfo:
@@ -257,17 +260,14 @@ class Service:
             self.ledger.watch(info.stream, changed.set)
             try:
                 await self.runs.cancel(info.stream)
-                info = await self._ended(info, changed)
+                with suppress(TimeoutError):  # the answer says that it is still running
+                    async with asyncio.timeout(CANCEL_PATIENCE_S):
+                        while not (info := await self.ledger.info(info.stream)).ended:
+                            changed.clear()
+                            await changed.wait()
             finally:
                 self.ledger.unwatch(info.stream, changed.set)
         return info
-
-    async def _forget(self, info: StreamInfo) -> None:
-        """Delete what is stored of an ended stream."""
-        if not info.ended:
-            raise Unavailable("the stream has not ended yet", hint="ask again")
-        with suppress(NotFound):  # somebody else, or retention, was quicker
-            await self.ledger.delete(info.stream)
 
     async def steer(self, request: Steer) -> Status:
         """Have a stream go on with a text; answered when that is durable in its log."""
@@ -316,14 +316,6 @@ class Service:
         info = await generation(self.ledger, request.stream)
         tenant = _tenant(info)
         return info, rights_on(request.stream, tenant, request.caller, voucher, right)
-
-    async def _ended(self, info: StreamInfo, changed: asyncio.Event) -> StreamInfo:
-        with suppress(TimeoutError):  # the answer says that it is still running
-            async with asyncio.timeout(CANCEL_PATIENCE_S):
-                while not (info := await self.ledger.info(info.stream)).ended:
-                    changed.clear()
-                    await changed.wait()
-        return info
 
     async def call(self, call: Call) -> ObjectResponse:
         """Hand a request to its object, if the caller may read what that shows."""

@@ -150,7 +150,9 @@ class StreamReader:
             nonlocal frames
             tip = await self.tip()
             room = min(tip.index + tip.closed - index, limit)
-            frames = await self._numbered(index, room) if room > 0 else []
+            frames = await self._frames(index, room) if room > 0 else []
+            if self._parts:
+                frames = [renumbered(raw, at) for at, raw in enumerate(frames, index)]
             return bool(frames)
 
         if not await ready():
@@ -181,12 +183,6 @@ class StreamReader:
         if not frames:
             raise NotFound("the stream was deleted")
         return frames
-
-    async def _numbered(self, index: int, limit: int) -> list[bytes]:
-        frames = await self._frames(index, limit)
-        if not self._parts:
-            return frames
-        return [renumbered(raw, at) for at, raw in enumerate(frames, index)]
 
     async def _until(self, ready: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
         """Ask `ready` now and after each release, until it says so or the time is over."""
