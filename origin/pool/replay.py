@@ -44,7 +44,7 @@ class PoolReplay:
         self.advance(at)
         self._count += 1
         orders = self.pool.arrive(model, self._count, self.now)
-        if self.pool.is_ready(model):
+        if self.pool.of(model).is_ready:
             self._at(self.now + service_s, _END, self._count)
         else:
             self._waiting.setdefault(model, []).append((self._count, service_s))

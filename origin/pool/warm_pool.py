@@ -92,7 +92,7 @@ class WarmPool:
 
         One that has `begun` is a stream already: a model that drains takes it, too.
         """
-        kept = self._of(model)
+        kept = self.of(model)
         idle = not kept.visits
         self._visits[request] = visit = Visit(model, now, kept.tier)
         if self.beside is not None:
@@ -145,13 +145,13 @@ class WarmPool:
 
     def stage(self, model: str, stage_tier: Tier, now: float) -> None:
         """A model that is loading has come so far."""
-        kept = self._of(model)
+        kept = self.of(model)
         if kept.residence is Residence.LOADING and stage_tier > kept.tier:
             self._reach(kept, stage_tier, now, "loading")
 
     def loaded(self, model: str, now: float) -> list[PoolOrder]:
         """It may be asked; whoever waited is taken now."""
-        kept = self._of(model)
+        kept = self.of(model)
         was_loading = kept.residence is Residence.LOADING
         kept.residence = follow(kept.residence, PoolEvent.LOADED)
         if not was_loading:
@@ -174,7 +174,7 @@ class WarmPool:
 
     def lost(self, model: str, now: float) -> None:
         """Its last worker died, and another one is being started: it is loading again."""
-        kept = self._of(model)
+        kept = self.of(model)
         before = kept.residence
         kept.residence = follow(before, PoolEvent.LOST)
         if before in (Residence.READY, Residence.DRAINING):
@@ -184,7 +184,7 @@ class WarmPool:
 
     def given_up(self, model: str, now: float, reason: str) -> list[PoolOrder]:
         """None of its workers can be started; who waits for it is told by the caller."""
-        kept = self._of(model)
+        kept = self.of(model)
         was_queued = kept.residence is Residence.QUEUED
         kept.residence = follow(kept.residence, PoolEvent.GIVEN_UP)
         kept.keep_until_s, kept.prewarm_at_s = now, inf
@@ -196,7 +196,7 @@ class WarmPool:
 
     def gone(self, model: str, now: float) -> list[PoolOrder]:
         """Its workers have ended; its files are in the page cache, and its room is free."""
-        kept = self._of(model)
+        kept = self.of(model)
         kept.residence = follow(kept.residence, PoolEvent.GONE)
         self._reach(kept, Tier.HOST, now, kept.reason)
         if kept.residence is Residence.QUEUED:
@@ -205,7 +205,7 @@ class WarmPool:
 
     def hint(self, model: str, hint: Hint, now: float) -> list[PoolOrder]:
         """It may soon be asked for: load it ahead, where that pays and nobody else has to go."""
-        kept = self._of(model)
+        kept = self.of(model)
         if kept.visits:
             return []
         record = kept.hints.setdefault(hint, HintRecord())
@@ -236,7 +236,7 @@ class WarmPool:
         Raises ConfigError where beside what is pinned there would not be room for each of the
         others, one at a time.
         """
-        kept = self._of(model)
+        kept = self.of(model)
         device, near = kept.member.device, self._on(kept.member.device)
         cap = self._caps.get(device, inf)
         taken = sum(one.member.size for one in near if one.is_pinned or one is kept)
@@ -291,30 +291,21 @@ class WarmPool:
 
     # ---- what is known ----
 
-    def is_ready(self, model: str) -> bool:
-        return self._of(model).is_ready
-
-    def residence(self, model: str) -> Residence:
-        return self._of(model).residence
-
-    def tier(self, model: str) -> Tier:
-        return self._of(model).tier
-
-    def visits(self, model: str) -> int:
-        """Requests for it that are not over."""
-        return self._of(model).visits
+    def of(self, model: str) -> KeptModel:
+        """One model as it is: always the same object."""
+        kept = self._models.get(model)
+        if kept is None:
+            hint = f"this pool has {', '.join(self._models)}"
+            raise CallerError(f"no model is called {model!r}", field="model", hint=hint)
+        return kept
 
     def expected_s(self, model: str, now: float) -> float:
         """Until it may be asked, if what was measured of its loads holds."""
-        kept = self._of(model)
+        kept = self.of(model)
         if kept.is_ready:
             return 0.0
         begun_s = now - kept.loading_s if kept.residence is Residence.LOADING else 0.0
         return max(kept.load_s - begun_s, 0.0)
-
-    def price_s(self, model: str) -> float:
-        """What a load of it takes, as was measured of late."""
-        return self._of(model).load_s
 
     def states(self) -> Collection[KeptModel]:
         return self._models.values()
@@ -522,10 +513,3 @@ class WarmPool:
             times = (kept.keep_until_s, *(ahead if kept.prewarm_at_s != inf else ()))
         decided = (kept.name, now, kept.policy.name, choice, reason, features)
         self._keep(PoolDecision(*decided, *times))
-
-    def _of(self, model: str) -> KeptModel:
-        kept = self._models.get(model)
-        if kept is None:
-            hint = f"this pool has {', '.join(self._models)}"
-            raise CallerError(f"no model is called {model!r}", field="model", hint=hint)
-        return kept

@@ -103,9 +103,9 @@ class ModelKeeper:
         for model in models:
             metrics.serve_model(
                 model.name,
-                tier=partial(self.pool.tier, model.name),
+                tier=partial(getattr, self.pool.of(model.name), "tier"),
                 circuit=partial(_circuit_state, model),
-                streams=partial(self.pool.visits, model.name),
+                streams=partial(getattr, self.pool.of(model.name), "visits"),
             )
             if (found := known.find(model.name)) is not None:
                 model.ready = found.ready
@@ -166,10 +166,10 @@ class ModelKeeper:
         loop = asyncio.get_running_loop()
         begun, has_waited = loop.time(), False
         deadline = begun + self.wait_s
-        while not self.pool.is_ready(model.name):
+        while not self.pool.of(model.name).is_ready:
             self._check_circuit(model)
             left_s, expected_s = deadline - loop.time(), self.expected_s(model.name)
-            if self.pool.residence(model.name) is Residence.LOADING:
+            if self.pool.of(model.name).residence is Residence.LOADING:
                 # Of one that was never loaded it is a guess, which refuses nobody.
                 if left_s <= 0 or (model.ready is not None and expected_s > left_s):
                     raise self._too_late(model, expected_s)
@@ -189,7 +189,7 @@ class ModelKeeper:
 
     def _too_late(self, model: ServedModel, expected_s: float) -> Unavailable:
         after_ms = round(max(expected_s, LEAST_RETRY_S) * 1000)
-        is_coming = self.pool.residence(model.name) is Residence.LOADING
+        is_coming = self.pool.of(model.name).residence is Residence.LOADING
         why = "is being loaded" if is_coming else "waits for room among the others"
         return Unavailable(
             f"{model.name!r} {why}",
@@ -212,7 +212,7 @@ class ModelKeeper:
     def reached(self, model: ServedModel, stage: str) -> None:
         """Its loading has come to that stage."""
         tier = STAGE_TIERS.get(stage)
-        if tier is not None and self.pool.residence(model.name) is Residence.LOADING:
+        if tier is not None and self.pool.of(model.name).residence is Residence.LOADING:
             self.pool.stage(model.name, tier, self._clock())
 
     def loaded(self, model: ServedModel, slot: WorkerSlot) -> None:
@@ -220,12 +220,12 @@ class ModelKeeper:
         if model.ready is not None and slot.start is not None:
             took_s = slot.start.ready_s - slot.start.asked_s
             self._known.learn(model.name, KnownModel(model.ready, took_s))
-        if self.pool.residence(model.name) in (Residence.LOADING, Residence.READY):
+        if self.pool.of(model.name).residence in (Residence.LOADING, Residence.READY):
             self._do(self.pool.loaded(model.name, self._clock()))
 
     def lost(self, model: ServedModel) -> None:
         """A worker of it died; another one is started unless its circuit is open."""
-        residence = self.pool.residence(model.name)
+        residence = self.pool.of(model.name).residence
         if not model.up and residence in (Residence.LOADING, Residence.READY):
             self.pool.lost(model.name, self._clock())
         self._give_up()
@@ -233,7 +233,7 @@ class ModelKeeper:
 
     def rested(self, model: ServedModel) -> None:
         """A slot of it is at rest; once all are, its room is free."""
-        is_going = self.pool.residence(model.name) in ABOUT_TO_GO
+        is_going = self.pool.of(model.name).residence in ABOUT_TO_GO
         if is_going and all(slot.is_resting for slot in model.slots):
             self._do(self.pool.gone(model.name, self._clock()))
 
@@ -247,7 +247,7 @@ class ModelKeeper:
             for stream in streams
             if stream.asked_s is not None and not stream.started
             if self._models.serves(stream.recipe.model)
-            if not self.pool.is_ready(stream.recipe.model)
+            if not self.pool.of(stream.recipe.model).is_ready
             if now - stream.asked_s > self.wait_s
             or _never_starts(self._models.find(stream.recipe.model))
         ]
@@ -260,9 +260,9 @@ class ModelKeeper:
     def _give_up(self) -> None:
         """Give up models whose workers die again and again, and that nobody has a stream of."""
         for model in self._models:
-            is_loading = self.pool.residence(model.name) is Residence.LOADING
+            is_loading = self.pool.of(model.name).residence is Residence.LOADING
             is_hopeless = not model.up and model.circuit.state is CircuitState.OPEN
-            if is_loading and is_hopeless and not self.pool.visits(model.name):
+            if is_loading and is_hopeless and not self.pool.of(model.name).visits:
                 reason = model.circuit.reason
                 self._do(self.pool.given_up(model.name, self._clock(), reason))
 
@@ -310,8 +310,8 @@ class ModelKeeper:
 
     def _tier(self, model: str) -> Tier:
         """As a new request finds it: one that drains has to be loaded again for that."""
-        is_draining = self.pool.residence(model) is Residence.DRAINING
-        return Tier.HOST if is_draining else self.pool.tier(model)
+        is_draining = self.pool.of(model).residence is Residence.DRAINING
+        return Tier.HOST if is_draining else self.pool.of(model).tier
 
     def tiers(self) -> tuple[ModelTier, ...]:
         """As edges are told."""

@@ -96,7 +96,8 @@ class LivePool:
         pins = {one.name: one.is_pinned for one in self.pool.states()}
         members = [replace(one, is_pinned=pins[one.name]) for one in self._members]
         beside = self._pool_of(members, policy, self._keep_of_shadow)
-        replay = PoolReplay(beside, self.pool.price_s, lambda model: self._leave_s)
+        pool = self.pool
+        replay = PoolReplay(beside, lambda one: pool.of(one).load_s, lambda one: self._leave_s)
         running = ShadowPool(replay, now)
         self.pool.beside = running
         self._shadow = name, now, running, PoolCounts.of(self.pool)

@@ -71,7 +71,7 @@ class PoolOfThree(RuleBasedStateMachine):
         self.now += after
         self.count += 1
         self.open[self.count] = model
-        if self.pool.is_ready(model):
+        if self.pool.of(model).is_ready:
             self.taken.add(self.count)
         self.carry_out(self.pool.arrive(model, self.count, self.now))
 
@@ -203,8 +203,8 @@ def test_every_step_of_a_model_is_told_with_its_reason_and_what_it_took() -> Non
     assert pool.arrive("a", 1, 10.0) == [PoolOrder("a", True, "a request waits for it")]
     assert pool.expected_s("a", 12.0) == 8.0
     pool.stage("a", Tier.HOST, 11.0)
-    assert not pool.is_ready("a")
-    assert pool.loaded("a", 14.0) == [] and pool.is_ready("a")
+    assert not pool.of("a").is_ready
+    assert pool.loaded("a", 14.0) == [] and pool.of("a").is_ready
     assert pool.end(1, 20.0) == [] and pool.wake_at(20.0) == 80.0
     (order,) = pool.tick(80.0)
     assert not order.load and "its time is over" in order.reason
@@ -252,7 +252,7 @@ def test_one_that_waits_while_two_stay_busy_has_its_turn_when_the_older_of_them_
         pool.loaded(model, at)
     pool.arrive("c", 3, 3.0)
     assert pool.wake_at(3.0) == 3.0 + TURN_S
-    assert pool.tick(17.9) == [] and pool.is_ready("a")
+    assert pool.tick(17.9) == [] and pool.of("a").is_ready
     assert pool.tick(18.0) == [] and residence(pool, "a") is Residence.DRAINING
     assert residence(pool, "b") is Residence.READY and pool.wake_at(18.0) == inf
     drain = kept[-1]
@@ -267,7 +267,7 @@ def test_one_that_waits_while_two_stay_busy_has_its_turn_when_the_older_of_them_
     pool.loaded("c", 23.0)
     # Who waits for a in its turn has b drain, which has been ready for longer than c.
     pool.tick(37.0)
-    assert residence(pool, "b") is Residence.DRAINING and pool.is_ready("c")
+    assert residence(pool, "b") is Residence.DRAINING and pool.of("c").is_ready
 
 
 def test_three_models_that_are_always_asked_take_turns_in_room_for_two() -> None:

@@ -187,8 +187,8 @@ async def test_a_load_that_takes_longer_than_one_waits_is_refused_at_once(tmp_pa
         async with troupe.keeper.loading(one, A):
             pass
     assert (refused.value.code, refused.value.retry_after_ms or 0) >= ("loading", 3000)
-    assert troupe.pool.residence("one") is Residence.LOADING  # who asks again finds it
-    assert troupe.pool.visits("one") == 0
+    assert troupe.pool.of("one").residence is Residence.LOADING  # who asks again finds it
+    assert troupe.pool.of("one").visits == 0
 
 
 async def test_a_model_whose_workers_die_makes_room_and_is_tried_when_it_is_time(
@@ -201,7 +201,7 @@ async def test_a_model_whose_workers_die_makes_room_and_is_tried_when_it_is_time
         one.circuit.died(0, 1e12, was_ready=False)
         one.fate = "out of memory"
         troupe.keeper.lost(one)
-    assert troupe.pool.residence("one") is Residence.LEAVING
+    assert troupe.pool.of("one").residence is Residence.LEAVING
     troupe.keeper.arrive("two", B)
     troupe.leave(one)
     troupe.load(two)

@@ -48,7 +48,7 @@ class Played:
             self.player.request(NAMES[nth % 3], one, float(rng.exponential(5.0)))
 
     def residence(self, model: str) -> Residence:
-        return self.live.pool.residence(model)
+        return self.live.pool.of(model).residence
 
 
 async def test_a_shadow_predicts_what_its_policy_comes_to_when_it_is_applied() -> None:
