@@ -55,8 +55,9 @@ class Http1:
     def receive(self, data: bytes) -> None:
         if self._closed:
             return  # lingering
-        if not self.is_whole:
-            self._feed(data)
+        if self._h11 is not None and self._incoming is not None and not self.is_whole:
+            if (read := self._read(self._h11, self._incoming, data)) is not None:
+                self._incoming.came(*read)
         else:
             if not (self._buffer or self._incoming):
                 self._deadline.set(self._shared.config.header_timeout_s)
@@ -143,14 +144,11 @@ class Http1:
         outlet = Http1Outlet(self, self._wire, self._shared.turn, connection, request.method)
         taken, server = self._taken, self._wire.server
         incoming = self._incoming = Incoming(self._shared, request, outlet, server, taken)
-        if isinstance(connection.next_event(), h11.EndOfMessage):
-            incoming.begin(ended=True)
+        begun, self._buffer = bytes(self._buffer), bytearray()
+        if (read := self._read(connection, incoming, begun)) is None:
             return
-        incoming.begin(ended=False)
-        if self._buffer:
-            begun, self._buffer = bytes(self._buffer), bytearray()
-            self._feed(begun)
-        elif connection.they_are_waiting_for_100_continue:
+        incoming.begin(*read)
+        if connection.they_are_waiting_for_100_continue:
             answer = connection.send(h11.InformationalResponse(status_code=100, headers=[]))
             self._wire.write(answer or b"")
 
@@ -190,22 +188,25 @@ class Http1:
         """Whether no more of the request under way is to come."""
         return self._h11 is None or self._h11.their_state is not h11.SEND_BODY
 
-    def _feed(self, data: bytes) -> None:
-        """What has come of the request's body, and behind it."""
-        connection, incoming, parts = self._h11, self._incoming, list[bytes]()
-        assert connection is not None and incoming is not None
-        connection.receive_data(data)
+    def _read(
+        self, connection: h11.Connection, incoming: Incoming, data: bytes
+    ) -> tuple[bytes, bool] | None:
+        """What has come of the request's body, and whether that was its end; what is behind it is
+        kept. None where it is no body, which is the end of the connection."""
+        parts = list[bytes]()
         try:
+            if data:
+                connection.receive_data(data)
             while isinstance(event := connection.next_event(), h11.Data):
                 parts.append(event.data)
         except h11.RemoteProtocolError as error:
             self._break_off(incoming, refusal(error.error_status_hint))
-            return
+            return None
         if ended := isinstance(event, h11.EndOfMessage):
             self._buffer += connection.trailing_data[0]
         piece = b"".join(parts)
         self._untaken += len(piece)
-        incoming.came(piece, ended)
+        return piece, ended
 
     def _taken(self, size: int) -> None:
         self._untaken -= size
