@@ -155,7 +155,7 @@ def edge(
 
     flags, deployment = _said(context, EdgeConfig), None
     if wrangler is not None:
-        from tailrace.wrangler import load, settings_of
+        from tailrace.config_file import load, settings_of
 
         reading = load(wrangler, env)
         settings, deployment = settings_of(reading, **flags), reading.deployment
@@ -314,7 +314,7 @@ def config_check(
         raise ConfigError("give FILE or --config FILE, not both")
     _check_wrangler(wrangler, env, file or config)
     if wrangler is not None:
-        from tailrace.wrangler import load, report_on, settings_of
+        from tailrace.config_file import load, report_on, settings_of
 
         reading = load(wrangler, env)
         typer.echo(report_on(reading, as_json=as_json))

@@ -12,7 +12,7 @@ import pytest
 
 from edge.config import EdgeConfig
 from ledger.errors import ConfigError
-from tailrace.wrangler import load, settings_of
+from tailrace.config_file import load, settings_of
 
 FILE = """\
 { // a Worker of ours
