@@ -111,7 +111,8 @@ class UiEvents(Encoder):
         """Nearly all that is told."""
         if not text:
             return b""
-        return f'data: {{"type":"text-delta","id":"{part}","delta":{_quoted(text)}}}\n\n'.encode()
+        quoted = encode_basestring(text)
+        return f'data: {{"type":"text-delta","id":"{part}","delta":{quoted}}}\n\n'.encode()
 
     def _added(self, frame: Frame) -> list[Fields]:
         match frame:
@@ -199,9 +200,6 @@ def _ended(end: StreamEnd) -> list[Fields]:
 
 def _events(told: Iterable[Fields]) -> bytes:
     return b"".join(map(data_event, told))
-
-
-_quoted = encode_basestring
 
 
 EXAMPLE = (

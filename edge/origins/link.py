@@ -131,10 +131,8 @@ class Link:
         `only` is the address of the one origin that is asked, whatever becomes of it.
         """
         if tag_of(raw) in (Credit.tag, Detach.tag):
-            for origin in self.origins:
-                if origin.relay.has(sink, corr_of(raw)):
-                    origin.relay.submit(sink, raw)
-                    break
+            # With none, the stream has closed while this was on its way.
+            any(origin.relay.submit(sink, raw) for origin in self.origins)
             self._flush()
             return
         refusal = self._refusal()

@@ -382,17 +382,16 @@ class Relay:
 
     # ---- what clients do ----
 
-    def has(self, sink: Sink, client_corr: int) -> bool:
-        """Whether this client's corr rides on this link."""
-        return client_corr in self._by_client.get(sink, ())
-
-    def submit(self, sink: Sink, raw: bytes) -> None:
-        """A raw Credit or Detach under the client's corr."""
+    def submit(self, sink: Sink, raw: bytes) -> bool:
+        """Take a raw Credit or Detach, if the client's corr rides on this link; whether it does."""
         route = self._by_client.get(sink, {}).get(corr_of(raw))
+        if route is None:
+            return False
         if tag_of(raw) == Credit.tag:
             self._submit_credit(route, raw)
         else:
             self._detach(route)
+        return True
 
     def adopt(self, route: Route) -> None:
         """Ask this origin for a request: a new one, or one that another origin had."""
@@ -416,9 +415,7 @@ class Relay:
         """What waits for this origin to come back."""
         return [] if self.state is LinkState.UP else list(self._routes.values())
 
-    def _submit_credit(self, route: Route | None, raw: bytes) -> None:
-        if route is None:
-            return  # the stream has closed while the credit was on its way
+    def _submit_credit(self, route: Route, raw: bytes) -> None:
         _, credit = decode(raw)
         assert isinstance(credit, Credit)
         route.limit, route.credited = max(route.limit, credit.limit), True
@@ -427,9 +424,7 @@ class Relay:
         if self.state is LinkState.UP:
             self._to_send.append(credit_on_link(route))
 
-    def _detach(self, route: Route | None) -> None:
-        if route is None:
-            return
+    def _detach(self, route: Route) -> None:
         self._drop(route)
         if self.state is LinkState.UP:
             self._to_send.append(encode(Detach(), route.link_corr))

@@ -12,14 +12,13 @@ import re
 import h11
 
 from edge.access.middleware import TOKEN_QUERY
-from edge.errors import error_response, refusal, too_slow
+from edge.errors import refusal, too_slow
 from edge.server.deadlines import Deadline
 from edge.server.http2 import Http2
 from edge.server.incoming import KEEP_ALIVE_TIMEOUT_S, MAX_WAITING_BYTES, Incoming, Shared
 from edge.server.outlet import Headers, Request, Speaker, Turn, Wire
 from edge.server.routes import head_of
 from edge.server.websocket import SESSION_PATH, WebSocket, accepts
-from edge.telemetry.exchange import id_field
 from ledger.errors import TailraceError
 
 MAX_HEAD_BYTES = 16 << 10
@@ -222,7 +221,7 @@ class Http1:
 
     def headers(self) -> Headers:
         """Those of an answer that begins now; one before the request is whole is the last."""
-        is_last = self._shared.connections.draining or not self.is_whole
+        is_last = self._shared.connections.draining or self._closed or not self.is_whole
         return [*self._shared.headers(), CLOSE] if is_last else self._shared.headers()
 
     def ended(self, closes: bool) -> None:
@@ -256,10 +255,11 @@ class Http1:
             self._refuse(error)
 
     def _refuse(self, error: TailraceError) -> None:
-        if self._shared.counts is not None:
-            self._shared.counts.refused("h1", error.code, error.status)
-        began = self._head or bytes(self._buffer[:MAX_HEAD_BYTES])
-        self._wire.write(error_answer(error, self._shared.headers(), began))
+        """Answer what was no request, or has not come whole, and close the connection."""
+        self._closed = True
+        found = _ID.search(self._head or bytes(self._buffer[:MAX_HEAD_BYTES]))
+        outlet = Http1Outlet(self, self._wire, self._shared.turn, h11.Connection(h11.SERVER), "")
+        self._shared.refuse(outlet, "h1", "", error, found and found[1])
         self._close(lingers=True)
 
     def _close(self, *, lingers: bool = False) -> None:
@@ -272,19 +272,6 @@ class Http1:
         self._deadline.end()
         self._buffer.clear()
         self._wire.speaker = speaker
-
-
-def error_answer(error: TailraceError, headers: Headers, head: bytes) -> bytes:
-    """A whole answer to what `head` began, after which the connection is closed."""
-    answer, found = error_response(error), _ID.search(head)
-    connection = h11.Connection(h11.SERVER)
-    own_id = id_field(found and found[1])
-    fields = [*answer.raw_headers, *headers, own_id, CLOSE]
-    parts = (
-        connection.send(h11.Response(status_code=error.status, headers=fields)),
-        connection.send(h11.Data(data=bytes(answer.body))),
-    )
-    return b"".join(part or b"" for part in parts)
 
 
 class Http1Outlet:

@@ -232,7 +232,6 @@ class Http2Connection:
 
     def __post_init__(self) -> None:
         self._h2 = BoundedConnection(self.clock_s)
-        self._h2.begin()
 
     # ---- what comes ----
 

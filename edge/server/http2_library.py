@@ -81,8 +81,6 @@ class BoundedConnection(H2Connection):
         self._clock_s = clock_s
         self.idle_work = 0.0
         self._forgiven_at = clock_s()
-
-    def begin(self) -> None:
         self.local_settings = Settings(
             client=False,
             initial_values={
