@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from ssl import OP_NO_COMPRESSION, Purpose, SSLContext, TLSVersion, create_default_context
+from ssl import SSLContext
 from time import monotonic
 
 import structlog
+from hypercorn.config import Config
 
 from edge.access.keys import KeyRing, read_keys
 from edge.access.rules import Gate
@@ -100,37 +101,35 @@ def reloaded_keys(config: EdgeConfig, gate: Gate) -> Reloaded:
 class Certificate:
     """The certificate that new connections see, if there is one; `quic` has it from here, too."""
 
-    def __init__(self, config: EdgeConfig, hints: Hints) -> None:
+    def __init__(self, config: EdgeConfig, server: Config, hints: Hints) -> None:
         """Raises ConfigError where it cannot be read."""
         self.quic: QuicListener | None = None
         self._hints = hints
-        self._files = config.certificate, config.key
+        self._config = config
+        self._server = server
         self.context: SSLContext | None = None  # of a new connection, if there is TLS at all
-        self._read()
+        if config.certificate is not None:
+            self._read()
 
     @property
     def reloaded(self) -> Sequence[Reloaded]:
-        files = [file for file in self._files if file is not None]
-        return (Reloaded("certificate", files, self._read),) if files else ()
+        certificate, key = self._config.certificate, self._config.key
+        if certificate is None or key is None:
+            return ()
+        return (Reloaded("certificate", (certificate, key), self._read),)
 
     def _read(self) -> None:
-        certificate, key = self._files
-        if certificate is None or key is None:
-            return
-        context = create_default_context(Purpose.CLIENT_AUTH)
-        context.set_ciphers("ECDHE+AESGCM")
-        context.minimum_version = TLSVersion.TLSv1_2  # RFC 9113, 9.2, and so is the next
-        context.options = OP_NO_COMPRESSION
-        context.set_alpn_protocols(["h2", "http/1.1"])
         try:
-            context.load_cert_chain(certificate, key)
-            self._hints.listen(context)
-            self.context = context
-            if self.quic is not None:
+            self.context = self._server.create_ssl_context()
+            if self.context is not None:
+                self._hints.listen(self.context)
+            certificate, key = self._config.certificate, self._config.key
+            if self.quic is not None and certificate is not None and key is not None:
                 self.quic.load(certificate, key)
         except OSError as error:  # ssl's own is one
             raise ConfigError(
-                f"cannot read {certificate} or its key {key}: {error.strerror or error}",
+                f"cannot read {self._config.certificate} or its key {self._config.key}:"
+                f" {error.strerror or error}",
                 field="edge.certificate",
                 hint="give PEM files, the chain's leaf first, and the key of that leaf",
             ) from error

@@ -14,12 +14,14 @@ A second signal ends all that at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from time import perf_counter
 
 import structlog
 import uvloop
+from hypercorn.config import Config
 
 from edge.access.connections import RESERVED_FILES, raise_open_files
 from edge.app import create_app
@@ -30,10 +32,13 @@ from edge.processes import Processes
 from edge.quic.listen import QuicListener
 from edge.reload import Certificate, open_gate, reloaded_keys, reloading, require_keys
 from edge.server.deadlines import Deadlines
-from edge.server.incoming import Application, Shared, dated
-from edge.server.listen import Sockets, alt_svc, listening
+from edge.server.http1 import MAX_HEAD_BYTES
+from edge.server.incoming import Application
+from edge.server.listen import LISTEN_BACKLOG, Sockets, alt_svc, listening
 from edge.server.outlet import Turn
+from edge.server.rest import Rest
 from edge.server.routes import StreamRoutes
+from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
 from edge.telemetry.exchange import Counts, Observed
 from edge.telemetry.metrics import EdgeMetrics
 from ledger.deployment import Deployment
@@ -71,7 +76,7 @@ async def go_away(shared: Shared, quic: QuicListener | None, stop: Stop) -> None
     patience_s = 0.0 if stop.at_once.is_set() else config.drain_s + GRACEFUL_TIMEOUT_S
     ending = asyncio.create_task(quic.stop(patience_s)) if quic is not None else None
     shared.link.refuse_new(shutting_down())
-    shared.connections.draining = True
+    await shared.rest.drain()
     for connection in shared.connections.all():
         connection.speaker.drain()
     shared.turn.flush()
@@ -138,19 +143,23 @@ async def serve(
     config.origin_credentials.connects()  # so that a file which is not there is an error now
     link = Link(*config.origin_addresses, credentials=config.origin_credentials, turn=turn)
     stop = Stop()
+    server = server_config(config)
+    server.alt_svc_headers = alt_svc(sockets.quic)
     rules = access_rules(config, gate)
     app = create_app(link, config, rules, deployment)
     hints: Hints = app.state.hints
-    certificate = Certificate(config, hints)
+    certificate = Certificate(config, server, hints)
+    rest = Rest(Observed(app, counts), server)
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, turn, deadlines, rules, counts)
     limits = connection_limits(config, open_files)
-    application = Application(Observed(app, counts), turn)
+    application = Application(rest.asgi, turn, state=rest.state)
     shared = Shared(
-        *(turn, routes, application, dated(alt_svc(sockets.quic)), deadlines),
+        *(turn, routes, application, rest.headers, deadlines),
         *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
         config=config,
         link=link,
+        rest=rest,
         limits=limits,
         rules=rules,
         asked_for=hints.asked_for if config.host_models else None,
@@ -161,7 +170,7 @@ async def serve(
     async with (
         _metrics_served(app.state.metrics, config.metrics_address(process)),
         reloading(reloaded_keys(config, gate), *certificate.reloaded),
-        app.router.lifespan_context(app),
+        rest.running(),
         listening(sockets, shared, lambda: certificate.context, process) as quic,
     ):
         app.state.quic = certificate.quic = quic
@@ -198,3 +207,21 @@ def _take_files(config: EdgeConfig) -> int:
             " edge.max_connections",
         )
     return open_files
+
+
+def server_config(config: EdgeConfig) -> Config:
+    """Hypercorn's settings for an edge; TLS and QUIC only where there is a certificate."""
+    server = Config()
+    if config.certificate is not None and config.key is not None:
+        server.certfile, server.keyfile = str(config.certificate), str(config.key)
+        server.bind = list(config.https)
+        server.insecure_bind = list(config.http)
+    else:
+        server.bind = list(config.http)
+    server.backlog = LISTEN_BACKLOG
+    server.include_server_header = False
+    server.accesslog = None
+    server.errorlog = logging.getLogger("hypercorn.error")
+    server.keep_alive_timeout = KEEP_ALIVE_TIMEOUT_S
+    server.h11_max_incomplete_size = MAX_HEAD_BYTES
+    return server

@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Coroutine, Generator
 from types import coroutine
 from typing import Any, TypeVar, cast
 
+from hypercorn.utils import parse_socket_addr
+
 from edge.server.deadlines import Deadline
 from edge.server.http1 import Http1
 from edge.server.http2 import Http2
-from edge.server.incoming import Shared
 from edge.server.outlet import NOBODY, UNSENT_BYTES, Speaker
+from edge.server.wire import Shared
 
 Result = TypeVar("Result")
 
@@ -122,8 +124,8 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=UNSENT_BYTES - 1, low=UNSENT_BYTES // 4)
         sock = transport.get_extra_info("socket")
         try:
-            self.peer = sock.getpeername()[:2]
-            self.server = sock.getsockname()[:2]
+            self.peer = parse_socket_addr(sock.family, sock.getpeername())
+            self.server = parse_socket_addr(sock.family, sock.getsockname())
         except OSError:  # it has gone already
             transport.abort()
             return

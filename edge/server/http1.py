@@ -1,13 +1,16 @@
-"""HTTP/1.1 on a connection: where each request begins and ends, and how long it may take to come.
+"""HTTP/1.1 on a connection: whose each request is, and how long it may take to come.
 
-A head is looked for here and read by h11, which knows bodies and their framing; whoever answers it
-is found as for HTTP/2 and 3. The head is refused that another server might read otherwise, and
-bytes behind a request stay here until its answer has ended.
+A request that a route claims is read here, by h11, and answered past the application; every other,
+and every doubtful one, is handed on as the bytes that came, one at a time, so that the next
+request of the connection is looked at anew. What is handed on never has two readings: the head is
+refused that another server might read otherwise, and bytes behind its request stay here.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import NamedTuple
 
 import h11
 
@@ -15,10 +18,11 @@ from edge.access.middleware import TOKEN_QUERY
 from edge.errors import refusal, too_slow
 from edge.server.deadlines import Deadline
 from edge.server.http2 import Http2
-from edge.server.incoming import KEEP_ALIVE_TIMEOUT_S, MAX_WAITING_BYTES, Incoming, Shared
-from edge.server.outlet import Headers, Request, Speaker, Turn, Wire
+from edge.server.outlet import Handler, Headers, Request, Speaker, Turn, Wire
+from edge.server.rest import AppRequest
 from edge.server.routes import head_of
 from edge.server.websocket import SESSION_PATH, WebSocket, accepts
+from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, MAX_WAITING_BYTES, Shared
 from ledger.errors import TailraceError
 
 MAX_HEAD_BYTES = 16 << 10
@@ -27,9 +31,28 @@ H2_PREFACE = b"PRI * HTTP/2.0\r\n"
 
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _FOLDED = re.compile(rb"\n[ \t]")
-_ID = re.compile(rb"(?i)\nx-request-id:[ \t]*([\x21-\x7e]{1,128})[ \t]*\r?\n")
+_FRAMING = re.compile(
+    rb"\n(content-length|transfer-encoding|upgrade|expect)[ \t]*:[ \t]*([^\r\n]*)", re.IGNORECASE
+)
+_UPGRADE = re.compile(rb"\nupgrade[ \t]*:[^\n]*(?=\n)", re.IGNORECASE)
+SESSION = b"GET " + SESSION_PATH
+_MAYBE_CLAIMED = re.compile(rb"(?:GET|POST) /v1/")
+_WITHOUT_BODY = frozenset((204, 304))
 LAST_CHUNK = b"0\r\n\r\n"
-CLOSE = (b"connection", b"close")
+_DIGITS = re.compile(rb"[0-9]{1,15}")
+
+Framing = dict[bytes, bytes]
+"""The headers that say where a request ends, or that it is no plain one; names in lower case."""
+
+
+class Claimed(NamedTuple):
+    """A request that a route may answer, once its body is whole."""
+
+    request: Request
+    connection: h11.Connection
+    head: bytes
+    framing: Framing
+    body_bytes: int
 
 
 class Http1:
@@ -38,14 +61,16 @@ class Http1:
     def __init__(self, wire: Wire, shared: Shared) -> None:
         self._wire = wire
         self._shared = shared
-        self._buffer = bytearray()  # of what is behind the request under way
+        self._buffer = bytearray()
         self._scanned = 0  # bytes of it in which no head ends
-        self._head = b""  # of the request under way
-        self._incoming: Incoming | None = None  # that request
-        self._h11: h11.Connection | None = None  # which knows where it ends
-        self._untaken = 0  # bytes of its body that nobody has read
+        self._claimed: Claimed | None = None  # its head is read, its body awaited
+        self._due: int | None = 0  # bytes of its request that the application still gets; None: all
+        self._app: AppRequest | None = None
+        self._outlet: Http1Outlet | None = None
+        self._handler: Handler | None = None
         self._advancing = False
         self._closed = False
+        self._draining = False
         self._deadline = Deadline(shared.deadlines, self._overdue)
         self._deadline.set(shared.config.header_timeout_s)
 
@@ -54,39 +79,56 @@ class Http1:
     def receive(self, data: bytes) -> None:
         if self._closed:
             return  # lingering
-        if self._h11 is not None and self._incoming is not None and not self.is_whole:
-            if (read := self._read(self._h11, self._incoming, data)) is not None:
-                self._incoming.came(*read)
-        else:
-            if not (self._buffer or self._incoming):
-                self._deadline.set(self._shared.config.header_timeout_s)
-            self._buffer += data
-            self._advance()
-        if not self._closed:
-            self._pace()
+        if self._app is not None and self._due is None:
+            self._app.receive(data)
+            return
+        if not (self._buffer or self._busy):
+            self._deadline.set(self._shared.config.header_timeout_s)
+        self._buffer += data
+        self._advance()
+        if len(self._buffer) > MAX_WAITING_BYTES and self._claimed is None and self._busy:
+            self._wire.pause_reading()
 
     def drained(self) -> None:
-        if self._incoming is not None:
-            self._incoming.drained()
+        if self._app is not None:
+            self._app.drained()
+        elif self._handler is not None:
+            self._handler.drained()
 
     def gone(self) -> None:
         self._closed = True
         self._deadline.end()
-        if self._incoming is not None:
-            self._incoming.gone()
-        self._forget()
+        if self._app is not None:
+            self._app.gone()
+        if self._handler is not None:
+            handler, self._handler = self._handler, None
+            handler.gone()
+        self._app = self._outlet = None  # they know this one: garbage that would wait to be found
 
     def drain(self) -> None:
-        if not (self._incoming or self._buffer):
+        self._draining = True
+        if not (self._busy or self._buffer):
             self._close()
 
+    # ---- time ----
+
     def _overdue(self) -> None:
-        if self._buffer:
+        if self._app is not None:
+            if not self._app.body_is_whole:
+                self._app.cut(too_slow("body"))
+        elif self._claimed is not None:
+            self._refuse(too_slow("body"), self._claimed.head)
+        elif self._buffer:
             self._refuse(too_slow("head"))
         else:
             self._close()  # nobody waits for an answer
 
-    # ---- heads ----
+    # ---- requests ----
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a request has come, and its answer not ended."""
+        return not (self._claimed is None and self._app is None and self._outlet is None)
 
     def _advance(self) -> None:
         """Do with what has come all that can be done; not within itself."""
@@ -94,13 +136,21 @@ class Http1:
             return
         self._advancing = True
         try:
-            while self._buffer and not (self._closed or self._incoming) and self._next():
+            while not self._closed and self._step():
                 pass
         finally:
             self._advancing = False
 
-    def _next(self) -> bool:
-        """Begin the next request; whether its head is there."""
+    def _step(self) -> bool:
+        """Whether there may be more to do."""
+        if self._claimed is not None:
+            return self._body(self._claimed)
+        if self._app is not None:
+            self._feed(self._app)
+            return False
+        return self._outlet is None and bool(self._buffer) and self._head()
+
+    def _head(self) -> bool:
         while self._buffer.startswith(b"\r\n"):  # RFC 9112, 2.2
             del self._buffer[:2]
         found = _END_OF_HEAD.search(self._buffer, max(0, self._scanned - 2))
@@ -115,41 +165,60 @@ class Http1:
         head = bytes(self._buffer[: found.end()])
         if len(head) > MAX_HEAD_BYTES or head.count(b"\n") > MAX_HEADERS + 2:
             self._refuse(refusal(431))
-        elif head.startswith(H2_PREFACE):
+            return False
+        if head.startswith(H2_PREFACE):
             self._give_way(Http2(self._wire, self._shared, bytes(self._buffer)))
-        elif _FOLDED.search(head):
+            return False
+        if _FOLDED.search(head):
             self._refuse(refusal(400))
-        else:
-            self._begin(head)
+            return False
+        self._begin(head)
         return True
 
     def _begin(self, head: bytes) -> None:
-        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-        event, status = None, 400
-        try:
-            connection.receive_data(head)
-            event = connection.next_event()
-        except h11.RemoteProtocolError as error:
-            status = error.error_status_hint
-        if not isinstance(event, h11.Request):
-            self._refuse(refusal(status))
+        """A whole head: a session's, a route's, or the application's."""
+        framing = {name.lower(): value for name, value in _FRAMING.findall(head)}
+        if head.startswith(SESSION) and b"upgrade" in framing and self._upgrade(head):
             return
+        self._deadline.set(self._shared.config.body_timeout_s)
+        self._claimed = self._claim(head, framing) if _MAYBE_CLAIMED.match(head) else None
+        if self._claimed is None:
+            self._hand_over(head, framing)
+
+    def _upgrade(self, head: bytes) -> bool:
+        """Whether it is a session's opening handshake, and accepted."""
+        event = _parsed(head)[1]
+        if event is None:
+            return False
         request = self._request(event)
-        del self._buffer[: len(head)]
-        if request.path == SESSION_PATH and self._upgrade(request, bytes(self._buffer)):
-            return
-        self._deadline.clear()
-        self._head, self._h11 = head, connection
-        outlet = Http1Outlet(self, self._wire, self._shared.turn, connection, request.method)
-        taken, server = self._taken, self._wire.server
-        incoming = self._incoming = Incoming(self._shared, request, outlet, server, taken)
-        begun, self._buffer = bytes(self._buffer), bytearray()
-        if (read := self._read(connection, incoming, begun)) is None:
-            return
-        incoming.begin(*read)
-        if connection.they_are_waiting_for_100_continue:
-            answer = connection.send(h11.InformationalResponse(status_code=100, headers=[]))
-            self._wire.write(answer or b"")
+        accepted = accepts(request)
+        scheme = "wss" if self._wire.secure else "ws"
+        if accepted is None or request.path != SESSION_PATH:
+            return False
+        has_token = TOKEN_QUERY.search(request.query) is not None
+        admission = self._shared.rules.admit(head_of(request, scheme), has_token=has_token)
+        if admission.refusal is not None:
+            return False
+        early = bytes(self._buffer[len(head) :])
+        speaker = WebSocket(self._wire, self._shared, request, accepted, admission, self.headers())
+        self._give_way(speaker)
+        if early:
+            speaker.receive(early)
+        return True
+
+    def _claim(self, head: bytes, framing: Framing) -> Claimed | None:
+        """The request, if a route claims it and it is a plain one."""
+        length = framing.get(b"content-length", b"0")
+        if framing.keys() - {b"content-length"} or _DIGITS.fullmatch(length) is None:
+            return None
+        connection, event = _parsed(head)
+        if event is None:
+            return None
+        request = self._request(event)
+        fits = int(length) <= self._shared.config.max_body_bytes
+        if not (fits and self._shared.routes.claims(request)):
+            return None
+        return Claimed(request, connection, head, framing, int(length))
 
     def _request(self, event: h11.Request) -> Request:
         path, _, query = event.target.partition(b"?")
@@ -160,112 +229,96 @@ class Http1:
             headers=list(event.headers),
             scheme="https" if self._wire.secure else "http",
             peer=self._wire.peer,
-            http_version="1.0" if event.http_version == b"1.0" else "1.1",
+            http_version="1.1",
         )
 
-    def _upgrade(self, request: Request, early: bytes) -> bool:
-        """Whether it is a session's opening handshake, and accepted."""
-        accepted = accepts(request)
-        if accepted is None or request.http_version != "1.1":
+    def _body(self, claimed: Claimed) -> bool:
+        """Answer a claimed request whose body is whole."""
+        begins, ends = len(claimed.head), len(claimed.head) + claimed.body_bytes
+        if len(self._buffer) < ends:
             return False
-        scheme = "wss" if self._wire.secure else "ws"
-        has_token = TOKEN_QUERY.search(request.query) is not None
-        admission = self._shared.rules.admit(head_of(request, scheme), has_token=has_token)
-        if admission.refusal is not None:
-            return False
-        headers = self._shared.headers()
-        speaker = WebSocket(self._wire, self._shared, request, accepted, admission, headers)
-        self._give_way(speaker)
-        if early:
-            speaker.receive(early)
+        self._claimed = None
+        outlet = self._outlet = Http1Outlet(self, self._wire, self._shared.turn, claimed.connection)
+        body = bytes(self._buffer[begins:ends])
+        del self._buffer[:ends]
+        handler = self._shared.routes.serve(replace(claimed.request, body=body), outlet)
+        if handler is None:
+            self._outlet = None
+            self._buffer[:0] = claimed.head + body
+            self._hand_over(claimed.head, claimed.framing)
+            return True
+        if self._outlet is outlet:  # it has not ended already
+            self._deadline.clear()
+            self._handler = handler
         return True
 
-    # ---- bodies ----
+    def _hand_over(self, head: bytes, framing: Framing) -> None:
+        """Let the application answer, which gets this request and nothing behind it."""
+        del self._buffer[: len(head)]
+        length = framing.get(b"content-length", b"0")
+        known = {b"content-length", b"expect", b"upgrade"}
+        is_plain = framing.keys() <= known and _DIGITS.fullmatch(length)
+        self._due = int(length) if is_plain else None
+        self._app = AppRequest(self._shared.rest, self._wire, self._answered)
+        # RFC 9110, 7.8: a server may go on as if nobody had asked. To HTTP/2 there is no way here,
+        # and sessions never come so far: a WebSocket of Hypercorn's would have no limits.
+        self._app.receive(_UPGRADE.sub(b"", head))
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether no more of the request under way is to come."""
-        return self._h11 is None or self._h11.their_state is not h11.SEND_BODY
-
-    def _read(
-        self, connection: h11.Connection, incoming: Incoming, data: bytes
-    ) -> tuple[bytes, bool] | None:
-        """What has come of the request's body, and whether that was its end; what is behind it is
-        kept. None where it is no body, which is the end of the connection."""
-        parts = list[bytes]()
-        try:
-            if data:
-                connection.receive_data(data)
-            while isinstance(event := connection.next_event(), h11.Data):
-                parts.append(event.data)
-        except h11.RemoteProtocolError as error:
-            self._break_off(incoming, refusal(error.error_status_hint))
-            return None
-        if ended := isinstance(event, h11.EndOfMessage):
-            self._buffer += connection.trailing_data[0]
-        piece = b"".join(parts)
-        self._untaken += len(piece)
-        return piece, ended
-
-    def _taken(self, size: int) -> None:
-        self._untaken -= size
-        self._pace()
-
-    def _pace(self) -> None:
-        if self._untaken + len(self._buffer) > MAX_WAITING_BYTES:
-            self._wire.pause_reading()
-        else:
-            self._wire.resume_reading()
+    def _feed(self, app: AppRequest) -> None:
+        """What there is of its request."""
+        size = len(self._buffer) if self._due is None else min(self._due, len(self._buffer))
+        if size:
+            app.receive(bytes(self._buffer[:size]))
+            del self._buffer[:size]
+        if self._due is not None:
+            self._due -= size
 
     # ---- ends ----
 
+    def _answered(self, rest: bytes) -> None:
+        """The application's response has ended; `rest` is not its request's."""
+        self._app = None
+        self._buffer[:0] = rest
+        self._next()
+
     def headers(self) -> Headers:
-        """Those of an answer that begins now; one before the request is whole is the last."""
-        is_last = self._shared.connections.draining or self._closed or not self.is_whole
-        return [*self._shared.headers(), CLOSE] if is_last else self._shared.headers()
+        """Those of every answer."""
+        return self._shared.rest.headers()
 
     def ended(self, closes: bool) -> None:
         """For the outlet: the response is whole, or broken off."""
-        lingers = not self.is_whole
-        self._forget()
+        self._outlet = self._handler = None
+        if closes:
+            self._close()
+        else:
+            self._next()
+
+    def _next(self) -> None:
         if self._closed:
             return
-        if closes or (self._shared.connections.draining and not self._buffer):
-            self._close(lingers=lingers)
+        self._wire.resume_reading()
+        if self._draining and not self._buffer:
+            self._close()
             return
-        self._pace()
         waits_s = self._shared.config.header_timeout_s if self._buffer else KEEP_ALIVE_TIMEOUT_S
         self._deadline.set(waits_s)
         self._advance()
+        self._shared.turn.flush()
 
-    def _forget(self) -> None:
-        """The request that was under way, which knows this one: garbage that would wait."""
-        if self._incoming is not None:
-            self._incoming.end()
-        self._incoming = self._h11 = None
-        self._head, self._untaken = b"", 0
-
-    def _break_off(self, incoming: Incoming, error: TailraceError) -> None:
-        """What comes is no body."""
-        has_answer = incoming.outlet.started
-        incoming.gone()
-        if has_answer:
-            self._close()
-        else:
-            self._refuse(error)
-
-    def _refuse(self, error: TailraceError) -> None:
-        """Answer what was no request, or has not come whole, and close the connection."""
-        self._closed = True
-        found = _ID.search(self._head or bytes(self._buffer[:MAX_HEAD_BYTES]))
-        outlet = Http1Outlet(self, self._wire, self._shared.turn, h11.Connection(h11.SERVER), "")
-        self._shared.refuse(outlet, "h1", "", error, found and found[1])
-        self._close(lingers=True)
-
-    def _close(self, *, lingers: bool = False) -> None:
+    def _refuse(self, error: TailraceError, head: bytes | None = None) -> None:
+        """With `head`, that of the request; else it is what has come."""
+        if self._shared.counts is not None:
+            self._shared.counts.refused("h1", error.code, error.status)
+        began = bytes(self._buffer[:MAX_HEAD_BYTES]) if head is None else head
+        self._wire.write(self._shared.rest.error_answer(error, began))
         self._closed = True
         self._deadline.clear()
-        self._wire.close(lingers=lingers)
+        self._wire.close(lingers=True)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._deadline.clear()
+        self._wire.close()
 
     def _give_way(self, speaker: Speaker) -> None:
         self._closed = True
@@ -275,37 +328,34 @@ class Http1:
 
 
 class Http1Outlet:
-    """One response, as h11 has its head: its body in chunks unless its length is known."""
+    """One response, as chunks unless its length is declared."""
 
     __slots__ = (
         *("_chunked", "_closes", "_connection", "_head", "_http1", "_open", "_turn", "_wire"),
-        *("room", "started"),
+        "room",
     )
 
-    def __init__(
-        self, http1: Http1, wire: Wire, turn: Turn, connection: h11.Connection, method: str
-    ) -> None:
+    def __init__(self, http1: Http1, wire: Wire, turn: Turn, connection: h11.Connection) -> None:
         self._http1 = http1
         self._wire = wire
         self.room = wire.room
-        self.started = False
         self._turn = turn
         self._connection: h11.Connection | None = connection
         self._head = b""  # until it goes out with what comes first
-        self._chunked = method != "HEAD"
+        self._chunked = True
         self._closes = False
         self._open = True
 
     def start(self, status: int, headers: Headers) -> None:
         assert self._connection is not None  # it is started once
         connection, self._connection = self._connection, None
-        self.started = True
         fields = [*headers, *self._http1.headers()]
         response = h11.Response(status_code=status, headers=fields)
         self._head = connection.send(response) or b""
-        said = self._head.lower()
-        self._chunked = self._chunked and b"\r\ntransfer-encoding: chunked\r\n" in said
-        self._closes = b"\r\nconnection: close\r\n" in said
+        self._chunked = status not in _WITHOUT_BODY and all(
+            name != b"content-length" for name, _ in headers
+        )
+        self._closes = b"\r\nconnection: close\r\n" in self._head.lower()
         self._turn.touch(self)
 
     def flush(self) -> None:
@@ -334,3 +384,16 @@ class Http1Outlet:
         if self._open:
             self._open = False
             self._http1.ended(True)
+
+
+def _parsed(head: bytes) -> tuple[h11.Connection, h11.Request | None]:
+    """The request of HTTP/1.1 that a head is; None where it is none, or another version's."""
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+    try:
+        connection.receive_data(head)
+        event = connection.next_event()
+    except h11.RemoteProtocolError:
+        return connection, None
+    if isinstance(event, h11.Request) and event.http_version == b"1.1":
+        return connection, event
+    return connection, None

@@ -11,8 +11,9 @@ from functools import partial
 from edge.errors import refusal
 from edge.server.deadlines import Deadline, nothing
 from edge.server.http2_core import Asked, Came, Happened, Http2Connection, Stream
-from edge.server.incoming import KEEP_ALIVE_TIMEOUT_S, Incoming, Shared
+from edge.server.incoming import Incoming
 from edge.server.outlet import UNSENT_BYTES, Wire
+from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
 from ledger.errors import Overloaded
 
 MAX_BODY_BYTES = 16 << 20
@@ -28,7 +29,7 @@ class Http2:
         self._h2 = Http2Connection(
             shared.deadlines.clock_s,
             partial(shared.turn.touch, self),
-            shared.headers,
+            shared.rest.headers,
             secure=wire.secure,
             peer=wire.peer,
         )

@@ -1,4 +1,4 @@
-"""A request from its head on, of whichever HTTP: who answers it, and its body's way there.
+"""A request of HTTP/2 or HTTP/3 from its head on: who answers it, and its body's way there.
 
 One that a route claims is answered past the application once its body is whole. Every other is the
 application's, in a task of its own, and so is one whose body grows too long for a route. Between it
@@ -10,25 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from email.utils import formatdate
-from functools import lru_cache
-from time import time
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 import structlog
 from starlette.types import ASGIApp, Message, Scope
 
-from edge.access.connections import ConnectionLimits
-from edge.access.rules import Rules
-from edge.config import EdgeConfig
 from edge.errors import error_response, too_slow
-from edge.origins.link import Link
 from edge.server.deadlines import Deadline, Deadlines
-from edge.server.outlet import Handler, Headers, Outlet, Request, Routes, Turn, Wire
-from edge.telemetry.exchange import PROTOCOLS, REQUEST_ID, Counts, id_field
+from edge.server.outlet import Handler, Headers, Outlet, Request, Routes, Turn
+from edge.telemetry.exchange import PROTOCOLS, Counts, id_field
 from ledger.errors import TailraceError
 from ledger.tasks import cancel
 
@@ -42,19 +35,43 @@ OF_ONE_CONNECTION = frozenset(
 log = structlog.get_logger("tailrace.edge")
 
 
-class Application:
-    """The application, and the tasks that run in it."""
+class UnderWay:
+    """Requests, a task for each."""
 
-    def __init__(self, app: ASGIApp, turn: Turn) -> None:
-        self.app = app
-        self._turn = turn
+    def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """A task that `ended` waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            log.error("request.failed", exc_info=fault)
 
     async def ended(self, patience_s: float) -> None:
         """Wait for what is under way; what is not done after `patience_s` seconds is cancelled."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=patience_s)
         await cancel(self._tasks)
+
+
+class Application(UnderWay):
+    """The application, its state, and the tasks that run in it."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        turn: Turn,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._app = app
+        self._turn = turn
+        self._state = state or {}
+        super().__init__()
 
     def ask(
         self,
@@ -82,12 +99,11 @@ class Application:
             "headers": list(request.headers),
             "client": request.peer,
             "server": server,
+            "state": dict(self._state),
             "extensions": {},
         }
         exchange = AppExchange(scope, outlet, self._turn, taken)
-        task = asyncio.get_running_loop().create_task(exchange.run(self.app))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.spawn(exchange.run(self._app))
         return exchange
 
 
@@ -165,9 +181,8 @@ class AppExchange:
             return
         if message["type"] == "http.response.start":
             given = [(bytes(name).lower(), bytes(value)) for name, value in message["headers"]]
-            if not self.scope["http_version"].startswith("1."):
-                given = [field for field in given if field[0] not in OF_ONE_CONNECTION]
-            self._head = message["status"], given
+            kept = [field for field in given if field[0] not in OF_ONE_CONNECTION]
+            self._head = message["status"], kept
         elif message["type"] == "http.response.body":
             await self._send_body(message.get("body", b""), message.get("more_body", False))
 
@@ -211,19 +226,12 @@ class Behind:
     """A client that takes nothing of a response for so long gets no more of it."""
     counts: Counts | None = None
 
-    def refuse(
-        self,
-        outlet: Outlet,
-        protocol: str,
-        method: str,
-        error: TailraceError,
-        own_id: bytes | None = None,
-    ) -> None:
-        """Answer a request here; `own_id` is what it calls itself."""
+    def refuse(self, outlet: Outlet, protocol: str, method: str, error: TailraceError) -> None:
+        """Answer a request here."""
         if self.counts is not None:
             self.counts.refused(protocol, error.code, error.status)
         answer = error_response(error)
-        outlet.start(error.status, [*answer.raw_headers, id_field(own_id)])
+        outlet.start(error.status, [*answer.raw_headers, id_field()])
         if method != "HEAD":
             outlet.write(bytes(answer.body))
         outlet.end()
@@ -321,8 +329,8 @@ class Incoming:
             self.outlet.reset()
         else:
             request = self.request
-            protocol, own_id = PROTOCOLS[request.http_version], request.header(REQUEST_ID)
-            self.behind.refuse(self.outlet, protocol, request.method, error, own_id)
+            protocol = PROTOCOLS[request.http_version]
+            self.behind.refuse(self.outlet, protocol, request.method, error)
 
     # ---- a Handler ----
 
@@ -331,64 +339,7 @@ class Incoming:
             self._handler.drained()
 
     def gone(self) -> None:
-        handler = self._handler
-        self.end()
+        self._expect_no_more()
+        handler, self._handler, self._app = self._handler, None, None
         if handler is not None:
             handler.gone()
-
-    def end(self) -> None:
-        """The response has ended. Who gave it is forgotten: garbage that would wait to be found."""
-        self._expect_no_more()
-        self._handler = self._app = None
-
-
-KEEP_ALIVE_TIMEOUT_S = 75.0
-"""Longer than the usual 60 s of a proxy, so that the proxy is the one to hang up."""
-MAX_WAITING_BYTES = 64 << 10
-"""Of what a client has sent while its last request is being answered; then it is not read."""
-
-
-class Connections:
-    """The open connections of a server; `none` is set while there are none."""
-
-    def __init__(self) -> None:
-        self.draining = False  # answers that begin now are the last of their connections
-        self._open: set[Wire] = set()
-        self.none = asyncio.Event()
-        self.none.set()
-
-    def add(self, connection: Wire) -> None:
-        self._open.add(connection)
-        self.none.clear()
-
-    def discard(self, connection: Wire) -> None:
-        self._open.discard(connection)
-        if not self._open:
-            self.none.set()
-
-    def all(self) -> list[Wire]:
-        return list(self._open)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared(Behind):
-    """What all connections of an edge share."""
-
-    config: EdgeConfig
-    link: Link
-    limits: ConnectionLimits
-    rules: Rules
-    asked_for: Callable[[str], None] | None = None
-    """Told the host names of QUIC's handshakes."""
-    connections: Connections = field(default_factory=Connections)
-
-
-def dated(alt_svc: Sequence[bytes]) -> Callable[[], Headers]:
-    """The headers of every answer, made once a second; `alt_svc` tells clients of HTTP/3."""
-    told = [(b"alt-svc", each) for each in alt_svc]
-
-    @lru_cache(maxsize=1)
-    def at(second: int) -> Headers:
-        return [(b"date", formatdate(second, usegmt=True).encode()), *told]
-
-    return lambda: at(int(time()))

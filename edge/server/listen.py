@@ -11,6 +11,8 @@ from itertools import chain
 from typing import NamedTuple, Self
 
 import structlog
+from hypercorn.config import Config
+from hypercorn.utils import repr_socket_addr
 
 from edge.config import EdgeConfig
 from edge.quic.aioquic_core import AioquicCores
@@ -18,7 +20,7 @@ from edge.quic.listen import QuicListener
 from edge.quic.steer import steer
 from edge.server.connection import Connection
 from edge.server.deadlines import SLOT_S
-from edge.server.incoming import Shared
+from edge.server.wire import Shared
 from ledger.errors import ConfigError
 from ledger.settings import parse_address
 from ledger.tasks import cancel
@@ -48,9 +50,9 @@ class Sockets(NamedTuple):
             sockets = cls([], [], [], [[] for _ in range(1, config.processes)])
             unless_all.callback(sockets.close)
             for address in config.http:
-                sockets.plain.append(_bind("http", address))
+                sockets.plain.extend(_bind("http", address))
             for address in config.https if config.certificate is not None else ():
-                sockets.secure.append(_bind("https", address))
+                sockets.secure.extend(_bind("https", address))
                 if config.http3:
                     each = _bind_datagrams("https", address, config.processes)
                     for mine, made in zip(
@@ -70,29 +72,26 @@ class Sockets(NamedTuple):
             each.close()
 
 
-def _bind(setting: str, address: str) -> socket.socket:
-    """Connections have what is set here from their listener."""
-    host, port = parse_address(address)
-    bound = socket.socket(_family(host), socket.SOCK_STREAM)
+def _bind(setting: str, address: str) -> list[socket.socket]:
+    binding = Config()
+    binding.bind = [address]
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
-        bound.bind((host, port))
+        made = binding.create_sockets()
     except OSError as error:
-        bound.close()
         raise _taken(setting, address, error) from error
-    bound.setblocking(False)
-    return bound
+    for stream in made.insecure_sockets:
+        _bound_what_waits(stream)
+    return made.insecure_sockets
 
 
 def _bind_datagrams(setting: str, address: str, count: int) -> list[socket.socket]:
     """As many for one address; several are steered."""
     host, port = parse_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with ExitStack() as unless_all:
-        fresh = (socket.socket(_family(host), socket.SOCK_DGRAM) for _ in range(count))
-        made = [unless_all.enter_context(each) for each in fresh]
+        made = [
+            unless_all.enter_context(socket.socket(family, socket.SOCK_DGRAM)) for _ in range(count)
+        ]
         try:
             for each in made:
                 if count > 1:
@@ -106,16 +105,19 @@ def _bind_datagrams(setting: str, address: str, count: int) -> list[socket.socke
         return made
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 def _taken(setting: str, address: str, error: OSError) -> ConfigError:
     return ConfigError(
         f"cannot listen on {address}: {error.strerror or error}",
         field=f"edge.{setting}",
         hint="free the port or choose another address",
     )
+
+
+def _bound_what_waits(listener: socket.socket) -> None:
+    """Connections have these from their listener. A Unix socket knows neither."""
+    if listener.family in (socket.AF_INET, socket.AF_INET6):
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
 
 
 @asynccontextmanager
@@ -180,10 +182,10 @@ async def _turn(shared: Shared) -> None:
 
 
 def _name(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return repr_socket_addr(bound.family, bound.getsockname())
 
 
-def alt_svc(sockets: Sequence[socket.socket]) -> list[bytes]:
+def alt_svc(sockets: Sequence[socket.socket]) -> list[str]:
     """What tells clients of HTTP/3."""
-    return [b'h3=":%d"; ma=3600' % each.getsockname()[1] for each in sockets]
+    addresses = [each.getsockname() for each in sockets]
+    return [f'h3=":{address[1]}"; ma=3600' for address in addresses]

@@ -19,8 +19,8 @@ from wsproto.frame_protocol import CloseReason
 from edge.access.rules import PROTOCOLS, Admission
 from edge.origins.relay import under
 from edge.server.deadlines import Deadline
-from edge.server.incoming import Shared
 from edge.server.outlet import Headers, Request, Wire
+from edge.server.wire import Shared
 from edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, Unfinished
 from edge.telemetry.exchange import Exchange
 

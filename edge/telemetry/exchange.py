@@ -108,12 +108,15 @@ METHODS = frozenset("GET HEAD POST PUT DELETE OPTIONS PATCH".split())
 # What a log or a header can carry of a client's own id.
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
+_ID_IN_A_HEAD = re.compile(rb"(?i)\nx-request-id:[ \t]*([\x21-\x7e]{1,128})[ \t]*\r?\n")
+
 log = structlog.get_logger("tailrace.edge")
 
 
-def id_field(own: bytes | None = None) -> tuple[bytes, bytes]:
-    """Of an answer to what never was a whole request: its own id, if that is one, or a new one."""
-    return REQUEST_ID, own if own and _ID.fullmatch(own) else token_hex(16).encode()
+def id_field(head: bytes = b"") -> tuple[bytes, bytes]:
+    """Of an answer to what never was a whole request: its own id, if that came, or a new one."""
+    found = _ID_IN_A_HEAD.search(head)
+    return REQUEST_ID, found[1] if found else token_hex(16).encode()
 
 
 class Exchange:

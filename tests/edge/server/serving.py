@@ -14,11 +14,14 @@ import h11
 from edge.app import create_app
 from edge.config import EdgeConfig, access_rules, connection_limits
 from edge.origins.link import Link
+from edge.serve import server_config
 from edge.server.deadlines import Deadlines
-from edge.server.incoming import Application, Shared, dated
+from edge.server.incoming import Application
 from edge.server.listen import Sockets, listening
 from edge.server.outlet import Turn
+from edge.server.rest import Rest
 from edge.server.routes import StreamRoutes
+from edge.server.wire import Shared
 from edge.telemetry.exchange import Counts, Observed
 from edge.telemetry.metrics import EdgeMetrics
 from tests.edge.scripted_origin import ScriptedOrigin, is_up
@@ -41,21 +44,23 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     sockets = Sockets.bound(config)
     rules = access_rules(config)
     app = create_app(link, config, rules)
+    rest = Rest(Observed(app, counts), server_config(config))
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, turn, deadlines, rules, counts)
     limits = connection_limits(config, 65_536)
-    application = Application(Observed(app, counts), turn)
+    application = Application(rest.asgi, turn, state=rest.state)
     shared = Shared(
-        *(turn, routes, application, dated(()), deadlines),
+        *(turn, routes, application, rest.headers, deadlines),
         *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
         config=config,
         link=link,
+        rest=rest,
         limits=limits,
         rules=rules,
     )
     app.state.metrics = EdgeMetrics(counts, link, limits)
     port = sockets.plain[0].getsockname()[1]
-    async with app.router.lifespan_context(app), listening(sockets, shared, lambda: None):
+    async with rest.running(), listening(sockets, shared, lambda: None):
         await is_up(link)
         yield Served(port, shared)
         for connection in shared.connections.all():

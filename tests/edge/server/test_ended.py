@@ -11,7 +11,7 @@ from edge.server.connection import Connection
 from edge.server.deadlines import Deadline
 from edge.server.http1 import Http1
 from edge.server.http2 import Http2
-from edge.server.incoming import Incoming
+from edge.server.rest import AppRequest
 from edge.server.stream_reader import StreamReader
 from edge.server.websocket import WebSocket
 from ledger.frame import SCHEMA_HASH, Hello, Open, encode
@@ -21,7 +21,7 @@ from tests.edge.server.serving import PATIENCE_S, serving
 
 pytestmark = pytest.mark.anyio
 
-OURS = {Connection, Deadline, Http1, Http2, Incoming, StreamReader, WebSocket}
+OURS = {Connection, Deadline, Http1, Http2, AppRequest, StreamReader, WebSocket}
 BODY = b'{"model": "demo", "prompt": "Once"}'
 POST = b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(BODY)
 SESSION = (

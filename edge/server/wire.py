@@ -1,0 +1,55 @@
+"""What all TCP connections of an edge share, and which ones are open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edge.access.connections import ConnectionLimits
+from edge.access.rules import Rules
+from edge.config import EdgeConfig
+from edge.origins.link import Link
+from edge.server.incoming import Behind
+from edge.server.outlet import Wire
+from edge.server.rest import Rest
+
+KEEP_ALIVE_TIMEOUT_S = 75.0
+"""Longer than the usual 60 s of a proxy, so that the proxy is the one to hang up."""
+MAX_WAITING_BYTES = 64 << 10
+"""Of what a client has sent while its last request is being answered; then it is not read."""
+
+
+class Connections:
+    """The open connections of a server; `none` is set while there are none."""
+
+    def __init__(self) -> None:
+        self._open: set[Wire] = set()
+        self.none = asyncio.Event()
+        self.none.set()
+
+    def add(self, connection: Wire) -> None:
+        self._open.add(connection)
+        self.none.clear()
+
+    def discard(self, connection: Wire) -> None:
+        self._open.discard(connection)
+        if not self._open:
+            self.none.set()
+
+    def all(self) -> list[Wire]:
+        return list(self._open)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared(Behind):
+    """What all connections of an edge share."""
+
+    config: EdgeConfig
+    link: Link
+    rest: Rest
+    limits: ConnectionLimits
+    rules: Rules
+    asked_for: Callable[[str], None] | None = None
+    """Told the host names of QUIC's handshakes."""
+    connections: Connections = field(default_factory=Connections)
