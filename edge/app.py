@@ -80,7 +80,7 @@ def create_app(
             Route("/readyz", readyz),
             Route("/version", version),
             Route("/metrics", metrics),
-            *web_routes(opened=_page_opened),
+            *web_routes(opened=lambda request: request.app.state.hints.say(Hint.PAGE)),
         ],
         middleware=[Middleware(Access, rules=rules or access_rules(config))],
         exception_handlers={
@@ -100,11 +100,6 @@ def create_app(
     app.state.metrics = None  # unless they are counted
     app.state.deploying = None if deployment is None else Deploying(link, deployment)
     return app
-
-
-def _page_opened(request: Request) -> None:
-    hints: Hints = request.app.state.hints
-    hints.say(Hint.PAGE)
 
 
 async def healthz(_request: Request) -> Response:

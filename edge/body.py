@@ -140,7 +140,7 @@ async def frames_of(reader: Reader, encoder: Encoder, begin: bytes = b"") -> Asy
             more = tag_of(frames[-1]) not in CLOSING
             yield encoder.frames(frames)
         else:
-            yield encoder.sign_of_life(reader.heartbeat)
+            yield encoder.sign_of_life(reader.link.heartbeat)
 
 
 async def answer_of(reader: Reader) -> AsyncGenerator[bytes]:

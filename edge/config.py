@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from edge.access.connections import ConnectionLimits, room_in
+from edge.access.connections import RESERVED_FILES, ConnectionLimits
 from edge.access.head import Proxies
 from edge.access.rules import ANY_ORIGIN, Gate, HostRule, OriginRule, Rules, is_loopback
 from edge.quic.steer import MAX_PROCESSES, can_steer
@@ -288,7 +288,7 @@ def connection_limits(config: EdgeConfig, open_files: int) -> ConnectionLimits:
     """How many clients may be connected, where so many files may be open."""
     proxies = config.proxies
     return ConnectionLimits(
-        room_in(open_files, config.max_connections),
+        max(1, min(config.max_connections, open_files - RESERVED_FILES)),
         config.max_connections_per_address,
         exempt=lambda address: is_loopback(address) or proxies.trusts(address),
     )

@@ -54,11 +54,6 @@ class ConnectionLimits:
             del self._by_place[place]
 
 
-def room_in(open_files: int, wanted: int) -> int:
-    """So many connections of those `wanted` fit into the files that may be open."""
-    return max(1, min(wanted, open_files - RESERVED_FILES))
-
-
 def _place(address: str) -> str:
     """What counts as one client."""
     parsed = parsed_address(address)

@@ -473,7 +473,7 @@ async def _merged(
                 nth = taking.pop(task)
                 encoder, frames = encoders[nth], task.result()
                 if not frames:
-                    yield encoder.sign_of_life(choices[nth].reader.heartbeat)
+                    yield encoder.sign_of_life(choices[nth].reader.link.heartbeat)
                 else:
                     yield encoder.frames(frames)
                 if encoder.error is not None:

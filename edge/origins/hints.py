@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ssl import SSLContext
 
 from edge.origins.link import Link, whole_answer
+from edge.origins.origin import now
 from ledger.errors import TailraceError
 from ledger.frame import Call
 from ledger.hints import HINT, Hint
@@ -29,7 +30,7 @@ class Hints:
 
     link: Link
     hosts: Mapping[str, str] = field(default_factory=dict)
-    clock_s: Callable[[], float] = Link.now
+    clock_s: Callable[[], float] = now
     _told_s: dict[tuple[Hint, str], float] = field(default_factory=dict)
     _telling: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -38,11 +39,11 @@ class Hints:
         models = self.link.heartbeat.models
         if len(models) < 2 or (model and model not in models):
             return  # the one model there is, or none, is not to be loaded ahead
-        now = self.clock_s()
+        now_s = self.clock_s()
         last_s = self._told_s.get((hint, model))
-        if (last_s is not None and now - last_s < EVERY_S) or len(self._telling) >= MAX_TELLING:
+        if (last_s is not None and now_s - last_s < EVERY_S) or len(self._telling) >= MAX_TELLING:
             return
-        self._told_s[hint, model] = now
+        self._told_s[hint, model] = now_s
         task = asyncio.create_task(self._tell(hint, model))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)

@@ -119,10 +119,6 @@ class Link:
         places = ", ".join(origin.address for origin in self.origins)
         return Heartbeat(0, ready=False, reasons=(f"no link to the origin at {places}",))
 
-    @staticmethod
-    def now() -> float:
-        return now()
-
     # ---- for views and sessions ----
 
     def submit(self, sink: Sink, raw: bytes, only: str | None = None) -> None:
@@ -363,11 +359,6 @@ class Reader:
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
         for raw in under(run, corr):
             self.deliver(raw)
-
-    @property
-    def heartbeat(self) -> Heartbeat:
-        """The origin's last word on its readiness."""
-        return self.link.heartbeat
 
     def close(self) -> None:
         """Detach, if the answer is not whole: a stream runs on without this reader."""
