@@ -58,11 +58,6 @@ def error_headers(error: TailraceError) -> dict[str, str]:
     return headers
 
 
-def speaks_openai(path: str) -> bool:
-    """Whether who asks for this path expects answers of this kind."""
-    return _OPENAI_PATH.match(path) is not None
-
-
 def openai_fields(error: TailraceError) -> dict[str, str | None]:
     """What is below `error` in an answer, and in an event that ends a stream."""
     status = STATUSES.get(error.code, error.status)
@@ -102,7 +97,7 @@ def error_response(error: TailraceError, path: str = "") -> JSONResponse:
 
     It has the shape that clients of a route at `path` know.
     """
-    if speaks_openai(path):
+    if _OPENAI_PATH.match(path):
         return openai_error(error, path)
     headers = error_headers(error)
     if error.status == 401:

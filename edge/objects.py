@@ -113,7 +113,7 @@ def parse_target(raw_path: bytes) -> tuple[str, str]:
         raise _nothing_here()
     rest = raw_path.removeprefix(PREFIX)
     if len(rest) > 12 * MAX_KEY_CHARS:  # four bytes a character, each written as three
-        raise _too_long()
+        raise _too_long("stream")
     segments = rest.split(b"/")
     if segments[0] == RESERVED:
         return "subscription", (b"/".join(segments[1:]).decode("ascii") or "/")
@@ -131,7 +131,7 @@ def _stream_name(rest: bytes, segments: list[bytes]) -> str:
     except UnicodeDecodeError:
         raise _nothing_here() from None
     if len(name) > MAX_KEY_CHARS:
-        raise _too_long()
+        raise _too_long("stream")
     return name
 
 
@@ -161,12 +161,9 @@ def _nothing_here() -> NotFound:
     )
 
 
-def _too_long() -> CallerError:
-    return CallerError(
-        "the stream's name is too long",
-        field="path",
-        hint=f"at most {MAX_KEY_CHARS} characters",
-    )
+def _too_long(what: str) -> CallerError:
+    hint = f"at most {MAX_KEY_CHARS} characters"
+    return CallerError(f"the {what}'s name is too long", field="path", hint=hint)
 
 
 OBJECTS = "/v1/objects/"
@@ -251,11 +248,7 @@ def parse_bound(raw_path: bytes) -> tuple[str, str]:
         hint = f"{OBJECTS}BINDING/NAME, and what is below it"
         raise NotFound("no such object", code="unknown_object", field="path", hint=hint)
     if len(name) > MAX_KEY_CHARS:
-        raise CallerError(
-            "the object's name is too long",
-            field="path",
-            hint=f"at most {MAX_KEY_CHARS} characters",
-        )
+        raise _too_long("object")
     return binding.decode("latin-1"), name
 
 

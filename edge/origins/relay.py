@@ -214,7 +214,8 @@ class Relay:
         for route in list(self._routes.values()):
             if not route.sent:
                 continue
-            if can_renew(route):
+            # How much of an answer's body has passed is the client's to know.
+            if route.stream is not None or (route.repeatable and not route.answered):
                 if route.deadline is None:
                     route.deadline = now + ORIGIN_PATIENCE_S
             else:
@@ -545,12 +546,6 @@ def route_of(sink: Sink, raw: bytes, request: Frame, now: float) -> Route:
 
 
 # ---- picking up after a lost link ----
-
-
-def can_renew(route: Route) -> bool:
-    """Whether the route can be asked for again, on another link too."""
-    # How much of an answer's body has passed is the client's to know.
-    return route.stream is not None or (route.repeatable and not route.answered)
 
 
 def credit_on_link(route: Route) -> bytes:
