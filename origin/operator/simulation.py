@@ -119,11 +119,10 @@ async def recorded(history: str, days: float) -> tuple[ArrivalTrace, float | Non
 def simulated(request: SimulationRequest, history: str | None) -> Document:
     import numpy as np
 
-    from origin.warm.importers import import_trace
     from origin.warm.learned import named_policy
     from origin.warm.policies import LOAD_S, WarmPrices
     from origin.warm.simulate import compare, keep_alive_optimum, sweep_ttls
-    from origin.warm.trace import generated, idle_gaps
+    from origin.warm.trace import generated, idle_gaps, import_trace
 
     measured_s, own = None, None
     if history is not None and request.trace == HISTORY and request.csv is None:

@@ -15,6 +15,7 @@ import numpy as np
 from ledger.errors import CallerError
 from origin.warm.policies import GreedyDual, KeepAlivePolicy, WarmPrices
 from origin.warm.trace import (
+    PROGRESS_EVERY,
     ArrivalTrace,
     BusyPeriods,
     IdleGaps,
@@ -27,8 +28,6 @@ from origin.warm.trace import (
 
 BOUND_STEPS = 200
 """Of the subgradient method; each of them gives a bound, and the best one is kept."""
-
-PROGRESS_EVERY = 10_000
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def import_(
 ) -> None:
     """Make of a public trace what `simulate` and `frontier` read."""
     with extra("origin"):
-        from origin.warm.importers import TokenSpeeds, import_trace, write_trace
+        from origin.warm.trace import TokenSpeeds, import_trace, write_trace
 
     speeds = TokenSpeeds(prefill, decode)
     with progress("requests") as told:
@@ -252,9 +252,8 @@ def _trace(
 ) -> tuple[ArrivalTrace, float]:
     """The arrivals, and what a cold start takes: as given, or as was measured."""
     from origin.history.sqlite_file import is_sqlite
-    from origin.warm.importers import import_trace
     from origin.warm.policies import LOAD_S
-    from origin.warm.trace import GENERATED, generated
+    from origin.warm.trace import GENERATED, generated, import_trace
 
     default_s = LOAD_S if load_s is None else load_s
     if name in GENERATED:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ledger.errors import CallerError
-from origin.warm.importers import TokenSpeeds, import_trace, write_trace
+from origin.warm.trace import TokenSpeeds, import_trace, write_trace
 
 SAMPLES = Path(__file__).parent / "samples"
 FILES = {
