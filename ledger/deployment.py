@@ -1,7 +1,7 @@
 """What an edge's wrangler file says to an origin: which classes of objects there are, and crons.
 
 Told whole whenever an edge meets an origin, which carries out what is new
-(`origin/deployments.py`).
+(`origin/objects.py`).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -44,3 +45,10 @@ def look_less_often(thresholds: tuple[int, int, int] = GC_THRESHOLDS) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*thresholds)
+
+
+def import_environment() -> dict[str, str]:
+    """For a child that is to find our packages where this process did."""
+    root = str(Path(__file__).resolve().parents[1])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

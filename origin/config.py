@@ -23,7 +23,6 @@ HEARTBEATS_IN_PATIENCE = 4
 MOST_HEARTBEAT_S = 5.0
 """PROTOCOL.md promises a heartbeat so often."""
 
-
 ANY_HOST = ("0.0.0.0", "::", "*")
 """What a socket listens on that listens on every address."""
 

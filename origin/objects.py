@@ -1,28 +1,49 @@
-"""The objects of an origin: streams, the subscriptions to them, chats, the operator's own."""
+"""The objects of an origin: streams, the subscriptions to them, chats, the operator's own.
+
+The setting `objects` names the operator's classes (MODULE:CLASS) that this origin has the code of.
+A wrangler file that an edge deploys says by its migrations which of them there are, each in a
+namespace of its script; what a class is called may change, its objects stay. An object of class
+`deployment` keeps that in the ledger, so that of all edges and origins that are told, one carries a
+step out. It rings when a cron is due.
+
+A chat is which stream is the latest of a conversation whose id a client has chosen. The edge says
+so when it has opened one, and asks when a client comes back that knows no more than the chat's id.
+What was said is the client's to keep.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from ledger.deployment import DEPLOYMENT
-from ledger.errors import NotFound
-from ledger.frame import Durability
+import structlog
+from pydantic import BaseModel
+
+from ledger.cron import next_after
+from ledger.deployment import DEPLOYMENT, Deployment, Migration
+from ledger.errors import CallerError, ConfigError, Conflict, NotFound, TailraceError, Unavailable
+from ledger.frame import STREAM_ID_BYTES, Durability
 from ledger.interface import Ledger, ObjectKey
 from ledger.objects.object import (
+    AT_MS,
+    ERASE,
+    SCHEDULED,
     DurableObject,
+    ObjectContext,
     ObjectFactory,
     ObjectLimits,
     ObjectRequest,
     ObjectResponse,
+    ReadableClass,
+    ReadContext,
 )
 from ledger.objects.runtime import ObjectRuntime
-from origin.chats import CHAT, CHATS
 from origin.config import StreamsConfig
-from origin.deployments import Classes, Deployed, DeploymentObject, Namespaces
 from origin.edges.peers import PLAIN, Peers, Way
+from origin.generations.service import CHAT
+from origin.plugin import load_plugin
 from origin.streams.config import StreamSettings
 from origin.streams.object import stream_class
 from origin.subscriptions.index import MAX_SUBSCRIPTIONS, UPDATE, Updates, index_class
@@ -30,8 +51,217 @@ from origin.subscriptions.object import subscription_class
 from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
 from origin.subscriptions.webhook import Webhooks
 
+LATEST = "latest"
+KEPT_MS = 86_400_000
+"""How long after its latest stream has begun a chat is known. What is over is not gone back to."""
+
+FIELD = "origin.objects"
+SHAPE = "write MODULE:CLASS, where CLASS is a ledger.objects.object.DurableObject"
+KEPT = "deployment"
+"""The name of the value."""
+CRON_LIMIT_S = 900.0
+"""What a cron does takes no longer."""
+ERASE_RETRY_MS = 60_000
+NAMES_AT_ONCE = 1000
+Classes = Mapping[str, type[DurableObject]]
+log = structlog.get_logger("objects")
 HERE = frozenset((UPDATE,))
 """What this process has to tell lies in its memory: the subscription comes here for it."""
+
+
+class ChatObject(DurableObject):
+    async def fetch(self, request: ObjectRequest) -> ObjectResponse:
+        """PUT: the body is the id of the stream that is the latest from now on."""
+        if request.method != "PUT":
+            raise CallerError("not a method of a chat", code="method_not_allowed", status=405)
+        if len(request.body) != STREAM_ID_BYTES:
+            raise CallerError("not the id of a stream", field="body")
+        async with self.context.storage.transaction():
+            self.context.storage.put(LATEST, request.body)
+            self.context.storage.set_alarm(self.context.now_ms() + KEPT_MS)
+        return ObjectResponse(204)
+
+    async def alarm(self, retries: int) -> None:
+        self.context.storage.delete_all()
+
+
+async def latest_of(context: ReadContext, _request: ObjectRequest) -> ObjectResponse:
+    """GET: the id of the latest stream; NotFound where none is known."""
+    found = await context.ledger.objects.get(context.key, (LATEST,))
+    if LATEST not in found:
+        raise NotFound("no such chat", hint="it never was, or its latest stream is long over")
+    return ObjectResponse(200, body=found[LATEST])
+
+
+CHATS = ReadableClass(make=ChatObject, read=latest_of, reads=frozenset(("GET",)))
+
+
+def load_classes(specs: tuple[str, ...]) -> dict[str, type[DurableObject]]:
+    """By their names. Raises ConfigError that says what is missing."""
+    found: dict[str, type[DurableObject]] = {}
+    for spec in specs:
+        made, (module, _, name) = load_plugin(spec, FIELD, SHAPE), spec.partition(":")
+        if not (isinstance(made, type) and issubclass(made, DurableObject)):
+            why = f"{module} has no class {name} of objects"
+            raise ConfigError(why, field=FIELD, hint=SHAPE)
+        if name in found:
+            raise ConfigError(f"two classes {name}", field=FIELD)
+        found[name] = made
+    return found
+
+
+class Deployed(BaseModel):
+    """What a deployment object keeps. `kinds` is what each class is called in the ledger."""
+
+    tags: list[str] = []
+    kinds: dict[str, str] = {}
+    erasing: list[str] = []
+    """Namespaces of classes that were deleted, and are not yet empty."""
+    bound: list[str] = []
+    due_ms: dict[str, int] = {}
+    """When each cron comes next."""
+
+    def migrated(self, wanted: Deployment, own: Classes, now_ms: int) -> Deployed:
+        """As it is with every step of `wanted`. Raises Conflict, which names the step."""
+        after = self.model_copy(deep=True)
+        told = {step.tag for step in wanted.migrations}
+        if gone := [tag for tag in self.tags if tag not in told]:
+            raise Conflict(
+                f"{gone[0]} of {wanted.script} was carried out, and is not in the file any more",
+                field="migrations",
+                hint="leave it there; to take a class away, delete it in a further one",
+            )
+        for step in wanted.migrations:
+            if step.tag not in self.tags:
+                after._step(wanted.script, step)
+        _require(after.kinds, own, "migrations")
+        after.bound = sorted(set(wanted.bindings.values()))
+        for name in after.bound:
+            if name not in after.kinds:
+                raise Conflict(f"no migration makes the class {name}", field="durable_objects")
+        if wanted.crons and not _scheduled(after.bound, own):
+            raise Conflict(
+                "no class that is bound has scheduled(), so crons have nothing to run",
+                field="triggers.crons",
+                hint="write it, or take the crons out",
+            )
+        after.due_ms = {}
+        for cron in wanted.crons:
+            try:
+                next_ms = next_after(cron, now_ms)
+            except ValueError as error:
+                raise CallerError(f"{cron!r} {error}", field="triggers.crons") from None
+            if next_ms is not None:
+                after.due_ms[cron] = min(next_ms, self.due_ms.get(cron, next_ms))
+        return after
+
+    def _step(self, script: str, step: Migration) -> None:
+        for name in step.new_sqlite_classes:
+            self.kinds.setdefault(name, f"{script}/{step.tag}/{name}")
+        for each in step.renamed_classes:
+            if each.before not in self.kinds or each.after in self.kinds:
+                raise Conflict(
+                    f"{each.before} cannot become {each.after}",
+                    field=f"migrations: {step.tag}",
+                    hint="there are: " + (", ".join(sorted(self.kinds)) or "none"),
+                )
+            self.kinds[each.after] = self.kinds.pop(each.before)
+        for name in step.deleted_classes:
+            if name not in self.kinds:
+                raise Conflict(f"there is no {name} to delete", field=f"migrations: {step.tag}")
+            self.erasing.append(self.kinds.pop(name))
+        self.tags.append(step.tag)
+
+    def rings_at_ms(self, now_ms: int) -> int | None:
+        """When there is something to do; None: never."""
+        return min((*self.due_ms.values(), *([now_ms] if self.erasing else [])), default=None)
+
+
+def _require(names: Iterable[str], own: Classes, where: str) -> None:
+    missing = sorted(set(names) - own.keys())
+    if missing:
+        raise Conflict(
+            f"this origin has no class {missing[0]}",
+            field=where,
+            hint="its setting origin.objects names classes; there are: "
+            + (", ".join(sorted(own)) or "none"),
+        )
+
+
+def _scheduled(names: list[str], own: Classes) -> list[str]:
+    """Those that take crons."""
+    return [name for name in names if own[name].scheduled is not DurableObject.scheduled]
+
+
+class DeploymentObject(DurableObject):
+    def __init__(self, context: ObjectContext, own: Classes) -> None:
+        super().__init__(context)
+        self._own = own
+
+    async def fetch(self, request: ObjectRequest) -> ObjectResponse:
+        """PUT: this is deployed from now on. Answers with what is kept."""
+        wanted = Deployment.parse(request.body)
+        before = await self._kept()
+        now_ms = self.context.now_ms()
+        after = before.migrated(wanted, self._own, now_ms)
+        is_asleep = self.context.storage.get_alarm() is None
+        if after != before or (is_asleep and after.rings_at_ms(now_ms) is not None):
+            log.info("deployed", script=wanted.script, classes=sorted(after.kinds))
+            self._keep(after)
+        return ObjectResponse(200, body=after.model_dump_json().encode())
+
+    async def alarm(self, retries: int) -> None:
+        now_ms = self.context.now_ms()
+        kept = await self._kept()
+        for cron, at_ms in list(kept.due_ms.items()):
+            if at_ms <= now_ms:
+                await self._run(cron, at_ms, kept)
+        left = [kind for kind in kept.erasing if not await self._erased(kind)]
+        kept = await self._kept()  # it may have been deployed anew meanwhile
+        for cron, at_ms in list(kept.due_ms.items()):
+            if at_ms <= now_ms:
+                next_ms = next_after(cron, self.context.now_ms())
+                assert next_ms is not None, "it has come before"
+                kept.due_ms[cron] = next_ms
+        kept.erasing = [kind for kind in kept.erasing if kind in left]
+        self._keep(kept, ERASE_RETRY_MS)
+
+    async def _run(self, cron: str, at_ms: int, kept: Deployed) -> None:
+        """In every class that takes crons, in the object that has its name. Tells of failures."""
+        request = ObjectRequest(SCHEDULED, "https://cron/", ((AT_MS, str(at_ms)),))
+        script = self.context.key.name
+        for name in _scheduled([one for one in kept.bound if one in self._own], self._own):
+            try:
+                async with asyncio.timeout(CRON_LIMIT_S):
+                    await self.context.call(ObjectKey(kept.kinds[name], cron), request)
+            except Exception as error:  # it is the operator's code; other crons go on
+                log.exception("cron failed", script=script, cron=cron, object=name, exc_info=error)
+            else:
+                log.info("cron", script=script, cron=cron, object=name, at_ms=at_ms)
+
+    async def _erased(self, kind: str) -> bool:
+        """Whether nothing of these objects is left."""
+        request = ObjectRequest(ERASE, "https://erase/")
+        try:
+            while names := await self.context.ledger.objects.names(kind, limit=NAMES_AT_ONCE):
+                for name in names:
+                    await self.context.call(ObjectKey(kind, name), request)
+        except TailraceError as error:
+            log.warning("objects not erased", kind=kind, error=str(error))
+            return False
+        return True
+
+    async def _kept(self) -> Deployed:
+        raw = await self.context.storage.get(KEPT)
+        return Deployed() if raw is None else Deployed.model_validate_json(raw)
+
+    def _keep(self, deployed: Deployed, erase_in_ms: int = 0) -> None:
+        self.context.storage.put(KEPT, deployed.model_dump_json().encode())
+        at_ms = deployed.rings_at_ms(self.context.now_ms() + erase_in_ms)
+        if at_ms is None:
+            self.context.storage.delete_alarm()
+        else:
+            self.context.storage.set_alarm(at_ms)
 
 
 class OriginObjects:
@@ -49,6 +279,8 @@ class OriginObjects:
     ) -> None:
         """`way` is how other origins of the ledger are reached, `own` the operator's classes."""
         self._on = config.subscriptions
+        self._own = own or {}
+        self._scripts: dict[str, Deployed] = {}
         self._updates = Updates(ledger.objects)
         self._webhooks = Webhooks(config.webhook_hosts, now_ms=now_ms)
         settings = StreamSettings(
@@ -57,23 +289,22 @@ class OriginObjects:
             durability=Durability.from_word(config.durability),
             on_event=self._updates.on_event if self._on else None,
         )
-        classes: dict[str, ObjectFactory] = {
+        self._classes: dict[str, ObjectFactory] = {
             "stream": stream_class(settings),
             CHAT: CHATS,
-            DEPLOYMENT: partial(DeploymentObject, own=own or {}),
+            DEPLOYMENT: partial(DeploymentObject, own=self._own),
             # Switched off they do nothing, also when an alarm rings that they had set before.
             SUBSCRIPTION: DurableObject,
             INDEX_KEY.kind: DurableObject,
         }
         if self._on:
-            classes[SUBSCRIPTION] = subscription_class(self._updates, self._webhooks)
-            classes[INDEX_KEY.kind] = index_class(self._updates)
-        self._namespaces = Namespaces(own or {}, classes)
+            self._classes[SUBSCRIPTION] = subscription_class(self._updates, self._webhooks)
+            self._classes[INDEX_KEY.kind] = index_class(self._updates)
         # A wake waits for a webhook as long as that takes.
         limits = ObjectLimits(alarms_at_once={SUBSCRIPTION: MAX_SUBSCRIPTIONS} if self._on else {})
         self._peers = Peers(ledger.objects.seize, HERE, way)
         self.runtime = ObjectRuntime(
-            ledger, classes, now_ms, random, limits=limits, forward=self._peers.ask
+            ledger, self._classes, now_ms, random, limits=limits, forward=self._peers.ask
         )
 
     async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
@@ -86,7 +317,7 @@ class OriginObjects:
         return await self.runtime.fetch(key, request)
 
     async def fetch_here(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
-        if not self._namespaces.has(key.kind):
+        if key.kind not in self._classes:
             await self.load()  # another origin has been told of it
         return await self.runtime.fetch_here(key, request)
 
@@ -94,20 +325,37 @@ class OriginObjects:
         """Have a wrangler file's classes and crons. Raises Conflict where that cannot be."""
         response = await self.runtime.fetch(ObjectKey(DEPLOYMENT, script), request)
         assert isinstance(response.body, bytes)
-        self._reset(self._namespaces.adopt(script, Deployed.model_validate_json(response.body)))
+        self._adopt(script, response.body)
         return ObjectResponse(204)
 
     def kind_of(self, called: str) -> str:
-        """The class in the ledger of what a deployment calls SCRIPT/CLASS."""
-        return self._namespaces.kind_of(called)
+        """The namespace of SCRIPT/CLASS. Raises Unavailable where nothing is deployed."""
+        script, _, name = called.rpartition("/")
+        deployed = self._scripts.get(script)
+        if deployed is None:
+            raise Unavailable(f"{script} is not deployed here", code="not_deployed")
+        if name not in deployed.kinds:
+            raise NotFound(f"no class {name} is deployed", field="kind")
+        return deployed.kinds[name]
 
     async def load(self) -> None:
         """What the ledger says is deployed."""
-        self._reset(await self._namespaces.load(self.runtime.ledger.objects))
+        store = self.runtime.ledger.objects
+        for script in await store.names(DEPLOYMENT):
+            found = await store.get(ObjectKey(DEPLOYMENT, script), (KEPT,))
+            if KEPT in found:
+                self._adopt(script, found[KEPT])
 
-    def _reset(self, kinds: list[str]) -> None:
-        for kind in kinds:
-            self.runtime.reset(kind)
+    def _adopt(self, script: str, raw: bytes) -> None:
+        """Objects of namespaces whose class is another one from now on are made anew."""
+        self._scripts[script] = deployed = Deployed.model_validate_json(raw)
+        wanted: dict[str, ObjectFactory] = {
+            kind: self._own[name] for name, kind in deployed.kinds.items() if name in self._own
+        }
+        for kind, made in (wanted | dict.fromkeys(deployed.erasing, DurableObject)).items():
+            if self._classes.get(kind) is not made:
+                self._classes[kind] = made
+                self.runtime.reset(kind)
 
     async def run(self) -> None:
         """Alarms, eviction and updates, until cancelled."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,10 +20,9 @@ from ledger.process import Stop, look_less_often
 from ledger.tasks import beside
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.model_table import Tables
-from origin.workers.circuit import Circuit
 from origin.workers.forked import Launcher
 from origin.workers.kernel_cache import offer
-from origin.workers.liveness import Patience
+from origin.workers.liveness import Circuit, Patience
 from origin.workers.program import makes_tokens, program, unused
 from origin.workers.worker_process import WorkerSlot, worker_environment
 
@@ -47,7 +47,11 @@ def run(
     configure_logging(config.log_level)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line per webhook, with its URL
     offer(config.data)
-    several = _planned(tables, config) if tables else []
+    several: list[ModelPlan] = []
+    if tables:
+        from origin.serving.plan import planned  # an origin of one model starts without it
+
+        several = planned(tables, config)
     for name in unused(*[plan.config for plan in several] or [config]):
         log.warning("setting.unused", setting=f"origin.{name}", why="nothing served goes by it")
     uvloop.run(_start(config, ledger, streams, several))
@@ -69,17 +73,13 @@ async def _start(
     stop = Stop()
     parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
     async with beside(parts) as running:
-        await asyncio.to_thread(_import_supervisor)  # meanwhile the loop starts the workers
+        await asyncio.to_thread(
+            import_module, "origin.supervisor"
+        )  # meanwhile the loop starts the workers
         from origin.supervisor import serve
 
         look_less_often()
         await serve(config, ledger, streams, slots, running, stop, several)
-
-
-def _planned(tables: Tables, config: OriginConfig) -> list[ModelPlan]:
-    from origin.serving.plan import planned  # an origin of one model starts without it
-
-    return planned(tables, config)
 
 
 def launcher_of(config: OriginConfig, models: Sequence[OriginConfig]) -> Launcher | None:
@@ -108,7 +108,3 @@ def slots_of(
         WorkerSlot(first + nth, command, patience, forks, circuit, name)
         for nth in range(config.workers)
     ]
-
-
-def _import_supervisor() -> None:
-    import origin.supervisor  # noqa: F401

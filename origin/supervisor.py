@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -24,16 +25,14 @@ from ledger.telemetry.exposition import exposed
 from ledger.telemetry.traces import Traces
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
-from origin.deployments import load_classes
 from origin.edges.link import EdgeLink
 from origin.edges.peers import Way
 from origin.generations.callers import TokenKeys
 from origin.generations.runs import Runs
 from origin.generations.service import Service
 from origin.history.recorder import recorder_of
-from origin.memory import free_memory
 from origin.metrics import Metrics
-from origin.objects import OriginObjects
+from origin.objects import OriginObjects, load_classes
 from origin.open_ledger import open_ledger
 from origin.operator.desk import OperatorDesk
 from origin.operator.streams import LivePages, unix_clock
@@ -52,6 +51,9 @@ ADOPT_S = 0.5
 
 LOOK_S = 0.05
 """How late an origin that goes away may notice that nothing is under way any more."""
+
+MEMINFO = Path("/proc/meminfo")
+GROUP = Path("/sys/fs/cgroup")
 
 log = structlog.get_logger("origin")
 
@@ -165,20 +167,22 @@ class Supervisor:
         pace: float = 1.0,
     ) -> ModelKeeper:
         """Several models come and go within their caps from now on, by that clock."""
-        from origin.serving.keeping import keeper_of  # numpy, which takes a while to import
+        # numpy comes with it, which takes a while to import
+        from origin.serving.keeper import ModelKeeper, live_pool
+        from origin.serving.plan import KnownModels
 
-        is_open = self._runs.table.by_id.__contains__
-        told = self._say_heartbeat, self._metrics
-        self._keeper = keeper = keeper_of(
-            self._config,
-            plans,
+        known = KnownModels(self._config.data, {plan.name: plan.config for plan in plans})
+        self._keeper = keeper = ModelKeeper(
             models,
-            self._runs.withdraw,
-            is_open,
-            self._recorder,
-            clock,
-            pace,
-            *told,
+            live_pool(self._config, plans, known, self._recorder, clock),
+            known,
+            self._metrics,
+            clock=clock,
+            wait_s=self._config.cold_wait_s,
+            withdraw=self._runs.withdraw,
+            is_open=self._runs.table.by_id.__contains__,
+            pace=pace,
+            changed=self._say_heartbeat,
         )
         self._runs.keep_with(keeper)
         self._recorder.learner = keeper.learn
@@ -302,3 +306,25 @@ def _unless_away() -> Iterator[None]:
         raise
     except Unavailable as error:
         log.warning("ledger.away", error=str(error))
+
+
+def free_memory(meminfo: Path = MEMINFO, group: Path = GROUP) -> float:
+    """Of the machine and of the control group that this process is in, the lesser share that is
+    free; 1.0 where neither can be known."""
+    shares = [1.0]
+    with suppress(OSError, ValueError, KeyError, ZeroDivisionError):
+        fields = _numbers(meminfo)
+        shares.append(fields["MemAvailable:"] / fields["MemTotal:"])
+    with suppress(OSError, ValueError, KeyError, ZeroDivisionError):
+        limit = int((group / "memory.max").read_text("ascii"))  # "max" is none
+        used = int((group / "memory.current").read_text("ascii"))
+        # Pages of files that were not used lately are given back when they are needed.
+        used -= _numbers(group / "memory.stat")["inactive_file"]
+        shares.append(1 - used / limit)
+    return max(0.0, min(shares))
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The first number behind each name."""
+    lines = (line.split() for line in path.read_text("ascii").splitlines())
+    return {name: int(value) for name, value, *_ in lines}

@@ -60,25 +60,25 @@ def markup_of(template: str) -> MarkupName | None:
 
 def read_calls(text: str, field: str) -> list[dict[str, str]]:
     """The calls of a `Message`: `id`, `name`, `arguments` of each; CallerError if it is bad."""
-    return _objects(text, field, ("id", "name", "arguments"), str)
+    return _objects(text, field, ("id", "name", "arguments"))
 
 
 def read_functions(text: str) -> list[dict[str, Any]]:
     """What `Tools` names; CallerError if it is bad."""
-    functions = _objects(text, "tools", ("name",), str)
+    functions = _objects(text, "tools", ("name",))
     for at, function in enumerate(functions):
         if not isinstance(function.setdefault("parameters", {}), dict | bool):
             raise CallerError("is no JSON schema", field=f"tools[{at}].parameters")
     return functions
 
 
-def _objects(text: str, field: str, keys: tuple[str, ...], kind: type) -> list[dict[str, Any]]:
+def _objects(text: str, field: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
     value = _decoded(text)
     if not isinstance(value, list):
         raise CallerError("is not the JSON of a list", field=field)
     for at, item in enumerate(value):
         for key in keys:
-            if not isinstance(item, dict) or not isinstance(item.get(key), kind):
+            if not isinstance(item, dict) or not isinstance(item.get(key), str):
                 raise CallerError(f"has no {key}", field=f"{field}[{at}]")
     return value
 

@@ -15,21 +15,18 @@ from jinja2 import TemplateError
 from kernels.shapes import HEAD_DIMS
 from ledger.errors import ModelError, TailraceError
 from ledger.frame import Message
-from origin.checkpoint.chat_template import examine_template
-from origin.checkpoint.finding import Finding, Findings
-from origin.checkpoint.formats_check import examine_formats
-from origin.checkpoint.layout import examine_weights
+from origin.checkpoint.finding import Finding, Findings, read_object
+from origin.checkpoint.layout import StoredTensor, examine_weights, stored_tensors, weight_files
 from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, examine_config
-from origin.checkpoint.model_json import read_object
 from origin.checkpoint.model_memory import (
     Footprint,
     cpu_footprint,
+    examine_formats,
     gpu_footprint,
     parameters,
 )
-from origin.checkpoint.prompt import PromptReader
+from origin.checkpoint.prompt import PromptReader, examine_template
 from origin.checkpoint.tokenizer_file import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, check_tokenizer
-from origin.checkpoint.weights_file import StoredTensor, stored_tensors, weight_files
 from origin.formats import AS_STORED, Formats
 
 

@@ -1,7 +1,8 @@
 """The shape of a decoder, from the config.json of a Hugging Face checkpoint.
 
 Served are `bitnet`, `llama` and `qwen3`. What is missing means what it means in transformers;
-what would load but compute something else is refused by key and value. No torch.
+what would load but compute something else is refused by key and value, and so is a key that is in
+no table here: it may say that the weights were trained in another computation. No torch.
 """
 
 from __future__ import annotations
@@ -9,24 +10,172 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.attention.rope_scaling import RopeScaling
-from kernels.shapes import Family
-from origin.checkpoint.config_keys import AUTO_CLASSES, CLASS_NAMES, IRRELEVANT, NEUTRAL, READ
-from origin.checkpoint.finding import Findings
-from origin.checkpoint.model_json import JsonObject, read_object, read_object_if_there, shown
-from origin.checkpoint.rope_config import read_rope
+from kernels.attention.rope_scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+    yarn_attention_factor,
+)
+from kernels.shapes import DecoderShape, Family
+from origin.checkpoint.finding import Findings, JsonObject, read_object, read_object_if_there, shown
 from origin.checkpoint.tokenizer_file import check_tokenizer
+
+# What is read here.
+READ = frozenset(
+    """
+    architectures attention_bias auto_map eos_token_id head_dim hidden_act hidden_size
+    intermediate_size layer_types max_position_embeddings max_window_layers mlp_bias model_type
+    num_attention_heads num_hidden_layers num_key_value_heads original_max_position_embeddings
+    partial_rotary_factor quantization_config rms_norm_eps rope_parameters rope_scaling rope_theta
+    sliding_window tie_word_embeddings use_sliding_window vocab_size
+    """.split()
+)
+
+# Each changes what is computed; the value with which it does not.
+NEUTRAL: dict[str, object] = {
+    "add_cross_attention": False,
+    "attention_multiplier": None,
+    "attn_logit_softcapping": None,
+    "clip_qkv": None,
+    "embedding_multiplier": 1.0,
+    "final_logit_softcapping": None,
+    "is_causal": True,
+    "is_encoder_decoder": False,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "pruned_heads": {},
+    "query_pre_attn_scalar": None,
+    "residual_multiplier": 1.0,
+    "rope_interleaved": False,
+    "use_mrope": False,
+    "use_qk_norm": False,
+}
+
+# Where it came from, how it was trained, how it is run elsewhere, and what it is asked for.
+IRRELEVANT = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled
+    _name_or_path _pre_quantization_dtype attn_implementation dtype finetuning_task
+    is_llama_config model_name prefix task_specific_params tokenizer_class torch_dtype
+    transformers.js_config transformers_version unsloth_fixed unsloth_version
+
+    attention_dropout gradient_checkpointing initializer_range neftune_noise_alpha pretraining_tp
+
+    chunk_size_feed_forward cross_attention_hidden_size id2label is_decoder label2id
+    max_sequence_length model_max_length num_labels output_attentions output_hidden_states
+    problem_type return_dict tf_legacy_loss tie_encoder_decoder torchscript use_bfloat16 use_cache
+
+    bos_token_id cls_token_id decoder_start_token_id mask_token_id pad_token_id sep_token_id
+    unk_token_id
+
+    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id
+    forced_eos_token_id length_penalty max_length max_new_tokens min_length no_repeat_ngram_size
+    num_beam_groups num_beams num_return_sequences output_scores remove_invalid_values
+    repetition_penalty return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
+    """.split()
+)
+
+# Of rope_scaling and rope_parameters. transformers reads neither alpha, attn_factor nor finetuned.
+ROPE = frozenset(
+    """
+    alpha attention_factor attn_factor beta_fast beta_slow factor finetuned high_freq_factor
+    low_freq_factor mscale mscale_all_dim original_max_position_embeddings partial_rotary_factor
+    rope_theta rope_type truncate type
+    """.split()
+)
+
+CLASS_NAMES = {Family.BITNET: "BitNet", Family.LLAMA: "Llama", Family.QWEN3: "Qwen3"}
+# BitNet was published with code of its own, before transformers had the same.
+AUTO_CLASSES = {Family.BITNET: frozenset(("BitNetConfig", "BitNetModel", "BitNetForCausalLM"))}
+
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
-
 MAX_LAYERS = 1024
 MAX_CONTEXT = 1 << 24
 """Tokens; the rotary tables have a row for each."""
-
 FULL_ATTENTION = "full_attention"
 QWEN3_FULL_LAYERS = 28
 """Layers before the first with a sliding window, where the file does not say."""
+
+
+def read_rope(
+    config: JsonObject, context: int, default_theta: float
+) -> tuple[float, RopeScaling | None]:
+    """(theta, how it is scaled) of a config.json whose context is already known.
+
+    Older files have `rope_theta` at the top and a `rope_scaling` with `type` or `rope_type`; newer
+    ones have all of it in `rope_parameters`. Where both are there, transformers goes by
+    `rope_scaling`, and so does this.
+    """
+    old, new = config.child("rope_scaling"), config.child("rope_parameters")
+    rope = old if old is not None and old.raw else new
+    if rope is None:
+        rope = JsonObject(config.file, {}, config.findings)
+    rope.nothing_but(ROPE)
+    theta = config.number("rope_theta", default_theta, above=1.0)
+    theta = rope.number("rope_theta", theta, above=1.0)
+    for part in (config, rope):
+        part.only("partial_rotary_factor", 1.0, default=1.0)
+    try:
+        return theta, _scaling(config, rope, context)
+    except ValueError as exc:  # each number is right, but not beside the others
+        rope.fault("", str(exc))
+        return theta, None
+
+
+def _scaling(config: JsonObject, rope: JsonObject, context: int) -> RopeScaling | None:
+    kind = rope.raw.get("rope_type") or rope.raw.get("type") or "default"
+    match kind:
+        case "default":
+            return None
+        case "dynamic":
+            # It stretches only what is longer than the context, and nothing longer is served.
+            rope.number("factor")
+            return None
+        case "linear":
+            return LinearScaling(rope.number("factor"))
+        case "llama3":
+            return Llama3Scaling(
+                factor=rope.number("factor"),
+                low_turns=rope.number("low_freq_factor"),
+                high_turns=rope.number("high_freq_factor"),
+                original_context=_original_context(config, rope, context),
+            )
+        case "yarn":
+            return _yarn(config, rope, context)
+    key = "rope_type" if rope.raw.get("rope_type") else "type"
+    rope.fault(key, shown(kind), "default, linear, dynamic, llama3 or yarn")
+    return None
+
+
+def _yarn(config: JsonObject, rope: JsonObject, context: int) -> YarnScaling:
+    original = _original_context(config, rope, context)
+    factor = rope.number("factor", context / original)
+    factors = (rope.optional_number("mscale"), rope.optional_number("mscale_all_dim"))
+    scaling = YarnScaling(
+        factor=factor,
+        original_context=original,
+        attention_factor=rope.number("attention_factor", yarn_attention_factor(factor, *factors)),
+        fast_turns=rope.number("beta_fast", 32.0),
+        slow_turns=rope.number("beta_slow", 1.0),
+        truncate=rope.flag("truncate", default=True),
+    )
+    if original * factor > context:
+        config.note(
+            "max_position_embeddings",
+            f"{context}: the scaling reaches to {original * factor:.0f} tokens",
+            "a larger number serves longer contexts",
+        )
+    return scaling
+
+
+def _original_context(config: JsonObject, rope: JsonObject, context: int) -> int:
+    """The context of the training; a number at the top of the file goes first."""
+    key = "original_max_position_embeddings"
+    return config.count(key, rope.count(key, context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +196,15 @@ DEFAULTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The shape of a decoder; counts are in elements, `context` in tokens."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(DecoderShape):
+    """The shape of a decoder, and what else of its computation a config.json says."""
 
-    family: Family
-    vocab: int
-    hidden: int
-    ffn: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    context: int
-    norm_eps: float
-    rope_theta: float
     rope_scaling: RopeScaling | None
     tied_head: bool
     eos_ids: frozenset[int]
     packed: bool
     """BitNet: the files hold packed ternary weights, not real ones that become so at load."""
-
-    @property
-    def queries(self) -> int:
-        """Elements of all query heads of a token; not always `hidden`."""
-        return self.heads * self.head_dim
-
-    @property
-    def keys(self) -> int:
-        """Elements of all key heads of a token, and of all value heads."""
-        return self.kv_heads * self.head_dim
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -117,6 +245,7 @@ def _config(directory: Path, keys: JsonObject, family: Family) -> ModelConfig:
     )
     theta, scaling = read_rope(keys, context, defaults.rope_theta)
     config = ModelConfig(
+        name="checkpoint",
         family=family,
         vocab=vocab,
         hidden=keys.count("hidden_size"),

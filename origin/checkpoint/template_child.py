@@ -9,7 +9,7 @@ holds a `template` and the `special` tokens that it may name, and is answered by
 `problem`, perhaps with its `line`. Each other one holds `messages`, `tools` (or null) and the time
 that it is `now`, and is answered by a `text`, or by why it is `refused` by the template or
 `failed`. The process ends when its input does: with its parent, however that ends.
-`chat_template` beside this is its other side.
+`prompt` beside this is its other side.
 """
 
 from __future__ import annotations

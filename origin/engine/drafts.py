@@ -29,7 +29,6 @@ CATCH_UP_TOKENS = 512
 """Known tokens of all runs that a draft model takes in per step; a run that lacks more proposes
 nothing yet."""
 
-
 _GREEDY = Sampling()
 
 
@@ -160,7 +159,7 @@ class DraftModel:
     def __init__(self, model: Model, pool: PagePool) -> None:
         self._model = model
         self._pool = pool
-        self._caches: dict[int, _DraftCache] = {}
+        self._drafts: dict[int, _Draft] = {}
 
     def propose(self, asked: Sequence[Asked]) -> list[Sequence[int]]:
         drafting = [self._begin(each) for each in asked]
@@ -175,26 +174,26 @@ class DraftModel:
         return [() if each is None else each.drafts for each in drafting]
 
     def learn(self, run: int, drafted: int, accepted: int) -> None:
-        self._cache(run).length.learn(drafted, accepted)
+        self._draft(run).length.learn(drafted, accepted)
 
     def release(self, run: int) -> None:
-        cache = self._caches.pop(run, None)
-        if cache is not None:
-            self._pool.release(cache.pages)
+        draft = self._drafts.pop(run, None)
+        if draft is not None:
+            self._pool.release(draft.pages)
 
-    def _cache(self, run: int) -> _DraftCache:
-        return self._caches.setdefault(run, _DraftCache())
+    def _draft(self, run: int) -> _Draft:
+        return self._drafts.setdefault(run, _Draft())
 
-    def _begin(self, asked: Asked) -> _Drafting | None:
+    def _begin(self, asked: Asked) -> _Draft | None:
         """None where nothing can be drafted."""
-        cache, known = self._cache(asked.run), len(asked.ids)
-        limit = min(asked.limit, cache.length.tokens, self._model.config.context - known)
-        if limit < 1 or not self._has_pages(cache, known + limit):
+        draft, known = self._draft(asked.run), len(asked.ids)
+        limit = min(asked.limit, draft.length.tokens, self._model.config.context - known)
+        if limit < 1 or not self._has_pages(draft, known + limit):
             return None
-        cache.forget_rejected(asked.ids)
-        return _Drafting(cache, asked.ids, limit)
+        draft.begin(asked.ids, limit)
+        return draft
 
-    def _catch_up(self, drafting: Sequence[_Drafting]) -> None:
+    def _catch_up(self, drafting: Sequence[_Draft]) -> None:
         """Push all known ids but the last of each run, as many as a step may push."""
         room = CATCH_UP_TOKENS
         while room > 0:
@@ -208,49 +207,38 @@ class DraftModel:
                 return
             self._model.forward(pieces)
 
-    def _has_pages(self, cache: _DraftCache, tokens: int) -> bool:
-        missing = -(-tokens // PREFILL_CHUNK_TOKENS) - len(cache.pages)
+    def _has_pages(self, draft: _Draft, tokens: int) -> bool:
+        missing = -(-tokens // PREFILL_CHUNK_TOKENS) - len(draft.pages)
         more = self._pool.take(missing) if missing > 0 else []
-        cache.pages += more or []
+        draft.pages += more or []
         return more is not None
 
 
 @dataclass(slots=True)
-class _DraftCache:
-    """What one run has in the draft model's pages: the keys and values of the `cached` ids."""
+class _Draft:
+    """What one run has in the draft model's pages, the keys and values of the `cached` ids; and its
+    proposal, while it grows to `limit` drafts behind the `ids` that are known."""
 
     length: DraftLength = field(default_factory=DraftLength)
     pages: list[int] = field(default_factory=list)
     cached: list[int] = field(default_factory=list)
+    ids: Sequence[int] = ()
+    limit: int = 0
+    drafts: list[int] = field(default_factory=list)
+    broken: bool = False
 
-    def forget_rejected(self, ids: Sequence[int]) -> None:
+    def begin(self, ids: Sequence[int], limit: int) -> None:
         """Go back to where the cache holds other tokens than `ids`: drafts that were wrong."""
+        self.ids, self.limit, self.drafts, self.broken = ids, limit, [], False
         common = min(len(self.cached), len(ids) - 1)
         right = max(0, common - MAX_DRAFT_TOKENS)  # no drafts of the last call lie before
         while right < common and self.cached[right] == ids[right]:
             right += 1
         del self.cached[right:]
 
-    def piece(self, ids: Sequence[int], *, prefill: bool) -> Piece:
-        """The ids after those in the cache, which has them then."""
-        start = len(self.cached)
-        self.cached += ids
-        return Piece(ids, start, self.pages, prefill)
-
-
-@dataclass(slots=True)
-class _Drafting:
-    """One run's proposal, while it grows to `limit` drafts."""
-
-    cache: _DraftCache
-    ids: Sequence[int]
-    limit: int
-    drafts: list[int] = field(default_factory=list)
-    broken: bool = False
-
     @property
     def is_caught_up(self) -> bool:
-        return len(self.cache.cached) == len(self.ids) - 1
+        return len(self.cached) == len(self.ids) - 1
 
     @property
     def is_done(self) -> bool:
@@ -265,20 +253,25 @@ class _Drafting:
 
         What begins in a page that is not full is rows, and what begins with a page is a chunk.
         """
-        start = len(self.cache.cached)
+        start = len(self.cached)
         in_chunk = start % PREFILL_CHUNK_TOKENS
         end = min(start + PREFILL_CHUNK_TOKENS - in_chunk, len(self.ids) - 1)
         if not start < end <= start + room:
             return None
-        return self.cache.piece(self.ids[start:end], prefill=not in_chunk)
+        return self._piece(self.ids[start:end], prefill=not in_chunk)
 
     def next_row(self) -> Piece:
         """Of the last known token, or the last draft."""
-        last = self.drafts[-1] if self.drafts else self.ids[-1]
-        return self.cache.piece([last], prefill=False)
+        return self._piece(self.drafts[-1:] or self.ids[-1:], prefill=False)
 
     def take(self, token: int) -> None:
         """What was drawn from it; below 0 where it was no number."""
         self.broken = token < 0
         if not self.broken:
             self.drafts.append(token)
+
+    def _piece(self, ids: Sequence[int], *, prefill: bool) -> Piece:
+        """The ids after those in the cache, which has them then."""
+        start = len(self.cached)
+        self.cached += ids
+        return Piece(ids, start, self.pages, prefill)

@@ -17,13 +17,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from tokenizers import Tokenizer
-
 from ledger.errors import CallerError, Conflict, Overloaded, TailraceError, TooLarge
 from ledger.frame import FinishReason, Priority
 from origin.engine.generation import NOT_A_NUMBER, Generation, Surroundings, refuse
-from origin.models.device import AtOnce, Launched, StepDevice, drawn_before
-from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Model, Piece
+from origin.models.model import (
+    PREFILL_CHUNK_TOKENS,
+    AtOnce,
+    Draw,
+    Drawn,
+    Launched,
+    Model,
+    Piece,
+    StepDevice,
+    drawn_before,
+)
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PagePool
 from origin.scheduler.plan import Plan, Work
@@ -81,13 +88,6 @@ class Engine:
         self._generations: dict[int, Generation] = {}
         self._outbox: list[Emission] = []
         self._guesses = around.drafter is not None
-
-    @classmethod
-    def of(cls, model: Model, tokenizer: Tokenizer, limits: Limits | None = None) -> Engine:
-        """With nothing but the model and its tokenizer around."""
-        config = model.config
-        around = Surroundings(tokenizer, config.eos_ids, config.context, config.vocab)
-        return cls(model, around, limits)
 
     @property
     def idle(self) -> bool:

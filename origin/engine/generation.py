@@ -11,12 +11,10 @@ from torch import Tensor
 
 from kernels.sampler.sampler import Sampling
 from ledger.errors import CallerError
-from ledger.frame import SAMPLING, FinishReason, FormatKind, OutputFormat, TokenScores
+from ledger.frame import SAMPLING, FinishReason, TokenScores
 from origin.engine.drafts import Asked, Drafter, accepted
 from origin.engine.grammar import GrammarCompiler, OutputGrammar
-from origin.engine.scores import Scorer
-from origin.engine.transcript import Transcript
-from origin.engine.vocabulary import Vocabulary
+from origin.engine.transcript import Transcript, Vocabulary
 from origin.filter import FilterFactory
 from origin.models.model import Draw, Drawn
 from origin.tools import ToolUse
@@ -38,12 +36,10 @@ class Surroundings:
     drafter: Drafter | None = None
     """Of speculative decoding; None for none."""
     vocabulary: Vocabulary = field(init=False)
-    scorer: Scorer = field(init=False)
     _grammars: GrammarCompiler | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.vocabulary = Vocabulary(self.tokenizer)
-        self.scorer = Scorer(self.vocabulary)
 
     def prepare_grammars(self) -> GrammarCompiler:
         """What compiles output formats; the first call takes up to seconds. Raises ModelError."""
@@ -173,7 +169,7 @@ class Generation:
     def _scores(self, drawn: Drawn) -> TokenScores | None:
         if drawn.scores is None:
             return None
-        return self._around.scorer.of(drawn.token, drawn.scores)
+        return self._around.vocabulary.scored(drawn.token, drawn.scores)
 
     def _end_if_finished(self) -> list[Emission]:
         """Where nothing but the end can follow under the grammar, nothing is drawn."""
@@ -184,14 +180,10 @@ class Generation:
     def _start_grammar(self) -> OutputGrammar | None:
         wanted, tools = self._run.format, self._tools
         if tools is not None and (tools.forced or wanted is not None):
-            answer = None
-            if wanted is not None:
-                answer = OutputFormat(FormatKind(wanted.kind), wanted.source)
-            return self._around.prepare_grammars().start_calls(tools, self.generated, answer)
+            return self._around.prepare_grammars().start_calls(tools, self.generated, wanted)
         if wanted is None:
             return None
-        kind = FormatKind(wanted.kind)
-        return self._around.prepare_grammars().start(kind, wanted.source, self.generated)
+        return self._around.prepare_grammars().start(wanted.kind, wanted.source, self.generated)
 
     def _count(self) -> Tensor | None:
         if not self._sampling.penalises:

@@ -10,8 +10,10 @@ The supervisor imports `check_format` and `check_tools` from here: no torch.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
@@ -22,8 +24,15 @@ from tokenizers import Tokenizer
 
 from ledger.errors import CallerError, ModelError
 from ledger.frame import FormatKind, OutputFormat
-from origin.engine.schema_cost import MAX_REGEX_BYTES, size_of, why_costly
 from origin.tools import MARKUPS, Markup, ToolUse, read_functions
+
+MAX_REGEX_BYTES = 4 * 1024
+"""UTF-8 bytes of an expression, or of one pattern in a schema."""
+MAX_JOINED_PATTERNS = 10
+"""Different patterns and formats of a schema that joins others; each triples the time."""
+MAX_MULTIPLE = 10_000
+"""Product of the different multipleOf in a schema, as multiples of their last decimal place."""
+JOINING = frozenset(("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "$recursiveRef", "if"))
 
 MAX_SCHEMA_BYTES = 64 * 1024
 """UTF-8 bytes of a JSON schema."""
@@ -33,9 +42,7 @@ MAX_SPACES = 32
 """White space in one place of a JSON text: without a limit, a model may write nothing else."""
 MASK_BITS = 32
 """Vocabulary ids per word of a mask."""
-
 Mask = NDArray[np.int32]
-
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # about 20 ms
     step_lexer_fuel=200_000,  # about 15 ms for one mask
@@ -44,6 +51,64 @@ _LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,  # they quote what the run has written
 )
+
+
+def why_costly(schema: Any) -> str | None:
+    """Why following a parsed schema would hold everything up, if it would.
+
+    llguidance limits its work, but not all of it: it joins schemas by intersecting their patterns,
+    in time exponential in how many there are, and a multiple is an automaton of as many states.
+    Within these limits a format takes at most some tenths of a second to check and to start.
+    """
+    pairs = list(_pairs(schema))
+    patterns = {
+        value for key, value in pairs if key in ("pattern", "format") and isinstance(value, str)
+    }
+    for key, value in pairs:
+        if key == "patternProperties" and isinstance(value, dict):
+            patterns |= value.keys()
+    longest = max(map(size_of, patterns), default=0)
+    if longest > MAX_REGEX_BYTES:
+        return f"a pattern of {longest} bytes, the limit is {MAX_REGEX_BYTES}"
+    joins = any(key in JOINING for key, _ in pairs)
+    if joins and len(patterns) > MAX_JOINED_PATTERNS:
+        return (
+            f"{len(patterns)} different patterns and formats in a schema with anyOf, allOf or"
+            f" $ref, the limit is {MAX_JOINED_PATTERNS}"
+        )
+    multiples = {value for key, value in pairs if key == "multipleOf" and _is_number(value)}
+    if _product(multiples) > MAX_MULTIPLE:
+        return f"multipleOf of which the product is above {MAX_MULTIPLE}"
+    return None
+
+
+def size_of(text: str) -> int:
+    """UTF-8 bytes; a lone surrogate, which JSON can escape, counts as one."""
+    return len(text.encode(errors="replace"))
+
+
+def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every key of every object in a JSON value, with its value."""
+    if isinstance(value, dict):
+        yield from value.items()
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        yield from _pairs(part)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _product(multiples: set[int | float]) -> Decimal:
+    exact = [abs(Decimal(str(multiple))) for multiple in multiples]
+    unit = min((Decimal(1).scaleb(_exponent(each)) for each in exact), default=Decimal(1))
+    return math.prod((each / unit for each in exact), start=Decimal(1))
+
+
+def _exponent(number: Decimal) -> int:
+    exponent = number.as_tuple().exponent
+    return min(0, exponent) if isinstance(exponent, int) else 0
 
 
 def check_format(kind: FormatKind, source: str) -> None:

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
-from ledger.frame import FormatKind, Notice, Priority, Sampling, Unread
+from ledger.frame import FormatKind, Notice, OutputFormat, Priority, Sampling, Unread
 from ledger.wire.bare import pack_u32s, view_u32s
 from ledger.wire.schema import Word
 from origin.generations.history import History
 from origin.tools import ToolUse
-from origin.workers.worker_frame import Ask, Format, Run
+from origin.workers.worker_frame import Ask, Run
 
 ENGINE = "engine"
 """The code of the notice that says what makes a stream, where its recipe could not."""
@@ -102,7 +102,7 @@ class Recipe(BaseModel):
             completes=self.completes,
             priority=Priority.from_word(self.priority),
             logprobs=self.logprobs,
-            format=form and Format(FormatKind.from_word(form[0]), form[1]),
+            format=form and OutputFormat(FormatKind.from_word(form[0]), form[1]),
             tools=None if self.tools is None else self.tools.model_dump_json(),
         )
 

@@ -53,10 +53,10 @@ from origin.history.recorder import HistoryRecorder, no_history
 from origin.history.schema import COLD, HOT
 from origin.metrics import Metrics
 from origin.serving.served_model import ServedModel, ServedModels
-from origin.workers.circuit import CircuitState
-from origin.workers.cold_starts import ColdStarts
+from origin.workers.liveness import CircuitState
+from origin.workers.load_spans import ColdStarts
 from origin.workers.worker_frame import Attend, Begun, Halt, Load, LoadProgress, Ready, Step
-from origin.workers.worker_process import WorkerSlot
+from origin.workers.worker_process import Owner, WorkerSlot
 
 MOST_WAIT_S = 60.0
 IDLE_STREAM_S = 21_600.0
@@ -72,7 +72,7 @@ if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not l
     from origin.serving.keeper import ModelKeeper
 
 
-class Runs:
+class Runs(Owner):
     """The owner of all worker slots. `changed` is called when readiness may have changed."""
 
     def __init__(

@@ -47,7 +47,6 @@ from ledger.hints import HINT, Hint
 from ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.rights import OF_A_STREAM, Right
-from origin.chats import CHAT
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig
 from origin.generations.admission import admit, asks_of_engine, check_count, request_hash
@@ -68,6 +67,8 @@ from origin.serving.served_model import ServedModel
 from origin.streams.protocol import generation_id
 from origin.subscriptions.request import SUBSCRIPTION, object_of
 
+CHAT = "chat"
+"""The class of objects that are chats, each under its id."""
 CANCEL_PATIENCE_S = 5.0
 """How long a cancel waits for the stream's end before it answers `running`."""
 LEDGER_SILENCE_S = 5.0

@@ -18,7 +18,7 @@ from kernels.linear.weight_only import (
     quantise_int8,
     unpack_words,
 )
-from origin.models.layer_tensors import Part
+from origin.models.tensors import Part
 
 TILE_ROWS = 8
 """Rows of the fp32 product whose bits count. So few: MKL sums them in several parts, two to three
@@ -28,7 +28,6 @@ PRODUCT_ROWS = (1, 2, 4, TILE_ROWS, 16, 32, 64)
 """Rows of the products that are used if they give the bits of the tile."""
 CACHE_LINE_BYTES = 64
 """The BLAS may sum in another order where an array begins elsewhere."""
-
 
 MOST_EXACT_SUM = (1 << 24) - 1
 """fp32 holds all whole numbers up to this."""

@@ -1,4 +1,5 @@
-"""A batch of pieces through a decoder on the GPU: which rows go together, and by which launches.
+"""A batch of pieces through a decoder on the GPU: which rows go together, and by which launches;
+and tokens from logits, or from ids in steps whose graphs have the head and the sampler in them.
 
 Chunks of prompts go first, as many at a time as the decoder has room for. Rows then go in steps:
 of distinct sequences as a decode step, else as a replay, whose bits are those of the steps that
@@ -14,9 +15,15 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from kernels.checks import check_tensor
 from kernels.decoder import Chunks, Decoder, Rows
-from kernels.step_graph import NO_PAGE, StepGraph
-from origin.models.model import PREFILL_CHUNK_TOKENS, Piece
+from kernels.sampler.sampler import MASK_BITS
+from kernels.sampler.sampler_batch import NO_TOKEN
+from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
+from kernels.sampler.sampler_triton import FAULT_EMPTY_MASK, sample_rows
+from kernels.step_graph import NO_PAGE, DrawnStep, StepGraph
+from origin.models.logprobs import scores_of
+from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Piece, drawn_before
 
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Rows of a captured step; fewer rows are filled up with such that do nothing."""
@@ -25,6 +32,9 @@ MAX_PREFILL_ROWS = 8 * PREFILL_CHUNK_TOKENS
 """Rows of prompts that go through the layers together."""
 SHORTEST_STEP_TOKENS = 256
 """A step is captured for contexts up to this, and for each doubling of it."""
+
+EVERY_ID = -1
+"""A word of a mask that allows all of its ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +106,7 @@ class GpuForward:
     def __call__(self, pieces: Sequence[Piece], drawn: Tensor | None = None) -> Tensor:
         """Hidden rows fp32 [tokens of all pieces, H], in the order of the pieces.
 
-        drawn: what ids of rows below 0 stand for, on the device (`device.drawn_before`).
+        drawn: what ids of rows below 0 stand for, on the device (`model.drawn_before`).
         A row that a kernel finds fault with is NaN, as is all that is computed from it.
         """
         spans = spans_of(pieces)
@@ -122,19 +132,14 @@ class GpuForward:
     def _step(self, group: list[Span], drawn: Tensor | None) -> Tensor:
         ids, positions = _ids(group), _positions(group)
         owners = [index for index, span in enumerate(group) for _ in span.ids]
-        step = self._captured(len(ids), max(positions) + 1, distinct=len(group) == len(ids))
+        size, distinct = step_size(self._decoder, positions), len(group) == len(ids)
+        if (*size, distinct) not in self._steps:
+            self._steps[*size, distinct] = StepGraph(self._decoder, *size, distinct=distinct)
+        step = self._steps[*size, distinct]
         step.inputs.fill(ids, positions, owners, [span.piece.pages for span in group])
         if drawn is not None and min(ids) < 0:
             step.inputs.take(drawn)
         return step()[: len(ids)]
-
-    def _captured(self, rows: int, length: int, *, distinct: bool) -> StepGraph:
-        count = min(next(c for c in STEP_ROWS if c >= rows), self._decoder.step_rows)
-        longest = min(step_length(length), self._decoder.max_length)
-        key = count, longest, distinct
-        if key not in self._steps:
-            self._steps[key] = StepGraph(self._decoder, count, longest, distinct=distinct)
-        return self._steps[key]
 
     def _keep(self, rows: Tensor, group: list[Span], hidden: Tensor) -> None:
         """Copy rows out of the decoder's buffer, each to its place."""
@@ -145,6 +150,13 @@ class GpuForward:
             hidden[places[0] : places[-1] + 1] = kept
         else:
             hidden[torch.tensor(places, device=hidden.device)] = kept
+
+
+def step_size(decoder: Decoder, positions: Sequence[int]) -> tuple[int, int]:
+    """Rows, and longest length, of the captured step that rows at these positions go through."""
+    count = next(rows for rows in STEP_ROWS if rows >= len(positions))
+    longest = step_length(max(positions) + 1)
+    return min(count, decoder.step_rows), min(longest, decoder.max_length)
 
 
 def step_length(length: int) -> int:
@@ -168,3 +180,111 @@ def _tables(group: list[Span]) -> Tensor:
     width = max(len(span.piece.pages) for span in group)
     padded = [[*s.piece.pages, *[NO_PAGE] * (width - len(s.piece.pages))] for s in group]
     return torch.tensor(padded, dtype=torch.int32)
+
+
+class GpuStep:
+    """Steps from ids to ids; they work in the decoder's buffers."""
+
+    def __init__(self, decoder: Decoder, workspace: SamplerWorkspace) -> None:
+        self._decoder = decoder
+        self._workspace = workspace
+        self._most = min(STEP_ROWS[-1], decoder.step_rows)
+        self._steps: dict[tuple[int, int], DrawnStep] = {}
+
+    def takes(self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]) -> bool:
+        """Whether they are one row of each of so many sequences, all of them drawn from."""
+        return (
+            0 < len(draws) == len(pieces) <= self._most
+            and all(draw.by_settings for draw in draws)
+            and not any(piece.prefill or len(piece.ids) > 1 for piece in pieces)
+            and [*rows] == [*range(len(pieces))]
+            and min(piece.ids[0] for piece in pieces) >= drawn_before(self._most - 1)
+        )
+
+    def __call__(self, pieces: Sequence[Piece], draws: Sequence[Draw], drawn: Tensor) -> Tensor:
+        """int32 [2, pieces or more] on the device, ids and faults, which another step overwrites.
+
+        drawn: what ids below 0 stand for, on the device (`model.drawn_before`).
+        """
+        ids, positions = [piece.ids[0] for piece in pieces], [piece.start for piece in pieces]
+        size = step_size(self._decoder, positions)
+        if size not in self._steps:
+            self._steps[size] = DrawnStep(self._decoder, self._workspace, *size)
+        step = self._steps[size]
+        if min(ids) < 0:
+            known = drawn[: self._most]
+            step.before[: len(known)].copy_(known)
+        step.inputs.fill(
+            ids,
+            positions,
+            range(len(pieces)),
+            [piece.pages for piece in pieces],
+            [draw.sampling for draw in draws],
+            [draw.position for draw in draws],
+        )
+        return step()
+
+
+class GpuDraw:
+    """One batched call of the sampler for up to `rows` rows of `vocab` logits."""
+
+    def __init__(
+        self, rows: int, vocab: int, device: torch.device, *, dependent: bool = False
+    ) -> None:
+        self._dependent = dependent
+        self._vocab = vocab
+        self._device = device
+        self.workspace = SamplerWorkspace(rows, vocab, device)
+        self._drawn = torch.zeros(2, rows, dtype=torch.int32, device=device)
+        """Ids, and faults."""
+
+    def __call__(self, logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+        """One token for each row of fp32 [len(draws), vocab]; see `model.Model.draw`."""
+        ids, faults = self.launch(logits, self.rows(draws)).tolist()
+        if FAULT_EMPTY_MASK in faults:
+            raise ValueError("mask: it allows no token")
+        tokens = [NO_TOKEN if fault else id for id, fault in zip(ids, faults, strict=True)]
+        scores = scores_of(logits, draws, tokens)
+        return [Drawn(*pair) for pair in zip(tokens, scores, strict=True)]
+
+    def rows(self, draws: Sequence[Draw]) -> SamplerRows:
+        """Their settings, on the device."""
+        return SamplerRows.of(
+            [draw.sampling for draw in draws],
+            [draw.position for draw in draws],
+            self._device,
+            self._masks(draws),
+            self._counts(draws),
+        )
+
+    def launch(self, logits: Tensor, rows: SamplerRows) -> Tensor:
+        """int32 [2, rows]: ids and faults, of a buffer that the next call overwrites."""
+        drawn = self._drawn[:, : len(logits)]
+        sample_rows(logits, rows, drawn[0], drawn[1], self.workspace, dependent=self._dependent)
+        return drawn
+
+    def _masks(self, draws: Sequence[Draw]) -> Tensor | None:
+        """int32 [rows, words]; None if no row has one."""
+        if all(draw.mask is None for draw in draws):
+            return None
+        words = -(-self._vocab // MASK_BITS)
+        masks = torch.full((len(draws), words), EVERY_ID, dtype=torch.int32)
+        for row, draw in enumerate(draws):
+            if draw.mask is not None:
+                check_tensor("mask", draw.mask, torch.int32, words)
+                masks[row] = draw.mask
+        return masks.to(self._device)
+
+    def _counts(self, draws: Sequence[Draw]) -> Tensor | None:
+        """int32 [rows, vocab]; only the rows that need theirs are moved. None if none does."""
+        if not any(draw.sampling.penalises for draw in draws):
+            return None
+        size = len(draws), self._vocab
+        counts = torch.zeros(size, dtype=torch.int32, device=self._device)
+        for row, draw in enumerate(draws):
+            if draw.sampling.penalises:
+                if draw.counts is None:
+                    raise ValueError("counts: missing, but the sampling penalises")
+                check_tensor("counts", draw.counts, torch.int32, self._vocab)
+                counts[row] = draw.counts.to(self._device)
+        return counts

@@ -8,7 +8,7 @@ the same tokens but for the last bits of the float sums. `Formats` may say other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,15 +33,15 @@ from kernels.linear.linear_plan import LinearWorkspace
 from kernels.linear.ternary_triton import gemv_rows
 from kernels.linear.ternary_weights import TernaryWeights
 from kernels.linear.weight_only import quantise_int4, quantise_int8
-from kernels.shapes import PAGE_TOKENS, DecoderShape, Family, has_fp32_head
+from kernels.shapes import PAGE_TOKENS, Family, has_fp32_head
 from ledger.errors import ModelError
 from origin.checkpoint.layout import EMBEDDING, HEAD
 from origin.checkpoint.model_config import ModelConfig
 from origin.checkpoint.model_memory import GPU_KV_SHARE
 from origin.formats import Formats
 from origin.models.gpu_forward import MAX_PREFILL_ROWS, MAX_STEP_ROWS
-from origin.models.layer_tensors import LayerTensors, Part, layer_tensors
 from origin.models.model import Progress, context_pages
+from origin.models.tensors import LayerTensors, Linear, Part, layer_tensors
 
 MAX_FULL_SEQUENCES = 256
 """Pages are not more than so many sequences of a whole context have."""
@@ -62,19 +62,18 @@ class DecoderParts:
         *,
         dependent: bool,
     ) -> None:
-        self.shape = decoder_shape(config)
         self._formats = formats
         self._dependent = dependent
         self._config = config
         self._device = device
-        self._scratch = Scratch(self.shape, MAX_PREFILL_ROWS, device)
+        self._scratch = Scratch(config, MAX_PREFILL_ROWS, device)
         self.table = tensors[EMBEDDING].to(device)
         self.layers: list[Layer] = []
         self.ropes: list[Rope] = []
-        if self.shape.family is Family.BITNET:
-            self._move_ternary(tensors, progress)
+        if config.family is Family.BITNET:
+            self.layers += map(self._ternary_layer, self._moved(tensors, _ternary, progress))
         else:
-            self._move_dense(tensors, progress)
+            self.layers += self._dense_layers(self._moved(tensors, self._join, progress))
         self.head = self._head(tensors)
 
     def decoder(self, pages: int) -> Decoder:
@@ -85,7 +84,7 @@ class DecoderParts:
             dtype=self._kv_dtype, device=self._device,
         )  # fmt: skip
         return Decoder(
-            self.shape, self.table, self.layers, self.ropes, self.head, cache,
+            self._config, self.table, self.layers, self.ropes, self.head, cache,
             max_rows=MAX_PREFILL_ROWS, step_rows=MAX_STEP_ROWS,
             max_length=context_pages(config) * PAGE_TOKENS, dependent=self._dependent,
         )  # fmt: skip
@@ -115,47 +114,40 @@ class DecoderParts:
 
     @property
     def _kv_dtype(self) -> torch.dtype:
-        match self._formats.kv_cache:
-            case "int8":
-                return torch.int8
-            case "fp8":
-                return FP8
-            case "auto":
-                return (
-                    torch.float32
-                    if has_fp32_head(self.shape.vocab, self.shape.hidden)
-                    else torch.bfloat16
-                )
+        small = has_fp32_head(self._config.vocab, self._config.hidden)
+        plain = torch.float32 if small else torch.bfloat16
+        return {"int8": torch.int8, "fp8": FP8}.get(self._formats.kv_cache, plain)
 
-    def _move_ternary(self, tensors: dict[str, Tensor], progress: Progress) -> None:
-        cos, sin = self._rope_table()
-        for index in range(self.shape.layers):
-            layer = layer_tensors(tensors, index, _ternary, self._device)
-            self.layers.append(self._ternary_layer(layer))
-            self.ropes.append(Rope(cos, sin, eps=self.shape.norm_eps))
-            progress("move", index + 1, self.shape.layers)
+    def _moved(
+        self,
+        tensors: dict[str, Tensor],
+        join: Callable[[Sequence[Part]], Linear],
+        progress: Progress,
+    ) -> list[LayerTensors[Linear]]:
+        """The layers' tensors, with a rotary embedding for each."""
+        config, moved = self._config, list[LayerTensors[Linear]]()
+        tables = rope_table(config.context, config.head_dim, config.rope_theta, config.rope_scaling)
+        cos, sin = (table.to(self._device) for table in tables)
+        for index in range(config.layers):
+            moved.append(layer := layer_tensors(tensors, index, join, self._device))
+            self.ropes.append(Rope(cos, sin, layer.q_norm, layer.k_norm, eps=config.norm_eps))
+            progress("move", index + 1, config.layers)
+        return moved
 
-    def _move_dense(self, tensors: dict[str, Tensor], progress: Progress) -> None:
-        cos, sin = self._rope_table()
-        parts = []
-        for index in range(self.shape.layers):
-            parts.append(layer := layer_tensors(tensors, index, self._join, self._device))
-            norms = layer.q_norm, layer.k_norm
-            self.ropes.append(Rope(cos, sin, *norms, eps=self.shape.norm_eps))
-            progress("move", index + 1, self.shape.layers)
+    def _dense_layers(self, parts: Sequence[LayerTensors[Weight]]) -> list[DenseLayer]:
         plans = [
             float_plan(weight, Epilogue.SWIGLU if weight is layer.gate_up else Epilogue.STORE)
             for layer in parts
             for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
         ]
         workspace = LinearWorkspace(plans, MAX_PREFILL_ROWS, self._device)
-        self.layers += [self._dense_layer(layer, workspace) for layer in parts]
+        return [self._dense_layer(layer, workspace) for layer in parts]
 
     def _ternary_layer(self, layer: LayerTensors[TernaryWeights]) -> TernaryLayer:
         assert layer.attention_norm is not None and layer.ffn_norm is not None, "BitNet's norms"
         return TernaryLayer(
             scratch=self._scratch,
-            eps=self.shape.norm_eps,
+            eps=self._config.norm_eps,
             input_norm=layer.input_norm,
             qkv=layer.qkv,
             attention_norm=layer.attention_norm,
@@ -165,14 +157,14 @@ class DecoderParts:
             ffn_norm=layer.ffn_norm,
             down=layer.down,
             # The interpreter takes seconds for the many programs of one; the bits are the same.
-            gemv_rows=0 if INTERPRETED else gemv_rows(self.shape),
+            gemv_rows=0 if INTERPRETED else gemv_rows(self._config),
         )
 
     def _dense_layer(self, layer: LayerTensors[Weight], workspace: LinearWorkspace) -> DenseLayer:
         return DenseLayer(
             scratch=self._scratch,
             workspace=workspace,
-            eps=self.shape.norm_eps,
+            eps=self._config.norm_eps,
             input_norm=layer.input_norm,
             qkv=layer.qkv,
             output=layer.output,
@@ -192,41 +184,16 @@ class DecoderParts:
                 return weight
 
     def _head(self, tensors: dict[str, Tensor]) -> Head:
-        eps = self.shape.norm_eps
+        eps = self._config.norm_eps
         norm = tensors["model.norm.weight"].float().to(self._device)
         tied = self._config.tied_head
         weight = self.table if tied else tensors[HEAD].to(self._device)
         if self._formats.head == "int8":
             return Int8Head(self._scratch, eps, norm, *quantise_rows(weight))
-        if has_fp32_head(self.shape.vocab, self.shape.hidden):
+        if has_fp32_head(self._config.vocab, self._config.hidden):
             weight = weight.float()
         workspace = LinearWorkspace([float_plan(weight)], MAX_PREFILL_ROWS, self._device)
         return DenseHead(self._scratch, workspace, eps, norm, weight)
-
-    def _rope_table(self) -> tuple[Tensor, Tensor]:
-        config = self._config
-        cos, sin = rope_table(
-            config.context, config.head_dim, config.rope_theta, config.rope_scaling
-        )
-        return cos.to(self._device), sin.to(self._device)
-
-
-def decoder_shape(config: ModelConfig) -> DecoderShape:
-    """The sizes as the kernels are planned for."""
-    return DecoderShape(
-        name="checkpoint",
-        family=config.family,
-        hidden=config.hidden,
-        ffn=config.ffn,
-        layers=config.layers,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        vocab=config.vocab,
-        context=config.context,
-        rope_theta=config.rope_theta,
-        norm_eps=config.norm_eps,
-    )
 
 
 def _ternary(parts: Sequence[Part]) -> TernaryWeights:

@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
 import triton
 from torch import Tensor
+from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 import kernels
+from kernels.ahead import Compilation, compile_ahead, planned
+from kernels.decoder import Chunks, Decoder, Rows
+from kernels.one_copy import ALIGNED_BYTES
+from kernels.processes import ProcessError
+from kernels.sampler.sampler import MASK_BITS, Sampling
+from kernels.sampler.sampler_rows import SamplerRows
 from kernels.shapes import HEAD_DIMS
+from kernels.step_graph import StepInputs
 from ledger.errors import ModelError
 from origin.checkpoint.file_digests import FileDigests
-from origin.checkpoint.formats_check import refuse_formats
 from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, read_config
+from origin.checkpoint.model_memory import refuse_formats
 from origin.formats import AS_STORED, Formats
-from origin.models.gpu_ahead import have_compiled
-from origin.models.gpu_draw import GpuDraw
-from origin.models.gpu_forward import MAX_STEP_ROWS, GpuForward
+from origin.models.gpu_forward import MAX_STEP_ROWS, STEP_ROWS, GpuDraw, GpuForward, GpuStep
 from origin.models.gpu_layers import DecoderParts
-from origin.models.gpu_step import GpuStep
-from origin.models.model import Draw, Drawn, Piece, Progress, fingerprint
-from origin.models.piece_check import check_pieces
+from origin.models.model import (
+    PREFILL_CHUNK_TOKENS,
+    Draw,
+    Drawn,
+    Launched,
+    Piece,
+    Progress,
+    Results,
+    check_pieces,
+    fingerprint,
+)
 from origin.models.tensors import checkpoint_bytes, read_tensors
 
 FP8_CAPABILITY = (8, 9)
@@ -63,6 +79,8 @@ class GpuModel:
         self._forward = GpuForward(self._decoder)
         self._draw = GpuDraw(MAX_STEP_ROWS, config.vocab, device, dependent=dependent)
         self._step = GpuStep(self._decoder, self._draw.workspace)
+        self._drawn = torch.zeros(1, dtype=torch.int32)
+        """The ids of the launch before, on the device."""
         if device.type == "cuda":
             target = driver.active.get_current_target()
             have_compiled(self._decoder, self._draw, target, progress)
@@ -71,7 +89,7 @@ class GpuModel:
     def forward(self, pieces: Sequence[Piece], drawn: Tensor | None = None) -> Tensor:
         """Push a batch of pieces; see `model.Model.forward`.
 
-        drawn: int32, on the device: what ids below 0 stand for (`device.drawn_before`).
+        drawn: int32, on the device: what ids below 0 stand for (`model.drawn_before`).
         """
         check_pieces(pieces, self.config, self.pages, 0 if drawn is None else len(drawn))
         return self._forward(pieces, drawn)
@@ -85,23 +103,29 @@ class GpuModel:
         return drawn
 
     @torch.inference_mode()
-    def launch_step(
-        self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw], drawn: Tensor
-    ) -> Tensor | None:
-        """`forward` and `launch_draws` in one graph, where there can be one; see `GpuStep`."""
-        if not self._step.takes(pieces, rows, draws):
-            return None
-        check_pieces(pieces, self.config, self.pages, len(drawn))
-        return self._step(pieces, draws, drawn)
+    def launch(
+        self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]
+    ) -> Launched:
+        """See `model.StepDevice`. Rows with masks, penalties or scores are drawn before this
+        returns; all others later.
 
-    @torch.inference_mode()
-    def launch_draws(self, hidden: Tensor, draws: Sequence[Draw]) -> Tensor:
-        """int32 [2, len(draws)] on the device: ids and faults of draws that are `by_settings`."""
-        groups = self._logits_of(hidden, draws)
-        drawn = [
-            self._draw.launch(logits, self._draw.rows(some)).clone() for logits, some in groups
-        ]
-        return torch.cat(drawn, 1)
+        Where those others are all that there is to do, they go from ids to ids in one graph.
+        """
+        if self._step.takes(pieces, rows, draws):
+            check_pieces(pieces, self.config, self.pages, len(self._drawn))
+            step = self._step(pieces, draws, self._drawn)
+            self._drawn = step[0]
+            return GpuLaunch.of(step, 0, len(draws))
+        hidden = self.forward(pieces, self._drawn)
+        fine = hidden.isfinite().all(-1)
+        chosen = hidden if [*rows] == [*range(len(hidden))] else hidden[[*rows]]
+        if not draws or not all(draw.by_settings for draw in draws):
+            return Results(fine.tolist(), self.draw(chosen, draws))
+        groups = self._logits_of(chosen, draws)
+        some = [self._draw.launch(logits, self._draw.rows(own)).clone() for logits, own in groups]
+        drawn = torch.cat(some, 1)
+        self._drawn = drawn[0]
+        return GpuLaunch.of(torch.cat((fine.int(), drawn.flatten())), len(hidden), len(draws))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -116,6 +140,39 @@ class GpuModel:
         for start in range(0, len(draws), MAX_STEP_ROWS):
             rows = slice(start, start + MAX_STEP_ROWS)
             yield self._decoder.logits(hidden[rows].contiguous()), draws[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLaunch:
+    """Flags, ids and faults on their way to the host, in one copy.
+
+    Without flags each row is drawn from, and fine if its draw is.
+    """
+
+    numbers: Tensor
+    flags: int
+    draws: int
+    arrived: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, numbers: Tensor, flags: int, draws: int) -> GpuLaunch:
+        if numbers.device.type != "cuda":
+            return cls(numbers.flatten().clone(), flags, draws, None)
+        host = torch.empty(numbers.numel(), dtype=numbers.dtype, pin_memory=True)
+        host.copy_(numbers.flatten(), non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        return cls(host, flags, draws, arrived)
+
+    def read(self) -> Results:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        flags, drawn = self.numbers[: self.flags], self.numbers[self.flags :]
+        ids, faults = drawn.view(2, -1)[:, : self.draws].tolist()
+        fine = flags.bool().tolist() if self.flags else [not fault for fault in faults]
+        # No row has a mask, so that what is at fault is no number.
+        pairs = zip(ids, faults, strict=True)
+        return Results(fine, [Drawn(-1 if fault else token) for token, fault in pairs])
 
 
 def load(
@@ -187,3 +244,70 @@ def _machine(device: torch.device) -> tuple[str, ...]:
         return triton.__version__, "interpreter", platform.machine()
     major, minor = torch.cuda.get_device_capability(device)
     return triton.__version__, torch.cuda.get_device_name(device), f"sm_{major}{minor}"
+
+
+def have_compiled(decoder: Decoder, draw: GpuDraw, target: GPUTarget, progress: Progress) -> None:
+    """Every kernel that serving can launch: compile what Triton's cache lacks, of which `progress`
+    is told, and load all of it, before the model is ready.
+
+    Raises ModelError for what does not compile.
+    """
+    wanted = compilations(decoder, draw, target)
+    try:
+        compile_ahead(wanted, target, lambda done, of: progress("compile", done, of))
+    except ProcessError as error:
+        raise ModelError(str(error), hint="set device to cpu, or report this") from error
+    for one in wanted:
+        one.load()
+
+
+def compilations(decoder: Decoder, draw: GpuDraw, target: GPUTarget) -> list[Compilation]:
+    """What serving can have to compile; nothing runs on the device but copies.
+
+    The model's own launches are gone through, at every number of rows that a batch can have, up to
+    where Triton would compile them (`kernels.ahead`).
+    """
+    layers = decoder.parts
+    decoder.parts = list({_kind(part): part for part in layers}.values())
+    try:
+        return planned(lambda: _launch(decoder, draw), target)
+    finally:
+        decoder.parts = layers
+
+
+def _launch(decoder: Decoder, draw: GpuDraw) -> None:
+    device = decoder.device
+    table = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    for count in sizes(decoder.max_rows):
+        rows = Rows.of([0] * count, range(count), [0] * count, device)
+        chunks = Chunks.of([count], [0], [0], device)
+        decoder.prefill(rows, chunks, table, PREFILL_CHUNK_TOKENS)
+    for count in STEP_ROWS:
+        inputs = StepInputs(count, 1, device)
+        for through in (decoder.decode, decoder.replay):
+            hidden = through(inputs.rows, inputs.tables, PREFILL_CHUNK_TOKENS)
+    most, vocab = decoder.step_rows, decoder.shape.vocab
+    masks = torch.empty(most, -(-vocab // MASK_BITS), dtype=torch.int32, device=device)
+    counts = torch.empty(most, vocab, dtype=torch.int32, device=device)
+    for count in sizes(most):
+        logits = decoder.logits(hidden[:count])
+        for mask, counted in product((None, masks[:count]), (None, counts[:count])):
+            settings = SamplerRows.of([Sampling()] * count, [0] * count, device, mask, counted)
+            draw.launch(logits, settings)
+
+
+def sizes(most: int) -> list[int]:
+    """Numbers of rows up to `most` of which each other one is launched like one of these."""
+    near = {size for power in range(most.bit_length()) for size in (2**power, 2**power + 1)}
+    return sorted(size for size in near | {most} if size <= most)
+
+
+def _kind(part: object) -> object:
+    """Equal for what is launched in the same way."""
+    if isinstance(part, Tensor):
+        return part.dtype, tuple(part.shape), part.data_ptr() % ALIGNED_BYTES
+    if isinstance(part, tuple):
+        return tuple(map(_kind, part))
+    if is_dataclass(part):
+        return type(part), *(_kind(getattr(part, field.name)) for field in fields(part))
+    return part

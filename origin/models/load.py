@@ -9,10 +9,15 @@ import torch
 
 from kernels.shapes import HEAD_DIMS
 from origin.checkpoint.file_digests import FileDigests
+from origin.checkpoint.model_config import read_config
 from origin.formats import AS_STORED, Formats
-from origin.models.device import StepDevice
-from origin.models.model import DEFAULT_KV_BYTES, LEAST_CAPABILITY, Device, Model, Progress
-from origin.models.tensors import read_config
+from origin.models.model import (
+    DEFAULT_KV_BYTES,
+    LEAST_CAPABILITY,
+    Device,
+    Model,
+    Progress,
+)
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of malloc.h."""
@@ -55,15 +60,6 @@ def load_model(
     model = cpu_model.load(Path(directory), progress, kv_bytes, formats, digests)
     _keep_freed_memory()
     return model
-
-
-def device_of(model: Model) -> StepDevice | None:
-    """What a model's engine asks for the next step before it has read the last; None for a CPU."""
-    if not model.device.startswith(Device.CUDA):
-        return None
-    from origin.models import gpu_device, gpu_model
-
-    return gpu_device.GpuDevice(model) if isinstance(model, gpu_model.GpuModel) else None
 
 
 def _keep_freed_memory() -> None:

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from kernels.sampler.sampler import Sampling
 from kernels.shapes import PAGE_TOKENS
-from ledger.errors import ModelError
+from ledger.errors import ModelError, TooLarge
 from origin.checkpoint.file_digests import FileDigests
-from origin.models.tensors import ModelConfig, checkpoint_files
+from origin.checkpoint.model_config import ModelConfig
+from origin.models.tensors import checkpoint_files
 
 PREFILL_CHUNK_TOKENS = PAGE_TOKENS
 """A chunk of a prompt fills a page."""
@@ -35,8 +36,7 @@ DEFAULT_KV_BYTES = 512 * 1024 * 1024
 """What a CPU model's pages take at most, unless one whole context needs more."""
 
 SHARED_CODE = (
-    *("checkpoint/model_config.py", "checkpoint/rope_config.py", "engine/grammar.py"),
-    *("models/layer_tensors.py", "models/logprobs.py", "models/tensors.py"),
+    *("checkpoint/model_config.py", "engine/grammar.py", "models/logprobs.py", "models/tensors.py"),
 )
 """Files of `origin/` that decide a token or its scores on every device."""
 
@@ -140,15 +140,79 @@ class Model(Protocol):
         """Hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
 
 
-def prefill_chunks(ids: Sequence[int]) -> list[Sequence[int]]:
-    """A prompt cut at absolute multiples of PREFILL_CHUNK_TOKENS; the last may be shorter."""
-    step = PREFILL_CHUNK_TOKENS
-    return [ids[start : start + step] for start in range(0, len(ids), step)]
+def drawn_before(draw: int) -> int:
+    """The id that stands for the token of this draw; it is its own inverse."""
+    return -1 - draw
+
+
+class Results(NamedTuple):
+    """Of one launch, on the host."""
+
+    fine: Sequence[bool]
+    """Of each row, in the order of the pieces: whether it is numbers."""
+    drawn: Sequence[Drawn]
+
+    def read(self) -> Results:
+        """They are there already."""
+        return self
+
+
+class Launched(Protocol):
+    def read(self) -> Results:
+        """Wait for the device; once, and in the order of launches."""
+
+
+@runtime_checkable
+class StepDevice(Protocol):
+    """A model that is asked for whole steps; an engine of one is pipelined.
+
+    It answers at once, and the next batch may be launched before the results of this one are read.
+    An id below 0 in it stands for a token that the host does not know yet: `drawn_before(n)` for
+    what the n-th draw of the launch before gives.
+    """
+
+    def launch(
+        self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]
+    ) -> Launched:
+        """Push pieces, and draw from these of their rows; see `Model.forward` and `Model.draw`.
+
+        Raises what those do.
+        """
+
+
+class AtOnce:
+    """A device whose results are there when `launch` returns."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._drawn: Sequence[Drawn] = ()
+
+    def launch(
+        self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]
+    ) -> Results:
+        known = [
+            piece if piece.ids[0] >= 0 else replace(piece, ids=self._known(piece.ids))
+            for piece in pieces
+        ]
+        hidden = self._model.forward(known)
+        fine = hidden.isfinite().all(-1).tolist()
+        self._drawn = self._model.draw(hidden[list(rows)], draws) if draws else ()
+        return Results(fine, self._drawn)
+
+    def _known(self, ids: Sequence[int]) -> list[int]:
+        # What was no number is 0 to the next launch, whose results nobody looks at.
+        return [max(self._drawn[drawn_before(token)].token, 0) for token in ids]
 
 
 def context_pages(config: ModelConfig) -> int:
     """Pages of a sequence that fills the context."""
     return -(-config.context // PAGE_TOKENS)
+
+
+def prefill_chunks(ids: Sequence[int]) -> list[Sequence[int]]:
+    """A prompt cut at absolute multiples of PREFILL_CHUNK_TOKENS; the last may be shorter."""
+    step = PREFILL_CHUNK_TOKENS
+    return [ids[start : start + step] for start in range(0, len(ids), step)]
 
 
 def prefill(model: Model, ids: Sequence[int], pages: Sequence[int]) -> Tensor:
@@ -180,3 +244,26 @@ def fingerprint(
     digests.keep()
     digest.update(" ".join((torch.__version__, version("llguidance"), *machine)).encode())
     return digest.hexdigest()
+
+
+def check_pieces(pieces: Sequence[Piece], config: ModelConfig, pages: int, drawn: int = 0) -> None:
+    """Raise what `model.Model.forward` does, for a cache of so many pages.
+
+    drawn: how many ids below 0 stand for tokens (`drawn_before`).
+    """
+    for piece in pieces:
+        held = min(config.context, len(piece.pages) * PAGE_TOKENS)
+        if piece.end > held:
+            raise TooLarge(f"{piece.end} tokens do not fit {held} of context and pages")
+        if not piece.ids or piece.start < 0 or (piece.prefill and not is_chunk(piece)):
+            raise ValueError(f"pieces: {len(piece.ids)} tokens at {piece.start} are no piece")
+        if min(piece.ids) < -drawn or max(piece.ids) >= config.vocab:
+            raise ValueError(f"ids: one is outside the vocabulary of {config.vocab}")
+        used = piece.pages[: -(-piece.end // PAGE_TOKENS)]
+        if min(used) < 0 or max(used) >= pages:
+            raise ValueError(f"pages: one is none of the {pages} of the cache")
+
+
+def is_chunk(piece: Piece) -> bool:
+    """Whether it begins a page and fills no more than that."""
+    return piece.start % PREFILL_CHUNK_TOKENS == 0 and len(piece.ids) <= PREFILL_CHUNK_TOKENS

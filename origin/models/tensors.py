@@ -9,10 +9,11 @@ tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NoReturn
+from typing import Generic, NoReturn, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,23 +23,23 @@ from kernels.linear.ternary import MIN_ABSMAX, pack_ternary
 from kernels.shapes import Family
 from ledger.errors import ModelError
 from origin.checkpoint.finding import Finding, Findings, refusal
-from origin.checkpoint.layout import examine_weights, is_ignored, linears
-from origin.checkpoint.model_config import CONFIG_FILE, GENERATION_FILE, ModelConfig, read_config
+from origin.checkpoint.layout import (
+    INDEX_FILE,
+    examine_weights,
+    is_ignored,
+    linears,
+    weight_files,
+)
+from origin.checkpoint.model_config import CONFIG_FILE, GENERATION_FILE, ModelConfig
 from origin.checkpoint.tokenizer_file import TOKENIZER_FILE
-from origin.checkpoint.weights_file import INDEX_FILE, WEIGHTS_FILE, weight_files
-
-__all__ = [
-    "CONFIG_FILE",
-    "GENERATION_FILE",
-    "TOKENIZER_FILE",
-    "WEIGHTS_FILE",
-    "ModelConfig",
-    "checkpoint_files",
-    "read_config",
-    "read_tensors",
-]
 
 EVEN_BITS = 0x55  # the lower bit of each of the four codes of a byte
+
+
+Linear = TypeVar("Linear")
+Part = tuple[Tensor, Tensor | None]
+"""The weight of one linear as it is stored, and its scale if it is ternary."""
+CPU = torch.device("cpu")
 
 
 def read_tensors(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
@@ -137,7 +138,70 @@ def absmean(real: Tensor) -> Tensor:
     return real.abs().mean(dtype=torch.float64).float().clamp_(min=MIN_ABSMAX).reshape(1)
 
 
-def _refuse(
-    file: Path, where: str, problem: str, right: str | None = None, cause: Exception | None = None
-) -> NoReturn:
-    raise refusal(Finding(file, where, problem, right, fault=True)) from cause
+def _refuse(file: Path, where: str, problem: str, cause: Exception | None = None) -> NoReturn:
+    raise refusal(Finding(file, where, problem, None, fault=True)) from cause
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors(Generic[Linear]):
+    """Norms are fp32; those that the model's family has not are None."""
+
+    input_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    attention_norm: Tensor | None
+    output: Linear
+    ffn_input_norm: Tensor
+    gate_up: Linear
+    ffn_norm: Tensor | None
+    down: Linear
+
+
+def layer_tensors(
+    tensors: Mapping[str, Tensor],
+    index: int,
+    join: Callable[[Sequence[Part]], Linear],
+    device: torch.device = CPU,
+) -> LayerTensors[Linear]:
+    """Layer `index`, moved to `device`, whatever computes it. Linears of the same input are joined:
+    query, key and value, and gate and up.
+
+    join: makes one linear of the parts that share an input, in the order of their outputs. A
+    ValueError of it becomes a ModelError that names them.
+    """
+    prefix = f"model.layers.{index}"
+
+    def norm(name: str) -> Tensor | None:
+        weight = tensors.get(f"{prefix}.{name}.weight")
+        return None if weight is None else weight.float().to(device)
+
+    def required(name: str) -> Tensor:
+        weight = norm(name)
+        assert weight is not None, f"{prefix}.{name}: every checkpoint is read with it"
+        return weight
+
+    def linear(*names: str) -> Linear:
+        stems = [f"{prefix}.{name}.weight" for name in names]
+        try:
+            return join([_part(tensors, stem, device) for stem in stems])
+        except ValueError as exc:
+            raise ModelError(str(exc), field=" or ".join(stems)) from exc
+
+    return LayerTensors(
+        input_norm=required("input_layernorm"),
+        qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        q_norm=norm("self_attn.q_norm"),
+        k_norm=norm("self_attn.k_norm"),
+        attention_norm=norm("self_attn.attn_sub_norm"),
+        output=linear("self_attn.o_proj"),
+        ffn_input_norm=required("post_attention_layernorm"),
+        gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
+        ffn_norm=norm("mlp.ffn_sub_norm"),
+        down=linear("mlp.down_proj"),
+    )
+
+
+def _part(tensors: Mapping[str, Tensor], stem: str, device: torch.device) -> Part:
+    scale = tensors.get(f"{stem}_scale")
+    return tensors[stem].to(device), None if scale is None else scale.to(device)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from ledger.errors import CallerError, Overloaded, TailraceError, Unavailable
-from origin.children import import_environment
+from ledger.process import import_environment
 from origin.operator.query import Document, parse_body
 
 HISTORY = "history"

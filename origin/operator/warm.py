@@ -19,7 +19,7 @@ from origin.metrics import CLASSES, Metrics
 from origin.operator.query import Document, Query, parse_body, require
 from origin.operator.streams import state_of
 from origin.serving.served_model import ServedModels
-from origin.workers.cold_starts import ColdStart
+from origin.workers.load_spans import ColdStart
 from origin.workers.worker_frame import Load
 from origin.workers.worker_process import WorkerSlot
 
@@ -195,7 +195,7 @@ class WarmDesk:
     def _served(self, now_ms: int) -> dict[str, Document]:
         """Each model as it is."""
         if self._pool is not None:
-            return {one.name: self._state(one, now_ms) for one in self._pool.states()}
+            return {one.name: self._state(one, now_ms) for one in self._pool.pool.states()}
         return {
             one.ready.model: {"tier": HOT if one.up else COLD, "pinned": True}
             for one in self._models

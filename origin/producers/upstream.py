@@ -14,6 +14,8 @@ asked for. A server that goes on beyond `max_tokens` is told to stop, and the st
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -24,13 +26,13 @@ import httpx
 import structlog
 
 from ledger.backoff import Backoff
-from ledger.errors import TailraceError, Unavailable
+from ledger.errors import ConfigError, TailraceError, Unavailable
 from ledger.frame import FinishReason
 from origin.config import OriginConfig
 from origin.producer import About, End, Output, Reasoning, Request, Resumption
 from origin.producers.production import INEXACT
-from origin.producers.upstream_call import Piece, UpstreamCall
-from origin.producers.upstream_request import body_of, path_of
+from origin.producers.upstream_call import Piece, UpstreamCall, body_of, lost
+from origin.producers.upstream_reply import refusal
 from origin.tools import CallPiece
 
 RETRY_MIN_S = 0.2
@@ -42,6 +44,14 @@ BROKEN = frozenset(("upstream_failed", "upstream_rubbish"))
 BROKEN_TRIES = 5
 """A server that answers so often in a row, and each time as none should, is not waited for: it is
 no longer one that starts, and is not there or says 503."""
+
+MAX_LIST_BYTES = 1 << 20
+ANSWER_S = 10.0
+"""How long the list of models may take."""
+MAX_NAMED = 10
+"""Models that an error names."""
+Progress = Callable[[str, int, int], None]
+"""Told the stage, and how many units of how many are done; 0 where nobody knows."""
 
 log = structlog.get_logger("upstream")
 
@@ -128,12 +138,13 @@ class Upstream:
 
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
         recipe, delivered = request.recipe, request.delivered
+        path = "chat/completions" if recipe.messages else "completions"
         parts = [delivered] if delivered else []
         said = _Said(parts, request.next_index if parts else 0)
         while said.made < recipe.max_tokens:
             said.begin_try()
             body = body_of(recipe, self._model, "".join(said.parts), said.made)
-            call = UpstreamCall(self._client, path_of(recipe), body, self._config, recipe.trace)
+            call = UpstreamCall(self._client, path, body, self._config, recipe.trace)
             before = replace(said)
             try:
                 async with aclosing(call.pieces()) as pieces:
@@ -200,3 +211,109 @@ def _end(call: UpstreamCall, said: _Said, before: _Said) -> End:
         total_tokens=before.made + usage.completion_tokens,
         prompt_tokens=max(0, usage.prompt_tokens - before.texts),
     )
+
+
+async def open_upstream(
+    config: OriginConfig, progress: Progress, retry: Retry | None = None
+) -> Upstream:
+    """The producer, once the server answers; tries until it does, and `progress` says why.
+
+    Raises ConfigError where it does answer and no patience will help.
+    """
+    retry = retry or Retry()
+    client = client_of(config)
+    try:
+        failures = 0
+        while True:
+            try:
+                models = await _models(client)
+                return Upstream(config, choose_model(models, config.upstream_model), client, retry)
+            except Unavailable as error:
+                failures += 1
+                log.warning("upstream.away", url=config.upstream, error=str(error), tries=failures)
+                progress(f"after {failures} tries {error.message}", 0, 0)
+                failure = error
+            await retry.wait(failures, failure)
+    except BaseException:
+        await client.aclose()
+        raise
+
+
+def client_of(config: OriginConfig) -> httpx.AsyncClient:
+    """A connection for each stream; timeouts other than that of connecting are the call's."""
+    streams = config.text_streams
+    # Compressed event streams gather several tokens before they come out.
+    headers = {"Accept-Encoding": "identity"}
+    if config.upstream_key_env is not None:
+        headers["Authorization"] = f"Bearer {_key(config.upstream_key_env)}"
+    return httpx.AsyncClient(
+        base_url=config.upstream or "",
+        headers=headers,
+        timeout=httpx.Timeout(None, connect=config.upstream_connect_s),
+        limits=httpx.Limits(max_connections=streams, max_keepalive_connections=streams),
+    )
+
+
+def _key(variable: str) -> str:
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigError(
+            f"the variable {variable} is not set",
+            field="origin.upstream_key_env",
+            hint="export the server's key in it",
+        )
+    return key
+
+
+async def _models(client: httpx.AsyncClient) -> list[str] | None:
+    """The names of the server's models; None where it answers, and keeps no list."""
+    try:
+        async with asyncio.timeout(ANSWER_S), client.stream("GET", "models") as response:
+            body = b""
+            async for data in response.aiter_raw():
+                body += data
+                if len(body) > MAX_LIST_BYTES:
+                    return None
+    except TimeoutError as error:
+        raise Unavailable("the upstream server does not answer") from error
+    except httpx.TransportError as error:
+        raise lost(error) from error
+    if response.status_code == 200:
+        return _names(body)
+    if response.status_code in (404, 405, 501):
+        return None
+    said = refusal(response.status_code, body, response.headers.get("retry-after", ""))
+    if isinstance(said, Unavailable):
+        raise said
+    raise ConfigError(
+        said.message,
+        field="origin.upstream",
+        hint="give the URL that ends in /v1; --upstream-key-env names the variable of its key",
+    )
+
+
+def _names(body: bytes) -> list[str] | None:
+    try:
+        listed = json.loads(body)["data"]
+        return [str(model["id"]) for model in listed]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None
+
+
+def choose_model(models: list[str] | None, wanted: str | None) -> str:
+    """The wanted model, or the only one; ConfigError where that leaves a choice."""
+    if wanted is not None:
+        if models is not None and wanted not in models:
+            # Some servers take names that they do not list: aliases, adapters.
+            log.warning("upstream.model_not_listed", model=wanted, listed=models[:MAX_NAMED])
+        return wanted
+    if models is None or len(models) != 1:
+        some = ", ".join((models or [])[:MAX_NAMED])
+        raise ConfigError(
+            f"the upstream server lists {len(models)} models: {some}"
+            if models
+            else "the upstream server lists no models",
+            field="origin.upstream_model",
+            hint="name the one to serve: --upstream-model NAME",
+        )
+    return models[0]

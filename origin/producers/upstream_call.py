@@ -1,9 +1,22 @@
-"""One request to an OpenAI-compatible server, and its answer as it comes."""
+"""One request to an OpenAI-compatible server, ours or the rest of one, and its answer as it comes.
+
+A continuation hands the server what was delivered, to go on from:
+
+- a plain prompt: the prompt with the delivered text behind it, which every server understands;
+- a chat: the delivered text as the assistant's last message, with `add_generation_prompt: false`
+  and `continue_final_message: true`. vLLM and SGLang go on with the message then; llama.cpp and
+  Ollama do so by themselves and ignore the fields. A server that refuses them (`transformers
+  serve` does) lets the stream end as lost, and one that ignores both them and the position
+  of the message, such as OpenAI's own, begins another answer: use `upstream_lost = "end"` there.
+
+Only what the caller asked for is sent: servers refuse fields that they do not know.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+import json
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
 from secrets import token_hex
 from typing import Any, TypeVar
@@ -11,14 +24,26 @@ from typing import Any, TypeVar
 import httpx
 
 from ledger.errors import Unavailable
-from ledger.frame import FinishReason
+from ledger.frame import SAMPLING, FinishReason
 from ledger.silence import LONGEST_LOOK_S, Silence
 from origin.config import OriginConfig
+from origin.generations.admission import ALL_THERE_IS
+from origin.generations.recipe import Recipe
 from origin.producer import Reasoning, Text
-from origin.producers.upstream_reply import CallDelta, Reply, Usage, read_reply, refusal
-from origin.producers.upstream_request import Body
-from origin.producers.upstream_sse import EventReader, rubbish
-from origin.tools import CallPiece
+from origin.producers.upstream_reply import (
+    EventReader,
+    Reply,
+    Usage,
+    read_reply,
+    refusal,
+    rubbish,
+)
+from origin.tools import CallPiece, read_calls, read_functions
+
+MAX_SEED = 2**31 - 1
+"""Of the 64 bits of our seeds, servers take so much: some keep them in 32 bits with a sign."""
+
+Body = dict[str, Any]
 
 MAX_ERROR_BYTES = 64 * 1024
 """Of the body of an answer that is an error."""
@@ -27,9 +52,107 @@ LOOKS = 4
 counts as one of them, as what the server said meanwhile may lie unread in the socket."""
 AFTER_FINISH_S = 2.0
 """How long the usage and the end of the connection are waited for, once the text is complete."""
-
 Piece = Text | Reasoning | CallPiece
 T = TypeVar("T")
+
+
+def body_of(recipe: Recipe, model: str, delivered: str, made: int) -> Body:
+    """The JSON of a request that goes on after `delivered`, in which `made` tokens went."""
+    body: Body = {
+        "model": model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": recipe.sampling.temperature,
+        "seed": (recipe.sampling.seed or 0) & MAX_SEED,
+        **_source(recipe, delivered),
+        **_extras(recipe),
+        **_tools(recipe),
+    }
+    if recipe.max_tokens < ALL_THERE_IS:  # else the server knows its context
+        body["max_tokens"] = recipe.max_tokens - made
+    return body
+
+
+def _source(recipe: Recipe, delivered: str) -> Body:
+    if not recipe.messages:
+        return {"prompt": (recipe.prompt or "") + delivered}
+    messages = [_message(*turn) for turn in recipe.messages]
+    if not delivered:
+        return {"messages": messages}
+    return {
+        "messages": [*messages, {"role": "assistant", "content": delivered}],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
+
+
+def _message(
+    role: str | None, content: str | None, calls: str | None = None, answers: str | None = None
+) -> Body:
+    message: Body = {"role": role, "content": content}
+    if calls is not None:
+        message["tool_calls"] = [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {"name": call["name"], "arguments": call["arguments"]},
+            }
+            for call in read_calls(calls, "messages")
+        ]
+    if answers is not None:
+        message["tool_call_id"] = answers
+    return message
+
+
+def _tools(recipe: Recipe) -> Body:
+    tools = recipe.tools
+    if tools is None:
+        return {}
+    functions = read_functions(tools.functions)
+    choice: object = tools.choice
+    if tools.only is not None:
+        choice = {"type": "function", "function": {"name": tools.only}}
+    body: Body = {
+        "tools": [{"type": "function", "function": function} for function in functions],
+        "tool_choice": choice,
+    }
+    return body if tools.parallel else body | {"parallel_tool_calls": False}
+
+
+def _format(recipe: Recipe) -> Body | None:
+    if recipe.format is None:
+        return None
+    _, source = recipe.format
+    schema = json.loads(source)
+    if schema == {"type": "object"}:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+def _extras(recipe: Recipe) -> Body:
+    """What differs from doing nothing."""
+    asked: dict[str, tuple[object, object]] = {
+        **{
+            name: (getattr(recipe.sampling, name), setting.neutral)
+            for name, setting in SAMPLING.items()
+            if name not in ("temperature", "seed")  # which are always said
+        },
+        "stop": (list(recipe.stop), []),
+        "ignore_eos": (recipe.ignore_eos, False),
+        "response_format": (_format(recipe), None),
+        **_logprobs(recipe),
+    }
+    return {name: value for name, (value, nothing) in asked.items() if value != nothing}
+
+
+def _logprobs(recipe: Recipe) -> dict[str, tuple[object, object]]:
+    """The two routes spell it differently."""
+    if not recipe.messages:
+        return {"logprobs": (recipe.logprobs, None)}
+    return {
+        "logprobs": (recipe.logprobs is not None, False),
+        "top_logprobs": (recipe.logprobs or 0, 0),
+    }
 
 
 class UpstreamCall:
@@ -96,7 +219,7 @@ class UpstreamCall:
         try:
             await self._check(response)
             reader, pieces = EventReader(), response.aiter_raw()
-            while (data := await self._within(_next(pieces))) is not None:
+            while (data := await self._within(anext(pieces, None))) is not None:
                 for event in reader.feed(data):
                     yield read_reply(event)
         finally:
@@ -115,7 +238,7 @@ class UpstreamCall:
     async def _error_body(self, response: httpx.Response) -> bytes:
         body, pieces = b"", response.aiter_raw()
         with suppress(Unavailable):  # the status says enough
-            while len(body) < MAX_ERROR_BYTES and (data := await self._within(_next(pieces))):
+            while len(body) < MAX_ERROR_BYTES and (data := await self._within(anext(pieces, None))):
                 body += data
         return body[:MAX_ERROR_BYTES]
 
@@ -127,9 +250,9 @@ class UpstreamCall:
             pieces.append(Text(reply.text, reply.scores))
         return pieces + [piece for delta in reply.calls for piece in self._call(delta)]
 
-    def _call(self, delta: CallDelta) -> list[Piece]:
+    def _call(self, delta: CallPiece) -> list[Piece]:
         """Some servers give all of their calls one number, and only another id to each."""
-        ours, known_id = self._calls.get(delta.number, (-1, ""))
+        ours, known_id = self._calls.get(delta.call, (-1, ""))
         pieces: list[Piece] = []
         if ours < 0 or (delta.id and delta.id != known_id):
             if not delta.name:
@@ -137,7 +260,7 @@ class UpstreamCall:
             ours = self._count
             self._count += 1
             id_ = delta.id or f"call_{token_hex(12)}"
-            self._calls[delta.number] = (ours, delta.id)
+            self._calls[delta.call] = (ours, delta.id)
             pieces.append(CallPiece(ours, delta.name, id=id_))
         if delta.arguments:
             pieces.append(CallPiece(ours, arguments=delta.arguments))
@@ -149,7 +272,7 @@ class UpstreamCall:
         look_s = min(seconds / LOOKS, LONGEST_LOOK_S)
         self._silence = Silence(asyncio.get_running_loop().time(), look_s)
 
-    async def _within(self, step: Coroutine[Any, Any, T]) -> T:
+    async def _within(self, step: Awaitable[T]) -> T:
         """The step's result; Unavailable where it fails, or the server is silent for too long."""
         try:
             async with asyncio.timeout(None) as limit:
@@ -186,7 +309,3 @@ def lost(error: httpx.TransportError) -> Unavailable:
 def _is_cut_off(error: httpx.RemoteProtocolError) -> bool:
     """Whether nothing was wrong but the end, as with a server that is killed: no type says so."""
     return any(words in str(error) for words in ("disconnected", "closed connection"))
-
-
-async def _next(pieces: AsyncIterator[bytes]) -> bytes | None:
-    return await anext(pieces, None)

@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server says in one event of its stream.
+"""What an OpenAI-compatible server says: its events as bytes come in, and what each one means.
 
 Its logprobs have a form for each of its two routes. They are a side of an answer, not the answer:
 what is no score is left out. Such servers do not say the ids of tokens, which are 0 here.
@@ -8,17 +8,137 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from ledger.errors import CallerError, TailraceError, Unavailable
 from ledger.frame import FinishReason, Score, TokenScores
-from origin.producers.upstream_sse import ServerEvent, rubbish
+from origin.tools import CallPiece
+
+MAX_LINE_BYTES = 1 << 20
+MAX_EVENT_BYTES = 1 << 20
+"""Of an event's data lines together."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 UNKNOWN_ID = 0
 MAX_TOP = 20
+DONE = "[DONE]"
+MAX_SAID_CHARS = 300
+"""Of a server's own words about an error."""
+MAX_RETRY_AFTER_S = 30
+"""A busy server is believed when it asks for so long, and no longer."""
+MAX_DIGITS = 9
+MAX_COUNT = 2**53
+"""Of tokens: what JSON numbers hold exactly."""
+REASONING = ("reasoning", "reasoning_content")
+"""What servers call a model's thoughts; some say the same under both names."""
+FINISH = {
+    "content_filter": FinishReason.FILTERED,
+    "function_call": FinishReason.TOOL_CALLS,
+    "length": FinishReason.LENGTH,
+    "max_tokens": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL_CALLS,
+}
+"""Whatever else a server calls it (stop, eos), it has said all that it will."""
+BROKEN = frozenset(("abort", "aborted", "cancelled", "error"))
+"""Finish reasons of servers that gave up in the middle."""
+WORTH_ANOTHER_TRY = frozenset((408, 425, 429))
+"""Statuses below 500 that are about the moment, not about the request."""
+STARTING = frozenset((502, 503, 504))
+"""What is said of a server that starts, by itself or by a proxy before it; others are broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """`name` is `message` where the server gave none."""
+
+    name: str
+    data: str
+
+
+class EventReader:
+    """Server-sent events (WHATWG HTML, 9.2.5 and 9.2.6), strictly and bounded, of bytes in any
+    pieces; one that is cut off is never given.
+
+    What the standard tells a browser to forgive is forgiven (comments, unknown fields, any of the
+    three line ends, a byte order mark); bytes that are not UTF-8, and lines or events over their
+    limit, are not: this reader feeds a ledger, not a page.
+    """
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._searched = 0  # bytes of `_rest` that hold no line end
+        self._after_cr = False  # an LF now belongs to the line end before it
+        self._at_start = True
+        self._name = ""
+        self._data: list[str] = []
+        self._data_bytes = 0
+
+    def feed(self, data: bytes) -> Iterator[ServerEvent]:
+        """The events that `data` completes; then Unavailable where it is no event stream.
+
+        To be read to its end before more is fed.
+        """
+        self._rest += data
+        while (line := self._next_line()) is not None:
+            if (event := self._take(line)) is not None:
+                yield event
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise rubbish(f"a line of more than {MAX_LINE_BYTES} bytes")
+
+    def _next_line(self) -> bytes | None:
+        """A line without its end: CRLF, LF or CR. A CR ends its line without waiting for an LF."""
+        if self._after_cr and self._rest:
+            self._after_cr = False
+            if self._rest[0] == 0x0A:
+                del self._rest[0]
+        at = _line_end(self._rest, self._searched)
+        if at < 0:
+            self._searched = len(self._rest)
+            return None
+        line = bytes(self._rest[:at])
+        self._after_cr = self._rest[at] == 0x0D
+        del self._rest[: at + 1]
+        self._searched = 0
+        if self._at_start:
+            self._at_start = False
+            line = line.removeprefix(BYTE_ORDER_MARK)
+        return line
+
+    def _take(self, line: bytes) -> ServerEvent | None:
+        if not line:
+            return self._dispatch()
+        try:
+            field, _, value = line.decode().partition(":")
+        except UnicodeDecodeError as error:
+            raise rubbish("bytes that are not UTF-8") from error
+        value = value.removeprefix(" ")
+        if field == "data":
+            self._data_bytes += len(line)
+            if self._data_bytes > MAX_EVENT_BYTES:
+                raise rubbish(f"an event of more than {MAX_EVENT_BYTES} bytes")
+            self._data.append(value)
+        elif field == "event":
+            self._name = value
+        return None  # a comment's field is empty; id and retry are about reconnecting
+
+    def _dispatch(self) -> ServerEvent | None:
+        event = ServerEvent(self._name or "message", "\n".join(self._data)) if self._data else None
+        self._name, self._data, self._data_bytes = "", [], 0
+        return event
+
+
+def _line_end(data: bytearray, start: int) -> int:
+    """The first CR or LF from `start` on, or -1."""
+    lf = data.find(b"\n", start)
+    cr = data.find(b"\r", start, lf if lf >= 0 else len(data))
+    return cr if cr >= 0 else lf
+
+
+def rubbish(what: str) -> Unavailable:
+    return Unavailable(f"the upstream server sent {what}", code="upstream_rubbish")
 
 
 def read_scores(logprobs: object) -> tuple[TokenScores, ...]:
@@ -73,33 +193,6 @@ def _made(token: object, logprob: object) -> Score | None:
     return Score(UNKNOWN_ID, token, float(logprob)) if isinstance(token, bytes) else None
 
 
-DONE = "[DONE]"
-MAX_SAID_CHARS = 300
-"""Of a server's own words about an error."""
-MAX_RETRY_AFTER_S = 30
-"""A busy server is believed when it asks for so long, and no longer."""
-MAX_DIGITS = 9
-MAX_COUNT = 2**53
-"""Of tokens: what JSON numbers hold exactly."""
-
-REASONING = ("reasoning", "reasoning_content")
-"""What servers call a model's thoughts; some say the same under both names."""
-FINISH = {
-    "content_filter": FinishReason.FILTERED,
-    "function_call": FinishReason.TOOL_CALLS,
-    "length": FinishReason.LENGTH,
-    "max_tokens": FinishReason.LENGTH,
-    "tool_calls": FinishReason.TOOL_CALLS,
-}
-"""Whatever else a server calls it (stop, eos), it has said all that it will."""
-BROKEN = frozenset(("abort", "aborted", "cancelled", "error"))
-"""Finish reasons of servers that gave up in the middle."""
-WORTH_ANOTHER_TRY = frozenset((408, 425, 429))
-"""Statuses below 500 that are about the moment, not about the request."""
-STARTING = frozenset((502, 503, 504))
-"""What is said of a server that starts, by itself or by a proxy before it; others are broken."""
-
-
 @dataclass(frozen=True, slots=True)
 class Usage:
     prompt_tokens: int
@@ -107,18 +200,9 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class CallDelta:
-    """A piece of a call as a server numbers it."""
-
-    number: int
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
 class Reply:
-    """One event. `done` is the server's own mark of the end; a heartbeat has nothing."""
+    """One event. `done` is the server's own mark of the end; a heartbeat has nothing. Calls are as
+    the server numbers them."""
 
     text: str = ""
     finish: FinishReason | None = None
@@ -126,7 +210,7 @@ class Reply:
     done: bool = False
     reasoning: str = ""
     scores: tuple[TokenScores, ...] = ()
-    calls: tuple[CallDelta, ...] = ()
+    calls: tuple[CallPiece, ...] = ()
 
 
 def read_reply(event: ServerEvent) -> Reply:
@@ -141,7 +225,7 @@ def read_reply(event: ServerEvent) -> Reply:
         raise rubbish("an event without choices")
     text, reasoning, finish = "", "", None
     scores: tuple[TokenScores, ...] = ()
-    calls: tuple[CallDelta, ...] = ()
+    calls: tuple[CallPiece, ...] = ()
     for choice in choices:
         if not isinstance(choice, dict):
             raise rubbish("a choice that is no object")
@@ -217,7 +301,7 @@ def _reasoning(choice: Mapping[str, Any]) -> str:
     return next((text for text in said if text and isinstance(text, str) and _is_unicode(text)), "")
 
 
-def _calls(choice: Mapping[str, Any]) -> tuple[CallDelta, ...]:
+def _calls(choice: Mapping[str, Any]) -> tuple[CallPiece, ...]:
     """Of a chat's delta; a call is never shown as another one than the server has made."""
     delta = choice.get("delta")
     said = delta.get("tool_calls") if isinstance(delta, dict) else None
@@ -228,19 +312,19 @@ def _calls(choice: Mapping[str, Any]) -> tuple[CallDelta, ...]:
     return tuple(_call(call, at) for at, call in enumerate(said))
 
 
-def _call(call: object, at: int) -> CallDelta:
+def _call(call: object, at: int) -> CallPiece:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise rubbish("a tool call without a function")
     number, arguments = call.get("index", at), function.get("arguments") or ""
     if isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    parts = (call.get("id") or "", function.get("name") or "", arguments)
+    parts = (function.get("name") or "", arguments, call.get("id") or "")
     if not isinstance(number, int) or not all(isinstance(part, str) for part in parts):
         raise rubbish("a tool call with a wrong value")
     if not all(map(_is_unicode, parts)):
         raise rubbish("text that is none")
-    return CallDelta(number, *parts)
+    return CallPiece(number, *parts)
 
 
 def _is_unicode(text: str) -> bool:

@@ -4,7 +4,7 @@ Continuous batching (Yu et al. 2022, Orca) with chunked prefill (Agrawal et al. 
 Sarathi-Serve) over the pages of one KV cache. One rule gives prefill, replay and decode: while a
 run's prompt is not cached, the next chunk of it; then rows for the known tokens that are not.
 
-A step is filled in this order, up to its limits of tokens and of rows (`step_limits.py`):
+A step is filled in this order, up to its limits of tokens and of rows (`limits.py`):
 
 1. One row for each decoding run, but for PAGE_TOKENS tokens that are kept back while any run
    has catching up to do: a long prompt slows its neighbours and never stops them, nor they it.
@@ -13,7 +13,7 @@ A step is filled in this order, up to its limits of tokens and of rows (`step_li
    is longer the next chunk, and so on.
 3. Guesses of speculative decoding, with what is left: they never displace work.
 
-Within 1 and 2 weighted fair queueing (`fair_queue.py`) decides between the classes. In a class
+Within 1 and 2 weighted fair queueing (`run_table.py`) decides between the classes. In a class
 decoding runs take turns, and all else is first come, first served; but what nobody reads comes
 after what somebody does.
 """
@@ -24,15 +24,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count, islice
 
 from kernels.shapes import PAGE_TOKENS
-from ledger.errors import Conflict, Overloaded, TooLarge
+from ledger.errors import Overloaded, TooLarge
 from ledger.wire.schema import Priority
-from origin.scheduler.fair_queue import FairQueue
-from origin.scheduler.limits import Limits
+from origin.scheduler.limits import Limits, StepLimits
 from origin.scheduler.pages import PagePool
-from origin.scheduler.plan import Drafts, Plan, Work, rows_of
-from origin.scheduler.run_table import RunTable
-from origin.scheduler.scheduled_run import ScheduledRun, pages_for
-from origin.scheduler.step_limits import StepLimits
+from origin.scheduler.plan import Drafts, Plan, ScheduledRun, Work, pages_for, rows_of
+from origin.scheduler.run_table import FairQueue, RunTable
 from origin.workers.worker_frame import Load
 
 AWAITED = -1
@@ -75,13 +72,8 @@ class Scheduler:
     ) -> None:
         """Queue a run that is to generate up to `max_tokens` in all, `generated` among them.
 
-        Conflict: the id is in use. TooLarge: the pool could not hold it even alone.
-        Overloaded: its class's queue is full. ValueError: an empty prompt.
+        TooLarge: the pool could not hold it even alone. Overloaded: its class's queue is full.
         """
-        if run in self._runs:
-            raise Conflict(f"run {run} exists", field="corr")
-        if not prompt:
-            raise ValueError("prompt: empty")
         queued = len(self._table.waiting[priority])
         if queued >= self._limits.waiting:
             raise Overloaded(f"{queued} {priority.name.lower()} runs wait", field="priority")

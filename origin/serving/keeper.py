@@ -9,27 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
+from statistics import median
 
 import structlog
 
 from ledger.backoff import spread_ms
-from ledger.errors import Unavailable
+from ledger.errors import CallerError, ConfigError, Unavailable
 from ledger.frame import ModelTier
+from origin.config import OriginConfig
 from origin.generations.stream import GeneratedStream
 from origin.history import queries
+from origin.history.recorder import HistoryRecorder
 from origin.history.schema import HistoryStore
 from origin.metrics import Metrics
+from origin.pool.members import PoolMember, Schedule
 from origin.pool.records import ArrivalRecord, PoolDecision, PoolRecord, TierChange
 from origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence, Tier
 from origin.pool.warm_pool import PoolOrder
-from origin.serving.known_models import KnownModel, KnownModels
 from origin.serving.live_pool import MAX_REMEMBERED, LivePool
+from origin.serving.plan import KnownModel, KnownModels, ModelPlan, caps, first_load_s
 from origin.serving.served_model import ServedModel, ServedModels
-from origin.workers.circuit import CircuitState
+from origin.warm.policies import LOAD_S, WarmPrices
+from origin.workers.liveness import CircuitState
 from origin.workers.worker_process import WorkerSlot
 
 LEAST_RETRY_S = 1.0
@@ -348,3 +353,50 @@ def _trouble(model: ServedModel) -> str:
     if model.up or not model.circuit.reason:
         return ""
     return f"{model.circuit.reason}; the last: {model.fate}"
+
+
+def live_pool(
+    config: OriginConfig,
+    plans: Sequence[ModelPlan],
+    known: KnownModels,
+    recorder: HistoryRecorder,
+    clock: Callable[[], float],
+) -> LivePool:
+    """Of several models, by their settings. ConfigError: a policy or a schedule that cannot be."""
+
+    measured = [found.load_s for plan in plans if (found := known.find(plan.name)) is not None]
+    typical_s = median(measured) if measured else LOAD_S  # what prewarming policies reckon with
+
+    def tell(record: PoolRecord, of_shadow: bool) -> None:
+        if not of_shadow:
+            log_record(record)
+        recorder.record(record, shadow=of_shadow)
+
+    try:
+        live = LivePool(
+            [_member(plan, known) for plan in plans],
+            config.policy,
+            caps(config),
+            WarmPrices(config.cold_cost_gpu_s, typical_s),
+            {plan.name: plan.table.policy for plan in plans if plan.table.policy is not None},
+            tell,
+            clock,
+        )
+        if config.shadow_policy is not None:
+            live.run_shadow(config.shadow_policy)
+        return live
+    except CallerError as error:
+        raise ConfigError(error.message, field=error.field, hint=error.hint) from error
+
+
+def _member(plan: ModelPlan, known: KnownModels) -> PoolMember:
+    found = known.find(plan.name)
+    field = f"models.{plan.name}.schedule"
+    return PoolMember(
+        plan.name,
+        plan.size_mib,
+        plan.device,
+        first_load_s(plan.config) if found is None else found.load_s,
+        is_pinned=plan.table.is_kept,
+        schedules=tuple(Schedule.parse(text, field) for text in plan.table.schedule),
+    )

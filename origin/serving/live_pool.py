@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ledger.hints import Hint
-from origin.pool.kept import KeptModel
 from origin.pool.members import PoolMember
 from origin.pool.records import ArrivalRecord, KeepRecord, PoolDecision, PoolRecord, TierChange
 from origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay, ShadowPool
@@ -56,9 +55,6 @@ class LivePool:
         )
 
     # ---- what operators ask for ----
-
-    def states(self) -> Collection[KeptModel]:
-        return self.pool.states()
 
     def prewarm(self, model: str) -> None:
         self.carry_out(self.pool.hint(model, Hint.OPERATOR, self.clock_s()))

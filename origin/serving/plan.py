@@ -1,12 +1,18 @@
-"""What each of several models is to be given, before any of them is loaded."""
+"""What each of several models is to be given, and what is known of it, before it is loaded."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ledger.errors import ConfigError
+from ledger.version import tailrace_version
+from origin.checkpoint.file_digests import identities
 from origin.checkpoint.finding import Findings
 from origin.checkpoint.layout import examine_weights
 from origin.checkpoint.model_config import examine_config
@@ -16,6 +22,12 @@ from origin.formats import AS_STORED, Formats
 from origin.model_table import ModelTable, Tables
 from origin.warm.policies import LOAD_S
 from origin.workers.program import makes_tokens
+from origin.workers.worker_frame import Ready
+
+VERSION = 1
+KNOWN_FILE = "models.json"
+LIBRARIES = ("torch", "triton", "tokenizers")
+"""Whose versions make another engine; see `Model.fingerprint`."""
 
 MIB = 1 << 20
 CPU, GPU = "cpu", "cuda"
@@ -28,6 +40,73 @@ FIRST_START_S = {CPU: 2.0, GPU: 20.0}
 FIRST_BYTES_PER_S = 1e9
 """At which its weights are read, hashed, looked through and moved; the hash alone has 1.3e9."""
 NVIDIA = Path("/dev/nvidiactl")
+CAP_SETTINGS = {CPU: "cpu_memory_mib", GPU: "gpu_memory_mib"}
+"""The setting of each device's cap."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """`ready` is what its worker said, without spans; `load_s` how long its start took."""
+
+    ready: Ready
+    load_s: float
+
+
+class KnownModels:
+    """What was known of models when they were loaded last, so that requests for one that is not can
+    be admitted.
+
+    Kept in a file of the origin's data folder, each by what its files and settings were. What
+    cannot be read, or is of another version, is learnt again by loading.
+    """
+
+    def __init__(self, folder: Path, configs: Mapping[str, OriginConfig]) -> None:
+        self._path = folder / KNOWN_FILE
+        self._identities = {name: _identity(config) for name, config in configs.items()}
+        self._stored = _read(self._path)
+
+    def find(self, name: str) -> KnownModel | None:
+        """None where it was never loaded, or has changed since."""
+        stored = self._stored.get(name)
+        if not isinstance(stored, dict) or stored.get("identity") != self._identities[name]:
+            return None
+        with suppress(KeyError, TypeError, ValueError):
+            said = stored["ready"]
+            ready = Ready(**(said | {"offers": tuple(said["offers"]), "spans": ()}))
+            return KnownModel(ready, float(stored["load_s"]))
+        return None
+
+    def learn(self, name: str, known: KnownModel) -> None:
+        """Keep it; a folder that cannot be written to is left alone."""
+        said = asdict(known.ready)
+        del said["spans"]
+        entry = {"identity": self._identities[name], "ready": said, "load_s": known.load_s}
+        self._stored[name] = entry
+        new = self._path.with_suffix(".new")
+        with suppress(OSError):
+            new.write_text(json.dumps({"version": VERSION, "models": self._stored}), "utf-8")
+            new.replace(self._path)
+
+
+def _identity(config: OriginConfig) -> str:
+    """Changes with the settings, the files and the software."""
+    parts = [tailrace_version(), config.model_dump_json()]
+    for library in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            parts.append(f"{library} {version(library)}")
+    if config.producer is None and config.upstream is None:
+        with suppress(OSError):
+            parts.append(json.dumps(identities(config.model), sort_keys=True))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+        models = stored["models"] if stored["version"] == VERSION else {}
+        return models if isinstance(models, dict) else {}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
 
 
 def device_of(config: OriginConfig) -> str:
@@ -84,10 +163,6 @@ def _weights(folder: Path, device: str, formats: Formats) -> int:
     findings.refuse()
     footprint = gpu_footprint if device == GPU else cpu_footprint
     return footprint(config, stored, formats).weights_bytes
-
-
-CAP_SETTINGS = {CPU: "cpu_memory_mib", GPU: "gpu_memory_mib"}
-"""The setting of each device's cap."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from random import Random
 from ledger.backoff import spread_ms
 from ledger.errors import NotFound, Unavailable
 from origin.checkpoint.prompt import PromptReader
-from origin.workers.circuit import Circuit
-from origin.workers.liveness import SILENT_S
+from origin.workers.liveness import SILENT_S, Circuit
 from origin.workers.load_spans import COMPILE
 from origin.workers.worker_frame import LoadProgress, Ready
 from origin.workers.worker_process import WorkerSlot

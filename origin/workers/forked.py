@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import structlog
 
@@ -35,22 +34,6 @@ ORPHANS_S = 1.0
 """How often what a dead worker has left behind is looked for, until it has ended too."""
 
 log = structlog.get_logger("launcher")
-
-
-class ChildProcess(Protocol):
-    """What a slot needs of its worker's process, however that was started."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def returncode(self) -> int | None: ...
-
-    async def wait(self) -> int: ...
-
-    def kill(self) -> None: ...
-
-    def send_signal(self, signal: int, /) -> None: ...
 
 
 class ForkedProcess:
@@ -96,6 +79,10 @@ class ForkedProcess:
             while os.waitpid(-self.pid, os.WNOHANG)[0]:
                 pass
             asyncio.get_running_loop().call_later(ORPHANS_S, self._reap_group)
+
+
+ChildProcess = asyncio.subprocess.Process | ForkedProcess
+"""Of a worker, however it was started."""
 
 
 class Launcher:
@@ -156,7 +143,8 @@ class Launcher:
 
     async def _one_life(self) -> bool:
         """Start a launcher and wait until it is gone; whether workers could be forked from it."""
-        _adopt_orphans()
+        if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
+            log.warning("launcher.no_subreaper")  # a fork ends at once, and its worker is missed
         asked_s = time.monotonic()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -184,8 +172,7 @@ class Launcher:
             return was_ready
 
     def _ready(self, pid: int, said: Forked, asked_s: float) -> None:
-        own = [LoadStage(*stage) for stage in said.stages]
-        self.stages = (LoadStage("launcher", asked_s, own[0].begin_s), *own)
+        self.stages = LoadStage("launcher", asked_s, said.stages[0].begin_s), *said.stages
         took_s = self.stages[-1].end_s - asked_s
         log.info("launcher.ready", pid=pid, rss_kib=said.rss_kib, pss_kib=said.pss_kib, s=took_s)
 
@@ -201,12 +188,10 @@ async def _message(launcher: socket.socket) -> Forked | None:
         data = await asyncio.get_running_loop().sock_recv(launcher, MAX_ORDER_BYTES)
     except OSError:
         return None
-    return Forked(**json.loads(data)) if data else None
-
-
-def _adopt_orphans() -> None:
-    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
-        log.warning("launcher.no_subreaper")  # a fork ends at once then, and its worker is missed
+    if not data:
+        return None
+    said = json.loads(data)
+    return Forked(**said | {"stages": tuple(LoadStage(**stage) for stage in said["stages"])})
 
 
 async def launched(

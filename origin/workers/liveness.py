@@ -1,11 +1,29 @@
-"""Whether a worker still lives, by when it was last heard.
+"""Whether a worker lives, of what it died, and whether another one is started.
 
-Plain rules; the clock is the caller's.
+Plain rules; the clock is the caller's. Imported by workers, whose exceptions are torch's, and by
+the supervisor, which has none of it.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+
+from ledger.backoff import Backoff
+
+VMSTAT = Path("/proc/vmstat")
+OOM_COUNT = "oom_kill"
+
+# How libraries name what has no class of its own, in lower case.
+_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate")
+_OF_DEVICE = ("cuda error", "cublas", "cudnn", "triton error", "device-side assert", "nvrtc")
 
 BEAT_S = 1.0
 """A worker that is ready says something at least this often, unless a step takes longer."""
@@ -18,6 +36,73 @@ BLIND_S = 2.0
 what its workers said meanwhile; that time does not count."""
 WATCHDOG_LEAD_S = 2.0
 """A worker's own watchdog has so long to end it, before its supervisor does."""
+MOST_DEATHS = 6
+"""One more than what ends a stream that kills workers: the model outlives such a stream."""
+SETTLED_S = 10.0
+"""A worker that was ready for so long has shown that workers live, though nobody asked it."""
+RESTART_MIN_S = 0.05
+RESTART_MAX_S = 5.0
+"""Wait before the successor of a worker that did not become ready; doubles while none does."""
+OPEN_MIN_S = 1.0
+OPEN_MAX_S = 60.0
+"""How long the circuit is open; doubles with each trial that dies."""
+TRIAL_LOOK_S = 0.5
+"""While one worker is tried, the others' slots look so often whether they may start."""
+ARM_AGAIN_S = 1.0
+"""Setting the timer makes a thread, which costs as much as a quick step: not for each of them."""
+
+
+class Death(StrEnum):
+    """A kind; its value is a label of metrics, and a word in logs."""
+
+    START = "start"
+    """It could not load, and said why."""
+    MEMORY = "out_of_memory"
+    """Of the device or the machine; the kernel may have killed it."""
+    DEVICE = "device"
+    """CUDA, or what is built on it, failed: nothing more can be done in that process."""
+    HUNG = "hung"
+    KILLED = "killed"
+    """By a SIGKILL that was not the kernel's for want of memory."""
+    CRASHED = "crashed"
+    """By another signal, or an exception."""
+    EXITED = "exited"
+    """By itself, and it had no reason to."""
+    SPOKE_WRONGLY = "bad_frame"
+
+    @classmethod
+    def of(cls, word: str) -> Death:
+        """As a worker says it; whatever else it says, it has crashed."""
+        return next((kind for kind in cls if kind.value == word), cls.CRASHED)
+
+
+def kind_of(error: BaseException, *, starting: bool) -> Death:
+    """What an exception means for the process that it ends."""
+    text = f"{type(error).__name__}: {error}".lower()
+    if isinstance(error, MemoryError) or any(word in text for word in _OF_MEMORY):
+        return Death.MEMORY
+    if type(error).__name__ == "AcceleratorError" or any(word in text for word in _OF_DEVICE):
+        return Death.DEVICE
+    return Death.START if starting else Death.CRASHED
+
+
+def kind_of_exit(status: int | None, oom_kills: int) -> Death:
+    """By its exit status, and how many processes the kernel has killed for memory meanwhile."""
+    if status == -signal.SIGKILL:
+        return Death.MEMORY if oom_kills else Death.KILLED
+    if status is None:
+        return Death.HUNG
+    return Death.EXITED if status == 0 else Death.CRASHED
+
+
+def count_oom_kills() -> int:
+    """Of the whole machine so far; 0 where that is not counted."""
+    with suppress(OSError, ValueError):
+        for line in VMSTAT.read_text("ascii").splitlines():
+            name, _, count = line.partition(" ")
+            if name == OOM_COUNT:
+                return int(count)
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +155,112 @@ class Pulse:
     @property
     def is_hung(self) -> bool:
         return self.silence_s > self._limit_s + WATCHDOG_LEAD_S
+
+
+class CircuitState(StrEnum):
+    CLOSED = "closed"
+    HALF_OPEN = "half_open"
+    OPEN = "open"
+
+
+class Circuit:
+    """Whether workers of a model are started again, after several died and had made nothing.
+
+    closed: a worker that died is replaced, at once if it was ready. After MOST_DEATHS in a row that
+    had made nothing the circuit is **open**: none is started for a while. Then it is **half open**:
+    one is started, on trial. If that one makes something, or lives for a while, the circuit is
+    closed; if it dies, it is open again, for longer. Its slots share it; every `now` is seconds of
+    one clock.
+    """
+
+    def __init__(self, random: Random | None = None) -> None:
+        random = random or Random()
+        self.deaths = 0
+        """In a row, of workers that had made nothing."""
+        self.state = CircuitState.CLOSED
+        self._restart = Backoff(RESTART_MIN_S, RESTART_MAX_S, random)
+        self._open = Backoff(OPEN_MIN_S, OPEN_MAX_S, random)
+        self._until = 0.0
+        self._trial: int | None = None  # the slot whose worker is on trial
+
+    def wait_s(self, slot: int, now: float) -> float:
+        """How long this slot waits before it asks again; 0 where it starts a worker now."""
+        if now < self._until:
+            return self._until - now
+        if self.state is CircuitState.CLOSED:
+            return 0.0
+        if self._trial not in (None, slot):
+            return TRIAL_LOOK_S
+        self.state, self._trial = CircuitState.HALF_OPEN, slot
+        return 0.0
+
+    def made(self) -> None:
+        """A worker has made something of a stream, or has lived for SETTLED_S."""
+        if self.deaths:
+            self.deaths = 0
+            self.state, self._trial = CircuitState.CLOSED, None
+            self._restart.reset()
+            self._open.reset()
+
+    def died(self, slot: int, now: float, *, was_ready: bool) -> None:
+        """A worker is gone."""
+        self.deaths += 1
+        if was_ready:
+            self._restart.reset()
+        if self.deaths >= MOST_DEATHS or self._trial == slot:
+            self.state, self._trial = CircuitState.OPEN, None
+            self._until = now + self._open.next_delay_s()
+        else:
+            self._until = now if was_ready else now + self._restart.next_delay_s()
+
+    def retry_s(self, now: float) -> float:
+        """Until the next trial, as clients are told."""
+        return max(self._until - now, 0.0)
+
+    @property
+    def reason(self) -> str:
+        """Why no worker can be expected now; empty while the circuit is closed."""
+        if self.state is CircuitState.CLOSED:
+            return ""
+        tried = "one is on trial" if self.state is CircuitState.HALF_OPEN else "it is tried again"
+        return f"{self.deaths} workers in a row died and had made nothing; {tried}"
+
+
+class Watchdog:
+    """A worker's own end to a hang: unless it is armed again, or rests, within `silence_s`, there
+    are its tracebacks on stderr, and it exits.
+
+    The timer is a thread of C: it runs also where this process holds the interpreter for ever.
+    """
+
+    def __init__(
+        self, silence_s: float, start_s: float, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._silence_s = silence_s
+        self._start_s = start_s
+        self._clock_s = clock_s
+        self._armed_s: float | None = None
+        self._is_extended = False
+
+    def arm(self) -> None:
+        """The work goes on."""
+        now = self._clock_s()
+        if self._armed_s is None or self._is_extended or now - self._armed_s >= ARM_AGAIN_S:
+            faulthandler.dump_traceback_later(self._silence_s, exit=True)
+            self._armed_s, self._is_extended = now, False
+
+    def extend(self) -> None:
+        """What comes next may take as long as a start. Nothing, where it is not armed yet."""
+        if self._armed_s is not None:
+            faulthandler.dump_traceback_later(self._start_s, exit=True)
+            self._is_extended = True
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Nothing is due from this process meanwhile: it waits for the supervisor."""
+        was_armed = self._armed_s is not None
+        faulthandler.cancel_dump_traceback_later()
+        self._armed_s = None
+        yield
+        if was_armed:
+            self.arm()

@@ -21,12 +21,11 @@ from pathlib import Path
 from ledger.errors import Unavailable
 from ledger.tasks import beside
 from origin.config import OriginConfig
-from origin.workers.forked import Launcher
-from origin.workers.liveness import Patience
+from origin.start import launcher_of, slots_of
 from origin.workers.load_spans import WorkerStart
-from origin.workers.program import makes_tokens, program
-from origin.workers.worker_frame import Begun, Load, LoadProgress, Ready, Step
-from origin.workers.worker_process import WorkerSlot, worker_environment
+from origin.workers.program import program
+from origin.workers.worker_frame import Ready
+from origin.workers.worker_process import Owner, WorkerSlot, worker_environment
 
 PROCESS, IMPORTS = "launcher", "imports"
 """Stages that a start has only where there is no launcher yet."""
@@ -53,32 +52,18 @@ class LoadProfile:
         return self.cold_s / self.floor_s
 
 
-class _Witness:
-    """The owner of a slot: it only waits for its worker."""
+class _Witness(Owner):
+    """It only waits for its worker."""
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[str | None] = asyncio.Queue()
         """None when the worker is ready, and why it is gone when it is."""
 
-    def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None: ...
-
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
         self.told.put_nowait(None)
 
-    def worker_begun(self, slot: WorkerSlot, begun: Begun) -> None: ...
-
-    def worker_load(self, slot: WorkerSlot, load: Load) -> None: ...
-
-    async def worker_step(self, slot: WorkerSlot, step: Step) -> None: ...
-
-    def worker_silent(self, slot: WorkerSlot) -> None: ...
-
-    async def worker_heard(self, slot: WorkerSlot) -> None: ...
-
     async def worker_lost(self, slot: WorkerSlot) -> None:
         self.told.put_nowait(slot.fate)
-
-    async def worker_rested(self, slot: WorkerSlot) -> None: ...
 
 
 async def profile(config: OriginConfig, starts: int) -> LoadProfile:
@@ -97,12 +82,8 @@ async def profile(config: OriginConfig, starts: int) -> LoadProfile:
 
 
 async def _start_and_replace(config: OriginConfig) -> tuple[WorkerStart, WorkerStart]:
-    command = program(config)
-    launcher = None
-    if config.fork_workers and makes_tokens(config):
-        launcher = Launcher(*command, worker_environment())
-    patience = Patience(config.worker_silence_s, config.worker_start_s)
-    slot, witness = WorkerSlot(0, command, patience, launcher), _Witness()
+    launcher = launcher_of(config, [config])
+    slot, witness = slots_of("", config, launcher, 0)[0], _Witness()
     slot.belong_to(witness)
     parts = [slot.keep()] if launcher is None else [slot.keep(), launcher.keep()]
     async with beside(parts):

@@ -29,29 +29,28 @@ from ledger.errors import CallerError, TailraceError
 from ledger.frame import FinishReason, Hello, StreamEnd, tag_of
 from ledger.log import configure_logging
 from ledger.tasks import beside, cancel
+from ledger.wire.codec import FrameSplitter
 from origin.config import OriginConfig
 from origin.filter import FilterFactory, load_filter
 from origin.generations.recipe import Recipe
 from origin.producer import End, Producer, Request, load_producer
 from origin.producers.embedder import open_embedder
 from origin.producers.production import Numbered, Production
-from origin.producers.upstream_probe import Progress, open_upstream
-from origin.workers.at_work import AtWork
-from origin.workers.liveness import BEAT_S
+from origin.producers.upstream import Progress, open_upstream
+from origin.workers.liveness import BEAT_S, Watchdog
 from origin.workers.load_spans import OF_THIS_PROCESS
-from origin.workers.watchdog import Watchdog
 from origin.workers.worker_frame import (
+    MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     SUPERVISOR,
     Ask,
+    AtWork,
     Emission,
     Fault,
     Frame,
     Halt,
     LoadProgress,
-    LoadSpan,
     Ready,
-    Splitter,
     Step,
     check_hello,
     decode,
@@ -230,7 +229,7 @@ async def _serve(config: OriginConfig, orders: Orders, writer: asyncio.StreamWri
     if hello is None:
         return
     check_hello(*hello)
-    coming = asyncio.ensure_future(_next(orders))
+    coming = asyncio.ensure_future(anext(orders, None))
     try:
         try:
             filter_factory = load_filter(config.filter) if config.filter else None
@@ -246,7 +245,7 @@ async def _serve(config: OriginConfig, orders: Orders, writer: asyncio.StreamWri
             async with beside((worker.send(), worker.beat(watchdog))):
                 while (order := await coming) is not None:
                     worker.take(*order)
-                    coming = asyncio.ensure_future(_next(orders))
+                    coming = asyncio.ensure_future(anext(orders, None))
         finally:
             await worker.close()
     finally:
@@ -273,8 +272,19 @@ async def _open(
         producer = opening.result()
     finally:
         await cancel([opening])
-    load_ms = round((time.monotonic() - started) * 1000)
-    writer.write(encode(_ready(producer, config.model_name, load_ms)))
+    about = producer.about
+    ready = Ready(
+        kind="text",
+        model=config.model_name or about.name,
+        fingerprint=about.fingerprint,
+        device=about.device,
+        context=0,
+        vocab=0,
+        load_ms=round((time.monotonic() - started) * 1000),
+        offers=about.offers,
+        spans=OF_THIS_PROCESS.close(),
+    )
+    writer.write(encode(ready))
     return producer
 
 
@@ -289,13 +299,9 @@ async def open_producer(config: OriginConfig, progress: Progress) -> Producer:
     return await open_embedder(config.model, config.device)
 
 
-async def _next(orders: Orders) -> tuple[int, Frame] | None:
-    return await anext(orders, None)
-
-
 async def _orders(reader: asyncio.StreamReader) -> Orders:
     """(corr, frame) as they come, until the supervisor closes the socket."""
-    splitter = Splitter(tags=SUPERVISOR)
+    splitter = FrameSplitter(SUPERVISOR, MAX_WORKER_FRAME_BYTES)
     while True:
         try:
             data = await reader.read(RECEIVE_BYTES)
@@ -305,21 +311,6 @@ async def _orders(reader: asyncio.StreamReader) -> Orders:
             return
         for raw in splitter.feed(data):
             yield decode(raw)
-
-
-def _ready(producer: Producer, name: str | None, load_ms: int) -> Ready:
-    about = producer.about
-    return Ready(
-        kind="text",
-        model=name or about.name,
-        fingerprint=about.fingerprint,
-        device=about.device,
-        context=0,
-        vocab=0,
-        load_ms=load_ms,
-        offers=about.offers,
-        spans=tuple(map(LoadSpan.of, OF_THIS_PROCESS.close())),
-    )
 
 
 if __name__ == "__main__":

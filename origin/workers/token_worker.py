@@ -26,6 +26,7 @@ from torch import version
 from kernels.sampler.sampler import Sampling
 from ledger.errors import CallerError, ModelError, TailraceError
 from ledger.frame import Hello
+from ledger.wire.codec import FrameSplitter
 from origin.checkpoint.file_digests import FileDigests, Identity, identities
 from origin.checkpoint.tokenizer_file import load_tokenizer
 from origin.config import OriginConfig
@@ -34,37 +35,35 @@ from origin.engine.engine import Engine
 from origin.engine.generation import Surroundings
 from origin.filter import load_filter
 from origin.formats import AS_STORED
-from origin.models.load import device_of, load_model
+from origin.models.load import load_model
 from origin.models.model import (
     Device,
     Draw,
     Model,
     Piece,
     Progress,
+    StepDevice,
 )
 from origin.models.tensors import checkpoint_bytes
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PagePool
-from origin.workers.at_work import AtWork
 from origin.workers.kernel_cache import keep_compiled
-from origin.workers.liveness import BEAT_S
+from origin.workers.liveness import BEAT_S, Watchdog
 from origin.workers.load_spans import OF_THIS_PROCESS
-from origin.workers.watchdog import Watchdog
 from origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     SUPERVISOR,
     Attend,
+    AtWork,
     Ease,
     Emission,
     Fault,
     Frame,
     Halt,
     LoadProgress,
-    LoadSpan,
     Ready,
     Run,
-    Splitter,
     Steer,
     Step,
     check_hello,
@@ -113,25 +112,20 @@ class FrameSocket:
     def __init__(self, connection: socket.socket, watchdog: Watchdog) -> None:
         self._connection = connection
         self._watchdog = watchdog
-        self._splitter = Splitter(tags=SUPERVISOR)
+        self._splitter = FrameSplitter(SUPERVISOR, MAX_WORKER_FRAME_BYTES)
         self.closed = False
 
     def send(self, frame: Frame) -> None:
         """Send one frame whole; waits while the supervisor does not read."""
         data = encode(frame)
         try:
-            rest = data[self._sent_at_once(data) :]
-            if rest:
+            with suppress(BlockingIOError):
+                data = data[self._connection.send(data, socket.MSG_DONTWAIT) :]
+            if data:
                 with self._watchdog.resting():
-                    self._connection.sendall(rest)
+                    self._connection.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             self.closed = True
-
-    def _sent_at_once(self, data: bytes) -> int:
-        try:
-            return self._connection.send(data, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
 
     def receive(self, *, wait_s: float | None) -> Iterator[tuple[int, Frame]]:
         """(corr, frame) of what has come, after waiting for something so long; None: for ever."""
@@ -276,9 +270,20 @@ def _load_engine(
     """Everything that is loaded, and announced as ready."""
     started = time.monotonic()
     model, around = _loaded_ahead(config) or _load(config, progress)
-    engine = Engine(model, around, _limits(config), begin=at_work.begin, device=device_of(model))
-    load_ms = round((time.monotonic() - started) * 1000)
-    supervisor.send(_ready(model, config.served_name, load_ms))
+    limits = Limits(running=config.running_streams, step_seconds=config.step_ms / 1000)
+    device = model if isinstance(model, StepDevice) else None
+    engine = Engine(model, around, limits, begin=at_work.begin, device=device)
+    ready = Ready(
+        kind="tokens",
+        model=config.served_name,
+        fingerprint=model.fingerprint,
+        device=model.device,
+        context=model.config.context,
+        vocab=model.config.vocab,
+        load_ms=round((time.monotonic() - started) * 1000),
+        spans=OF_THIS_PROCESS.close(),
+    )
+    supervisor.send(ready)
     return engine
 
 
@@ -293,7 +298,14 @@ def _loaded_ahead(config: OriginConfig) -> tuple[Model, Surroundings] | None:
 def _load(config: OriginConfig, progress: Progress) -> tuple[Model, Surroundings]:
     model = _load_model(config.model, config, progress)
     progress("tokenizer", 0, 1)
-    around = _surroundings(model, config, progress)
+    around = Surroundings(
+        tokenizer=load_tokenizer(config.model),
+        eos_ids=model.config.eos_ids,
+        context=model.config.context,
+        vocab=model.config.vocab,
+        filter_factory=load_filter(config.filter) if config.filter else None,
+        drafter=_drafter(model, config, progress),
+    )
     keep_compiled(config.data)
     progress("warm-up", 0, 1)
     _warm_up(model, around)
@@ -316,17 +328,6 @@ def _load_model(directory: Path, config: OriginConfig, progress: Progress) -> Mo
     )
 
 
-def _surroundings(model: Model, config: OriginConfig, progress: Progress) -> Surroundings:
-    return Surroundings(
-        tokenizer=load_tokenizer(config.model),
-        eos_ids=model.config.eos_ids,
-        context=model.config.context,
-        vocab=model.config.vocab,
-        filter_factory=load_filter(config.filter) if config.filter else None,
-        drafter=_drafter(model, config, progress),
-    )
-
-
 def _drafter(model: Model, config: OriginConfig, progress: Progress) -> Drafter | None:
     """What guesses tokens: another model, the text itself, or nothing."""
     if config.draft_model is not None:
@@ -339,10 +340,6 @@ def _drafter(model: Model, config: OriginConfig, progress: Progress) -> Drafter 
             )
         return DraftModel(small, PagePool(small.pages))
     return PromptLookup() if config.speculate == "prompt-lookup" else None
-
-
-def _limits(config: OriginConfig) -> Limits:
-    return Limits(running=config.running_streams, step_seconds=config.step_ms / 1000)
 
 
 def _take(frames: Iterator[tuple[int, Frame]], engine: Engine, at_work: AtWork) -> None:
@@ -370,19 +367,6 @@ def _warm_up(model: Model, around: Surroundings) -> None:
     model.forward([Piece((0,), 0, (0,), prefill=True)])
     hidden = model.forward([Piece((0,), 1, (0,), prefill=False)])
     model.draw(hidden, [Draw(Sampling(temperature=1.0), 0)])
-
-
-def _ready(model: Model, name: str, load_ms: int) -> Ready:
-    return Ready(
-        kind="tokens",
-        model=name,
-        fingerprint=model.fingerprint,
-        device=model.device,
-        context=model.config.context,
-        vocab=model.config.vocab,
-        load_ms=load_ms,
-        spans=tuple(map(LoadSpan.of, OF_THIS_PROCESS.close())),
-    )
 
 
 if __name__ == "__main__":

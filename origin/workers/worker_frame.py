@@ -7,21 +7,21 @@ supervisor and unique on one worker connection; 0 is the connection. Both sides 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import cast, dataclass_transform
 
 from ledger.errors import FrameError, SchemaMismatch
-from ledger.frame import Hello, Sampling
+from ledger.frame import Hello, OutputFormat, Sampling
 from ledger.wire.bare import U32Int, U32Ints, Uint
-from ledger.wire.codec import PREFIX_BYTES, Codec, F, FrameSplitter, Raw, Tagged, framed
-from origin.workers.death import Death, kind_of
+from ledger.wire.codec import PREFIX_BYTES, Codec, F, Tagged, framed
+from origin.workers.liveness import Death, kind_of
 from origin.workers.load_spans import LoadStage
 
 # The first 8 bytes of SHA-256 over the canonical text of origin/workers/worker.bare.
-SCHEMA_HASH = bytes.fromhex("699b67ebfed8ddcc")
+SCHEMA_HASH = bytes.fromhex("71ff63c91262099a")
 
 # A prompt of 2^20 tokens, 4 bytes each, fits, and so does a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 8 << 20
@@ -60,23 +60,6 @@ class LoadProgress(WorkerFrame):
     total: Uint
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSpan:
-    """A stage of a start, in microseconds of CLOCK_MONOTONIC, which supervisor and workers share.
-
-    `size` is in bytes, for a stage whose time depends on them.
-    """
-
-    stage: str
-    begin_us: Uint
-    end_us: Uint
-    size: Uint = 0
-
-    @classmethod
-    def of(cls, stage: LoadStage) -> LoadSpan:
-        return cls(stage.name, round(stage.begin_s * 1e6), round(stage.end_s * 1e6), stage.size)
-
-
 @frame(33)
 class Ready(WorkerFrame):
     """The model is loaded; `context` and `vocab` in tokens.
@@ -94,7 +77,7 @@ class Ready(WorkerFrame):
     vocab: Uint
     load_ms: Uint
     offers: tuple[str, ...] = ()
-    spans: tuple[LoadSpan, ...] = ()
+    spans: tuple[LoadStage, ...] = ()
 
 
 @dataclass(slots=True)  # frozen, it takes three times as long to make
@@ -235,14 +218,6 @@ class Load(WorkerFrame):
     accepted: Uint
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """What the text must match; `kind` is a `ledger.frame.FormatKind`."""
-
-    kind: Uint
-    source: str
-
-
 @frame(40)
 class Run(WorkerFrame):
     """Generate, or go on: `generated_ids` are those already in the ledger, at first none.
@@ -266,7 +241,7 @@ class Run(WorkerFrame):
     completes: bool = False
     priority: Uint = 1
     logprobs: Uint | None = None
-    format: Format | None = None
+    format: OutputFormat | None = None
     tools: str | None = None
 
 
@@ -314,29 +289,9 @@ class Halt(WorkerFrame):
 
 
 CODEC: Codec[Frame] = Codec(FRAMES, MAX_WORKER_FRAME_BYTES)
+encode, decode = CODEC.encode, CODEC.decode
 WORKER = frozenset(tag for tag in FRAMES if tag < Run.tag)
 SUPERVISOR = frozenset(FRAMES) - WORKER | {Hello.tag}
-
-
-class Splitter(FrameSplitter):
-    """Cuts a worker connection's bytes into raw frames of this schema."""
-
-    def __init__(
-        self,
-        max_frame_bytes: int = MAX_WORKER_FRAME_BYTES,
-        tags: Container[int] = frozenset(FRAMES),
-    ) -> None:
-        super().__init__(tags, max_frame_bytes)
-
-
-def encode(frame: Frame, corr: int = 0) -> bytes:
-    """One whole frame; FrameError if a value is outside its type."""
-    return CODEC.encode(frame, corr)
-
-
-def decode(raw: Raw) -> tuple[int, Frame]:
-    """(corr, frame) of exactly one whole frame; FrameError, and nothing else, if it is not."""
-    return CODEC.decode(raw)
 
 
 def together(frames: Iterable[Frame]) -> Iterator[Frame]:
@@ -359,3 +314,41 @@ def check_hello(corr: int, frame: Frame) -> None:
         raise SchemaMismatch(
             "supervisor and worker do not speak one schema", hint="run one version of both"
         )
+
+
+class AtWork:
+    """A worker's side of `origin.generations.suspects`: it speaks before it works on a run."""
+
+    def __init__(self, send: Callable[[Begun], None]) -> None:
+        self._send = send
+        self._taken: set[int] = set()  # and not begun
+        self._begun: set[int] = set()
+        self._told: set[int] = set()
+
+    def take(self, run: int) -> None:
+        """Its order is looked at now, which is work already; then it waits for its turn."""
+        self._taken.add(run)
+        self._tell(self._begun | {run})
+
+    def begin(self, runs: Iterable[int]) -> None:
+        """What comes next is done for these runs, some of which may have made something."""
+        begun = self._taken.intersection(runs)
+        self._taken -= begun
+        self._begun |= begun
+        self._tell(self._begun)
+
+    def made(self, runs: Iterable[int]) -> None:
+        """These have an emission, the end perhaps."""
+        for run in runs:
+            self._taken.discard(run)
+            self._begun.discard(run)
+
+    def repeat(self) -> None:
+        """Say it again, as a sign of life."""
+        self._told = set(self._begun)
+        self._send(Begun(tuple(self._begun)))
+
+    def _tell(self, runs: set[int]) -> None:
+        if runs != self._told:
+            self._told = set(runs)
+            self._send(Begun(tuple(runs)))

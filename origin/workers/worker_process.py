@@ -13,20 +13,29 @@ import contextlib
 import signal
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
 from ledger.errors import FrameError, SchemaMismatch
 from ledger.frame import Hello
+from ledger.process import import_environment
 from ledger.tasks import cancel
-from origin.children import import_environment
+from ledger.wire.codec import FrameSplitter
 from origin.workers import worker_frame
-from origin.workers.circuit import SETTLED_S, Circuit, CircuitState
-from origin.workers.death import Death, count_oom_kills, kind_of_exit
 from origin.workers.forked import ChildProcess, Launcher, kill, launched
-from origin.workers.liveness import LOOK_S, Patience, Pulse
+from origin.workers.liveness import (
+    LOOK_S,
+    SETTLED_S,
+    Circuit,
+    CircuitState,
+    Death,
+    Patience,
+    Pulse,
+    count_oom_kills,
+    kind_of_exit,
+)
 from origin.workers.load_spans import COMPILE, FORKED, SPAWNED, LoadStage, WorkerStart
 from origin.workers.worker_frame import Begun, Fault, Frame, Load, LoadProgress, Ready, Step
 
@@ -43,8 +52,8 @@ READ_BYTES = 64 * 1024
 log = structlog.get_logger("worker")
 
 
-class Owner(Protocol):
-    """Who hears what happens in a slot."""
+class Owner:
+    """Who hears what happens in a slot, as far as it listens."""
 
     def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None: ...
 
@@ -233,8 +242,9 @@ class WorkerSlot:
         """Tell when the worker falls silent; kill it when it hangs, after a traceback if it can."""
         while not pulse.is_hung:
             await asyncio.sleep(LOOK_S)
-            pulse.look(time.monotonic())
-            if self._ready_s() >= SETTLED_S:
+            pulse.look(now := time.monotonic())
+            start = None if self.ready is None else self.start
+            if start is not None and now - start.ready_s >= SETTLED_S:
                 self._made()
             if self.ready is not None and pulse.is_silent and not self.is_silent:
                 log.warning("worker.silent", slot=self.number, pid=self.pid)
@@ -282,7 +292,7 @@ class WorkerSlot:
         reader, self._writer = await self._connected.get()
         self._writer.write(worker_frame.encode(Hello(worker_frame.SCHEMA_HASH, "supervisor")))
         owner = await self._told()
-        splitter = worker_frame.Splitter(tags=worker_frame.WORKER)
+        splitter = FrameSplitter(worker_frame.WORKER, worker_frame.MAX_WORKER_FRAME_BYTES)
         greeted = False
         while data := await reader.read(READ_BYTES):
             pulse.turn_away()
@@ -336,12 +346,6 @@ class WorkerSlot:
             case _:
                 raise FrameError("not expected here", field=type(frame).__name__, offset=0)
 
-    def _ready_s(self) -> float:
-        """For how long it has been ready."""
-        if self.ready is None or self.start is None:
-            return 0.0
-        return time.monotonic() - self.start.ready_s
-
     def _made(self) -> None:
         """The worker has shown that workers live."""
         if self.circuit.state is not CircuitState.CLOSED:
@@ -350,11 +354,11 @@ class WorkerSlot:
 
     def _started(self, ready: Ready, heard_s: float) -> WorkerStart:
         """From when it was asked for: what the launcher still did then, its process, its own."""
-        own = [LoadStage(s.stage, s.begin_us / 1e6, s.end_us / 1e6, s.size) for s in ready.spans]
+        own = ready.spans
         began_s = own[0].begin_s if own else heard_s
         launcher = self._launcher.stages if self._launcher is not None and self._forked else ()
         before = [
-            stage._replace(begin_s=max(stage.begin_s, self._asked_s))
+            replace(stage, begin_s=max(stage.begin_s, self._asked_s))
             for stage in launcher
             if stage.end_s > self._asked_s
         ]

@@ -41,6 +41,7 @@ from origin.models.model import Device, Model  # noqa: E402
 from origin.workers.worker_frame import Emission, Run  # noqa: E402
 from tests.bench.machine import cpu  # noqa: E402
 from tests.origin.engine.exact_trials import draw_trial, frames_alone, frames_cut  # noqa: E402
+from tests.origin.engine.runs import engine_of  # noqa: E402
 
 DEMO_MODEL = ROOT / "origin" / "demo" / "model"
 PROMPT = "Once upon a time there was a fox who lived by the river."
@@ -78,7 +79,7 @@ class Bench:
         self.tokenizer = load_tokenizer(directory)
 
     def engine(self) -> Engine:
-        return Engine.of(self.model, self.tokenizer)
+        return engine_of(self.model, self.tokenizer)
 
     def ids(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)

@@ -23,8 +23,7 @@ from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, NewStream, Record
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.retention import RetentionSettings
-from origin.engine.transcript import Detokeniser
-from origin.engine.vocabulary import Vocabulary
+from origin.engine.transcript import Detokeniser, Vocabulary
 from tests.bench.bench_ledger_ours import TTL_S, now_ms, stream_id
 from tests.bench.bench_ledger_work import folder_bytes
 

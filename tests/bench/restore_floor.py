@@ -24,6 +24,7 @@ from origin.checkpoint.prompt import PromptReader
 from origin.config import OriginConfig
 from origin.engine.engine import Engine
 from origin.models import cpu_model  # noqa: F401  (as the launcher imports it)
+from origin.scheduler.limits import Limits
 from origin.workers import token_worker
 from origin.workers.worker_frame import Run
 
@@ -38,7 +39,8 @@ Frames = list[tuple[list[int], int]]
 def loaded() -> Engine:
     config = OriginConfig()
     model, around = token_worker._load(config, lambda *_: None)
-    return Engine(model, around, token_worker._limits(config))
+    limits = Limits(running=config.running_streams, step_seconds=config.step_ms / 1000)
+    return Engine(model, around, limits)
 
 
 def ordered(prompt: Sequence[int], seed: int, frames: Frames) -> Run:

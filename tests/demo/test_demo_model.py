@@ -12,9 +12,10 @@ from demo.corpus import END, SPECIAL_TOKENS
 from demo.evaluate import answer, chat, false_claims
 from demo.export import END_ID
 from kernels.shapes import WEIGHTS_PER_BYTE
+from origin.checkpoint.model_config import read_config
 from origin.config import DEMO_MODEL
 from origin.models.cpu_model import CpuModel, load
-from origin.models.tensors import read_config, read_tensors
+from origin.models.tensors import read_tensors
 
 MODEL_DIRECTORY = DEMO_MODEL
 

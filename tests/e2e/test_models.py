@@ -10,12 +10,11 @@ import pytest
 from kernels.shapes import Family
 from ledger.frame import Token, decode
 from origin.checkpoint.tokenizer_file import load_tokenizer
-from origin.engine.engine import Engine
 from origin.formats import AS_STORED, Formats
 from origin.models.cpu_model import load
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import SSE, Reading, events
-from tests.origin.engine.runs import make_run, run_all
+from tests.origin.engine.runs import engine_of, make_run, run_all
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +39,7 @@ def text_in_process(folder: Path, formats: Formats) -> str:
     tokenizer = load_tokenizer(folder)
     ids = tuple(tokenizer.encode(PROMPT).ids)
     run = make_run(prompt_ids=ids, max_tokens=TOKENS, temperature=1.0, seed=3, ignore_eos=True)
-    emissions = run_all(Engine.of(load(folder, formats=formats), tokenizer), {1: run})[1]
+    emissions = run_all(engine_of(load(folder, formats=formats), tokenizer), {1: run})[1]
     frames = [decode(emission.frame)[1] for emission in emissions]
     return "".join(frame.text for frame in frames if isinstance(frame, Token))
 

@@ -15,8 +15,7 @@ from ledger.interface import ObjectKey
 from ledger.objects.object import DurableObject, ObjectRequest
 from ledger.sqlite.ledger import SqliteLedger
 from origin.config import StreamsConfig
-from origin.deployments import load_classes
-from origin.objects import OriginObjects
+from origin.objects import OriginObjects, load_classes
 from tests.origin.own_objects import MINUTE_MS, START_MS, Clerk, Counter
 
 pytestmark = pytest.mark.anyio

@@ -13,9 +13,9 @@ from ledger.interface import ObjectKey
 from ledger.objects.object import ObjectRequest
 from ledger.objects.runtime import MAX_ALARMS_AT_ONCE
 from ledger.sqlite.ledger import SqliteLedger
-from origin.chats import CHAT, KEPT_MS
 from origin.config import StreamsConfig
-from origin.objects import OriginObjects
+from origin.generations.service import CHAT
+from origin.objects import KEPT_MS, OriginObjects
 from origin.steady_clock import now_ms
 from origin.subscriptions.index import SCAN
 from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION

@@ -38,8 +38,13 @@ from origin.producer import (
     Vector,
     load_producer,
 )
-from origin.producers.framing import MAX_CHUNK_BYTES, MAX_TEXT_CHARS, MAX_VECTOR_VALUES, Framing
-from origin.producers.production import Production
+from origin.producers.production import (
+    MAX_CHUNK_BYTES,
+    MAX_TEXT_CHARS,
+    MAX_VECTOR_VALUES,
+    Framing,
+    Production,
+)
 from tests.origin.producers.asked import frames, request
 
 pytestmark = pytest.mark.anyio

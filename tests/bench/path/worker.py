@@ -19,8 +19,10 @@ from typing import Any, cast
 
 from ledger.frame import Hello, Token
 from ledger.frame import encode as encode_logged
+from ledger.wire.codec import FrameSplitter
 from origin.config import DEMO_MODEL
 from origin.workers.worker_frame import (
+    MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     SUPERVISOR,
     Begun,
@@ -28,7 +30,6 @@ from origin.workers.worker_frame import (
     Halt,
     Ready,
     Run,
-    Splitter,
     Step,
     decode,
     encode,
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     connection.connect(place)
     ready = Ready("tokens", "demo", "bench", "none", 1 << 20, 1 << 15, 0)
     connection.sendall(encode(Hello(SCHEMA_HASH, "bench")) + encode(ready))
-    splitter = Splitter(tags=SUPERVISOR)
+    splitter = FrameSplitter(SUPERVISOR, MAX_WORKER_FRAME_BYTES)
     places: dict[int, int] = {}  # of each run: its next index
     due, is_on = 0.0, False
     while True:

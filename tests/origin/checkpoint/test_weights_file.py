@@ -6,7 +6,8 @@ import pytest
 
 from kernels.shapes import Family
 from ledger.errors import ModelError
-from origin.models.tensors import checkpoint_files, read_config, read_tensors
+from origin.checkpoint.model_config import read_config
+from origin.models.tensors import checkpoint_files, read_tensors
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
 NORM = "model.norm.weight"

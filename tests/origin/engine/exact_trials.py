@@ -18,12 +18,11 @@ from ledger.wire.schema import Priority
 from origin.engine.drafts import PromptLookup
 from origin.engine.engine import Engine
 from origin.engine.generation import Surroundings
-from origin.models.device import StepDevice
-from origin.models.model import Model
+from origin.models.model import Model, StepDevice
 from origin.scheduler.limits import Limits
 from origin.workers.worker_frame import Emission
 from tests.origin.engine.late_device import LateDevice
-from tests.origin.engine.runs import continuation, make_run, run_all
+from tests.origin.engine.runs import continuation, engine_of, make_run, run_all
 
 MAX_PROMPT_TOKENS = 200
 MAX_TOKENS = 40
@@ -64,7 +63,7 @@ class Engines:
         return self._now_s
 
     def plain(self) -> Engine:
-        return Engine.of(self._models[0], self._tokenizer)
+        return engine_of(self._models[0], self._tokenizer)
 
     def any(self) -> Engine:
         """Few pages or many, with guesses or without, narrow steps or wide ones, and every second

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from origin.models.device import AtOnce, ComputedStep, Results
-from origin.models.model import Draw, Model, Piece
+from origin.models.model import AtOnce, Draw, Model, Piece, Results
 
 
 class LateDevice:
@@ -28,7 +27,7 @@ class LateDevice:
         self._waiting.append(launched)
         return launched
 
-    def compute(self, launched: LateLaunch) -> ComputedStep:
+    def compute(self, launched: LateLaunch) -> Results:
         assert self._waiting.popleft() is launched, "results are read in the order of launches"
         return self._device.launch(launched.pieces, launched.rows, launched.draws)
 

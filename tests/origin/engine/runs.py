@@ -14,6 +14,8 @@ from tests.origin.tiny_checkpoint import END
 
 if TYPE_CHECKING:
     from origin.engine.engine import Engine
+    from origin.models.model import Model
+    from origin.scheduler.limits import Limits
 
 PLAIN: dict[str, Any] = {
     "prompt_ids": (1, 2, 3),
@@ -108,3 +110,13 @@ def run_all(engine: Engine, runs: dict[int, Run]) -> dict[int, list[Emission]]:
         for emission in engine.step():
             emitted[emission.run].append(emission)
     return emitted
+
+
+def engine_of(model: Model, tokenizer: Tokenizer, limits: Limits | None = None) -> Engine:
+    """With nothing but the model and its tokenizer around."""
+    from origin.engine.engine import Engine
+    from origin.engine.generation import Surroundings
+
+    config = model.config
+    around = Surroundings(tokenizer, config.eos_ids, config.context, config.vocab)
+    return Engine(model, around, limits)

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from kernels.sampler.sampler import Sampling
 from kernels.shapes import PAGE_TOKENS
 from ledger.errors import Conflict
-from ledger.frame import FinishReason, FormatKind, ScoredToken, StreamEnd, Token
+from ledger.frame import FinishReason, FormatKind, OutputFormat, ScoredToken, StreamEnd, Token
 from origin.engine.drafts import Asked, DraftModel, PromptLookup
 from origin.engine.engine import Engine
 from origin.engine.generation import Surroundings
@@ -24,11 +24,11 @@ from origin.models.cpu_model import CpuModel, load
 from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Piece
 from origin.scheduler.limits import Limits
 from origin.scheduler.pages import PagePool
-from origin.workers.at_work import AtWork
-from origin.workers.worker_frame import Begun, Format
+from origin.workers.worker_frame import AtWork, Begun
 from tests.origin.engine.runs import (
     continuation,
     end_of,
+    engine_of,
     frame_of,
     frames_of,
     make_run,
@@ -44,7 +44,7 @@ LONG_PROMPT = tuple(1 + i % 299 for i in range(3 * PREFILL_CHUNK_TOKENS + 5))
 
 @pytest.fixture
 def engine(model: CpuModel, tokenizer: Tokenizer) -> Engine:
-    return Engine.of(model, tokenizer)
+    return engine_of(model, tokenizer)
 
 
 def engine_with(model: CpuModel, tokenizer: Tokenizer, **around: Any) -> Engine:
@@ -120,10 +120,10 @@ def test_a_rebuilt_cache_gives_the_same_hidden_rows_to_the_last_bit(
 ) -> None:
     watched = Watched(model)
     fields = SAMPLED | {"max_tokens": 150, "seed": 8}
-    whole = run_all(Engine.of(watched, tokenizer), {1: make_run(**fields)})[1]
+    whole = run_all(engine_of(watched, tokenizer), {1: make_run(**fields)})[1]
     uninterrupted, watched.seen = watched.seen, []
     logged = whole[: len(whole) * 2 // 3]
-    run_all(Engine.of(watched, tokenizer), {1: continuation(fields, logged)})
+    run_all(engine_of(watched, tokenizer), {1: continuation(fields, logged)})
     done = sum(len(emission.ids) for emission in logged)
     assert torch.equal(torch.cat(watched.seen), torch.cat(uninterrupted[done:]))
 
@@ -170,7 +170,7 @@ def test_a_long_continuation_does_not_stop_its_neighbours(engine: Engine) -> Non
 
 
 def test_runs_over_the_cap_wait_in_order(model: CpuModel, tokenizer: Tokenizer) -> None:
-    engine = Engine.of(model, tokenizer, Limits(running=1))
+    engine = engine_of(model, tokenizer, Limits(running=1))
     emitted = run_all(engine, {run_id: make_run(max_tokens=2) for run_id in (4, 2, 3)})
     assert list(emitted) == [4, 2, 3]
     assert [end_of(emissions).total_tokens for emissions in emitted.values()] == [2, 2, 2]
@@ -186,7 +186,7 @@ def test_halt_ends_a_running_run_as_cancelled(engine: Engine) -> None:
 
 
 def test_halt_ends_a_waiting_run_as_cancelled(model: CpuModel, tokenizer: Tokenizer) -> None:
-    engine = Engine.of(model, tokenizer, Limits(running=1))
+    engine = engine_of(model, tokenizer, Limits(running=1))
     engine.add(1, make_run(max_tokens=3))
     engine.add(2, make_run())
     engine.step()
@@ -220,7 +220,7 @@ def test_a_run_id_in_use_is_refused(engine: Engine) -> None:
         {"temperature": float("nan")},
         {"top_p": 0.0},
         {"repetition_penalty": 0.0},
-        {"format": Format(FormatKind.REGEX, "(")},
+        {"format": OutputFormat(FormatKind.REGEX, "(")},
     ],
     ids=str,
 )
@@ -251,18 +251,18 @@ def test_logits_that_are_no_numbers_fail_their_run_alone(
 ) -> None:
     plain = make_run(max_tokens=5, ignore_eos=True)
     runs = {1: make_run(prompt_ids=prompt), 2: plain}
-    emitted = run_all(Engine.of(Faulty(model), tokenizer), runs)
+    emitted = run_all(engine_of(Faulty(model), tokenizer), runs)
     end = end_of(emitted[1])
     assert (end.finish_reason, end.retryable) == (FinishReason.FAILED, True)
     assert "NaN" in str(end.message)
     assert end_of(emitted[2]).finish_reason is FinishReason.LENGTH
-    assert emitted[2] == run_all(Engine.of(model, tokenizer), {2: plain})[2]
+    assert emitted[2] == run_all(engine_of(model, tokenizer), {2: plain})[2]
 
 
 def test_pages_that_hold_no_numbers_are_given_to_nobody(
     model: CpuModel, tokenizer: Tokenizer
 ) -> None:
-    engine = Engine.of(Faulty(model), tokenizer)
+    engine = engine_of(Faulty(model), tokenizer)
     prompt = (299,) * (2 * PAGE_TOKENS)
     for run_id in (1, 2):
         run_all(engine, {run_id: make_run(prompt_ids=prompt)})
@@ -283,9 +283,9 @@ def test_a_preempted_run_goes_on_as_if_nothing_had_been(
     small = load(checkpoint, kv_bytes=1)
     fields = {n: SAMPLED | {"seed": n, "max_tokens": 180, "prompt_ids": (n, 2)} for n in (1, 2, 3)}
     alone = {
-        n: run_all(Engine.of(small, tokenizer), {n: make_run(**f)})[n] for n, f in fields.items()
+        n: run_all(engine_of(small, tokenizer), {n: make_run(**f)})[n] for n, f in fields.items()
     }
-    engine = Engine.of(small, tokenizer)
+    engine = engine_of(small, tokenizer)
     assert run_all(engine, {n: make_run(**f) for n, f in fields.items()}) == alone
     assert engine.load().preemptions > 0
 
@@ -296,7 +296,7 @@ def test_a_run_that_no_cache_can_hold_fails(checkpoint: Path, tokenizer: Tokeniz
             super().__init__(model)
             self.pages = 2
 
-    engine = Engine.of(Narrow(load(checkpoint)), tokenizer)
+    engine = engine_of(Narrow(load(checkpoint)), tokenizer)
     end = end_of(run_all(engine, {1: make_run(max_tokens=200)})[1])
     assert end.finish_reason is FinishReason.FAILED
     assert "128 tokens" in str(end.message)
@@ -313,7 +313,7 @@ def test_guesses_never_change_the_tokens(
     draft = load(checkpoint)
     drafters = {"lookup": PromptLookup(), "model": DraftModel(draft, pool), "liar": Liar()}
     engine = engine_with(model, tokenizer, drafter=drafters[drafter])
-    assert run_all(engine, runs) == run_all(Engine.of(model, tokenizer), runs)
+    assert run_all(engine, runs) == run_all(engine_of(model, tokenizer), runs)
     load_now = engine.load()
     assert load_now.drafted > 0
     assert (load_now.accepted > 0) == (drafter != "liar")
@@ -340,7 +340,7 @@ def test_the_text_matches_its_format(engine: Engine) -> None:
         "required": ["age"],
         "additionalProperties": False,
     }
-    wanted = Format(FormatKind.JSON_SCHEMA, json.dumps(schema))
+    wanted = OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(schema))
     run = make_run(temperature=1.0, max_tokens=200, format=wanted)
     emitted = run_all(
         engine, {n: replace(run, sampling=replace(run.sampling, seed=n)) for n in range(1, 9)}
@@ -352,7 +352,9 @@ def test_the_text_matches_its_format(engine: Engine) -> None:
 
 
 def test_a_continuation_under_a_format_is_exact(engine: Engine) -> None:
-    wanted = Format(FormatKind.REGEX, "(fox|bear|[a-z]{3,9})( and (fox|bear|[0-9]{2,4})){2,4}!")
+    wanted = OutputFormat(
+        FormatKind.REGEX, "(fox|bear|[a-z]{3,9})( and (fox|bear|[0-9]{2,4})){2,4}!"
+    )
     fields = {"temperature": 1.2, "seed": 2, "format": wanted}
     whole = run_all(engine, {1: make_run(**fields)})[1]
     assert end_of(whole).finish_reason is FinishReason.STOP
@@ -361,12 +363,12 @@ def test_a_continuation_under_a_format_is_exact(engine: Engine) -> None:
 
 
 def test_a_format_and_guesses_go_together(model: CpuModel, tokenizer: Tokenizer) -> None:
-    wanted = Format(FormatKind.REGEX, "(fox ){40}!")
+    wanted = OutputFormat(FormatKind.REGEX, "(fox ){40}!")
     run = make_run(temperature=1.0, format=wanted, max_tokens=200)
     engine = engine_with(model, tokenizer, drafter=PromptLookup())
     emissions = run_all(engine, {1: run})[1]
     assert text_of(emissions) == "fox " * 40 + "!"
-    assert emissions == run_all(Engine.of(model, tokenizer), {1: run})[1]
+    assert emissions == run_all(engine_of(model, tokenizer), {1: run})[1]
     assert engine.load().accepted > 0
 
 
@@ -411,7 +413,7 @@ def test_a_steered_run_goes_on_from_the_text_it_was_given(
     assert emissions[-1].steers == 1
     # From any frame on, a continuation is what it would have been.
     for logged in range(len(emissions)):
-        rest = run_all(Engine.of(model, tokenizer), {1: continuation(fields, emissions[:logged])})
+        rest = run_all(engine_of(model, tokenizer), {1: continuation(fields, emissions[:logged])})
         if any(e.steers for e in emissions[:logged]):
             assert [e.frame for e in rest[1]] == [e.frame for e in emissions[logged:]]
 
@@ -448,7 +450,7 @@ def test_a_filter_ends_a_stream_before_what_it_forbids(
     model: CpuModel, tokenizer: Tokenizer
 ) -> None:
     engine = engine_with(model, tokenizer, filter_factory=NoFoxes)
-    wanted = Format(FormatKind.REGEX, "a cat and a fox and a bear")
+    wanted = OutputFormat(FormatKind.REGEX, "a cat and a fox and a bear")
     emissions = run_all(engine, {1: make_run(format=wanted), 2: make_run(max_tokens=5)})
     end = end_of(emissions[1])
     assert (end.finish_reason, end.message) == (FinishReason.FILTERED, "no foxes")

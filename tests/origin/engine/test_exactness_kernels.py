@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 
 from kernels.shapes import Family
 from origin.formats import AS_STORED, Formats
-from origin.models.gpu_device import GpuDevice
 from origin.models.gpu_model import load
 from tests.origin.engine.exact_trials import (
     Engines,
@@ -65,7 +64,7 @@ def test_a_cut_run_in_any_company_gives_on_the_kernels_what_it_gives_alone(
     folder = write_checkpoint(tmp_path, shape)
     roomy = load(folder, device=device, formats=formats)
     narrow = load(folder, device=device, formats=formats, kv_bytes=1)
-    engines = Engines([roomy, narrow], tokenizer, random, GpuDevice)
+    engines = Engines([roomy, narrow], tokenizer, random, lambda model: model)
     for number in range(GPU_TRIALS if is_gpu else INTERPRETED_TRIALS):
         trial = draw_trial(random, roomy.config.vocab)
         trial = trial if is_gpu else small(trial)

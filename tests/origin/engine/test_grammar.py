@@ -17,6 +17,7 @@ from ledger.frame import FormatKind
 from origin.config import DEMO_MODEL
 from origin.engine.grammar import (
     MAX_MESSAGE_CHARS,
+    MAX_REGEX_BYTES,
     MAX_SCHEMA_BYTES,
     MAX_SPACES,
     GrammarCompiler,
@@ -24,7 +25,6 @@ from origin.engine.grammar import (
     OutputGrammar,
     check_format,
 )
-from origin.engine.schema_cost import MAX_REGEX_BYTES
 from tests.origin.engine.runs import fallback_tokenizer
 from tests.origin.tiny_checkpoint import END_ID, train_tokenizer
 

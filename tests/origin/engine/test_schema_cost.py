@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from ledger.frame import FormatKind
-from origin.engine.grammar import check_format
-from origin.engine.schema_cost import MAX_JOINED_PATTERNS, MAX_REGEX_BYTES, why_costly
+from origin.engine.grammar import MAX_JOINED_PATTERNS, MAX_REGEX_BYTES, check_format, why_costly
 
 
 def patterns(count: int) -> list[dict[str, Any]]:

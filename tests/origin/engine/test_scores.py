@@ -1,33 +1,37 @@
 from ledger.frame import Score, ScoredToken, TokenScores, decode, encode
-from origin.engine.scores import MAX_FRAME_SCORE_BYTES, SCORE_BYTES, PendingScores, Scorer
-from origin.engine.vocabulary import Vocabulary
+from origin.engine.transcript import (
+    MAX_FRAME_SCORE_BYTES,
+    SCORE_BYTES,
+    PendingScores,
+    Vocabulary,
+)
 from origin.models.model import Scores
 from tests.origin.tiny_checkpoint import END, END_ID, train_tokenizer
 
 TOKENIZER = train_tokenizer(300)
-SCORER = Scorer(Vocabulary(TOKENIZER))
+VOCABULARY = Vocabulary(TOKENIZER)
 
 
 def test_scores_have_the_bytes_of_their_tokens_best_first() -> None:
     first, other, *_ = TOKENIZER.encode("狐").ids
-    scored = SCORER.of(first, Scores(-0.5, ((other, -0.25), (first, -0.5), (END_ID, -3.0))))
+    scored = VOCABULARY.scored(first, Scores(-0.5, ((other, -0.25), (first, -0.5), (END_ID, -3.0))))
     assert scored.chosen == Score(first, "狐".encode()[:1], -0.5)
     assert [score.logprob for score in scored.top] == [-0.25, -0.5, -3.0]
     assert scored.top[2].token == END.encode()
 
 
 def test_a_drawn_token_need_not_be_among_the_best() -> None:
-    scored = SCORER.of(5, Scores(-9.0, ()))
+    scored = VOCABULARY.scored(5, Scores(-9.0, ()))
     assert scored == TokenScores(Score(5, b"%", -9.0), ())
 
 
 def test_a_row_of_the_head_that_no_token_has_is_scored_without_bytes() -> None:
-    assert SCORER.of(310, Scores(-1.0, ())).chosen == Score(310, b"", -1.0)
+    assert VOCABULARY.scored(310, Scores(-1.0, ())).chosen == Score(310, b"", -1.0)
 
 
 def test_scores_come_out_once_and_in_order() -> None:
     pending = PendingScores()
-    scores = [SCORER.of(token, Scores(-1.0, ())) for token in (5, 6, 7)]
+    scores = [VOCABULARY.scored(token, Scores(-1.0, ())) for token in (5, 6, 7)]
     for each in scores:
         pending.add(each)
     assert pending.take() == tuple(scores)

@@ -24,8 +24,7 @@ from ledger.frame import (
 )
 from ledger.interface import Record
 from origin.engine.grammar import GrammarCompiler, OutputGrammar, check_tools
-from origin.engine.transcript import Detokeniser, Transcript
-from origin.engine.vocabulary import Vocabulary
+from origin.engine.transcript import Detokeniser, Transcript, Vocabulary
 from origin.generations.history import History
 from origin.tools import MARKUPS, CallPiece, CallReader, ToolUse
 from origin.workers.worker_frame import Emission, Run

@@ -15,9 +15,13 @@ from ledger.frame import (
     Token,
     TokenScores,
 )
-from origin.engine.scores import MAX_FRAME_SCORE_BYTES, SCORE_BYTES
-from origin.engine.transcript import MAX_FRAME_TEXT_CHARS, Transcript
-from origin.engine.vocabulary import Vocabulary
+from origin.engine.transcript import (
+    MAX_FRAME_SCORE_BYTES,
+    MAX_FRAME_TEXT_CHARS,
+    SCORE_BYTES,
+    Transcript,
+    Vocabulary,
+)
 from origin.filter import Filter, FilterFactory
 from origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, plain_ids
 from tests.origin import blocked_phrase

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from ledger.errors import ModelError
 from origin.config import DEMO_MODEL
-from origin.engine.vocabulary import Vocabulary
+from origin.engine.transcript import Vocabulary
 from tests.origin.engine.runs import fallback_tokenizer, id_of_byte
 from tests.origin.tiny_checkpoint import END, END_ID, train_tokenizer
 

@@ -14,6 +14,7 @@ from ledger.frame import (
     FormatKind,
     Logged,
     Notice,
+    OutputFormat,
     Priority,
     Revision,
     Sampling,
@@ -25,12 +26,11 @@ from origin.generations.history import History
 from origin.generations.runs import MAX_DEATHS
 from origin.generations.suspects import TOGETHER_DEATHS
 from origin.serving.served_model import FAILED_STARTS
-from origin.workers.circuit import MOST_DEATHS
+from origin.workers.liveness import MOST_DEATHS
 from origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     Ask,
     Emission,
-    Format,
     Halt,
     LoadProgress,
     Ready,
@@ -384,7 +384,7 @@ async def test_every_setting_of_a_recipe_reaches_the_worker(stage: Stage) -> Non
     _, order = stage.slots[0].last
     assert isinstance(order, Run)
     assert {name: getattr(order, name) for name in settings} == settings
-    assert (order.priority, order.format) == (Priority.BATCH, Format(FormatKind.REGEX, "a+"))
+    assert (order.priority, order.format) == (Priority.BATCH, OutputFormat(FormatKind.REGEX, "a+"))
 
 
 async def test_an_order_that_no_frame_can_hold_ends_its_stream_only(stage: Stage) -> None:

@@ -22,9 +22,7 @@ from kernels.ahead import compile_ahead, planned
 from kernels.sampler.sampler import MASK_BITS, Sampling
 from kernels.shapes import PAGE_TOKENS
 from origin.models import gpu_model
-from origin.models.gpu_ahead import compilations
-from origin.models.gpu_device import GpuDevice
-from origin.models.gpu_model import GpuModel
+from origin.models.gpu_model import GpuModel, compilations
 from origin.models.model import Draw, Piece
 from tests.fake_gpu import SM_90, FakeGpu
 
@@ -53,7 +51,7 @@ def live(model: GpuModel, random: Random) -> None:
         ]
         model.draw(hidden[:rows], draws)
         steps = [Piece([1], random.randint(0, 64), (0, 1), prefill=False)] * random.randint(1, 70)
-        GpuDevice(model).launch(steps, range(len(steps)), [Draw(Sampling(), 1)] * len(steps))
+        model.launch(steps, range(len(steps)), [Draw(Sampling(), 1)] * len(steps))
 
 
 def _piece(random: Random) -> Piece:

@@ -300,7 +300,7 @@ def test_pages_are_copied_where_the_bits_depend_on_what_lies_around_them(
         return row_attention(q, keys, values, scale) + keys.stride(0) * 1e-9
 
     expected = prompt_logits(load(checkpoint), [5, 6, 7])
-    monkeypatch.setattr("origin.models.cpu_layers.row_attention", uneven)
+    monkeypatch.setattr("origin.models.cpu_model.row_attention", uneven)
     model = load(checkpoint)
     assert not model._cache.in_place
     assert torch.equal(prompt_logits(model, [5, 6, 7]), expected)

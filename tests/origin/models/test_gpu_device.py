@@ -12,9 +12,8 @@ import torch
 from kernels.sampler.sampler import Sampling
 from kernels.shapes import Family
 from origin.models import gpu_model
-from origin.models.device import AtOnce, ComputedStep, StepDevice, drawn_before
-from origin.models.gpu_device import GpuDevice, GpuLaunch
-from origin.models.model import Draw, Drawn, Piece
+from origin.models.gpu_model import GpuLaunch, GpuModel
+from origin.models.model import AtOnce, Draw, Drawn, Piece, Results, StepDevice, drawn_before
 from tests.origin.tiny_checkpoint import KERNEL_SHAPES, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("few_programs")
@@ -32,13 +31,13 @@ def three_steps(device: StepDevice) -> list[Sequence[Drawn]]:
     first = device.launch(prompts, [2, 3], draws(0))
     rows = [Piece([drawn_before(1)], 1, [1], False), Piece([drawn_before(0)], 3, [0], False)]
     second = device.launch(rows, [0, 1], draws(1))
-    if isinstance(device, GpuDevice):
+    if isinstance(device, GpuModel):
         assert isinstance(first, GpuLaunch) and first.flags == 4
         assert isinstance(second, GpuLaunch) and second.flags == 0, "one graph"
     found = [first.read()]
     rows = [Piece([drawn_before(1)], 4, [0], False), Piece([drawn_before(0)], 2, [1], False)]
     third = device.launch(rows, [0, 1], draws(2, logprobs=2))
-    assert isinstance(third, ComputedStep)
+    assert isinstance(third, Results)
     found += [second.read(), third.read()]
     assert all(all(each.fine) for each in found)
     return [each.drawn for each in found]
@@ -50,7 +49,7 @@ def test_tokens_are_those_of_a_host_that_waits_for_each_step(
     folder = write_checkpoint(tmp_path, KERNEL_SHAPES[Family.LLAMA])
     model = gpu_model.load(folder, device=device)
     expected = three_steps(AtOnce(model))
-    assert three_steps(GpuDevice(model)) == expected
+    assert three_steps(model) == expected
     assert expected[2][1].scores is not None and expected[2][0].scores is None
 
 
@@ -63,8 +62,8 @@ def test_a_row_at_fault_of_a_step_that_is_filled_up_fails_alone(
     draws = [Draw(replace(SAMPLED, seed=seed), 0) for seed in range(3)]
     rows = [Piece([token], 0, [token], False) for token in range(3)]
     expected = AtOnce(model).launch(rows, range(3), draws).read()
-    assert GpuDevice(model).launch(rows, range(3), draws).read() == expected
+    assert model.launch(rows, range(3), draws).read() == expected
     model._decoder.table[1] = torch.nan
-    results = GpuDevice(model).launch(rows, range(3), draws).read()
+    results = model.launch(rows, range(3), draws).read()
     assert results.fine == [True, False, True]
     assert results.drawn == [expected.drawn[0], Drawn(-1), expected.drawn[2]]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.sampler.sampler import Sampling, sample
 from kernels.sampler.sampler_batch import NO_TOKEN
-from origin.models.gpu_draw import GpuDraw
+from origin.models.gpu_forward import GpuDraw
 from origin.models.model import Draw, Drawn
 
 VOCAB = 70

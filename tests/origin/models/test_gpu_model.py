@@ -19,15 +19,14 @@ from origin.checkpoint.layout import EMBEDDING, HEAD
 from origin.checkpoint.model_check import check_model
 from origin.checkpoint.model_config import ModelConfig, read_config
 from origin.config import DEMO_MODEL
-from origin.engine.engine import Engine
 from origin.formats import Formats
-from origin.models import cpu_model, gpu_draw, gpu_model
+from origin.models import cpu_model, gpu_forward, gpu_model
 from origin.models.gpu_layers import INTERPRETED_SEQUENCES, DecoderParts
 from origin.models.gpu_model import GpuModel
 from origin.models.load import load_model
 from origin.models.model import Device, Draw, Drawn, Model, Piece, prefill
 from origin.models.tensors import read_tensors
-from tests.origin.engine.runs import make_run, run_all
+from tests.origin.engine.runs import engine_of, make_run, run_all
 from tests.origin.held_bytes import held_bytes
 from tests.origin.tiny_checkpoint import KERNEL_SHAPES, Shape, write_checkpoint
 
@@ -205,7 +204,7 @@ def test_dependent_launches_are_those_of_every_step(
         said.append(dependent)
         sample_rows(*args, dependent=dependent)
 
-    monkeypatch.setattr(gpu_draw, "sample_rows", sample)
+    monkeypatch.setattr(gpu_forward, "sample_rows", sample)
     dependent = gpu_model.load(write(Family.BITNET), device=device, dependent=True)
     assert dependent._decoder.dependent
     assert generate(dependent, [1, 2], [SAMPLED]) == generate(on_gpu, [1, 2], [SAMPLED])
@@ -259,8 +258,8 @@ def test_a_sequence_with_nan_has_no_token_and_disturbs_no_other(
 
 def test_an_engine_runs_on_it(write: Load, on_gpu: GpuModel, tokenizer: Tokenizer) -> None:
     run = make_run(max_tokens=TOKENS, temperature=0.7, seed=3)
-    expected = run_all(Engine.of(cpu_model.load(write(Family.BITNET)), tokenizer), {1: run})
-    assert run_all(Engine.of(on_gpu, tokenizer), {1: run}) == expected
+    expected = run_all(engine_of(cpu_model.load(write(Family.BITNET)), tokenizer), {1: run})
+    assert run_all(engine_of(on_gpu, tokenizer), {1: run}) == expected
 
 
 REFUSED: dict[str, tuple[Piece, type[Exception], str]] = {

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.shapes import Family
 from ledger.errors import ModelError
-from origin.models.layer_tensors import Part, layer_tensors
+from origin.models.tensors import Part, layer_tensors
 from tests.origin.tiny_checkpoint import Shape, random_tensors
 
 SHAPES = {

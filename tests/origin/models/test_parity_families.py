@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from kernels.shapes import Family
-from origin.checkpoint.weights_file import INDEX_FILE
+from origin.checkpoint.layout import INDEX_FILE
+from origin.checkpoint.model_config import read_config
 from origin.models.cpu_model import load
-from origin.models.tensors import read_config, read_tensors
+from origin.models.tensors import read_tensors
 from tests.origin.models.reference_model import (
     first_difference,
     load_reference,

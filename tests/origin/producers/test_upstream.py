@@ -23,10 +23,10 @@ from origin.producers.upstream import (
     SETTLED_PIECES,
     Retry,
     Upstream,
+    client_of,
 )
 from origin.producers.upstream_call import UpstreamCall
-from origin.producers.upstream_probe import client_of
-from origin.producers.upstream_sse import MAX_LINE_BYTES
+from origin.producers.upstream_reply import MAX_LINE_BYTES
 from tests.origin.blocked_phrase import make as blocked_phrases
 from tests.origin.producers.asked import frames, request
 from tests.origin.producers.raw_server import (

@@ -8,8 +8,7 @@ import pytest
 
 from ledger.errors import ConfigError
 from origin.config import OriginConfig
-from origin.producers.upstream import Retry
-from origin.producers.upstream_probe import choose_model, open_upstream
+from origin.producers.upstream import Retry, choose_model, open_upstream
 from tests.origin.producers.raw_server import Asked, RawServer, answer, serving
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,7 @@ import pytest
 
 from ledger.errors import CallerError, TailraceError, Unavailable
 from ledger.frame import FinishReason
-from origin.producers.upstream_reply import Reply, Usage, read_reply, refusal
-from origin.producers.upstream_sse import ServerEvent
+from origin.producers.upstream_reply import Reply, ServerEvent, Usage, read_reply, refusal
 
 
 def reply(said: object, name: str = "message") -> Reply:

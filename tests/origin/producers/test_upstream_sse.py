@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.errors import Unavailable
-from origin.producers.upstream_sse import MAX_EVENT_BYTES, MAX_LINE_BYTES, EventReader, ServerEvent
+from origin.producers.upstream_reply import (
+    MAX_EVENT_BYTES,
+    MAX_LINE_BYTES,
+    EventReader,
+    ServerEvent,
+)
 
 STREAM = (
     b"\xef\xbb\xbf: a comment\r\n"

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.wire.schema import Priority
-from origin.scheduler.limits import Limits
+from origin.scheduler.limits import DECREASE, INCREASE_TOKENS, BatchLimit, Limits
 from origin.scheduler.pages import PagePool
 from origin.scheduler.scheduler import Scheduler
-from origin.scheduler.step_limits import DECREASE, INCREASE_TOKENS, BatchLimit
 
 LEAST, MOST, SECONDS = 128, 4096, 0.05
 

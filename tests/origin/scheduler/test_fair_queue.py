@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.wire.schema import Priority
-from origin.scheduler.fair_queue import WEIGHTS, FairQueue
-from origin.scheduler.scheduled_run import ScheduledRun
+from origin.scheduler.plan import ScheduledRun
+from origin.scheduler.run_table import WEIGHTS, FairQueue
 
 INTERACTIVE, STANDARD, BATCH = Priority
 

@@ -8,10 +8,9 @@ import pytest
 
 from kernels.shapes import PAGE_TOKENS
 from ledger.wire.schema import Priority
-from origin.scheduler.fair_queue import FairQueue
 from origin.scheduler.pages import PagePool
-from origin.scheduler.run_table import PASSING_TOKENS, RunTable
-from origin.scheduler.scheduled_run import ScheduledRun
+from origin.scheduler.plan import ScheduledRun
+from origin.scheduler.run_table import PASSING_TOKENS, FairQueue, RunTable
 
 INTERACTIVE, STANDARD, BATCH = Priority
 

@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from kernels.shapes import PAGE_TOKENS
 from ledger.wire.schema import Priority
 from origin.scheduler import run_table
-from origin.scheduler.fair_queue import WEIGHTS
 from origin.scheduler.limits import Limits
-from origin.scheduler.plan import Plan
-from origin.scheduler.scheduled_run import pages_for
+from origin.scheduler.plan import Plan, pages_for
+from origin.scheduler.run_table import WEIGHTS
 from tests.origin.scheduler.scheduler_simulator import Arrival, Cost, Simulator
 
 INTERACTIVE, STANDARD, BATCH = Priority

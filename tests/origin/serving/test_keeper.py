@@ -19,12 +19,11 @@ from origin.pool.members import PoolMember
 from origin.pool.records import PoolDecision, PoolRecord
 from origin.pool.tiers import Residence
 from origin.serving.keeper import ModelKeeper
-from origin.serving.known_models import KnownModel, KnownModels
 from origin.serving.live_pool import LivePool
-from origin.serving.plan import first_load_s
+from origin.serving.plan import KnownModel, KnownModels, first_load_s
 from origin.serving.served_model import ServedModel, ServedModels
 from origin.warm.policies import WarmPrices
-from origin.workers.circuit import CircuitState
+from origin.workers.liveness import CircuitState
 from origin.workers.worker_frame import Ready
 from origin.workers.worker_process import WorkerSlot
 from tests.origin.history.test_stores import Pool

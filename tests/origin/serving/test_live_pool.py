@@ -61,7 +61,7 @@ async def test_a_shadow_predicts_what_its_policy_comes_to_when_it_is_applied() -
     seen = served.live.shadow()
     assert seen is not None and seen["policy"] == "ttl-2"
     assert seen["requests"] == seen["real_requests"] == 600
-    realised = sum(state.cold_starts for state in applied.live.states()) / 600
+    realised = sum(state.cold_starts for state in applied.live.pool.states()) / 600
     assert seen["cold_rate"] == pytest.approx(realised, rel=0.1)
     assert seen["real_cold_rate"] != pytest.approx(realised, rel=0.1)  # they do differ
     of_shadow = [record for record, is_shadow in served.told if is_shadow]
@@ -84,7 +84,7 @@ async def test_a_policy_that_is_applied_has_learnt_from_what_was_asked_before() 
 async def test_a_model_keeps_its_own_policy_whatever_is_applied() -> None:
     played = Played("greedy-dual", {"b": "ttl-0"})
     await played.live.apply("break-even", shadow=False)
-    assert [state.policy.name for state in played.live.states()] == [
+    assert [state.policy.name for state in played.live.pool.states()] == [
         "break-even",
         "ttl-0",
         "break-even",

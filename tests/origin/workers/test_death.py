@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from origin.workers.death import Death, kind_of, kind_of_exit
+from origin.workers.liveness import Death, kind_of, kind_of_exit
 from origin.workers.worker_frame import Fault
 
 

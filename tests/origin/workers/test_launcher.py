@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from ledger.frame import Hello
+from ledger.wire.codec import FrameSplitter
 from origin.config import OriginConfig
 from origin.workers import token_worker
 from origin.workers.forked import PR_SET_CHILD_SUBREAPER, ForkedProcess, Launcher
 from origin.workers.program import program
-from origin.workers.worker_frame import SCHEMA_HASH, Ready, Splitter, decode, encode
+from origin.workers.worker_frame import MAX_WORKER_FRAME_BYTES, SCHEMA_HASH, Ready, decode, encode
 from origin.workers.worker_frame import WORKER as WORKER_SAYS
 from origin.workers.worker_process import worker_environment
 
@@ -136,7 +137,7 @@ async def stages_of_a_worker(launcher: Launcher, folder: Path) -> list[str]:
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(encode(Hello(SCHEMA_HASH, "test")))
-        splitter = Splitter(tags=WORKER_SAYS)
+        splitter = FrameSplitter(WORKER_SAYS, MAX_WORKER_FRAME_BYTES)
         while data := await reader.read(1 << 16):
             for _, frame in map(decode, splitter.feed(data)):
                 if isinstance(frame, Ready):
@@ -150,7 +151,7 @@ async def stages_of_a_worker(launcher: Launcher, folder: Path) -> list[str]:
         said = await ready.get()
         assert await worker.wait() == 0
     path.unlink()
-    return [span.stage for span in said.spans]
+    return [span.name for span in said.spans]
 
 
 async def test_workers_are_forked_with_a_small_model_loaded_unless_its_files_have_changed(

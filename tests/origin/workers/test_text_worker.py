@@ -15,10 +15,12 @@ import pytest
 
 from ledger.frame import FinishReason, Hello, Notice, StreamEnd, Token
 from ledger.frame import decode as decode_client
+from ledger.wire.codec import FrameSplitter
 from origin.config import OriginConfig
 from origin.workers.program import program
 from origin.workers.text_worker import OUTBOX_FRAMES, TextWorker
 from origin.workers.worker_frame import (
+    MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     WORKER,
     Ask,
@@ -29,7 +31,6 @@ from origin.workers.worker_frame import (
     LoadProgress,
     Ready,
     Run,
-    Splitter,
     Step,
     decode,
     encode,
@@ -66,7 +67,7 @@ class Worker:
         self._frames: dict[int, list[Any]] = {}
         self._reader = reader
         self._writer = writer
-        self._splitter = Splitter(tags=WORKER)
+        self._splitter = FrameSplitter(WORKER, MAX_WORKER_FRAME_BYTES)
         self._come: list[Frame] = []
 
     def send(self, *frames: Frame, run: int = 0) -> None:
@@ -347,7 +348,7 @@ async def test_a_stream_too_many_ends_at_once_to_be_asked_again(
     try:
         for run in (1, 2, 3):
             served.take(run, Ask(recipe("x").model_dump_json(), "", 0))
-        splitter = Splitter(tags=WORKER)
+        splitter = FrameSplitter(WORKER, MAX_WORKER_FRAME_BYTES)
         ends: list[Emission] = []
         while not ends:
             for raw in splitter.feed(await reader.read(1 << 16)):

@@ -12,13 +12,14 @@ import pytest
 from tokenizers import Tokenizer
 
 from ledger.frame import FinishReason, Hello, StreamEnd
+from ledger.wire.codec import FrameSplitter
 from origin.config import OriginConfig
-from origin.engine.engine import Engine
 from origin.models.cpu_model import CpuModel
+from origin.workers.liveness import Watchdog
 from origin.workers.program import program
 from origin.workers.token_worker import MAX_STEP_BYTES, FrameSocket, steps
-from origin.workers.watchdog import Watchdog
 from origin.workers.worker_frame import (
+    MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     WORKER,
     Begun,
@@ -30,12 +31,11 @@ from origin.workers.worker_frame import (
     LoadProgress,
     Ready,
     Run,
-    Splitter,
     Step,
     decode,
     encode,
 )
-from tests.origin.engine.runs import continuation, end_of, frame_of, make_run
+from tests.origin.engine.runs import continuation, end_of, engine_of, frame_of, make_run
 from tests.origin.held_text import FACTORY, PLACE, Brake
 
 HELLO = Hello(SCHEMA_HASH, "test")
@@ -95,7 +95,7 @@ class Supervisor:
         return self.process.returncode, errors
 
     def _read(self) -> Iterator[Frame]:
-        splitter = Splitter(tags=WORKER)
+        splitter = FrameSplitter(WORKER, MAX_WORKER_FRAME_BYTES)
         while data := self.connection.recv(1 << 16):
             for raw in splitter.feed(data):
                 corr, frame = decode(raw)
@@ -112,7 +112,7 @@ def supervisor(tmp_path: Path, checkpoint: Path) -> Iterator[Supervisor]:
 
 
 def in_process(model: CpuModel, tokenizer: Tokenizer, run: Run) -> list[Emission]:
-    engine = Engine.of(model, tokenizer)
+    engine = engine_of(model, tokenizer)
     engine.add(9, run)
     emissions: list[Emission] = []
     while not engine.idle:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from origin.workers.watchdog import ARM_AGAIN_S, Watchdog
+from origin.workers.liveness import ARM_AGAIN_S, Watchdog
 
 
 class Timer:

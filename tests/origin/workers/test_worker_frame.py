@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 
 from ledger import frame as client
 from ledger.errors import FrameError
-from ledger.frame import PREFIX_BYTES, Hello, Sampling, corr_of
+from ledger.frame import PREFIX_BYTES, Hello, OutputFormat, Sampling, corr_of
 from ledger.wire.bare import field_types
+from ledger.wire.codec import FrameSplitter
 from origin.workers.worker_frame import (
     FRAMES,
+    MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     SUPERVISOR,
     WORKER,
     Emission,
-    Format,
     Frame,
     Halt,
     LoadProgress,
     Run,
-    Splitter,
     Step,
     decode,
     encode,
@@ -44,7 +44,7 @@ def test_the_schema_hash_is_that_of_the_schema_file() -> None:
     assert SCHEMA_HASH != client.SCHEMA_HASH
 
 
-@pytest.mark.parametrize("cls", [*FRAMES.values(), Format, Sampling])
+@pytest.mark.parametrize("cls", [*FRAMES.values(), OutputFormat, Sampling])
 def test_a_class_has_the_fields_of_its_struct_in_order(cls: type) -> None:
     types = {name: of.name for name, of in field_types(cls).items()}
     assert list(types.items()) == list(SCHEMA.structs[cls.__name__].items())
@@ -66,7 +66,7 @@ def test_hello_alone_is_shared_with_the_client_schema() -> None:
 def test_a_frame_comes_back_as_it_went(frame: Frame, corr: int) -> None:
     raw = encode(frame, corr)
     assert decode(raw) == (corr, frame)
-    assert Splitter().feed(raw) == [raw]
+    assert FrameSplitter(FRAMES, MAX_WORKER_FRAME_BYTES).feed(raw) == [raw]
 
 
 @given(ANY_FRAME)
@@ -158,7 +158,7 @@ def test_a_client_connection_refuses_worker_frames(frame: Frame) -> None:
 
 
 def test_a_worker_connection_refuses_client_frames_but_hello() -> None:
-    splitter = Splitter()
+    splitter = FrameSplitter(FRAMES, MAX_WORKER_FRAME_BYTES)
     assert splitter.feed(client.encode(Hello(SCHEMA_HASH, "tailrace-worker/0.1.0")))
     with pytest.raises(FrameError, match="unknown tag 0"):
         splitter.feed(client.encode(client.Token("x", 0)))

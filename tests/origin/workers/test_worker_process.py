@@ -16,12 +16,10 @@ import pytest
 from ledger.frame import StreamEnd, Token
 from ledger.frame import decode as decode_client
 from origin.config import OriginConfig
-from origin.workers.circuit import MOST_DEATHS, CircuitState
-from origin.workers.death import Death
-from origin.workers.liveness import Patience
+from origin.workers.liveness import MOST_DEATHS, CircuitState, Death, Patience
 from origin.workers.program import program
-from origin.workers.worker_frame import Ask, Begun, Load, LoadProgress, Ready, Step
-from origin.workers.worker_process import WorkerSlot
+from origin.workers.worker_frame import Ask, Ready, Step
+from origin.workers.worker_process import Owner, WorkerSlot
 from tests.origin.producers.asked import recipe
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +31,7 @@ ROUNDS = 5
 PRODUCERS = "tests.origin.producers.text_producers"
 
 
-class Owned:
+class Owned(Owner):
     """A slot that runs for real, and what its owner is told."""
 
     def __init__(self, producer: str, patience: Patience, filter_place: str | None) -> None:
@@ -50,14 +48,8 @@ class Owned:
         self.frames: list[object] = []
         self.ended = asyncio.Event()
 
-    def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None: ...
-
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
         self.readies.put_nowait(ready)
-
-    def worker_begun(self, slot: WorkerSlot, begun: Begun) -> None: ...
-
-    def worker_load(self, slot: WorkerSlot, load: Load) -> None: ...
 
     async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
         self.frames += [decode_client(emission.frame)[1] for emission in step.emissions]
