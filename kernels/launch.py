@@ -13,6 +13,8 @@ A constant of every kernel that takes inline assembly, programmatic dependent la
 product of bfloat16: the interpreter has neither of the first two and gets the third wrong.
 """
 
+MULTIPROCESSORS = 132
+"""Of an H100 or H200."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 """Passed to every launch and every compilation.
 

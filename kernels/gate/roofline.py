@@ -22,6 +22,7 @@ from typing import Any
 
 from kernels.attention.splits_triton import splits_of
 from kernels.gate.aot_gate import EIGHT_ROWS
+from kernels.launch import MULTIPROCESSORS
 from kernels.shapes import REAL_SHAPES, DecoderShape, Family
 from kernels.variant import Variant
 
@@ -38,7 +39,7 @@ RAMP_US = 0.8
 """us until the first loads of a kernel come back: a loaded memory latency (assumed)."""
 DEPENDENT_US = 0.5
 """us that remain of both, if a kernel loads weights before the one ahead ends (assumed)."""
-SMS, CLOCK_HZ = 132, 1.98e9
+SMS, CLOCK_HZ = MULTIPROCESSORS, 1.98e9
 SCHEDULERS = 4
 """Of an SM, among which its warps are shared out; each issues one instruction a clock."""
 INSTRUCTION_CLOCKS = 2.0

@@ -26,7 +26,7 @@ from triton.language.extra import cuda
 
 from kernels.checks import check_multiple, check_same_device, check_tensor
 from kernels.dependent_triton import prefetch, wait_for_launches_ahead
-from kernels.launch import INTERPRETED, dependent_launch
+from kernels.launch import INTERPRETED, MULTIPROCESSORS, dependent_launch
 from kernels.linear.int8_linear import check_int8_weight
 from kernels.linear.int8_words_triton import (
     WORD,
@@ -43,8 +43,6 @@ GEMV_MAX_ROWS = 1
 """Rows that int8_gemv takes: the norms of more, in every program, cost more than a launch."""
 GEMV_MAX_IN = 4096
 """Elements of such a row."""
-MULTIPROCESSORS = 132
-"""Of an H100 or H200."""
 GROUP_ROWS = 4
 """Weight rows abreast in a warp: 8 lanes read 16 bytes each of one line of 128."""
 TILE_OUT = 2 * GROUP_ROWS

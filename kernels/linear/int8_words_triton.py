@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
-from kernels.rows.squares_triton import fixed_factor, squares
+from kernels.rows.rounding_triton import fixed_factor, squares
 
 WORDS = 32
 """Words of a line: 128 bytes, what a memory transaction holds."""

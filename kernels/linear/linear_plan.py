@@ -39,6 +39,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from kernels.launch import MULTIPROCESSORS
+
 NORM_MAX_ROWS = 4
 """Rows up to which a linear computes their norms itself: every program repeats it."""
 NORM_MAX_INPUTS = 8192
@@ -47,8 +49,6 @@ ROWS = 16
 """Rows of activations in a group: the columns of one product on the tensor cores."""
 MAX_GROUPS = 4
 """Groups that a program serves from one reading of the weight."""
-SMS = 132
-"""Streaming multiprocessors of an H200."""
 TARGET_PROGRAMS = 120
 """Programs that busy them well enough: splitting stops there."""
 LONE_STAGES = 6
@@ -160,7 +160,7 @@ def plan_linear(
     even = [s for s in range(1, chunks // MIN_CHUNKS + 1) if chunks % s == 0] or [1]
     enough = [s for s in even if s * plan.tiles >= wanted]
     splits = enough[0] if enough else even[-1]
-    if tile is None and splits * plan.tiles <= SMS:
+    if tile is None and splits * plan.tiles <= MULTIPROCESSORS:
         chosen = replace(chosen, num_stages=LONE_STAGES)
     return replace(plan, tile=chosen, splits=splits)
 

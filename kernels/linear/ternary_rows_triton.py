@@ -30,7 +30,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
+from kernels.launch import INTERPRETED, MULTIPROCESSORS, dependent_launch, next_power_of_2
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.int8_words_triton import parted
 from kernels.linear.ternary_plan import ROWS_TYPES, bitnet_linears, bytes_moved, part_constants
@@ -48,7 +48,7 @@ CHUNK = 64
 """Elements along `in` that a warp takes at once: 16 bytes for each of 4 lanes, of 8 rows."""
 SHORT_CHUNKS = 64
 """Chunks of a row up to which 8 warps share them; more are shared by 16."""
-MANY_PROGRAMS, MANY_CHUNKS = 2 * 132, 40
+MANY_PROGRAMS, MANY_CHUNKS = 2 * MULTIPROCESSORS, 40
 """Programs, two to a multiprocessor, of which more have 4 warps each, if a row has no more chunks:
 four of those share one, and what each does besides products is done by half as many warps."""
 MAX_STEPS = 10

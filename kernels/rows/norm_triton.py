@@ -30,8 +30,7 @@ from kernels.checks import check_same_device, check_tensor
 from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
 from kernels.linear.int8_words_triton import WORD, WORDS, elements, int8_row, load_row
 from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
-from kernels.rows.rounding_triton import rounded
-from kernels.rows.squares_triton import fixed_factor, squares
+from kernels.rows.rounding_triton import fixed_factor, rounded, squares
 from kernels.shapes import DecoderShape, Family
 from kernels.variant import Variant
 

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
+from kernels.launch import MULTIPROCESSORS
 from kernels.linear.linear_plan import (
     MAX_GROUPS,
     MAX_SHARED,
     MIN_CHUNKS,
-    SMS,
     TARGET_PROGRAMS,
     LinearPlan,
     LinearWorkspace,
@@ -50,7 +50,7 @@ def test_groups_fit_shared_memory_and_cover_up_to_64_rows(x_bytes: int) -> None:
 def test_programs_that_share_a_multiprocessor_fit_it_together() -> None:
     shared_by_all = MAX_SHARED + 1024
     for plan in real_plans():
-        if plan.tiles * plan.splits > SMS:
+        if plan.tiles * plan.splits > MULTIPROCESSORS:
             assert 2 * (plan.shared(1, 4) + 1024) <= shared_by_all
 
 
