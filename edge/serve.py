@@ -149,11 +149,11 @@ async def serve(
     app = create_app(link, config, rules, deployment)
     hints: Hints = app.state.hints
     certificate = Certificate(config, server, hints)
-    rest = Rest(Observed(app, counts), server)
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, turn, deadlines, rules, counts)
     limits = connection_limits(config, open_files)
-    application = Application(rest.asgi, turn, state=rest.state)
+    application = Application(Observed(app, counts), turn)
+    rest = Rest(application, server)
     shared = Shared(
         *(turn, routes, application, rest.headers, deadlines),
         *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
@@ -170,7 +170,7 @@ async def serve(
     async with (
         _metrics_served(app.state.metrics, config.metrics_address(process)),
         reloading(reloaded_keys(config, gate), *certificate.reloaded),
-        rest.running(),
+        app.router.lifespan_context(app),
         listening(sockets, shared, lambda: certificate.context, process) as quic,
     ):
         app.state.quic = certificate.quic = quic

@@ -18,7 +18,7 @@ from edge.access.middleware import TOKEN_QUERY
 from edge.errors import refusal, too_slow
 from edge.server.deadlines import Deadline
 from edge.server.http2 import Http2
-from edge.server.outlet import Handler, Headers, Request, Speaker, Turn, Wire
+from edge.server.outlet import Handler, Headers, Request, Speaker, Wire
 from edge.server.rest import AppRequest
 from edge.server.routes import head_of
 from edge.server.websocket import SESSION_PATH, WebSocket, accepts
@@ -200,7 +200,8 @@ class Http1:
         if admission.refusal is not None:
             return False
         early = bytes(self._buffer[len(head) :])
-        speaker = WebSocket(self._wire, self._shared, request, accepted, admission, self.headers())
+        headers = self._shared.headers()
+        speaker = WebSocket(self._wire, self._shared, request, accepted, admission, headers)
         self._give_way(speaker)
         if early:
             speaker.receive(early)
@@ -238,7 +239,7 @@ class Http1:
         if len(self._buffer) < ends:
             return False
         self._claimed = None
-        outlet = self._outlet = Http1Outlet(self, self._wire, self._shared.turn, claimed.connection)
+        outlet = self._outlet = Http1Outlet(self, self._wire, self._shared, claimed.connection)
         body = bytes(self._buffer[begins:ends])
         del self._buffer[:ends]
         handler = self._shared.routes.serve(replace(claimed.request, body=body), outlet)
@@ -280,10 +281,6 @@ class Http1:
         self._app = None
         self._buffer[:0] = rest
         self._next()
-
-    def headers(self) -> Headers:
-        """Those of every answer."""
-        return self._shared.rest.headers()
 
     def ended(self, closes: bool) -> None:
         """For the outlet: the response is whole, or broken off."""
@@ -331,15 +328,17 @@ class Http1Outlet:
     """One response, as chunks unless its length is declared."""
 
     __slots__ = (
-        *("_chunked", "_closes", "_connection", "_head", "_http1", "_open", "_turn", "_wire"),
+        *("_chunked", "_closes", "_connection", "_head", "_http1", "_open", "_shared", "_wire"),
         "room",
     )
 
-    def __init__(self, http1: Http1, wire: Wire, turn: Turn, connection: h11.Connection) -> None:
+    def __init__(
+        self, http1: Http1, wire: Wire, shared: Shared, connection: h11.Connection
+    ) -> None:
         self._http1 = http1
         self._wire = wire
         self.room = wire.room
-        self._turn = turn
+        self._shared = shared
         self._connection: h11.Connection | None = connection
         self._head = b""  # until it goes out with what comes first
         self._chunked = True
@@ -349,14 +348,14 @@ class Http1Outlet:
     def start(self, status: int, headers: Headers) -> None:
         assert self._connection is not None  # it is started once
         connection, self._connection = self._connection, None
-        fields = [*headers, *self._http1.headers()]
+        fields = [*headers, *self._shared.headers()]
         response = h11.Response(status_code=status, headers=fields)
         self._head = connection.send(response) or b""
         self._chunked = status not in _WITHOUT_BODY and all(
             name != b"content-length" for name, _ in headers
         )
         self._closes = b"\r\nconnection: close\r\n" in self._head.lower()
-        self._turn.touch(self)
+        self._shared.turn.touch(self)
 
     def flush(self) -> None:
         """The head by itself, if nothing of the body has come in this turn."""

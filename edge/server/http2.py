@@ -29,7 +29,7 @@ class Http2:
         self._h2 = Http2Connection(
             shared.deadlines.clock_s,
             partial(shared.turn.touch, self),
-            shared.rest.headers,
+            shared.headers,
             secure=wire.secure,
             peer=wire.peer,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -35,10 +35,12 @@ OF_ONE_CONNECTION = frozenset(
 log = structlog.get_logger("tailrace.edge")
 
 
-class UnderWay:
-    """Requests, a task for each."""
+class Application:
+    """The application, and the tasks that run in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: ASGIApp, turn: Turn) -> None:
+        self.app = app
+        self._turn = turn
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -57,21 +59,6 @@ class UnderWay:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=patience_s)
         await cancel(self._tasks)
-
-
-class Application(UnderWay):
-    """The application, its state, and the tasks that run in it."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        turn: Turn,
-        state: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._app = app
-        self._turn = turn
-        self._state = state or {}
-        super().__init__()
 
     def ask(
         self,
@@ -99,11 +86,10 @@ class Application(UnderWay):
             "headers": list(request.headers),
             "client": request.peer,
             "server": server,
-            "state": dict(self._state),
             "extensions": {},
         }
         exchange = AppExchange(scope, outlet, self._turn, taken)
-        self.spawn(exchange.run(self._app))
+        self.spawn(exchange.run(self.app))
         return exchange
 
 

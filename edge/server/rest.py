@@ -8,63 +8,40 @@ to the connection that we own; nothing of it listens, accepts or keeps a connect
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from time import time
 from typing import Any, cast
 
 import h11
 from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.asyncio.lifespan import Lifespan
 from hypercorn.asyncio.task_group import TaskGroup
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.typing import ConnectionState, LifespanState
-from starlette.types import ASGIApp
+from hypercorn.typing import ConnectionState
 
 from edge.errors import error_response, refusal
-from edge.server.incoming import UnderWay
+from edge.server.incoming import Application
 from edge.server.outlet import Wire
 from edge.telemetry.exchange import id_field
 from ledger.errors import TailraceError
-from ledger.tasks import cancel
 
 REST_WAITING_BYTES = 64 << 10
 """Of a request's body, until the application takes it; then the client is not read."""
 
 
-class Rest(UnderWay):
-    """Hypercorn's side of a server: its settings, the application and its lifespan."""
+class Rest:
+    """Hypercorn's side of a server: its settings, and what it asks the application by."""
 
-    def __init__(self, app: ASGIApp, config: Config) -> None:
-        super().__init__()
+    def __init__(self, application: Application, config: Config) -> None:
+        self.application = application
         self.config = config
-        self.asgi = app
-        self.app = ASGIWrapper(cast(Any, app))
+        self.app = ASGIWrapper(cast(Any, application.app))
         self.context = WorkerContext(None)
-        self.state = LifespanState({})
         self._headers: list[tuple[bytes, bytes]] = []
         self._headers_of_s = 0  # the second that they are of
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """The application's lifespan, around the block."""
-        loop = asyncio.get_running_loop()
-        lifespan = Lifespan(self.app, self.config, loop, self.state)
-        task = loop.create_task(lifespan.handle_lifespan())
-        try:
-            await lifespan.wait_for_startup()
-            if task.done():
-                task.result()  # raises what kept it from starting
-            yield
-        finally:
-            await self.ended(0)
-            if not task.done():
-                await lifespan.wait_for_shutdown()
-            await cancel([task])
 
     async def drain(self) -> None:
         """Responses under way are the last of their connections."""
@@ -108,7 +85,7 @@ class AppRequest:
         self._over = False
         self._gone = False
         self._protocol: ProtocolWrapper | None = None
-        rest.spawn(self._run())
+        rest.application.spawn(self._run())
 
     # ---- what the connection says ----
 
@@ -161,7 +138,7 @@ class AppRequest:
                 rest.config,
                 rest.context,
                 tasks,
-                ConnectionState(rest.state.copy()),
+                ConnectionState({}),
                 self._client.secure,
                 self._client.peer,
                 self._client.server,

@@ -44,11 +44,11 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     sockets = Sockets.bound(config)
     rules = access_rules(config)
     app = create_app(link, config, rules)
-    rest = Rest(Observed(app, counts), server_config(config))
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, turn, deadlines, rules, counts)
     limits = connection_limits(config, 65_536)
-    application = Application(rest.asgi, turn, state=rest.state)
+    application = Application(Observed(app, counts), turn)
+    rest = Rest(application, server_config(config))
     shared = Shared(
         *(turn, routes, application, rest.headers, deadlines),
         *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
@@ -60,7 +60,7 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     )
     app.state.metrics = EdgeMetrics(counts, link, limits)
     port = sockets.plain[0].getsockname()[1]
-    async with rest.running(), listening(sockets, shared, lambda: None):
+    async with app.router.lifespan_context(app), listening(sockets, shared, lambda: None):
         await is_up(link)
         yield Served(port, shared)
         for connection in shared.connections.all():

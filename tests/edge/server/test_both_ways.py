@@ -128,7 +128,7 @@ async def test_the_answer_is_that_of_the_application(
     asked_here = request_of(origin)
     assert (noting.served > before) == case.fast
 
-    transport = httpx.ASGITransport(cast(Any, server.shared.rest.app.app))
+    transport = httpx.ASGITransport(cast(Any, server.shared.application.app))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as app:
         given = [(name, value) for name, value in headers if name != "Connection"]
         other = await app.request(method, target, headers=given, content=case.body)

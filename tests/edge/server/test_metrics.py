@@ -47,7 +47,7 @@ async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def value(served: Served, name: str, **labels: str) -> float | None:
-    state = served.shared.rest.asgi._app.state  # type: ignore[attr-defined]
+    state = served.shared.application.app._app.state  # type: ignore[attr-defined]
     metrics: EdgeMetrics = state.metrics
     return metrics.registry.get_sample_value(f"tailrace_edge_{name}", labels)
 
