@@ -125,7 +125,7 @@ class Exchange:
     def ask(self, request: Request, ended: bool) -> None:
         http3 = self._http3
         self._incoming = Incoming(http3.behind, request, self, http3.server, self._read)
-        self._incoming.begin(b"", ended)
+        self._incoming.begin(ended)
 
     def came(self, data: bytes, ended: bool) -> None:
         """A piece of the request's body."""

@@ -1,8 +1,8 @@
-"""When each connection has to be looked at: one timer for all of them.
+"""All QUIC connections of an edge: whose each datagram is, and when each is to be looked at.
 
-QUIC puts its deadlines off with every packet. What was asked for last counts; what stands in the
-heap may be earlier, and is looked at again when it comes up, so a deadline that moves back, as
-almost all do, costs one comparison. Sans-I/O.
+Sans-I/O: datagrams and the time come in, and what is to be said leaves by the way that the last
+datagram of a connection came. Nothing that a client sends reaches beyond its own connection:
+whatever its core raises ends it, and it alone.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Http2:
             return
         incoming = Incoming(behind, request, stream, self._wire.server, stream.taken)
         stream.handler = incoming
-        incoming.begin(b"", asked.ended)
+        incoming.begin(asked.ended)
 
     def _feed(self, stream: Stream, data: bytes, ended: bool) -> None:
         limit = max(MAX_BODY_BYTES, 2 * self._shared.config.max_body_bytes)

@@ -247,14 +247,14 @@ class Incoming:
     _handler: Handler | None = None
     _deadline: Deadline | None = None  # of a body
 
-    def begin(self, data: bytes, ended: bool) -> None:
-        """With what there is of its body; `ended`: that is all."""
+    def begin(self, ended: bool) -> None:
+        """`ended`: there is no body."""
         if not (self._may_fit() and self.behind.routes.claims(self.request)):
             self._hand_over(self.request)
         if not ended:
             self._deadline = Deadline(self.behind.deadlines, self._overdue)
             self._deadline.set(self.behind.body_timeout_s)
-        self.came(data, ended)
+        self.came(b"", ended)
 
     def _may_fit(self) -> bool:
         """Unless its declared length says otherwise."""
