@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from importlib.util import find_spec
@@ -56,9 +55,6 @@ WORKER_SIDE = (
 OF_AN_EXTRA = ("ledger.postgres", "ledger.telemetry", "ledger.tools.postgres_reader")
 # Folders that git ignores, or that hold no text of ours.
 SKIPPED = {"__pycache__", "build", "dist", "node_modules"}
-SOURCE = {".bare", ".css", ".html", ".js", ".mjs", ".py", ".sql", ".toml", ".ts"}
-MAX_LINES = 600
-MAX_FILES = 20
 
 BLOCKED_IMPORT = """
 import importlib, sys
@@ -346,22 +342,6 @@ def test_no_file_that_pins_versions_names_where_they_come_from() -> None:
         assert not address.search(text), f"{path} names an address"
         if not path.name.startswith("package"):
             assert "://" not in text, f"{path} names an address"
-
-
-def test_no_source_file_is_longer_than_the_limit() -> None:
-    lengths = {
-        path.relative_to(ROOT).as_posix(): len(path.read_text("utf-8").splitlines())
-        for path in files_of_the_tree()
-        if path.suffix in SOURCE
-    }
-    assert len(lengths) > len(PACKAGES)
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
-
-
-def test_no_folder_of_the_product_is_too_full_to_be_read() -> None:
-    sizes = Counter(path.parent for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
-    found = {folder.relative_to(ROOT).as_posix(): count for folder, count in sizes.items()}
-    assert {folder: count for folder, count in found.items() if count > MAX_FILES} == {}
 
 
 def test_no_file_names_a_path_of_somebodys_machine() -> None:
