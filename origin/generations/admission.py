@@ -154,6 +154,7 @@ def _text_recipe(
         messages=tuple(map(_turn, request.messages)),
         tools=_tool_use(request, None),
         max_tokens=min(asked, ALL_THERE_IS),
+        given=tuple(name for name in SAMPLING if getattr(request.sampling, name) is not None),
     )
 
 

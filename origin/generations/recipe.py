@@ -59,7 +59,9 @@ class Recipe(BaseModel):
     `FormatKind` and the source. `notices`, pairs of code and message, are to be logged before
     anything else. `siblings` are the other streams of the same request, in hex. `tenant` is whose
     stream it is; of an edge without keys nobody's. `note` is the request's own, for its readers.
-    `trace` is the traceparent that it came with.
+    `given` names the settings in `sampling` that the request itself gave: a server with defaults of
+    its own is sent no others. It is None for workers of kind `tokens`, and where an earlier version
+    stored the recipe without it. `trace` is the traceparent that it came with.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -72,6 +74,7 @@ class Recipe(BaseModel):
     messages: tuple[tuple[str | None, ...], ...] = ()
     max_tokens: int
     sampling: Sampling
+    given: tuple[str, ...] | None = None
     stop: tuple[str, ...]
     ignore_eos: bool
     completes: bool = False

@@ -9,7 +9,8 @@ A continuation hands the server what was delivered, to go on from:
   serve` does) lets the stream end as lost, and one that ignores both them and the position
   of the message, such as OpenAI's own, begins another answer: use `upstream_lost = "end"` there.
 
-Only what the caller asked for is sent: servers refuse fields that they do not know.
+Only what the caller asked for is sent: servers refuse fields that they do not know, and have
+defaults of their own (vLLM's come from the model's `generation_config.json`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from origin.producers.upstream_reply import (
 )
 from origin.tools import CallPiece, read_calls, read_functions
 
+NO_TOP_K = -1
+"""The `top_k` that turns the filter off: SGLang refuses 0; vLLM and llama.cpp take both."""
 MAX_SEED = 2**31 - 1
 """Of the 64 bits of our seeds, servers take so much: some keep them in 32 bits with a sign."""
 
@@ -62,8 +65,7 @@ def body_of(recipe: Recipe, model: str, delivered: str, made: int) -> Body:
         "model": model,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "temperature": recipe.sampling.temperature,
-        "seed": (recipe.sampling.seed or 0) & MAX_SEED,
+        **_sampling(recipe),
         **_source(recipe, delivered),
         **_extras(recipe),
         **_tools(recipe),
@@ -129,14 +131,28 @@ def _format(recipe: Recipe) -> Body | None:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
+def _sampling(recipe: Recipe) -> Body:
+    """Return the settings of sampling that the request gave, as servers spell their values."""
+    settled: Body = {name: getattr(recipe.sampling, name) for name in SAMPLING}
+    given = _given_before(settled) if recipe.given is None else recipe.given
+    body: Body = {name: settled[name] for name in given}
+    if "seed" in body:
+        body["seed"] = (body["seed"] or 0) & MAX_SEED
+    if body.get("top_k") == 0:
+        body["top_k"] = NO_TOP_K
+    return body
+
+
+def _given_before(settled: Body) -> list[str]:
+    """Return the settings that earlier versions sent for a recipe without `given`, so that the
+    streams which they began go on as they did."""
+    always = ("temperature", "seed")
+    return [name for name, it in SAMPLING.items() if name in always or settled[name] != it.neutral]
+
+
 def _extras(recipe: Recipe) -> Body:
-    """What differs from doing nothing."""
+    """Return the other fields, without those that would change nothing."""
     asked: dict[str, tuple[object, object]] = {
-        **{
-            name: (getattr(recipe.sampling, name), setting.neutral)
-            for name, setting in SAMPLING.items()
-            if name not in ("temperature", "seed")  # which are always said
-        },
         "stop": (list(recipe.stop), []),
         "ignore_eos": (recipe.ignore_eos, False),
         "response_format": (_format(recipe), None),

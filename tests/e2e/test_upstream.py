@@ -158,6 +158,22 @@ async def test_a_killed_worker_goes_on_from_what_the_ledger_has(
     assert made.indexes == list(range(len(made.events)))
 
 
+async def test_no_setting_is_made_up_for_a_server_not_even_after_its_worker_was_killed(
+    shared: House, client: httpx.AsyncClient
+) -> None:
+    counter = Counter(10)
+    shared.server.scripts[:] = [counter]
+    shared.server.asked.clear()
+    reading = asyncio.create_task(start(client, shared.edge.url, PROMPT))
+    await counter.under_way.wait()
+    await shared.origin.kill_worker()
+    assert (await reading).text == COUNTED
+    bodies = [asked.body for asked in shared.server.asked if asked.path.endswith("/completions")]
+    assert len(bodies) == 3
+    expected = {"model", "prompt", "max_tokens", "stream", "stream_options"}
+    assert [body.keys() for body in bodies] == [expected] * 3
+
+
 async def test_thoughts_are_frames_of_their_own_and_no_text(
     shared: House, client: httpx.AsyncClient
 ) -> None:

@@ -234,6 +234,14 @@ def test_a_text_worker_is_told_the_penalties() -> None:
     assert recipe.sampling == Sampling(1.0, 0, 1.0, 0.1, 1.1, 1.5, 0, 4711)
 
 
+def test_a_text_worker_is_told_which_settings_the_request_gave() -> None:
+    assert asked(sampled()).given == ()
+    some = sampled(temperature=1.0, top_k=0, seed=3)
+    assert asked(some).given == ("temperature", "top_k", "seed")
+    again = Recipe.model_validate_json(asked(some).model_dump_json())
+    assert again.given == ("temperature", "top_k", "seed")
+
+
 @pytest.mark.parametrize(
     "request_",
     [

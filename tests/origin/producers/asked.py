@@ -27,9 +27,8 @@ def recipe(prompt: str | None = "Say it.", **more: Any) -> Recipe:
     }
     said = {"temperature": 0.0, "seed": 1} | given
     sampling = Sampling(**{name: said.get(name, it.neutral) for name, it in SAMPLING.items()})
-    return Recipe(
-        sampling=sampling, **{name: it for name, it in given.items() if name not in SAMPLING}
-    )
+    more = {name: it for name, it in given.items() if name not in SAMPLING}
+    return Recipe(sampling=sampling, **{"given": tuple(said.keys() & SAMPLING.keys())} | more)
 
 
 def request(delivered: str = "", next_index: int = 0, **more: Any) -> Request:

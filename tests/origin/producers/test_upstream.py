@@ -139,6 +139,42 @@ async def test_a_chat_passes_its_messages_and_all_that_was_asked_for(
     assert {name: asked.body[name] for name in more} == more | {"stop": ["x"]}
 
 
+SAID_BY_US = {"model", "prompt", "stream", "stream_options", "max_tokens"}
+
+
+async def test_a_server_keeps_its_own_defaults_where_the_request_leaves_sampling_open() -> None:
+    async with serving(WHOLE) as server:
+        await asked_of(server, request(given=()))
+    assert server.asked[0].body.keys() == SAID_BY_US
+
+
+async def test_a_continuation_too_says_only_what_the_request_gave() -> None:
+    first, rest = STREAM_HEAD + completion("a"), STREAM_HEAD + completion("b") + finish() + DONE
+    async with serving(first, rest) as server:
+        made = await asked_of(server, request(given=("top_p",), top_p=0.5))
+    assert text(made) == "ab" and notices(made) == ["inexact"]
+    assert [asked.body.keys() for asked in server.asked] == [SAID_BY_US | {"top_p"}] * 2
+    assert [asked.body["top_p"] for asked in server.asked] == [0.5, 0.5]
+
+
+async def test_a_setting_that_the_request_turns_off_is_off_at_the_server() -> None:
+    off: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0}
+    async with serving(WHOLE) as server:
+        await asked_of(server, request(**off, top_k=0, given=(*off, "top_k")))
+    body = server.asked[0].body
+    assert {name: body[name] for name in off} == off
+    assert body["top_k"] == -1  # SGLang refuses 0, and all of them take -1
+    assert body.keys() == SAID_BY_US | off.keys() | {"top_k"}
+
+
+async def test_a_stream_that_an_earlier_version_began_goes_on_as_it_did() -> None:
+    async with serving(WHOLE) as server:
+        await asked_of(server, request(given=None, temperature=1.0, seed=2**63 + 5, top_p=0.9))
+    body = server.asked[0].body
+    assert body.keys() == SAID_BY_US | {"temperature", "seed", "top_p"}
+    assert (body["temperature"], body["seed"], body["top_p"]) == (1.0, 5, 0.9)
+
+
 @pytest.mark.parametrize(
     "tail",
     [
