@@ -229,7 +229,8 @@ class Runs(Owner):
         """Hand over what a worker may take; again, because one that is dropped makes way."""
         may_take = self.models.may_take if self.models.are_named else None
         while placed := self.table.place(
-            [slot for slot in self._slots if not slot.is_silent], may_take
+            [slot for slot in self._slots if slot.ready is not None and not slot.is_silent],
+            may_take,
         ):
             # Whoever waits may be cancelled as its worker goes; streams of others are handed over.
             await asyncio.shield(self._hand_over_all(placed))
@@ -253,9 +254,11 @@ class Runs(Owner):
                 unreadable = error
         if self.table.run(slot, run) is not stream:
             return  # the worker died meanwhile, and worker_lost has put the stream back
-        assert ready is not None  # only ready slots are in _slots
         if stream.cancelled:
             await self._end(stream, FinishReason.CANCELLED)
+        elif ready is None:  # the worker left after the stream was placed
+            self.table.take_off(stream)
+            self.table.wait_again([stream])
         elif unreadable is not None:
             log.error("stream.damaged", stream=stream.id.hex(), error=str(unreadable))
             await self._end(stream, FinishReason.FAILED, "what was stored of it is damaged")
@@ -471,6 +474,9 @@ class Runs(Owner):
         self._changed()
 
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
+        """Give streams to a worker that is ready, unless its slot was put to rest meanwhile."""
+        if not slot.is_wanted or slot.ready is not ready:
+            return
         model = self.models.of(slot)
         model.ready, model.loading, model.deaths = ready, None, 0
         self.starts.ready(slot.number, self._metrics.clock(), slot.start)
@@ -558,14 +564,15 @@ class Runs(Owner):
         await self._assign()
 
     def withdraw(self, slot: WorkerSlot) -> None:
-        """It is given no streams any more: its model is to leave."""
+        """Give a slot no more streams, because its model leaves."""
         if slot in self._slots:
             self._slots.remove(slot)
             self.models.of(slot).up.remove(slot)
             self._changed()
 
     async def worker_rested(self, slot: WorkerSlot) -> None:
-        """Its worker has ended, as it was asked to."""
+        """Forget the worker of a slot, which has ended as it was asked to."""
+        self.withdraw(slot)
         model = self.models.of(slot)
         model.loading = None
         self._metrics.worker_left(slot.number)

@@ -187,7 +187,7 @@ class WorkerSlot:
             await asyncio.wait(
                 (exited, hearing, watching, unwanted), return_when=asyncio.FIRST_COMPLETED
             )
-            if unwanted.done():
+            if unwanted.done() and self._writer is not None:
                 self._disconnect()  # which a worker that is idle ends by
                 await asyncio.wait((exited, hearing), timeout=STOP_GRACE_S)
             elif exited.done() and self._writer is not None:
@@ -196,7 +196,7 @@ class WorkerSlot:
             tasks = (hearing, watching, unwanted, self._welcoming)
             await cancel(filter(None, tasks))
             if self._writer is None:
-                kill(process)  # it has not called yet: nothing is lost, and it would not hear us
+                kill(process)  # it has not connected yet, or has not left in time
             self._disconnect()
             await _reap(process, exited)
         if not self.is_wanted:

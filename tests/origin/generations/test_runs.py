@@ -91,6 +91,51 @@ async def test_a_worker_that_dies_while_it_is_given_a_stream_is_not_sent_it(stag
     assert one.last[0] == stage.runs.table.by_id[A].run
 
 
+async def test_a_worker_that_is_ready_after_its_slot_was_put_to_rest_gets_no_streams(
+    stage: Stage,
+) -> None:
+    one = stage.slots[0]
+    one.rest()
+    await stage.ready(one)
+    await stage.start(A)
+    assert one.sent == []
+    assert not stage.runs.models.is_up("demo")
+    one.wake()
+    await stage.ready(one)
+    assert [type(order) for _, order in one.sent] == [Run]
+    await stage.lost(one)
+    assert not stage.runs.models.is_up("demo")  # it was listed once
+
+
+async def test_a_slot_at_rest_is_not_listed_any_more(stage: Stage) -> None:
+    one, _ = await stage.running(A)
+    one.ready = None
+    await stage.runs.worker_rested(one)
+    assert not stage.runs.models.is_up("demo")
+    await stage.start(B)
+    await stage.ready(stage.slots[1])
+    assert [type(order) for _, order in stage.slots[1].sent] == [Run, Run]
+    assert len(one.sent) == 1
+
+
+async def test_a_stream_that_is_placed_as_its_worker_leaves_waits_for_another_one(
+    stage: Stage,
+) -> None:
+    one, two = stage.slots
+    await stage.ready(one)
+    starting = asyncio.create_task(stage.start(A))
+    while not stage.runs.table.on(one):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    one.ready = None
+    await starting
+    assert stage.runs.table.count == 1
+    await stage.ready(two)
+    run, order = two.last
+    assert order == RECIPE.run(History())
+    await stage.step(two, run, 0, None)
+    assert await stage.end_of(A) == StreamEnd(0, FinishReason.LENGTH, 0, 2)
+
+
 async def test_a_lost_workers_late_frames_are_not_stored(stage: Stage) -> None:
     two = stage.slots[1]
     one, run = await stage.running(A)

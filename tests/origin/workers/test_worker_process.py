@@ -131,6 +131,17 @@ async def test_a_slot_at_rest_has_no_worker_until_it_is_woken_and_that_is_no_dea
         await it.ended.wait()
 
 
+async def test_a_worker_that_has_not_connected_when_its_slot_rests_never_becomes_ready() -> None:
+    async with owned("echo") as it:
+        while it.slot.pid is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        it.slot.rest()
+        assert await it.rests.get() is None
+        assert it.readies.empty()
+        it.slot.wake()
+        await it.readies.get()
+
+
 async def test_a_child_that_holds_a_dead_workers_socket_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
