@@ -30,17 +30,20 @@ MAX_DEPTH = 512
 RUN = 256
 """Small values that one step takes: some 20 µs."""
 
+# Only repetitions of one character are possessive: CPython before 3.11.5 matches those of a group
+# wrongly (Debian 12 has 3.11.2). The others cannot backtrack far: each part of a value begins
+# with a character that cannot continue the part before it.
 _GAP = rb"[ \t\n\r]*+"
 _PLAIN = rb'[^"\\\x00-\x1f]'
 _SHORT_STRING = rb'"' + _PLAIN + rb'{0,64}+"'
-_WORD = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?+[0-9]++)?+|true|false|null"
+_WORD = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?+[0-9]++)?|true|false|null"
 _SCALAR = rb"(?:" + _SHORT_STRING + rb"|" + _WORD + rb")"
 _MEMBER = _SHORT_STRING + _GAP + rb":" + _GAP + _SCALAR
 
 
 def _flat(begin: bytes, item: bytes, end: bytes) -> bytes:
-    more = rb"(?:" + _GAP + rb"," + _GAP + item + rb"){0,15}+"
-    return begin + _GAP + rb"(?:" + item + more + _GAP + rb")?+" + end
+    more = rb"(?:" + _GAP + rb"," + _GAP + item + rb"){0,15}"
+    return begin + _GAP + rb"(?:" + item + more + _GAP + rb")?" + end
 
 
 _SMALL = rb"|".join((_SCALAR, _flat(rb"\[", _SCALAR, rb"\]"), _flat(rb"\{", _MEMBER, rb"\}")))
@@ -48,14 +51,14 @@ _SMALL = rb"|".join((_SCALAR, _flat(rb"\[", _SCALAR, rb"\]"), _flat(rb"\{", _MEM
 
 def _run(item: bytes) -> re.Pattern[bytes]:
     """Items, each with the comma behind it."""
-    return re.compile(rb"(?:(?:%b)%b,%b){0,%d}+" % (item, _GAP, _GAP, RUN))
+    return re.compile(rb"(?:(?:%b)%b,%b){0,%d}" % (item, _GAP, _GAP, RUN))
 
 
 _SMALL_VALUES = _run(_SMALL)
 _SMALL_MEMBERS = _run(_MEMBER)
 _SPACE = re.compile(_GAP)
 _WORDS = re.compile(_WORD)
-_CHARACTERS = re.compile(rb'(?:%b++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})){1,%d}+' % (_PLAIN, RUN))
+_CHARACTERS = re.compile(rb'(?:%b++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})){1,%d}' % (_PLAIN, RUN))
 _CLOSERS = {b"[": b"]", b"{": b"}"}
 _BLANKS = b" \t\n\r"
 
