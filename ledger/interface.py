@@ -133,6 +133,10 @@ def reused_key() -> Conflict:
     )
 
 
+def taken_id() -> Conflict:
+    return Conflict("the stream id is taken", field="stream")
+
+
 # ---- objects ----
 
 
@@ -307,8 +311,12 @@ class Ledger(Protocol):
     def name(self) -> str:
         """`file:…` or `postgresql:…`: the same for two origins only where they share it."""
 
-    async def create(self, new: NewStream) -> tuple[StreamInfo, bool]:
-        """Make a stream at epoch 1; the flag is False where its idempotency key had one."""
+    async def create(self, new: NewStream, *others: NewStream) -> tuple[StreamInfo, bool]:
+        """Create a stream at epoch 1, and `others` with it: all of them in one commit, or none.
+
+        Return the first stream. The flag is False where its idempotency key had created one
+        before; then nothing is created. `others` have no idempotency key.
+        """
 
     async def made_by(self, idempotency_key: str, request_hash: bytes) -> StreamInfo | None:
         """The stream that the key has made; `Conflict` if it was with another request."""

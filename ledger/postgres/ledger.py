@@ -16,7 +16,7 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
-from ledger.errors import CallerError, Conflict, HeldElsewhere, unknown_stream
+from ledger.errors import CallerError, HeldElsewhere, unknown_stream
 from ledger.interface import (
     ALL_VALUES,
     Alarm,
@@ -33,6 +33,7 @@ from ledger.interface import (
     StreamKind,
     ValueRange,
     reused_key,
+    taken_id,
 )
 from ledger.postgres import statements as sql
 from ledger.postgres.commit import Writer, key_bytes, notice, ttl_ms
@@ -126,9 +127,37 @@ class PostgresLedger:
 
     # ---- streams ----
 
-    async def create(self, new: NewStream) -> tuple[StreamInfo, bool]:
+    async def create(self, new: NewStream, *others: NewStream) -> tuple[StreamInfo, bool]:
         self._writer.check()
-        values = (
+        first, *rest = [await self._row_of(each) for each in (new, *others)]
+        tries = 0
+
+        async def work(connection: AsyncConnection) -> bool:
+            nonlocal tries
+            tries += 1
+            if not rest:
+                return await _insert(connection, first)
+            async with connection.transaction():
+                if not await _insert(connection, first):
+                    return False
+                for row in rest:
+                    if not await _insert(connection, row):
+                        raise taken_id()
+            return True
+
+        if await self._pool.run(work):
+            return await self.info(new.stream), True
+        rows = await self._pool.rows(sql.MADE_BY, new.stream)
+        if tries > 1 and rows == [(self._lease.number,)]:
+            return await self.info(new.stream), True  # a try of ours, whose answer was lost
+        existing = await self._with_key(key_bytes(new), new.request_hash)
+        if existing is None:
+            raise taken_id()
+        return await self.info(existing), False
+
+    async def _row_of(self, new: NewStream) -> tuple[object, ...]:
+        """Return the parameters of `sql.CREATE` for a new stream."""
+        return (
             await self._partition_of(new),
             new.stream,
             int(new.kind),
@@ -140,22 +169,6 @@ class PostgresLedger:
             self._lease.number,
             ttl_ms(new),
         )
-        tries = 0
-
-        async def work(connection: AsyncConnection) -> bool:
-            nonlocal tries
-            tries += 1
-            return (await connection.execute(sql.CREATE, values, prepare=True)).rowcount == 1
-
-        if await self._pool.run(work):
-            return await self.info(new.stream), True
-        rows = await self._pool.rows(sql.MADE_BY, new.stream)
-        if tries > 1 and rows == [(self._lease.number,)]:
-            return await self.info(new.stream), True  # a try of ours, whose answer was lost
-        existing = await self._with_key(key_bytes(new), new.request_hash)
-        if existing is None:
-            raise Conflict("the stream id is taken", field="stream")
-        return await self.info(existing), False
 
     async def made_by(self, idempotency_key: str, request_hash: bytes) -> StreamInfo | None:
         stream = await self._with_key(idempotency_key.encode(), request_hash)
@@ -366,6 +379,11 @@ class PostgresObjects:
         await self._writer.commit()
         if item.error is not None:
             raise item.error
+
+
+async def _insert(connection: AsyncConnection, row: tuple[object, ...]) -> bool:
+    """Insert a new stream; return False if its id or its idempotency key is taken."""
+    return (await connection.execute(sql.CREATE, row, prepare=True)).rowcount == 1
 
 
 def _address(key: ObjectKey) -> tuple[bytes, bytes]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ledger.errors import Conflict, TailraceError, unknown_stream
+from ledger.errors import TailraceError, unknown_stream
 from ledger.frame import StreamEnd, tag_of
 from ledger.interface import (
     Alarm,
@@ -19,6 +19,7 @@ from ledger.interface import (
     ObjectKey,
     ObjectWrite,
     stale_object,
+    taken_id,
     why_refused,
 )
 from ledger.postgres.rows import pack_ids
@@ -137,7 +138,7 @@ class GroupPlan:
     def _refusals(self, write: ObjectWrite) -> Iterator[TailraceError]:
         for new in write.creates:
             if new.stream in self.heads:
-                yield Conflict("the stream id is taken", field="stream")
+                yield taken_id()
                 return
             assert self._new_sids is not None  # a group with creates has them
             head = StreamHead(next(self._new_sids), 1, 0, False)

@@ -28,6 +28,7 @@ from ledger.interface import (
     StreamInfo,
     StreamKind,
     reused_key,
+    taken_id,
 )
 from ledger.sqlite.disk.file import SqliteFile
 from ledger.sqlite.disk.sync import SyncOf, sync_of
@@ -116,19 +117,24 @@ class SqliteLedger:
 
     # ---- streams ----
 
-    async def create(self, new: NewStream) -> tuple[StreamInfo, bool]:
+    async def create(self, new: NewStream, *others: NewStream) -> tuple[StreamInfo, bool]:
         await self._commits.room()
         await self._retention.find_room(new.kind)
         async with self._creating:
             existing = await self._with_key(new.idempotency_key, new.request_hash)
             if existing is None:
                 self._retention.require_room(new.kind)
-                await self._residents.refuse_taken(new.stream)
-                self._residents.add(new, self._commits.forming.commit)
+                if len({each.stream for each in (new, *others)}) <= len(others):
+                    raise taken_id()
+                for each in (new, *others):
+                    await self._residents.refuse_taken(each.stream)
+                # From here on nothing is awaited: one commit has all of them.
+                commit = self._commits.forming.commit
+                for each in (new, *others):
+                    self._residents.add(each, commit)
+                    commit.power |= each.durability is Durability.POWER
                 if new.idempotency_key is not None:
                     self._keys[new.idempotency_key] = new
-                if new.durability is Durability.POWER:
-                    self._commits.forming.commit.power = True
         # An existing stream may not be durable yet either.
         await self._commits.commit()
         return await self.info(existing or new.stream), existing is None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from ledger.errors import Conflict, unknown_stream
+from ledger.errors import unknown_stream
 from ledger.frame import Durability
-from ledger.interface import NewStream, StreamInfo, StreamKind
+from ledger.interface import NewStream, StreamInfo, StreamKind, taken_id
 from ledger.sqlite.storage import Commit, Storage, StreamRow
 from ledger.sqlite.tail import Tail
 
@@ -65,7 +65,7 @@ class Residents:
         """`Conflict` if there is a stream of this id."""
         row = None if stream in self.tails else await self._storage.stream_by_id(stream)
         if stream in self.tails or (row is not None and row.sid not in self.removing):
-            raise Conflict("the stream id is taken", field="stream")
+            raise taken_id()
 
     def add(self, new: NewStream, commit: Commit) -> Tail:
         """Put a new stream into a commit."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,6 @@ from ledger.errors import (
     CallerError,
     Conflict,
     NotFound,
-    TailraceError,
     TooLarge,
     Unauthorized,
     Unavailable,
@@ -131,8 +130,7 @@ class Service:
     async def open(self, request: Open) -> Opened:
         """Create and start a stream, or find the one that its idempotency key made.
 
-        Where it is one of `n`, all of them: the others first, so that what the key names, and
-        what the client is told, is whole.
+        The `n` streams of a request are created together or not at all, also across a crash.
         """
         check_count(request)
         check_right(request.caller, Right.GENERATE)
@@ -165,19 +163,12 @@ class Service:
         ids = [id_, *(self.random(STREAM_ID_BYTES) for _ in range(request.n - 1))]
         others = [(id_, _choice(recipe, nth)) for nth, id_ in enumerate(ids) if nth]
         first = recipe.model_copy(update={"siblings": tuple(id_.hex() for id_ in ids[1:])})
-        made: list[bytes] = []
-        try:
-            for other_id, other in others:
-                await self.ledger.create(self._new(other_id, other, request))
-                made.append(other_id)
-            info, created = await self.ledger.create(self._new(id_, first, request, key))
-        except TailraceError:
-            await self._remove(made)
-            raise
+        info, created = await self.ledger.create(
+            self._new(id_, first, request, key),
+            *(self._new(other_id, other, request) for other_id, other in others),
+        )
         if created:
             await self.runs.start((info.stream, first), *others, read=request.credit > 0)
-        else:
-            await self._remove(made)
         return info
 
     async def _admit(self, request: Open, model: ServedModel) -> Recipe:
@@ -210,12 +201,6 @@ class Service:
             idempotency_key=key,
             request_hash=request_hash(request),
         )
-
-    async def _remove(self, streams: Sequence[bytes]) -> None:
-        """Streams that nobody was told of. Where that fails they run, and retention takes them."""
-        with suppress(TailraceError):
-            for stream in streams:
-                await self.ledger.delete(stream)
 
     async def resume(self, request: Resume | Renew) -> Opened:
         """Check that the reader may go on after `request.after`.

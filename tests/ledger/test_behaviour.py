@@ -80,6 +80,21 @@ async def test_a_stream_id_is_not_given_twice(ledger: Ledger) -> None:
         await ledger.create(new(A))
 
 
+async def test_streams_are_created_together_or_not_at_all(ledger: Ledger) -> None:
+    info, created = await ledger.create(new(A, key="k"), new(B), new(C))
+    assert (info.stream, created) == (A, True)
+    assert [(await ledger.info(s)).next_index for s in (A, B, C)] == [0, 0, 0]
+    others = [bytes([n]) * 16 for n in (7, 8, 9)]
+    for taken in ((others[0], others[1], B), (A, *others), (others[0], others[1], others[1])):
+        with pytest.raises(Conflict, match="taken"):
+            await ledger.create(*map(new, taken))
+    again, created = await ledger.create(new(others[0], key="k"), *map(new, others[1:]))
+    assert (again.stream, created) == (A, False)
+    for stream in others:
+        with pytest.raises(NotFound):
+            await ledger.info(stream)
+
+
 async def test_a_recipe_is_kept_whatever_its_characters(ledger: Ledger) -> None:
     recipe = '{"text":"é\\u0000 ☃ 𝄞"}'
     await ledger.create(replace(new(), recipe=recipe))

@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 
 import apsw
 import pytest
 
-from ledger.errors import Conflict, LedgerFailed, LedgerFull, NotFound, TooLarge
+from ledger.errors import Conflict, LedgerFailed, NotFound, TooLarge
 from ledger.frame import (
     LINK_CODEC,
     MAX_MESSAGES,
@@ -47,9 +48,10 @@ from ledger.frame import (
     decode,
     encode,
 )
-from ledger.interface import NewStream, ObjectKey, StreamInfo, StreamKind
+from ledger.interface import NewStream, ObjectKey, StreamKind
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.rights import Right
+from ledger.sqlite.disk.sync import SyncOf, sync_of
 from ledger.sqlite.ledger import SqliteLedger
 from origin.checkpoint.prompt import PromptReader
 from origin.config import LedgerConfig, OriginConfig
@@ -58,6 +60,7 @@ from origin.generations.callers import TokenKeys
 from origin.generations.service import LEDGER_SILENCE_S, MAX_STEER_CHARS, Service
 from origin.workers import worker_frame
 from origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Step
+from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
 from tests.origin.stage import Slot, Stage
 from tests.origin.tiny_checkpoint import write_checkpoint
 
@@ -179,10 +182,16 @@ class House(Stage):
 
 @asynccontextmanager
 async def serving(
-    folder: Path, model: Path, *, require_token: bool = False
+    folder: Path,
+    model: Path,
+    *,
+    require_token: bool = False,
+    vfs: str | None = None,
+    wal_sync: SyncOf = sync_of,
 ) -> AsyncIterator[House]:
     """A house whose link listens and whose model is loaded."""
-    ledger = await SqliteLedger.open(folder / "ledger.db", lambda: 1000)
+    path = folder / "ledger.db"
+    ledger = await SqliteLedger.open(path, lambda: 1000, vfs=vfs, wal_sync=wal_sync)
     house = House(ledger, model, require_token=require_token)
     server = await asyncio.get_running_loop().create_server(house.link, "127.0.0.1", 0)
     house.port = server.sockets[0].getsockname()[1]
@@ -510,27 +519,31 @@ async def test_two_requests_of_one_key_at_once_open_one_set_of_streams(house: Ho
     assert (len(house.slot.sent), house.runs.table.count) == (2, 2)
 
 
-async def test_a_set_of_streams_that_cannot_be_stored_whole_leaves_nothing(
-    house: House, monkeypatch: pytest.MonkeyPatch
+async def test_a_kill_leaves_all_streams_of_a_request_or_none(
+    tmp_path: Path, checkpoint: Path
 ) -> None:
-    made: list[bytes] = []
-    create = house.ledger.create
+    disk = Disk(Random(0))
+    vfs = FaultyVfs("faulty", disk)
+    killed: list[Path] = []
 
-    async def create_two(new: NewStream) -> tuple[StreamInfo, bool]:
-        if len(made) == 2:
-            raise LedgerFull("no more")
-        made.append(new.stream)
-        return await create(new)
+    def kill() -> None:
+        killed.append(tmp_path / f"killed{len(killed)}")
+        killed[-1].mkdir()
+        disk.kill(killed[-1])
+        disk.call_at_write(1, kill)
 
-    monkeypatch.setattr(house.ledger, "create", create_two)
-    client = await house.greeted()
-    error = await refused(client, replace(REQUEST, n=3))
-    assert error.code == "ledger_full"
-    assert len(made) == 2
-    assert (house.runs.table.count, house.slot.sent) == (0, [])
-    for stream in made:
-        with pytest.raises(NotFound):
-            await house.ledger.info(stream)
+    async with serving(tmp_path, checkpoint, vfs="faulty", wal_sync=disk.wal_sync) as house:
+        client = await house.greeted()
+        disk.call_at_write(1, kill)
+        client.send(replace(REQUEST, n=3), 1)
+        await client.next()
+    vfs.unregister()
+    left = set()
+    for folder in killed:
+        ledger = await SqliteLedger.open(folder / "ledger.db", lambda: 1000)
+        left.add(len(await ledger.unfinished()))
+        await ledger.close()
+    assert left == {0, 3}
 
 
 @pytest.mark.parametrize("n", [0, 17, 2**63])
