@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Protocol
 
+import structlog
+
 from ledger.errors import TailraceError, unknown_stream
 from ledger.frame import Status, StreamEnd, StreamState, encode, error_frame
 from ledger.interface import Ledger, LiveTail
@@ -14,6 +16,11 @@ from ledger.window import Window
 from ledger.wire.codec import TAG_OFFSET
 from origin.generations.readers import Readers
 from origin.generations.service import status
+
+
+INTERNAL_FAULT = "the origin has a fault; its log has the details"
+
+log = structlog.get_logger("link")
 
 
 class Outlet(Protocol):
@@ -127,13 +134,19 @@ class Feed:
         self._reading = asyncio.create_task(self._guard(work))
 
     async def _guard(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """An error costs its reader only, which must learn of it: nothing else would come."""
         try:
             await work()
         except TailraceError as error:
             self._close(encode(error_frame(error), self._corr))
+        except Exception as fault:
+            log.error("read.failed", exc_info=fault)
+            self._close(encode(error_frame(TailraceError(INTERNAL_FAULT)), self._corr))
 
     async def _read(self, stream: bytes, wanted: int) -> None:
         frames = await self._ledger.frames(stream, self._window.next, wanted)
+        if not frames:  # another origin of a shared ledger has deleted the stream
+            raise unknown_stream(stream)
         self._reading = None
         self._readers.replayed(len(frames), self._was_at_tip)
         self._was_at_tip = False

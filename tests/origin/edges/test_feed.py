@@ -243,6 +243,30 @@ async def test_a_storage_error_ends_the_feed_with_a_stream_error(
     assert (error.code, error.retryable) == ("ledger_failed", True)
 
 
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [(OverflowError("a fault of ours"), "internal"), ([], "unknown_stream")],
+    ids=["any error", "nothing, because another origin has deleted the stream"],
+)
+async def test_a_read_that_fails_in_any_way_is_told_to_its_reader(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, found: Exception | list[bytes], code: str
+) -> None:
+    await stage.produce(20, LONG)
+
+    async def frames(*_: object) -> list[bytes]:
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(stage.ledger, "frames", frames)
+    _, outlet = await stage.feed()
+    await asyncio.wait_for(outlet.done.wait(), 30)
+    [error] = outlet.frames
+    assert isinstance(error, StreamError)
+    assert error.code == code
+    assert outlet.closed_corrs == [CORR]
+
+
 async def test_who_is_connected_without_credit_does_not_read(stage: Stage) -> None:
     await stage.produce(3)
     feed, _ = await stage.feed(credit=2)
