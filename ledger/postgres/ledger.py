@@ -285,14 +285,14 @@ class PostgresLedger:
 
     def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
         tail = self.tail(stream)
-        tail.watchers.append(wake)
+        tail.watchers[wake] = None
         # Another origin may have appended since `info`: notices count from here on.
         self._listener.look_at([tail.head.sid])
 
     def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None:
         tail = self._residents.get(stream)
         if tail is not None and wake in tail.watchers:
-            tail.watchers.remove(wake)
+            del tail.watchers[wake]
 
     # ---- retention ----
 

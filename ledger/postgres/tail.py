@@ -67,7 +67,7 @@ class PostgresTail:
     size: int = 0  # bytes of frames
     unused: int = 0  # sweeps since it was used
     gone: bool = False
-    watchers: list[Callable[[], None]] = field(default_factory=list)
+    watchers: dict[Callable[[], None], None] = field(default_factory=dict)  # a set in order
 
     @property
     def released(self) -> int:

@@ -292,13 +292,12 @@ class SqliteLedger:
         return await self._replay.records(tail, start, limit)
 
     def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
-        self._residents.tails[stream].watchers += (wake,)
+        self._residents.tails[stream].watchers[wake] = None
 
     def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None:
         tail = self._residents.tails.get(stream)
         if tail is not None and wake in tail.watchers:
-            at = tail.watchers.index(wake)
-            tail.watchers = tail.watchers[:at] + tail.watchers[at + 1 :]
+            del tail.watchers[wake]
             if tail.ended and tail.idle:
                 self._residents.forget(tail)
 

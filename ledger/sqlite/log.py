@@ -165,7 +165,7 @@ class Log:
             if last >= tail.released:
                 tail.released = last + 1
                 try:
-                    for watcher in tail.watchers:
+                    for watcher in tuple(tail.watchers):
                         watcher()
                 except Exception:  # noqa: BLE001 - each is told, again, and the failure logged
                     tail.wake()

@@ -65,7 +65,7 @@ class Tail:
     stored_bytes: int = 0  # in segments
     room: int = sys.maxsize  # what `unstored_bytes` may grow to
     spent: bool = False  # the room is gone because the ledger's is
-    watchers: tuple[Callable[[], None], ...] = ()  # one may go while all are told
+    watchers: dict[Callable[[], None], None] = field(default_factory=dict)  # a set in order
     durability: Durability = field(init=False)  # at hand: every append asks for it
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class Tail:
     # ---- reading ----
 
     def wake(self) -> None:
-        for watcher in self.watchers:
+        for watcher in tuple(self.watchers):  # a watcher may leave while all are woken
             try:
                 watcher()
             except Exception:  # the others, and who waits for the commit, are told all the same

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from random import Random
@@ -50,12 +51,16 @@ from ledger.window import Window
 from ledger.wire.codec import patch_corrs
 from ledger.wire.handshake import Handshake, Side, refused
 from origin.edges.calls import CallRun
-from origin.edges.feed import Feed
+from origin.edges.feed import INTERNAL_FAULT, Feed
 from origin.edges.peers import SOFTWARE
 from origin.generations.service import CORRS, Service
 
 MAX_CORRS = CORRS + 4096
-"""Streams and Calls at once on one link: more than edges are told, who know it a moment later."""
+"""Maximum number of requests and streams that one link may have open. A request counts until it has
+been carried out, even if the edge detaches before. Edges are told less, because they learn late."""
+MAX_TURN_FRAMES = 128
+"""Maximum number of frames of one link that are handled in one turn of the event loop, so that
+heartbeats, answers and other links get their turn while there is a backlog."""
 SEND_HIGH_BYTES = 1024 * 1024
 """A link with so many unsent bytes is congested: its feeds wait."""
 BULK_HIGH_BYTES = 64 * 1024
@@ -102,6 +107,11 @@ class EdgeLink(asyncio.Protocol):
         self._handle = service.call
         self._feeds: dict[int, Feed] = {}
         self._calls: dict[int, CallRun] = {}
+        self._answers: set[int] = set()  # corrs of Cancels and Steers under way
+        self._carried_out: dict[int, asyncio.Task[None]] = {}  # requests without an answer, by corr
+        self._detached = 0  # requests without an answer whose corr has been detached
+        self._backlog: deque[bytes] = deque()  # frames that have come and are not handled yet
+        self._is_due = False  # the next part of the backlog is scheduled
         self._held_bytes = 0  # of Calls without an answer, detached ones too
         self._tasks: set[asyncio.Task[None]] = set()
         self._out: list[bytes] = []
@@ -134,6 +144,7 @@ class EdgeLink(asyncio.Protocol):
             sender.detach()
         self._feeds.clear()
         self._calls.clear()
+        self._backlog.clear()
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -151,10 +162,33 @@ class EdgeLink(asyncio.Protocol):
                     return
                 self._greet(raw)
                 data = b""
-            for raw in self._splitter.feed(data):
-                self._take(raw)
+            self._backlog += self._splitter.feed(data)
         except TailraceError as error:
             self._refuse(error)
+        else:
+            if not self._is_due:
+                self._handle_backlog()
+
+    def _handle_backlog(self) -> None:
+        """Handle the next frames, and read no more from the edge while others are left."""
+        backlog, was_due, self._is_due = self._backlog, self._is_due, False
+        if self._transport is None or self._transport.is_closing():
+            backlog.clear()
+            return
+        try:
+            for _ in range(min(len(backlog), MAX_TURN_FRAMES)):
+                self._take(backlog.popleft())
+        except TailraceError as error:
+            backlog.clear()
+            self._refuse(error)
+            return
+        if backlog:
+            self._silence.broken()  # the edge is not silent: it is this end that does not read
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._handle_backlog)
+        if self._is_due != was_due and not self.gone:
+            assert self._transport is not None
+            (self._transport.pause_reading if backlog else self._transport.resume_reading)()
 
     @property
     def congested(self) -> bool:
@@ -327,12 +361,15 @@ class EdgeLink(asyncio.Protocol):
                 feed = self._feed(corr, frame, follow=frame.follow)
                 self._spawn(corr, self._begin(corr, feed, self._service.resume(frame)))
             case Cancel():
+                self._check_free(corr)
+                self._answers.add(corr)
                 self._spawn(corr, self._answer(corr, self._service.cancel(frame)))
             case Call():
                 self._check_free(corr)
                 self._call(corr, frame)
             case Steer():
                 self._check_free(corr)
+                self._answers.add(corr)
                 self._spawn(corr, self._answer(corr, self._service.steer(frame)))
             case _:
                 raise FrameError("not expected here", field=type(frame).__name__, offset=4)
@@ -350,15 +387,19 @@ class EdgeLink(asyncio.Protocol):
         return [*self._feeds.values(), *self._calls.values()]
 
     def _check_free(self, corr: int) -> None:
-        if corr == 0 or corr in self._feeds or corr in self._calls:
+        feeds, calls, answers = self._feeds, self._calls, self._answers
+        if corr == 0 or corr in feeds or corr in calls or corr in self._carried_out:
             raise CallerError(f"corr {corr} is in use", code="corr_in_use", field="corr")
-        if len(self._feeds) + len(self._calls) >= MAX_CORRS:
-            raise self._overloaded(f"{MAX_CORRS} streams and calls are open on this link")
+        if len(feeds) + len(calls) + len(answers) + self._detached >= MAX_CORRS:
+            raise self._overloaded(f"{MAX_CORRS} requests and streams are open on this link")
 
     def _overloaded(self, why: str) -> Overloaded:
         return Overloaded(why, retry_after_ms=spread_ms(OVERLOADED_RETRY_MS, self._random))
 
     def _detach(self, corr: int) -> None:
+        self._answers.discard(corr)
+        if self._carried_out.pop(corr, None) is not None:
+            self._detached += 1
         if (sender := self._feeds.pop(corr, None) or self._calls.pop(corr, None)) is not None:
             sender.detach()
 
@@ -370,7 +411,9 @@ class EdgeLink(asyncio.Protocol):
             feed.attach(opened.stream, opened.next_index)
 
     async def _answer(self, corr: int, answering: Coroutine[None, None, Frame]) -> None:
-        self.send(encode(await answering, corr))
+        answer = await answering
+        if self._carries_out(corr):
+            self.send(encode(answer, corr))
 
     # ---- calls ----
 
@@ -389,24 +432,37 @@ class EdgeLink(asyncio.Protocol):
     def _spawn(self, corr: int, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(self._guard(corr, work))
         self._tasks.add(task)
+        self._carried_out[corr] = task
         task.add_done_callback(partial(self._done, corr))
+
+    def _carries_out(self, corr: int) -> bool:
+        """Return True in the task of a request whose corr is open: it may answer there."""
+        return self._carried_out.get(corr) is asyncio.current_task()
 
     async def _guard(self, corr: int, work: Coroutine[None, None, None]) -> None:
         """An error of one request is that request's answer."""
         try:
             await work
-        except LedgerFailed as error:
-            self._fail(corr, error)
-            self._fatal(error)
         except TailraceError as error:
-            self._fail(corr, error)
+            if self._carries_out(corr):
+                self._fail(corr, error)
+            if isinstance(error, LedgerFailed):
+                self._fatal(error)
 
     def _done(self, corr: int, task: asyncio.Task[None]) -> None:
-        """A fault of ours ends its own request only, and is not hidden."""
+        """Forget a request that was carried out. A fault of ours ends that request only."""
         self._tasks.discard(task)
+        is_open = self._carried_out.get(corr) is task
         if not task.cancelled() and (fault := task.exception()) is not None:
             log.error("request.failed", exc_info=fault)
-            self._fail(corr, TailraceError("a fault of the origin's; its log says more"))
+            if is_open:
+                self._fail(corr, TailraceError(INTERNAL_FAULT))
+                is_open = False
+        if is_open:
+            del self._carried_out[corr]
+            self._answers.discard(corr)
+        else:
+            self._detached -= 1
 
     def _fail(self, corr: int, error: TailraceError) -> None:
         # Behind what there is of its answer.

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -126,6 +126,7 @@ class Service:
     now_ms: Callable[[], int]
     random: Callable[[int], bytes] = secrets.token_bytes
     desk: Desk = no_desk
+    _endings: dict[bytes, asyncio.Task[StreamInfo]] = field(default_factory=dict, init=False)
 
     async def open(self, request: Open) -> Opened:
         """Create and start a stream, or find the one that its idempotency key made.
@@ -240,19 +241,28 @@ class Service:
         return status(info)
 
     async def end(self, info: StreamInfo) -> StreamInfo:
-        """Cancel a stream, whoever asks, and wait a moment for its end."""
-        if not info.ended:
-            changed = asyncio.Event()
-            self.ledger.watch(info.stream, changed.set)
-            try:
-                await self.runs.cancel(info.stream)
-                with suppress(TimeoutError):  # the answer says that it is still running
-                    async with asyncio.timeout(CANCEL_PATIENCE_S):
-                        while not (info := await self.ledger.info(info.stream)).ended:
-                            changed.clear()
-                            await changed.wait()
-            finally:
-                self.ledger.unwatch(info.stream, changed.set)
+        """Cancel a stream and wait a moment for its end. All who cancel it at a time share that."""
+        if info.ended:
+            return info
+        stream = info.stream
+        ending = self._endings.get(stream)
+        if ending is None:
+            ending = self._endings[stream] = asyncio.create_task(self._end(info))
+            ending.add_done_callback(lambda _: self._endings.pop(stream))
+        return await asyncio.shield(ending)
+
+    async def _end(self, info: StreamInfo) -> StreamInfo:
+        changed = asyncio.Event()
+        self.ledger.watch(info.stream, changed.set)
+        try:
+            await self.runs.cancel(info.stream)
+            with suppress(TimeoutError):  # the answer says that it is still running
+                async with asyncio.timeout(CANCEL_PATIENCE_S):
+                    while not (info := await self.ledger.info(info.stream)).ended:
+                        changed.clear()
+                        await changed.wait()
+        finally:
+            self.ledger.unwatch(info.stream, changed.set)
         return info
 
     async def steer(self, request: Steer) -> Status:

@@ -11,7 +11,7 @@ from ledger.sqlite.ledger import SqliteLedger
 from origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from origin.generations.runs import Runs
 from origin.metrics import Metrics
-from origin.workers.worker_frame import Begun, Emission, Frame, Ready, Step
+from origin.workers.worker_frame import Begun, Emission, Frame, Halt, Ready, Step
 from origin.workers.worker_frame import encode as encode_order
 from origin.workers.worker_process import WorkerSlot
 
@@ -38,11 +38,14 @@ class Slot(WorkerSlot):
         self.belong_to(runs)
         self.sent: list[tuple[int, Frame]] = []
         self.ordered = asyncio.Event()
+        self.halted = asyncio.Event()
 
     def send(self, frame: Frame, run: int) -> None:
         encode_order(frame, run)  # refuses what no worker could be sent
         self.sent.append((run, frame))
         self.ordered.set()
+        if isinstance(frame, Halt):
+            self.halted.set()
 
     @property
     def last(self) -> tuple[int, Frame]:

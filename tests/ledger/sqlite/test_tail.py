@@ -110,7 +110,7 @@ def test_what_a_segment_holds_is_no_longer_in_the_tail() -> None:
 def test_the_last_segment_stays_for_those_who_watch() -> None:
     long = "x" * SEGMENT_BYTES
     stream = filled(long, long, "c")
-    stream.watchers += (lambda: None,)
+    stream.watchers[lambda: None] = None
     stream.was_stored(1)
     stream.was_stored(2)
     assert stream.take(0, 10) is None
@@ -120,7 +120,7 @@ def test_the_last_segment_stays_for_those_who_watch() -> None:
 
 def test_a_short_segment_that_was_stored_for_its_age_does_not_stay() -> None:
     stream = filled("a", "b", "c")
-    stream.watchers += (lambda: None,)
+    stream.watchers[lambda: None] = None
     stream.was_stored(2)
     assert stream.take(1, 10) is None
     assert stream.take(2, 10) == [token(2, "c").frame]

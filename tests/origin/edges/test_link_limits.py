@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -14,19 +14,29 @@ import pytest
 from ledger.frame import (
     SCHEMA_HASH,
     Call,
+    Cancel,
     Credit,
     Detach,
+    Frame,
     Heartbeat,
     Hello,
     Opened,
+    Pass,
     Resume,
+    Splitter,
+    Status,
+    Steer,
+    StreamEnd,
     StreamError,
+    StreamState,
     Token,
+    decode,
     encode,
 )
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from origin.config import LedgerConfig
 from origin.edges.link import BULK_HIGH_BYTES, SEND_HIGH_BYTES
+from origin.workers.worker_frame import Halt
 from tests.origin.edges.test_link import REQUEST, House, opened, refused, serving
 
 pytestmark = pytest.mark.anyio
@@ -134,12 +144,114 @@ async def test_an_edge_that_has_told_no_patience_is_kept(house: House) -> None:
     assert not there.gone
 
 
+async def test_a_cancel_counts_until_it_has_been_carried_out_whether_it_is_detached_or_not(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("origin.edges.link.MAX_CORRS", 2)
+    client = await house.greeted()
+    stream = (await opened(client, 1)).stream
+    client.send(Cancel(stream), 2)  # its end is the worker's to say
+    client.send(Detach(), 2)
+    assert (await refused(client, Cancel(stream), 3)).code == "overloaded"
+    assert (await refused(client, Steer(stream, None, "a"), 4)).code == "overloaded"
+    await house.cancelled(house.slot, house.slot.sent[0][0], 0)
+    assert isinstance((await client.next())[1], StreamEnd)
+    client.send(Cancel(stream), 5)  # nothing has come for the one that was detached
+    assert await client.next() == (5, Status(stream, StreamState.ENDED, 1))
+
+
+@pytest.mark.parametrize("request_of", [Cancel, lambda stream: Steer(stream, None, "a")])
+async def test_a_corr_that_is_in_use_is_refused_for_cancels_and_steers_too(
+    house: House, request_of: Callable[[bytes], Cancel | Steer]
+) -> None:
+    client = await house.greeted()
+    stream = (await opened(client, 1)).stream
+    client.send(request_of(stream), 1)
+    [error] = await client.errors_until_closed()
+    assert error.code == "corr_in_use"
+
+
+async def test_all_cancels_of_a_stream_share_one_wait_for_its_end(house: House) -> None:
+    client = await house.greeted()
+    stream = (await opened(client, 1)).stream
+    tail = house.ledger.tail(stream)
+    assert len(tail.watchers) == 1  # the feed's
+    for corr in range(2, 102):
+        client.send(Cancel(stream), corr)
+    await house.slot.halted.wait()
+    assert len(tail.watchers) == 2
+    await house.cancelled(house.slot, house.slot.sent[0][0], 0)
+    answers = [await client.next() for _ in range(101)]
+    assert isinstance(answers[0][1], StreamEnd)
+    ended = Status(stream, StreamState.ENDED, 1)
+    assert sorted(corr for corr, answer in answers if answer == ended) == list(range(2, 102))
+    assert [type(frame) for _, frame in house.slot.sent].count(Halt) == 1
+
+
+async def test_a_backlog_of_requests_is_handled_in_slices_and_heartbeats_pass_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("origin.edges.link.MAX_TURN_FRAMES", 10)
+    client = await house.greeted()
+    stream = (await opened(client, 1)).stream
+    there, written = house.link(), Written()
+    there.connection_made(cast(asyncio.Transport, written))
+    resumes = [encode(Resume(stream), corr) for corr in range(1, 101)]
+    there.data_received(encode(Hello(SCHEMA_HASH, "test")) + b"".join(resumes))
+    assert not written.reading
+    assert there.described()["streams"] == 10
+    await asyncio.sleep(0)
+    assert there.described()["streams"] == 20
+    there.send(encode(Heartbeat(7, ready=True)))  # as the supervisor does from time to time
+    while not written.reading:
+        await asyncio.sleep(0)
+    assert there.described()["streams"] == 100
+    while sum(isinstance(frame, Opened) for frame in written.frames) < 100:
+        await asyncio.sleep(0)
+    kinds = [type(frame) for frame in written.frames if not isinstance(frame, Pass)]
+    assert kinds[:2] == [Hello, Heartbeat]
+    assert kinds[2:].index(Heartbeat) <= 20
+    there.connection_lost(None)
+
+
+async def test_an_edge_whose_frames_wait_here_is_not_silent(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("origin.edges.link.MAX_TURN_FRAMES", 1)
+    there, written = house.link(), Written()
+    there.connection_made(cast(asyncio.Transport, written))
+    there.data_received(encode(Hello(SCHEMA_HASH, "test")))
+    told = encode(Heartbeat(0, ready=True, patience_ms=15_000))
+    there.data_received(told * 3)
+    now = asyncio.get_running_loop().time()
+    for seconds in (6, 12, 18):
+        there.look(now + seconds)
+        await asyncio.sleep(0)
+    assert not written.aborted
+    for seconds in (24, 30, 36):
+        there.look(now + seconds)
+    assert written.aborted
+    there.connection_lost(None)
+
+
 class Written:
     """A transport that keeps what is written; `stuck` is what it holds back."""
 
     def __init__(self) -> None:
         self.data: list[bytes] = []
         self.stuck = 0
+        self.reading = True
+        self.aborted = False
+
+    @property
+    def frames(self) -> list[Frame]:
+        return [decode(raw)[1] for raw in Splitter().feed(b"".join(self.data))]
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
 
     def write(self, data: bytes) -> None:
         self.data.append(data)
@@ -157,7 +269,7 @@ class Written:
         return None
 
     def abort(self) -> None:
-        pass
+        self.aborted = True
 
 
 async def test_tokens_leave_before_bulk_of_the_same_turn(house: House) -> None:
