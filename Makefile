@@ -109,11 +109,13 @@ $(MADE):
 $(RUNTIME): pyproject.toml constraints.txt | $(MADE)
 	@echo "==> installing edge, origin and ledger (the first time takes about a minute; torch is the largest)"
 	@$(PIP_INSTALL) -e '.[edge,origin]'
+	@$(BIN)/python -m tailrace.python_build
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(MADE)
 	@echo "==> installing edge, origin and ledger with what the tests need (the first time takes minutes)"
 	@$(PIP_INSTALL) -e '.[edge,origin,postgres,dev]'
+	@$(BIN)/python -m tailrace.python_build
 	@touch $@ $(RUNTIME)
 
 $(abspath $(VENV))/triton-%: | $(MADE)

@@ -321,8 +321,11 @@ def config_check(
         settings_of(reading)
         return
     from tailrace.config_file import report
+    from tailrace.python_build import python_build
 
     typer.echo(report(_parts(), file or config, as_json=as_json))
+    if (warning := python_build().warning()) is not None:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 @config_app.command("init")

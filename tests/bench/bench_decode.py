@@ -11,8 +11,6 @@ one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import sys
 import time
@@ -28,7 +26,7 @@ from kernels.sampler.sampler import Sampling  # noqa: E402
 from kernels.shapes import PAGE_TOKENS  # noqa: E402
 from origin.models.cpu_model import CpuModel, load  # noqa: E402
 from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Piece, prefill  # noqa: E402
-from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 
 DEMO_MODEL = ROOT / "origin" / "demo" / "model"
 BATCHES = (1, 4, 16)
@@ -100,9 +98,8 @@ def main() -> None:
     for batch in BATCHES:
         result[f"batch_{batch}"] = step = step_of(model, batch, asked.context)
         print(f"{batch} streams:", step)
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    machine = {"threads": asked.threads, "cpu": cpu(), "versions": versions}
-    print(json.dumps({**result, "context": asked.context, **machine}))
+    machine = {"threads": asked.threads, "torch": torch.__version__}
+    print_line({**result, "context": asked.context, **machine})
 
 
 if __name__ == "__main__":

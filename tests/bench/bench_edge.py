@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import shutil
 import signal
@@ -58,7 +57,7 @@ from tests.bench.edge.readers import (  # noqa: E402
     trusting,
 )
 from tests.bench.edge.source import APART, FLOOD, PACED, SILENT, STEP  # noqa: E402
-from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 from tests.bench.measured import PAGE_KIB, cpu_s, process, resident_kib  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
 from tests.npm import installed  # noqa: E402
@@ -427,8 +426,6 @@ def report(found: dict[str, list[float]]) -> dict[str, Any]:
         "stalled_reader_kib": worst("stalled_"),
         "tls_stalled_reader_kib": worst("tls_stalled_"),
         "storm_p99_ms": worst("storm_p99_ms"),
-        "machine": cpu(),
-        "load": os.getloadavg()[0],
     }
 
 
@@ -443,7 +440,7 @@ def main() -> None:
         sys.exit("needs nginx: apt install nginx-light")
     os.sched_setaffinity(0, {int(OTHER_CORE)})
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(uvloop.run(measure(Path(folder), options))))
+        print_line(uvloop.run(measure(Path(folder), options)))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ end.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import resource
 import statistics
 import subprocess
@@ -39,7 +37,7 @@ from origin.engine.engine import Engine  # noqa: E402
 from origin.models.load import load_model  # noqa: E402
 from origin.models.model import Device, Model  # noqa: E402
 from origin.workers.worker_frame import Emission, Run  # noqa: E402
-from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 from tests.origin.engine.exact_trials import draw_trial, frames_alone, frames_cut  # noqa: E402
 from tests.origin.engine.runs import engine_of  # noqa: E402
 
@@ -178,9 +176,7 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "model": options.model.name if options.model != DEMO_MODEL else "demo",
         "device": bench.model.device,
-        "cpu": cpu(),
         "versions": {
-            "python": platform.python_version(),
             "torch": torch.__version__,
             "tokenizers": tokenizers.__version__,
         },
@@ -201,7 +197,7 @@ def main() -> None:
         generate_alone(bench, streaming=options.alone == "streaming")
         return
     console = Console(stderr=True)
-    print(json.dumps(measure(options, console)))
+    print_line(measure(options, console))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ beside those of `auto`, as a share of their spread. The last line of output is o
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -36,7 +35,7 @@ from origin.formats import AS_STORED, Formats  # noqa: E402
 from origin.models.cpu_model import CpuModel, load  # noqa: E402
 from origin.models.model import context_pages, prefill  # noqa: E402
 from tests.bench.bench_decode import DEMO_MODEL, step_of  # noqa: E402
-from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 
 CASES = (
     AS_STORED,
@@ -148,7 +147,7 @@ def measure(directory: Path, count: int) -> None:
             row[f"tok_s_{batch}"] = step_of(model, batch, SPEED_CONTEXT)["tok_s"]
         found.append(row)
         print(row)
-    print(json.dumps({"model": directory.name, "rows": found, "cpu": cpu()}))
+    print_line({"model": directory.name, "rows": found})
 
 
 if __name__ == "__main__":

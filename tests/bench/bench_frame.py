@@ -6,8 +6,6 @@ weighs little; the last line is JSON.
 
 from __future__ import annotations
 
-import json
-import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +25,7 @@ from ledger.frame import (  # noqa: E402
     index_of,
     patch_corrs,
 )
-from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 
 CALLS = 20_000
 REPEATS = 40  # short and many: the best one falls between the work of others
@@ -60,12 +58,10 @@ def main() -> None:
         "split_us_per_frame": round(
             microseconds(lambda: Splitter().feed(burst), CALLS // 100) / 64, 3
         ),
-        "python": platform.python_version(),
-        "cpu": cpu(),
     }
     for name, figure in figures.items():
         print(f"{name:20} {figure}")
-    print(json.dumps(figures))
+    print_line(figures)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from kernels.shapes import BITNET_2B4T, LLAMA_8B, DecoderShape, Family  # noqa: E402
+from tests.bench.machine import conditions, print_line  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.bench.gpu.cases import Case, Place
@@ -239,8 +240,8 @@ def main() -> int:
         bench.run(options.only)
     report = bench.report()
     if options.write:
-        options.write.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report))
+        options.write.write_text(json.dumps(conditions() | report, indent=1) + "\n")
+    print_line(report)
     return 1 if bench.failed else 0
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import shutil
 import statistics
@@ -32,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from tailrace.up import CertificateFiles, development_certificate  # noqa: E402
 from tests.bench.http3.load import Load  # noqa: E402
 from tests.bench.http3.source import BLOCK, BURST, BURST_FRAMES, PACED  # noqa: E402
-from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 from tests.bench.measured import cpu_s, process, resident_kib  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
 
@@ -208,8 +207,6 @@ def report(results: dict[str, list[float]]) -> dict[str, object]:
         "h3_replay_vs_caddy": round(medians["edge_replay_us"] / medians["caddy_replay_us"], 2),
         "h3_block_vs_caddy": round(medians["edge_block_us"] / medians["caddy_block_us"], 2),
         "rounds": {name: [round(value) for value in each] for name, each in results.items()},
-        "machine": cpu(),
-        "load": os.getloadavg()[0],
     }
 
 
@@ -225,7 +222,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         files = development_certificate(Path(folder) / "certificate", datetime.now(UTC))
         work = measure(files, Path(folder), options.seconds, options.rounds, options.profile)
-        print(json.dumps(uvloop.run(work)))
+        print_line(uvloop.run(work))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import platform
 import signal
 import sys
 import tempfile
@@ -26,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 from tests.ledger.kill_checker import Checker, Nursery  # noqa: E402
 
 MAX_ACKNOWLEDGEMENTS = 400
@@ -59,8 +57,6 @@ def report(checker: Checker, kills: int, seed: int, took_s: float) -> dict[str, 
         **asdict(checker.findings),
         "seed": seed,
         "seconds": round(took_s),
-        "python": platform.python_version(),
-        "cpu": cpu(),
     }
 
 
@@ -74,7 +70,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder) / "ledger.db"
         checker = kill_again_and_again(path, options.kills, Random(options.seed))
-    print(json.dumps(report(checker, options.kills, options.seed, time.monotonic() - began)))
+    print_line(report(checker, options.kills, options.seed, time.monotonic() - began))
     sys.exit(1 if checker.findings.broken else 0)
 
 

@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -35,7 +34,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 from tests.e2e.cluster import request  # noqa: E402
 from tests.e2e.processes import Edge, Origin, running  # noqa: E402
 from tests.e2e.sse import SSE, Event, events  # noqa: E402
@@ -284,9 +283,6 @@ async def measure(kills: int, hangs: int, streams: int, batch: int, seed: int) -
         "pause_p99_over_restore": round(p99(ratios), 2),
         "hang_pause_p99_s": round(p99([p for f in stopped for p in f.pauses_s] or [0.0]), 1),
         **beside,
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "cpu": cpu(),
     }
 
 
@@ -299,7 +295,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     said = asyncio.run(measure(given.kills, given.hangs, given.streams, given.batch, given.seed))
-    print(json.dumps(said))
+    print_line(said)
     sys.exit(bool(said["lost"] or said["doubled"] or said["changed"]))
 
 

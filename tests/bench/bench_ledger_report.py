@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +19,7 @@ from tests.bench.bench_ledger_cold import Cold
 from tests.bench.bench_ledger_memory import STREAMS as IDLE_STREAMS
 from tests.bench.bench_ledger_memory import Memory
 from tests.bench.bench_ledger_work import Disk, Mode, Sample, percentile
-from tests.bench.machine import cpu, disk
+from tests.bench.machine import cpu, disk, print_line
 from tests.bench.measured import median_interval
 
 WIDTH = 160  # columns
@@ -196,10 +194,8 @@ class Report:
             "targets_missed": [target.name for target in self.targets() if target.met is False],
             "peers": self._peers(),
             "disk": self._disk,
-            "cpu": cpu(),
             "load_average": [round(self._load, 2), round(os.getloadavg()[0], 2)],
             "date": self._date.isoformat(timespec="seconds"),
-            "python": platform.python_version(),
             "sqlite": apsw.sqlite_lib_version(),
         }
 
@@ -241,7 +237,7 @@ class Report:
             )
         console.print(self._target_table())
         console.print(f"{self._date:%Y-%m-%d} · {cpu()} · {self._disk} · {self._floor_line()}")
-        print(json.dumps(self.summary()))
+        print_line(self.summary())
 
     def _floor_line(self) -> str:
         samples = self._wide(FLOOR)

@@ -37,7 +37,7 @@ from ledger.interface import Appends, LiveTail, NewStream  # noqa: E402
 from ledger.sqlite.ledger import SqliteLedger  # noqa: E402
 from tests.bench.bench_edge import answering  # noqa: E402
 from tests.bench.edge.readers import FRAMES, Reader  # noqa: E402
-from tests.bench.machine import cpu, disk  # noqa: E402
+from tests.bench.machine import cpu, disk, print_line  # noqa: E402
 from tests.bench.measured import cpu_s, process  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
 
@@ -167,7 +167,7 @@ def main() -> None:
     print(f"{cpu()}; ledger on {disk(Path(tempfile.gettempdir()))}, `process`")
     for name, value in found.items():
         print(f"{name:24} {value:12,.2f}")
-    print(json.dumps(found))
+    print_line(found)
 
 
 if __name__ == "__main__":

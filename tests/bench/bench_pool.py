@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
-import os
 import statistics
 import sys
 import tempfile
@@ -68,6 +66,7 @@ from origin.warm.trace import (  # noqa: E402
     clockwork,
     diurnal,
 )
+from tests.bench.machine import print_line  # noqa: E402
 from tests.origin.warm.costs import play_trace  # noqa: E402
 
 POLICIES = (
@@ -390,15 +389,12 @@ def main() -> None:
     told = asyncio.run(
         days(chosen, given.day_s, given.seed, lambda line: print(line, file=sys.stderr))
     )
-    print(
-        json.dumps(
-            {
-                "sim_vs_real": round(max(one.off for one in told), 4),
-                "planned_vs_real": round(max(one.planned_off for one in told), 4),
-                "load": os.getloadavg()[0],
-                "days": [asdict(one) for one in told],
-            }
-        )
+    print_line(
+        {
+            "sim_vs_real": round(max(one.off for one in told), 4),
+            "planned_vs_real": round(max(one.planned_off for one in told), 4),
+            "days": [asdict(one) for one in told],
+        }
     )
 
 

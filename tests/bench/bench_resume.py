@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -25,7 +23,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 from tests.e2e.processes import Edge, Origin, running  # noqa: E402
 from tests.e2e.sse import SSE, TIMEOUT, Reading, events, resume, start  # noqa: E402
 
@@ -116,8 +114,6 @@ async def measure(cuts: int, kills: int) -> dict[str, Any]:
         "cuts": cuts,
         "kills": kills,
         "durability": "process",
-        "python": platform.python_version(),
-        "cpu": cpu(),
     }
 
 
@@ -126,7 +122,7 @@ def main() -> None:
     parser.add_argument("--cuts", type=int, default=40)
     parser.add_argument("--kills", type=int, default=5)
     options = parser.parse_args()
-    print(json.dumps(asyncio.run(measure(options.cuts, options.kills))))
+    print_line(asyncio.run(measure(options.cuts, options.kills)))
 
 
 if __name__ == "__main__":

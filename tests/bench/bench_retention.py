@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import os
 import statistics
 import sys
@@ -45,7 +44,7 @@ from ledger.sqlite.ledger import SqliteLedger  # noqa: E402
 from ledger.sqlite.retention import RetentionSettings  # noqa: E402
 from ledger.sqlite.room import MIB  # noqa: E402
 from ledger.sqlite.storage import Commit, SegmentRow  # noqa: E402
-from tests.bench.machine import cpu, disk  # noqa: E402
+from tests.bench.machine import cpu, disk, print_line  # noqa: E402
 
 LINES = 64
 PACE_S = 0.005
@@ -292,7 +291,7 @@ def main() -> None:
             )
             for phase in ("before", "cleaning", "after"):
                 print(f"    {phase:8} {compared[phase]}")
-    print(json.dumps(found))
+    print_line(found)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import statistics
@@ -27,7 +26,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.machine import cpu, disk  # noqa: E402
+from tests.bench.machine import disk, print_line  # noqa: E402
 from tests.e2e.cluster import Cluster, Reader, request  # noqa: E402
 from tests.e2e.processes import Edge, running  # noqa: E402
 from tests.e2e.sse import TIMEOUT, start  # noqa: E402
@@ -83,7 +82,6 @@ async def measure(
         "frozen": freeze,
         "durability": "synchronous_commit=on",
         "disk": disk(server.folder),
-        "cpu": cpu(),
     }
 
 
@@ -96,7 +94,7 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             made = measure(server, Path(folder), options.kills, freeze=options.freeze)
-            print(json.dumps(asyncio.run(made)))
+            print_line(asyncio.run(made))
     finally:
         server.stop()
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import sys
@@ -47,7 +46,7 @@ from tests.bench.bench_edge import (  # noqa: E402
 )
 from tests.bench.edge.readers import FRAMES, H2, SSE, WS, connect  # noqa: E402
 from tests.bench.edge.source import PACED, STEP  # noqa: E402
-from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 from tests.bench.measured import cpu_s, median_interval, process  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
 
@@ -221,8 +220,6 @@ def report(found: dict[str, list[float]]) -> dict[str, Any]:
     return {
         **{f"{name}_us": round(statistics.median(v), 2) for name, v in sorted(found.items())},
         "overhead": overhead,
-        "machine": cpu(),
-        "load": os.getloadavg()[0],
     }
 
 
@@ -234,7 +231,7 @@ def main() -> None:
     options = parser.parse_args()
     os.sched_setaffinity(0, {int(OTHER_CORE)})
     added: dict[str, Any] = {"added_us": uvloop.run(inner())}
-    print(json.dumps(added if options.quick else added | uvloop.run(measure(options))))
+    print_line(added if options.quick else added | uvloop.run(measure(options)))
 
 
 if __name__ == "__main__":

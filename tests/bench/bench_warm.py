@@ -58,6 +58,7 @@ from origin.warm.trace import (  # noqa: E402
 from origin.workers.load_profile import profile  # noqa: E402
 from tests.bench.bench_kill_workers import measure  # noqa: E402
 from tests.bench.bench_pool import POLICIES, days  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 from tests.origin.warm.costs import hindsight_cost, prewarm_optimum  # noqa: E402
 
 Found = dict[str, Any]
@@ -227,7 +228,7 @@ def main() -> None:
         say(f"{name}: {found[name]}")
         if given.to is not None:
             given.to.write_text(json.dumps(found))
-    print(json.dumps({key: value for part in found.values() for key, value in part.items()}))
+    print_line({key: value for part in found.values() for key, value in part.items()})
 
 
 if __name__ == "__main__":

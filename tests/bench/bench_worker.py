@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import re
 import statistics
@@ -35,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 from ledger.frame import FRAMES_TYPE  # noqa: E402
 from tests.bench.bench_edge import answering  # noqa: E402
 from tests.bench.edge.readers import FRAMES, stalled, stream_id  # noqa: E402
-from tests.bench.machine import cpu, disk  # noqa: E402
+from tests.bench.machine import disk, print_line  # noqa: E402
 from tests.bench.measured import cpu_s, process, resident_kib  # noqa: E402
 from tests.bench.worker.source import FLOOD, SLOW, THOUSAND  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
@@ -188,8 +187,6 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         ),
         "python_vs_object_cpu": round(medians["object_cpu_us"] / medians["python_cpu_us"], 2),
         "disk": disk(folder),
-        "machine": cpu(),
-        "load": round(os.getloadavg()[0], 1),
     }
 
 
@@ -200,7 +197,7 @@ def main() -> None:
     parser.add_argument("--disk", type=Path, help="of the objects; default: of temporary files")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.disk) as folder:
-        print(json.dumps(uvloop.run(measure(Path(folder), options))))
+        print_line(uvloop.run(measure(Path(folder), options)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,15 @@
-"""What a figure was measured on."""
+"""The machine and the Python that a figure was measured on."""
 
 from __future__ import annotations
 
+import json
+import os
 import platform
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+from tailrace.python_build import PythonBuild, python_build
 
 
 def cpu() -> str:
@@ -28,3 +34,25 @@ def disk(folder: Path) -> str:
         if folder.resolve().is_relative_to(where) and len(where) >= place:
             best, place = f"{kind} on {device}", len(where)
     return best
+
+
+def conditions(build: PythonBuild | None = None) -> dict[str, object]:
+    """Return what decides whether the figures of a run can be compared with those of others."""
+    build = build or python_build()
+    return {
+        "cpu": cpu(),
+        "load": round(os.getloadavg()[0], 1),
+        "python": build.facts(),
+        "comparable": build.is_optimised,
+    }
+
+
+def print_line(found: Mapping[str, object], build: PythonBuild | None = None) -> None:
+    """Print the figures of a run and its conditions as one line of JSON.
+
+    A run is comparable only on a Python that is known to be optimised.
+    """
+    build = build or python_build()
+    if (warning := build.warning()) is not None:
+        print(f"not comparable: {warning}", file=sys.stderr)
+    print(json.dumps(conditions(build) | dict(found)))

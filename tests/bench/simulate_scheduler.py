@@ -12,7 +12,6 @@ row of decoding, each token of a prompt. It prints a table, and one line of JSON
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from kernels.shapes import PAGE_TOKENS  # noqa: E402
 from ledger.wire.schema import Priority  # noqa: E402
 from origin.scheduler.limits import Limits  # noqa: E402
 from tests.bench.bench_ledger_work import percentile  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 from tests.origin.scheduler.scheduler_simulator import (  # noqa: E402
     VOCABULARY,
     Arrival,
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     simulator.run(MOST_STEPS)
     result = report(simulator)
     Console().print(table(result))
-    print(json.dumps(result))
+    print_line(result)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from edge.config import EdgeConfig  # noqa: E402
 from edge.server.deadlines import SLOT_S  # noqa: E402
 from ledger.frame import SCHEMA_HASH, Hello, Open, encode  # noqa: E402
 from tests.bench.edge.readers import message  # noqa: E402
-from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 from tests.bench.measured import resident_kib  # noqa: E402
 from tests.e2e.processes import Edge, Origin  # noqa: E402
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin  # noqa: E402
@@ -198,7 +198,6 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
         "slow_longest_s": round(lasted[-1], 1) if lasted else None,
         "tracebacks": sum("Traceback" in line or "exc_info" in line for line in lines),
         "log_lines": len(lines),
-        "machine": cpu(),
     }
 
 
@@ -208,7 +207,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--slow", type=int, default=200)
     found = uvloop.run(soak(parser.parse_args()))
-    print(json.dumps(found))
+    print_line(found)
     grown = found["after_mib"] > MOST_GROWN * found["before_mib"]
     sys.exit(1 if grown or found["slow_open"] or found["tracebacks"] else 0)
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
@@ -34,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from edge.origins.link import Link  # noqa: E402
 from ledger.frame import Priority  # noqa: E402
-from tests.bench.machine import cpu  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
 from tests.bench.soak_chart import draw  # noqa: E402
 from tests.bench.soak_load import Readers, Seen, class_wait_s  # noqa: E402
 from tests.e2e.processes import Origin  # noqa: E402
@@ -164,7 +163,6 @@ def summary(
         "in_two_targets": round(bisect_right(gaps, 2 * target_s) / len(gaps), 4),
         "step_ms": options.step_ms,
         "waited": sum(_waited(one) for one in seen),
-        "cpu": cpu(),
     }
     for priority in Priority:
         some = [one for one in seen if one.priority is priority]
@@ -191,7 +189,7 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=0.5, help="share of the capacity")
     parser.add_argument("--step-ms", type=float, default=50.0, help="the engine's target")
     parser.add_argument("--chart", type=Path, default=None, help="SVG to draw")
-    print(json.dumps(uvloop.run(soak(parser.parse_args()))))
+    print_line(uvloop.run(soak(parser.parse_args())))
 
 
 if __name__ == "__main__":
