@@ -17,7 +17,6 @@ from ledger.wire.codec import TAG_OFFSET
 from origin.generations.readers import Readers
 from origin.generations.service import status
 
-
 INTERNAL_FAULT = "the origin has a fault; its log has the details"
 
 log = structlog.get_logger("link")

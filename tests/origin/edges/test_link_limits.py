@@ -198,16 +198,14 @@ async def test_a_backlog_of_requests_is_handled_in_slices_and_heartbeats_pass_it
     there.connection_made(cast(asyncio.Transport, written))
     resumes = [encode(Resume(stream), corr) for corr in range(1, 101)]
     there.data_received(encode(Hello(SCHEMA_HASH, "test")) + b"".join(resumes))
-    assert not written.reading
+    assert not written.reads.is_set()
     assert there.described()["streams"] == 10
     await asyncio.sleep(0)
     assert there.described()["streams"] == 20
     there.send(encode(Heartbeat(7, ready=True)))  # as the supervisor does from time to time
-    while not written.reading:
-        await asyncio.sleep(0)
+    await written.reads.wait()
     assert there.described()["streams"] == 100
-    while sum(isinstance(frame, Opened) for frame in written.frames) < 100:
-        await asyncio.sleep(0)
+    await written.has(202)
     kinds = [type(frame) for frame in written.frames if not isinstance(frame, Pass)]
     assert kinds[:2] == [Hello, Heartbeat]
     assert kinds[2:].index(Heartbeat) <= 20
@@ -227,10 +225,10 @@ async def test_an_edge_whose_frames_wait_here_is_not_silent(
     for seconds in (6, 12, 18):
         there.look(now + seconds)
         await asyncio.sleep(0)
-    assert not written.aborted
+    assert not written.aborted.is_set()
     for seconds in (24, 30, 36):
         there.look(now + seconds)
-    assert written.aborted
+    assert written.aborted.is_set()
     there.connection_lost(None)
 
 
@@ -240,21 +238,30 @@ class Written:
     def __init__(self) -> None:
         self.data: list[bytes] = []
         self.stuck = 0
-        self.reading = True
-        self.aborted = False
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.aborted = asyncio.Event()
+        self._news = asyncio.Event()
+
+    async def has(self, frames: int) -> None:
+        """Wait until so many frames have been written."""
+        while len(self.frames) < frames:
+            self._news.clear()
+            await self._news.wait()
 
     @property
     def frames(self) -> list[Frame]:
         return [decode(raw)[1] for raw in Splitter().feed(b"".join(self.data))]
 
     def pause_reading(self) -> None:
-        self.reading = False
+        self.reads.clear()
 
     def resume_reading(self) -> None:
-        self.reading = True
+        self.reads.set()
 
     def write(self, data: bytes) -> None:
         self.data.append(data)
+        self._news.set()
 
     def get_write_buffer_size(self) -> int:
         return self.stuck
@@ -269,7 +276,7 @@ class Written:
         return None
 
     def abort(self) -> None:
-        self.aborted = True
+        self.aborted.set()
 
 
 async def test_tokens_leave_before_bulk_of_the_same_turn(house: House) -> None:
