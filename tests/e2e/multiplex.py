@@ -14,6 +14,7 @@ from ledger.frame import (
     Frame,
     Heartbeat,
     Hello,
+    Logged,
     Open,
     Opened,
     Resume,
@@ -85,7 +86,7 @@ class Multiplex:
         if isinstance(frame, Opened):
             stream.id, stream.token = frame.stream, frame.token
             return None
-        assert isinstance(frame, Token | StreamEnd), frame
+        assert isinstance(frame, Logged), frame
         assert frame.index == len(stream.frames), "a gap or a double"
         stream.frames.append(frame)
         return corr - 1, frame

@@ -9,15 +9,44 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from origin.producer import About, Output, Request, Resumption, Text
+from ledger.frame import Score, TokenScores
+from origin.producer import (
+    About,
+    Data,
+    Label,
+    Output,
+    Reasoning,
+    Remark,
+    Request,
+    Resumption,
+    Revision,
+    Text,
+    Vector,
+)
+from origin.tools import CallPiece
 
 POLL_S = 0.005
+EVERY_KIND: tuple[Output, ...] = (
+    Reasoning("a thought"),
+    CallPiece(0, name="weather", id="call-1"),
+    CallPiece(0, arguments='{"city": "Zürich"}'),
+    CallPiece(1, name="time", arguments="{}", id="call-2"),
+    Text("scored", (TokenScores(Score(7, b"\xc3", -0.5), (Score(8, b"s", -1.5),)),)),
+    Revision("interim"),
+    Revision("final", final=True),
+    Data(b"\x00\xff"),
+    Vector((0.5, -2.0)),
+    Label("calm", 0.75),
+    Remark("inexact", "a remark"),
+)
+"""Outputs that become every kind of logged frame besides Token and StreamEnd."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
     """So many words, each followed by `padding` bytes; before word `hold` it waits until the file
-    `gate` is there. With `fails` it breaks after the last word."""
+    `gate` is there. With `fails` it breaks after the last word. With `every_kind` the outputs of
+    EVERY_KIND follow the last word."""
 
     words: int
     gate: str = ""
@@ -25,6 +54,7 @@ class Script:
     pace_s: float = 0.0
     padding: int = 0
     fails: bool = False
+    every_kind: bool = False
 
     @property
     def body(self) -> dict[str, Any]:
@@ -56,6 +86,8 @@ class Scripted:
                 await asyncio.sleep(POLL_S)
             yield Text(text)
             await asyncio.sleep(script.pace_s)
+        for output in EVERY_KIND if script.every_kind else ():
+            yield output
         if script.fails:
             raise RuntimeError("as the script has it")
 

@@ -10,7 +10,9 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from ledger.frame import StreamEnd, Token, decode, split
+from edge import sse
+from ledger.frame import LOGGED, StreamEnd, Token, decode, encode, split, tag_of
+from tests.e2e.multiplex import Stream, connected
 from tests.e2e.sse import SSE, Reading, events, resume, start
 from tests.runtimes.conftest import Scripts
 from tests.runtimes.runtime import Runtime
@@ -49,6 +51,32 @@ async def test_a_post_that_is_repeated_reads_the_same_stream_in_every_view(
     document = as_json.json()
     assert (document["text"], document["finish_reason"]) == (told.text, "stop")
     assert shown[-1].data["finish_reason"] == "stop"
+
+
+async def test_every_kind_of_frame_is_read_in_every_view_and_resumed(
+    stage: Runtime, client: httpx.AsyncClient, script: Scripts
+) -> None:
+    """A call of a tool as well as a text: whatever the schema logs, each runtime passes on."""
+    told = script(3, every_kind=True)
+    whole = await client.post("/v1/generate", json=told.body, headers=FRAMES)
+    frames = split(whole.content)
+    assert {tag_of(raw) for raw in frames} == LOGGED
+    stream = whole.headers["Tailrace-Stream"]
+    path = f"/v1/generate/{stream}"
+    for last in range(-1, len(frames) - 1):
+        after = {} if last < 0 else {"after": last}
+        rest = await client.get(path, params=after, headers=FRAMES)
+        assert split(rest.content) == frames[last + 1 :]
+        shown = await client.get(path, params=after, headers=SSE)
+        expected = httpx.Response(200, content=sse.events(frames[last + 1 :]))
+        assert [e async for e in events(shown)] == [e async for e in events(expected)]
+    document = (await client.get(path)).json()
+    assert [call["name"] for call in document["tool_calls"]] == ["weather", "time"]
+    read = Stream(bytes.fromhex(stream), whole.headers["Tailrace-Token"])
+    async with connected(stage.url, [read]) as socket_client:
+        await socket_client.resume(len(frames))
+        await socket_client.drain()
+    assert [encode(frame) for frame in read.frames] == frames
 
 
 async def test_every_index_is_a_place_to_go_on_from(

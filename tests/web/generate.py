@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from edge.request import GenerateBody
 from ledger.wire.schema import (
+    CLIENT,
+    CLOSING,
     LOGGED,
     MAX_MESSAGES,
     Heartbeat,
@@ -118,8 +121,27 @@ def _type(of: str) -> str:
     return PRIMITIVES.get(of, of)
 
 
+FACTS = {
+    "LOGGED": (LOGGED, "Tags of the frames of a stream's log, each of which has an index."),
+    "CLOSING": (CLOSING, "Tags of the frames after which nothing more comes on their corr."),
+    "CLIENT": (CLIENT, "Tags of the frames that a client may send."),
+}
+
+
+def facts() -> str:
+    """Return the sets of tags, and the fields of a request, that relays and sessions need."""
+    lines = []
+    for name, (tags, meaning) in FACTS.items():
+        lines.append(f"/** {meaning} */")
+        lines.append(f"export const {name} = new Set({sorted(tags)});")
+    lines.append("/** Fields of the body of POST /v1/generate. */")
+    fields = " ".join(GenerateBody.model_fields)
+    lines.append(f'export const REQUEST_FIELDS = "{fields}".split(" ");')
+    return "\n" + "\n".join(lines) + "\n"
+
+
 def written() -> dict[Path, str]:
-    """Every file of the schema's, and what it has to hold."""
+    """Return the text of every file that is generated from the schema."""
     schema = read_schema(CLIENT_SCHEMA)
     identity = schema_hash(CLIENT_SCHEMA.read_text("utf-8")).hex()
     names = [*schema.aliases, *schema.enums, *schema.structs]
@@ -128,7 +150,8 @@ def written() -> dict[Path, str]:
     return {
         HERE / "schema.js": f'{HEAD}export const SCHEMA_ID = "{identity}";\n\n{of_clients}',
         HERE / "schema_others.js": HEAD
-        + table(schema, [name for name in names if name not in needed]),
+        + table(schema, [name for name in names if name not in needed])
+        + facts(),
         HERE / "schema.d.ts": types(schema),
     }
 

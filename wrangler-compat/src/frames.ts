@@ -1,6 +1,6 @@
 /** Runs of raw frames: a body's bytes are a log's rows, and a row is what a reader gets. */
 
-import { TAGS } from "../../edge/web/tailrace/wire.js";
+import { LOGGED, TAGS } from "../../edge/web/tailrace/wire.js";
 
 /** Consecutive logged frames of one stream, on corr 0, without a gap. */
 export interface FrameRun {
@@ -9,18 +9,6 @@ export interface FrameRun {
   next: number;
   bytes: Uint8Array;
 }
-
-export const LOGGED: ReadonlySet<number> = new Set([
-  TAGS.Token,
-  TAGS.StreamEnd,
-  TAGS.Classification,
-  TAGS.Embedding,
-  TAGS.Chunk,
-  TAGS.Revision,
-  TAGS.ScoredToken,
-  TAGS.Notice,
-  TAGS.Reasoning,
-]);
 
 /** What the body of a stream may hold. */
 export const IN_A_BODY: ReadonlySet<number> = new Set([

@@ -6,13 +6,14 @@
 
 import {
   FrameError,
+  LOGGED,
   MAX_FRAME_BYTES,
   Splitter,
   TAGS,
   decode,
 } from "../../edge/web/tailrace/wire.js";
 import { TailraceError } from "./errors";
-import { type FrameRun, HEADER_BYTES, IN_A_BODY, LOGGED, joined, sizeAt } from "./frames";
+import { type FrameRun, HEADER_BYTES, IN_A_BODY, joined, sizeAt } from "./frames";
 
 const VERSION_AT = 3;
 const TAG_AT = 4;

@@ -6,10 +6,10 @@
  */
 
 import {
+  CLIENT,
   FrameError,
   SCHEMA_ID,
   Splitter,
-  TAGS,
   corrOf,
   decode,
   encode,
@@ -30,16 +30,6 @@ const MAX_UNFINISHED = 64;
 /** Frames of one stream that a client may ask to have in flight. */
 const MAX_CREDIT_FRAMES = 1_024;
 const UNFINISHED_RETRY_MS = 1_000;
-
-const FROM_CLIENT: ReadonlySet<number> = new Set([
-  TAGS.Hello,
-  TAGS.Open,
-  TAGS.Resume,
-  TAGS.Credit,
-  TAGS.Cancel,
-  TAGS.Detach,
-  TAGS.Steer,
-]);
 
 /** Codes of RFC 6455, 7.4.1. */
 const PROTOCOL_ERROR = 1002;
@@ -243,7 +233,7 @@ function frameOfMessage(message: ArrayBuffer | string): Uint8Array[] {
       hint: `at most ${MAX_MESSAGE_BYTES} bytes of frames in a message`,
     });
   }
-  const splitter = new Splitter({ maxFrameBytes: MAX_MESSAGE_BYTES, tags: FROM_CLIENT });
+  const splitter = new Splitter({ maxFrameBytes: MAX_MESSAGE_BYTES, tags: CLIENT });
   const frames = splitter.feed(new Uint8Array(message));
   if (splitter.pending > 0) {
     throw new FrameError("the message ends inside a frame", "header.length", 0);

@@ -6,11 +6,11 @@
 
 import { DurableObject } from "cloudflare:workers";
 
-import { TAGS, encode } from "../../edge/web/tailrace/wire.js";
+import { CLOSING, LOGGED, TAGS, encode } from "../../edge/web/tailrace/wire.js";
 import type { Cancel, Frame, Open, Resume, Steer } from "../../edge/web/tailrace/schema.js";
 import { version } from "../package.json";
 import { TailraceError, errorOf, unreachable } from "./errors";
-import { HEADER_BYTES, LOGGED, sizeAt } from "./frames";
+import { HEADER_BYTES, sizeAt } from "./frames";
 import {
   OPENED,
   START,
@@ -313,7 +313,7 @@ export class SessionObject extends DurableObject<Env> {
         stream.next++;
         stream.sentBytes += end - at;
       }
-      if (tag === TAGS.StreamEnd || tag === TAGS.StreamError || tag === TAGS.Status) {
+      if (CLOSING.has(tag ?? -1)) {
         this.#closed(corr, stream, tag === TAGS.StreamEnd);
       }
       at = end;

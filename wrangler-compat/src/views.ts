@@ -115,17 +115,11 @@ function event(raw: Uint8Array): string {
       });
     case "StreamEnd":
       return format(frame.index, "end", endFields(frame));
-    case "Classification":
-    case "Embedding":
-    case "Chunk":
-    case "Revision":
-    case "Notice":
-    case "Reasoning": {
+    default: {
+      if (!("index" in frame)) return "";
       const { type, ...fields } = frame;
       return format(frame.index, type.toLowerCase(), fields);
     }
-    default:
-      return "";
   }
 }
 

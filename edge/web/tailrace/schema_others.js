@@ -28,3 +28,12 @@ export const TYPES = {
   Renew: "28 stream:StreamId after:optional<uint> follow:bool credit:uint credit_bytes:optional<uint> mac:data[32]",
   Call: "22 object:str name:str method:str url:str headers:list<Header> body:data credit:uint caller:optional<Caller> credit_bytes:optional<uint>",
 };
+
+/** Tags of the frames of a stream's log, each of which has an index. */
+export const LOGGED = new Set([0, 1, 3, 4, 5, 6, 15, 24, 25, 29]);
+/** Tags of the frames after which nothing more comes on their corr. */
+export const CLOSING = new Set([1, 2, 10, 14]);
+/** Tags of the frames that a client may send. */
+export const CLIENT = new Set([11, 16, 17, 18, 19, 20, 21]);
+/** Fields of the body of POST /v1/generate. */
+export const REQUEST_FIELDS = "model stop ignore_eos overflow n durability priority unread temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed prompt messages max_tokens logprobs format".split(" ");

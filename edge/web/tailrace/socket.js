@@ -1,9 +1,12 @@
 // Streams over one WebSocket for each edge, shared by all that read from it.
 
+import { typeOf } from "./bare.js";
 import { Splitter, decode } from "./decode.js";
 import { encode, fromHex } from "./encode.js";
 import { TailraceError, broken, errorOf } from "./errors.js";
 import { SCHEMA_ID } from "./schema.js";
+import { CLOSING, REQUEST_FIELDS } from "./schema_others.js";
+import { tagOf } from "./wire.js";
 
 /** @typedef {import("./connection.js").Asked} Asked */
 /** @typedef {import("./connection.js").Report} Report */
@@ -14,12 +17,7 @@ import { SCHEMA_ID } from "./schema.js";
 const SILENCE_MS = 16_000;
 /** How long it is kept when nobody reads any more. */
 const IDLE_MS = 5_000;
-const SAMPLING =
-  "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed".split(" ");
-const OTHERS = (
-  "model prompt messages max_tokens stop ignore_eos logprobs format overflow n durability priority " +
-  "unread"
-).split(" ");
+const SAMPLING = (typeOf("Sampling").columns ?? []).map(({ name }) => name);
 
 /** @type {WeakMap<System, Map<string, Session>>} */
 const known = new WeakMap();
@@ -122,9 +120,7 @@ class Session {
     if (frame.type === "StreamError" && corr === 0) return this.#end(errorOf(frame));
     if (corr === 0) for (const each of this.#readers.values()) each.alive(); // a Heartbeat
     if (!report) return; // of the connection, or of a reader that has gone
-    if (frame.type === "StreamError" || frame.type === "StreamEnd" || frame.type === "Status") {
-      this.#leave(corr);
-    }
+    if (CLOSING.has(tagOf(raw))) this.#leave(corr);
     if (frame.type === "Opened") {
       report.opened({ id: frame.stream, token: frame.token || null, siblings: frame.siblings });
     } else if (frame.type === "StreamError") {
@@ -167,7 +163,7 @@ function requestOf({ id, token, input, idempotencyKey, nextIndex, allowance }) {
  */
 function openOf(input) {
   for (const name of Object.keys(input)) {
-    if (![...SAMPLING, ...OTHERS].includes(name)) {
+    if (!REQUEST_FIELDS.includes(name)) {
       throw new TailraceError(`unknown field ${name}`, { code: "unknown_field", status: 400, field: name });
     }
   }

@@ -8,6 +8,7 @@ export { MAX_FRAME_BYTES, PREFIX_BYTES, Splitter, VERSION, decode } from "./deco
 export { TAGS, encode, fromHex } from "./encode.js";
 export { FrameError, TailraceError } from "./errors.js";
 export { SCHEMA_ID } from "./schema.js";
+export { CLIENT, CLOSING, LOGGED } from "./schema_others.js";
 
 /** The tag of a whole frame. @param {Uint8Array} raw */
 export const tagOf = (raw) => prefixOf(raw).getUint8(HEADER_BYTES);
