@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edge import ai_sdk, generate, objects
-from edge.access.middleware import Access
+from edge.access.middleware import Access, caller_of, head_of
+from edge.access.operators import sees_details
 from edge.access.rules import Rules
 from edge.admin.routes import admin_routes
 from edge.config import EdgeConfig, access_rules
@@ -27,6 +28,7 @@ from edge.openai.responses.routes import ROUTES as RESPONSE_ROUTES
 from edge.origins.hints import Hints
 from edge.origins.link import Link
 from edge.quic.listen import QuicListener
+from edge.session import ORIGIN_NOT_READY
 from edge.telemetry.metrics import metrics
 from edge.web_files import web_routes
 from ledger.deployment import Deployment
@@ -108,25 +110,35 @@ async def healthz(_request: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """GET /readyz: 200 while the origin takes requests, else 503 with the reasons."""
+    """GET /readyz: 200 while the origin takes requests, else 503 with the reasons.
+
+    Callers without a key that are not on this machine get each reason as one word (`draining`):
+    which origins there are, where and how busy, is not for everybody.
+    """
     link: Link = request.app.state.link
     quic: QuicListener | None = request.app.state.quic
-    faults = [] if quic is None or quic.answers else [HTTP3_IS_SILENT]
     deploying: Deploying | None = request.app.state.deploying
-    if deploying is not None:
-        faults += deploying.faults
-    if request.app.state.draining:
-        faults.append(DRAINING)
+    faults: dict[str, list[str]] = {}
     heartbeat = link.heartbeat
-    ready = heartbeat.ready and not faults
-    fields = {
-        "ready": ready,
-        "reasons": [*heartbeat.reasons, *faults],
-        "models": list(heartbeat.models),
-        "devices": list(heartbeat.devices),
-        "origins": [origin.described() for origin in link.origins],
-    }
-    return JSONResponse(fields, 200 if ready else 503, NO_STORE)
+    if not heartbeat.ready:
+        faults[ORIGIN_NOT_READY if link.up else "no_origin"] = list(heartbeat.reasons)
+    if quic is not None and not quic.answers:
+        faults["http3_silent"] = [HTTP3_IS_SILENT]
+    if deploying is not None and deploying.faults:
+        faults["not_deployed"] = deploying.faults
+    if request.app.state.draining:
+        faults["draining"] = [DRAINING]
+    fields: dict[str, object] = {"ready": not faults, "reasons": list(faults)}
+    version, config = request.scope["http_version"], request.app.state.config
+    if sees_details(head_of(request.scope), version, caller_of(request), config):
+        fields = {
+            "ready": not faults,
+            "reasons": [reason for reasons in faults.values() for reason in reasons],
+            "models": list(heartbeat.models),
+            "devices": list(heartbeat.devices),
+            "origins": [origin.described() for origin in link.origins],
+        }
+    return JSONResponse(fields, 503 if faults else 200, NO_STORE)
 
 
 async def version(_request: Request) -> Response:

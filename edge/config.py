@@ -128,6 +128,12 @@ class EdgeConfig(Settings):
         False,
         description="listen on addresses that others can reach although there are no API keys",
     )
+    operator_without_key: bool = Field(
+        False,
+        description="without API keys, let programs and pages on this machine use /v1/admin and"
+        " the console's pages for operators; only where the edge listens on loopback alone and no"
+        " proxy passes requests of others on to it",
+    )
     trusted_proxies: Networks = Field(
         (),
         description="addresses or networks of proxies whose word on client, scheme and host counts",
@@ -200,12 +206,26 @@ class EdgeConfig(Settings):
     def _goes_together(self) -> Self:
         if (self.certificate is None) != (self.key is None):
             raise ValueError("certificate and key are given together or not at all")
+        if self.certificate is None and self.https and "https" in self.model_fields_set:
+            raise ValueError(
+                f"https: {', '.join(self.https)} cannot be served without a certificate; give"
+                " edge.certificate and edge.key (--certificate, --key), or leave https out"
+            )
         credentials = self.origin_credentials
         check_link("origin", self.origin_addresses, credentials, needs_certificate=False)
         if not self.http and self.certificate is None:
             raise ValueError("give an http address, or a certificate and key for https")
         if self.processes > 1 and self.http3 and self.certificate is not None and not can_steer():
             raise ValueError("several processes serve HTTP/3 on Linux only; give http3 = false")
+        return self
+
+    @model_validator(mode="after")
+    def _operators_without_key_are_here(self) -> Self:
+        if self.operator_without_key and not self.is_private:
+            raise ValueError(
+                "operator_without_key: others can reach this edge, by its addresses or through"
+                " trusted_proxies; make a key instead: tailrace key add NAME --rights admin"
+            )
         return self
 
     @model_validator(mode="after")

@@ -94,6 +94,7 @@ def reloaded_keys(config: EdgeConfig, gate: Gate) -> Reloaded:
     def read() -> None:
         if gate.ring is not None or config.api_keys.exists():
             gate.ring = read_keys(config.api_keys).ring()
+            _warn_of_curtailed(gate.ring)
 
     return Reloaded("API keys", (config.api_keys,), read)
 
@@ -168,4 +169,16 @@ def open_gate(config: EdgeConfig) -> Gate:
         log.info("no API keys: everybody on this machine may use this edge")
     elif ring is None:
         log.warning("no API keys: everybody who reaches this edge may use it")
+    if ring is not None:
+        _warn_of_curtailed(ring)
     return Gate(ring, monotonic, lambda: datetime.now(UTC))
+
+
+def _warn_of_curtailed(ring: KeyRing) -> None:
+    for key in ring.curtailed:
+        log.warning(
+            "the right admin of an API key does not count",
+            key=key.id,
+            tenant=key.tenant,
+            hint="it would open the streams of all tenants; an operator's key has no --tenant",
+        )

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import lru_cache
 from math import inf
 from random import Random
 
@@ -69,8 +70,19 @@ LEAST_LEFT_BYTES = LEAST_WINDOW_BYTES // 2
 """Of a stream's credit at the origin, before it is renewed."""
 SMALL_BYTES = 125
 """Of a message whose length is one byte (RFC 6455, 5.2)."""
+ORIGIN_NOT_READY = "origin_not_ready"
+"""The reason that clients without a key get, whatever the origin says."""
 MAX_WAITING_REPLIES = 64
 """Refusals that may wait for a client that does not read; then it is not read either."""
+
+
+@lru_cache(maxsize=4)  # one Heartbeat goes to all sessions
+def bare_heartbeat(raw: bytes) -> bytes:
+    """Return a Heartbeat that says only if the edge has an origin which is ready."""
+    heartbeat = decode(raw)[1]
+    assert isinstance(heartbeat, Heartbeat)
+    reasons = () if heartbeat.ready else (ORIGIN_NOT_READY,)
+    return encode(Heartbeat(heartbeat.clock_ms, heartbeat.ready, reasons))
 
 
 class Unfinished:
@@ -156,13 +168,15 @@ class OpenStream:
 class Session:
     """Feed it `receive` and `deliver`; send what `next_message` gives until `close` is set.
 
-    `caller` is who the client is, and said of all that it asks; `failed` is called with the code
-    of each error that it is told.
+    `caller` is who the client is, and said of all that it asks. A client that does not see details
+    gets Heartbeats without the names of models and devices. `failed` is called with the code of
+    each error that the client gets.
     """
 
     max_streams: int = MAX_STREAMS_PER_CONNECTION
     unfinished: Unfinished = field(default_factory=lambda: Unfinished(inf, lambda: 0.0))
     caller: Caller | None = None
+    sees_details: bool = True
     failed: Callable[[str], None] = lambda _code: None
     close: Close | None = None
     _random: Random = field(default_factory=Random)
@@ -309,7 +323,8 @@ class Session:
         """One frame under the client's corr; on corr 0 a Heartbeat, or the edge's farewell."""
         tag, corr = tag_and_corr_of(raw)
         if tag == Heartbeat.tag:
-            self._heartbeat = raw  # takes the place of one that is still unsent
+            # It replaces one that is still unsent.
+            self._heartbeat = raw if self.sees_details else bare_heartbeat(raw)
         elif (stream := self._streams.get(corr)) is not None:
             if tag != Token.tag:
                 self._follow(corr, stream, tag, raw)

@@ -30,6 +30,8 @@ class Right(IntFlag):
 
 OF_A_STREAM = Right.READ | Right.CANCEL | Right.STEER
 ALL_RIGHTS = Right(sum(Right))
+DEFAULT_TENANT = "default"
+"""The tenant of keys for which none is named, and the only one whose keys can be operators'."""
 
 
 def parse_rights(words: Iterable[str]) -> Right:

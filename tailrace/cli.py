@@ -142,6 +142,10 @@ def edge(
             "--allow-public-without-keys", help="Serve everybody who reaches a public address."
         ),
     ] = None,
+    operator_without_key: Annotated[
+        bool | None,
+        typer.Option("--operator-without-key", help="Without API keys, open /v1/admin locally."),
+    ] = None,
     metrics: MetricsOption = None,
     wrangler: WranglerOption = None,
     env: EnvOption = None,

@@ -187,6 +187,7 @@ def _children(place: Addresses, console: Console) -> list[Child]:
             "--origin": place.link,
             "--certificate": certificate.certificate,
             "--key": certificate.key,
+            "--operator-without-key": True,  # it listens on loopback alone: HOST
         },
     }
 
@@ -200,7 +201,11 @@ def _children(place: Addresses, console: Console) -> list[Child]:
 
 
 def _command(name: str, flags: dict[str, object]) -> list[str]:
-    pairs = [part for flag, value in flags.items() for part in (flag, str(value))]
+    pairs = [
+        part
+        for flag, value in flags.items()
+        for part in ((flag,) if value is True else (flag, str(value)))
+    ]
     return [sys.executable, "-P", "-m", "tailrace.cli", name, *pairs, "--until-eof"]
 
 

@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from ledger.errors import CallerError, ConfigError, Unauthorized
-from ledger.rights import Right, check_tenant, parse_rights
+from ledger.rights import DEFAULT_TENANT, Right, check_tenant, parse_rights
 
 ID_BYTES = 6
 SECRET_BYTES = 32
@@ -83,6 +83,15 @@ class ApiKey(BaseModel):
     expires: datetime | None = None
     revoked: datetime | None = None
 
+    @property
+    def granted(self) -> Right:
+        """The rights that the key really has.
+
+        `admin` opens the streams of all tenants, so a key that is bound to another tenant than
+        the default one does not get it, whatever its file says.
+        """
+        return self.rights if self.tenant == DEFAULT_TENANT else self.rights & ~Right.ADMIN
+
     def state(self, now: datetime) -> str:
         if self.revoked is not None:
             return "revoked"
@@ -114,6 +123,11 @@ class KeyRing:
 
     def limits(self, tenant: str) -> Limits:
         return self._limits.get(tenant, UNBOUNDED)
+
+    @property
+    def curtailed(self) -> list[ApiKey]:
+        """The keys whose right `admin` does not count, because they belong to one tenant."""
+        return [key for key in self._keys.values() if key.granted != key.rights]
 
 
 def make_key(random: Callable[[int], bytes]) -> tuple[str, str]:

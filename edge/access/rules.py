@@ -93,7 +93,7 @@ class HostRule:
 
     def check(self, head: Head) -> None:
         """Raises CallerError (421; RFC 9110, 15.5.20) for a request that was meant for another."""
-        name = _name_of(head.host)
+        name = name_of(head.host)
         # Only a name can be pointed elsewhere. Without any it is no browser (HTTP/1.0).
         if not self._on or not name or name in self._names or _is_local(name):
             return
@@ -106,8 +106,8 @@ class HostRule:
         )
 
 
-def _name_of(host: str) -> str:
-    """Without the port and the brackets of IPv6."""
+def name_of(host: str) -> str:
+    """Return a Host without its port, the brackets of IPv6 and a final dot, in lower case."""
     name, separator, port = host.rpartition(":")
     if not separator or not port.isdecimal():
         name = host
@@ -191,8 +191,10 @@ CONCURRENT_RETRY_MS = 500
 FIRST_PAGE = "/"
 WEB_PATH = "/web/"
 """Below it are the files that browsers get: the first page's, and the client that pages import."""
-OPEN_PATHS = frozenset(("/healthz", "/health", "/readyz", "/version", FIRST_PAGE))
-"""What who asks needs no key for; nor for what is below `WEB_PATH`."""
+READY_PATH = "/readyz"
+"""An open path that tells more to callers with a key."""
+OPEN_PATHS = frozenset(("/healthz", "/health", READY_PATH, "/version", FIRST_PAGE))
+"""Paths that need no key; nor does what is below `WEB_PATH`."""
 KEY_HEADER = b"tailrace-key"
 TOKEN_HEADER = b"tailrace-token"
 PROTOCOLS = b"sec-websocket-protocol"
@@ -237,7 +239,7 @@ class Gate:
         if self.ring is None:
             return Grant(None, head)
         text, head = _take_key(head)
-        if head.path in OPEN_PATHS or head.path.startswith(WEB_PATH) or head.method == "OPTIONS":
+        if _is_open(head) and (text is None or head.path != READY_PATH):
             return Grant(NOBODY, head)
         if text is None:
             self._require_token(head, has_token)
@@ -247,7 +249,7 @@ class Gate:
         self._count(key.tenant, limits)
         self._under_way[key.tenant] += 1
         return Grant(
-            Caller(key.tenant, key.rights, limits.max_unfinished, limits.tokens_per_s), head
+            Caller(key.tenant, key.granted, limits.max_unfinished, limits.tokens_per_s), head
         )
 
     def done(self, caller: Caller | None) -> None:
@@ -291,6 +293,12 @@ class Gate:
                 f"{rate:g} requests a second on average",
                 spread_ms(ceil(wait_s * 1000), self.random),
             )
+
+
+def _is_open(head: Head) -> bool:
+    """Return True if the request needs no key."""
+    path = head.path
+    return path in OPEN_PATHS or path.startswith(WEB_PATH) or head.method == "OPTIONS"
 
 
 def _too_many(message: str, hint: str, after_ms: int) -> CallerError:

@@ -11,16 +11,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edge.access.head import Head
 from edge.access.middleware import caller_of, head_of
-from edge.access.rules import OriginRule
+from edge.access.operators import require_operator
 from edge.admin.asking import SIMULATION_PATIENCE_S, Asking, one_page, side_by_side, whose
 from edge.config import EdgeConfig
 from edge.origins.link import link_of
 from edge.parameters import parse_stream_id, read_body
-from ledger.errors import CallerError, Forbidden, NotFound
-from ledger.frame import SCHEMA_HASH, Caller
-from ledger.rights import Right
+from ledger.errors import CallerError, NotFound
+from ledger.frame import SCHEMA_HASH
 from ledger.version import tailrace_version
 
 MAX_MERGED = 1000
@@ -52,7 +50,8 @@ def _route(path: str, handler: Handler, method: str = "GET") -> Route:
     async def endpoint(request: Request) -> Response:
         config: EdgeConfig = request.app.state.config
         caller = caller_of(request)
-        require_operator(head_of(request.scope), caller, config)
+        version = request.scope["http_version"]
+        require_operator(head_of(request.scope), version, caller, config)
         query = dict(request.query_params)
         if len(query) < len(request.query_params.multi_items()):
             raise CallerError("a parameter is given twice", field="query")
@@ -157,23 +156,3 @@ def _number(query: dict[str, str], name: str, default: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise CallerError(f"{text!r}", field=name, hint="a number")
     return int(text)
-
-
-OWN_PAGES = OriginRule(())
-
-
-def require_operator(head: Head, caller: Caller | None, config: EdgeConfig) -> None:
-    """Raises Forbidden for anybody else; who has no key was refused before."""
-    if caller is not None:
-        if Right.ADMIN not in Right(caller.rights):
-            raise Forbidden("this API key is no operator's", field="Authorization", hint=HINT)
-        return
-    if not config.is_private:
-        raise Forbidden(
-            "others can reach this edge, and it has no API keys by which to know an operator",
-            hint=HINT,
-        )
-    OWN_PAGES.check(head)
-
-
-HINT = "tailrace key add NAME --rights admin"

@@ -16,6 +16,7 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, TextMessage
 from wsproto.frame_protocol import CloseReason
 
+from edge.access.operators import sees_details
 from edge.access.rules import PROTOCOLS, Admission
 from edge.origins.relay import under
 from edge.server.deadlines import Deadline
@@ -88,6 +89,7 @@ class WebSocket:
             config.max_streams_per_connection,
             Unfinished(config.max_unfinished_per_connection, shared.deadlines.clock_s),
             caller=admission.caller,
+            sees_details=sees_details(admission.head, "1.1", admission.caller, config),
             failed=self._exchange.failed,
         )
         self._protocol = Connection(ConnectionType.SERVER)

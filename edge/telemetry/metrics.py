@@ -17,7 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge.access.connections import ConnectionLimits
-from edge.access.middleware import caller_of
+from edge.access.middleware import caller_of, head_of
+from edge.access.operators import sees_details
 from edge.config import EdgeConfig
 from edge.origins.choice import State
 from edge.origins.link import Link
@@ -162,14 +163,14 @@ def _by_label(name: str, help_: str, label: str, counts: dict[str, int]) -> Metr
 
 
 async def metrics(request: Request) -> Response:
-    """Where there are API keys, with one of an administrator; where there are none, only at an
-    edge that nobody but this machine can reach."""
+    """GET /metrics: with an administrator's key, or without keys directly from this machine."""
     shown: EdgeMetrics | None = request.app.state.metrics
     config: EdgeConfig = request.app.state.config
     caller = caller_of(request)
     if caller is not None and Right.ADMIN not in Right(caller.rights):
         raise Forbidden("only an administrator's key reads metrics")
-    if shown is None or config.processes > 1 or (caller is None and not config.is_private):
+    told = sees_details(head_of(request.scope), request.scope["http_version"], caller, config)
+    if shown is None or config.processes > 1 or not told:
         raise NotFound("no metrics are served here", hint="edge.metrics names a place for them")
     content_type, body = await asyncio.to_thread(
         rendered, shown.registry, request.headers.get("accept")

@@ -60,12 +60,12 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 _HOST_NAME = re.compile(r"(?=.{1,253}$)([a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?", re.IGNORECASE)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last 32 bits are IPv4
-_PRIVATE = tuple(
-    ipaddress.ip_network(text)
-    for text in ("::/96", "64:ff9b:1::/48", "fec0::/10", "168.63.129.16/32")
-)
-"""What Python takes for public: IPv4-compatible addresses (RFC 4291, 2.5.5.1), local NAT64 (RFC
-8215), site-local addresses (RFC 3879), and the host that Azure's machines run on."""
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+"""All of IPv6 that has been assigned to the public internet (RFC 4291, 2.4; IANA's registry).
+Everything else holds IPv4 addresses in another spelling, SIIT's `::ffff:0:a.b.c.d` among them, or
+is local, whatever Python says of it."""
+_AZURE_HOST = ipaddress.ip_address("168.63.129.16")
+"""The host of Azure's machines, which Python takes for a public address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,18 +342,16 @@ class Webhooks:
 
 
 def is_public(address: Address) -> bool:
-    """Whether everybody may connect there, so that it gives away nothing that we do."""
+    """Return True if everybody may connect there, so that connecting reveals nothing."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is None and address in _NAT64:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
         if inner is not None:
             return is_public(inner)
-        if address.teredo is not None:
+        if address.teredo is not None or address not in _GLOBAL_UNICAST:
             return False
-    if any(address in network for network in _PRIVATE):
-        return False
-    return address.is_global and not address.is_multicast
+    return address != _AZURE_HOST and address.is_global and not address.is_multicast
 
 
 def _literal(host: str) -> Address | None:

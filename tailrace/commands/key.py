@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ledger.errors import CallerError, ConfigError, NotFound
+from ledger.rights import DEFAULT_TENANT
 from tailrace.commands.options import ConfigOption, JsonOption, columns, command_group, tell
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ KeysOption = Annotated[
 def key_add(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="What the key is for; shown in lists.")],
-    tenant: Annotated[str, typer.Option(help="Whose streams it makes and sees.")] = "default",
+    tenant: Annotated[str, typer.Option(help="Whose streams it makes and sees.")] = DEFAULT_TENANT,
     rights: Annotated[
-        str, typer.Option(metavar="RIGHT,…", help="What it allows; admin is everything.")
+        str, typer.Option(metavar="RIGHT,…", help="Its rights; `admin` is all, of every tenant.")
     ] = DEFAULT_RIGHTS,
     expires_days: Annotated[
         float | None, typer.Option(min=0, help="It is good for so long; default for ever.")
@@ -61,11 +62,18 @@ def key_add(
     from pydantic import ValidationError
 
     from edge.access.keys import ApiKey, Limits, changing, digest_of, make_key
-    from ledger.rights import check_tenant, parse_rights
+    from ledger.rights import Right, check_tenant, parse_rights
 
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise CallerError("not a name", field="NAME", hint=f"1 to {LONGEST_NAME} characters")
     granted = parse_rights(part.strip() for part in rights.split(",") if part.strip())
+    if Right.ADMIN in granted and tenant != DEFAULT_TENANT:
+        raise CallerError(
+            f"a key of tenant {tenant!r} cannot have the right `admin`, which opens the streams of"
+            " all tenants",
+            field="--rights",
+            hint="leave out --tenant for an operator's key, or `admin` for a tenant's",
+        )
     id_, text = make_key(secrets.token_bytes)
     now = datetime.now(UTC)
     made = ApiKey(

@@ -170,6 +170,7 @@ class Edge(Process):
         links = links or ",".join(origin.link for origin in origins)
         self.origins = len(origins)
         flags: list[object] = ["--http", f"127.0.0.1:{self.port}", "--origin", links]
+        flags.append("--operator-without-key")
         if config is not None:
             flags += ["--config", config]
         if certificate is not None:

@@ -84,6 +84,9 @@ async def test_a_tenant_has_its_streams_to_itself(house: House, client: httpx.As
     assert refused.headers["WWW-Authenticate"] == "Bearer"
     for path in ("/healthz", "/readyz", "/version", "/web/tailrace/wire.js"):
         assert (await client.get(url + path)).status_code == 200
+    assert (await client.get(f"{url}/readyz")).json() == {"ready": True, "reasons": []}
+    told = (await client.get(f"{url}/readyz", headers=acme)).json()
+    assert [one["origin"] for one in told["origins"]] == [house.origin.link]
     made = await client.post(f"{url}/v1/generate", json=BODY, headers=acme)
     assert made.status_code == 200 and made.json()["total_tokens"] == 24
     stream = f"{url}/v1/generate/{made.json()['id']}"
@@ -163,7 +166,7 @@ async def test_metrics_are_for_administrators(house: House, client: httpx.AsyncC
         403,
         "missing_right",
     )
-    shown = await client.get(url, headers=await added(house, "operator", "--rights", "admin"))
+    shown = await client.get(url, headers=await added(house, "default", "--rights", "admin"))
     assert "tailrace_edge_origin_up{" in shown.text
 
 

@@ -427,6 +427,20 @@ async def test_without_a_link_an_edge_lives_but_is_not_ready() -> None:
         assert answer.json()["reasons"] == ["no link to the origin at 127.0.0.1:9"]
 
 
+@pytest.mark.parametrize(
+    "headers", [{"X-Forwarded-For": "203.0.113.5"}, {"Via": "1.1 proxy"}, {"Host": "192.0.2.1"}]
+)
+async def test_others_learn_only_if_an_edge_is_ready_and_the_kind_of_reason(
+    client: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
+    answer = await client.get("/readyz", headers=headers)
+    assert (answer.status_code, answer.json()) == (200, {"ready": True, "reasons": []})
+    async with edge(Link(("127.0.0.1", 9))) as without:
+        answer = await without.get("/readyz", headers=headers)
+    assert answer.status_code == 503
+    assert answer.json() == {"ready": False, "reasons": ["no_origin"]}
+
+
 # ---- one of the two goes away ----
 
 

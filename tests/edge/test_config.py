@@ -71,7 +71,6 @@ def test_a_trusted_proxy_is_an_address_or_a_network() -> None:
         ({"http": "[::]:80"}, False),
         ({"http": "10.0.0.1:80"}, False),
         ({"http": "edge.example:80"}, False),
-        ({"https": "0.0.0.0:443"}, True),  # nothing listens there without a certificate
         ({"https": "0.0.0.0:443", "certificate": Path("a"), "key": Path("b")}, False),
     ],
 )
@@ -89,7 +88,7 @@ def test_connections_are_bounded_by_the_files_that_may_be_open() -> None:
 
 
 def test_a_flag_is_split_like_the_environment() -> None:
-    assert EdgeConfig.load(https="a:1,b:2").https == ("a:1", "b:2")
+    assert EdgeConfig.load(http="a:1,b:2").http == ("a:1", "b:2")
 
 
 def test_a_bad_address_names_the_key_and_what_would_be_right() -> None:
@@ -108,6 +107,21 @@ def test_a_body_fits_the_frame_that_takes_it_to_the_origin() -> None:
     assert EdgeConfig.load(max_body_bytes=MAX_CALL_BODY_BYTES).max_body_bytes > 16_000_000
     with pytest.raises(ConfigError, match=r"edge\.max_body_bytes"):
         EdgeConfig.load(max_body_bytes=MAX_CALL_BODY_BYTES + 1)
+
+
+@pytest.mark.parametrize("given", ["0.0.0.0:443", ["127.0.0.1:8443", "[::1]:8443"]])
+def test_https_without_a_certificate_is_refused(given: object) -> None:
+    """Served would be HTTP alone, while the operator believes that there is TLS."""
+    with pytest.raises(ConfigError, match=r"443 cannot be served without a certificate; give") as e:
+        EdgeConfig.load(https=given)
+    assert "edge.certificate and edge.key" in str(e.value)
+    assert EdgeConfig.load(https=[]).https == ()
+
+
+@pytest.mark.parametrize("others", [{"http": "0.0.0.0:80"}, {"trusted_proxies": "127.0.0.1"}])
+def test_operators_without_a_key_are_only_had_on_a_private_edge(others: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="operator_without_key: others can reach this edge"):
+        EdgeConfig.load(operator_without_key=True, **others)
 
 
 def test_a_certificate_needs_its_key() -> None:

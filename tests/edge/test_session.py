@@ -329,6 +329,14 @@ def test_only_the_newest_heartbeat_waits(session: Session) -> None:
     assert sent(session) == [(0, Heartbeat(2, ready=True))]
 
 
+def test_a_client_that_sees_no_details_learns_only_if_the_edge_is_ready(session: Session) -> None:
+    session.sees_details = False
+    said = (("loading a-model at 10.0.0.1:8470",), ("a-model",), ("cuda H100",))
+    for ready, reasons in ((True, ()), (False, ("origin_not_ready",))):
+        session.deliver(encode(Heartbeat(1, ready, *said, streams=7, room=9, ledger="file:1")))
+        assert sent(session) == [(0, Heartbeat(1, ready, reasons))]
+
+
 def test_an_edge_that_goes_away_closes_the_connection(session: Session) -> None:
     farewell = StreamError("unavailable", "shutting down", True, 503)
     session.deliver(encode(farewell, 0))

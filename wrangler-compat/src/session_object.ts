@@ -373,7 +373,7 @@ export class SessionObject extends DurableObject<Env> {
     } catch (error) {
       if (!(error instanceof TailraceError || error instanceof SyntaxError)) throw error;
     }
-    const { ready, reasons, models, devices } = said;
+    const { ready, reasons, models = [], devices = [] } = said; // without a key an edge names neither
     const beat: Frame = {
       ...{ type: "Heartbeat", clock_ms: Date.now(), ready, reasons, models, devices },
       ...{ patience_ms: 0, streams: 0, room: 0, corrs: 0, ledger: "", tiers: [] },

@@ -1,6 +1,6 @@
 // The first page: talk to the model, cut the network in the middle of a sentence, and lose nothing.
 
-import { key, needsKey } from "./api.js";
+import { credentials, key, needsKey } from "./api.js";
 import { CUT_AFTER, conversation } from "./chat.js";
 import { River } from "./river.js";
 import { Fault, State, count, html, span, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
@@ -33,9 +33,13 @@ function useConversation() {
 function useModels() {
   const [models, setModels] = useState(null);
   useEffect(() => {
-    fetch("/readyz", { cache: "no-store" })
-      .then((answer) => answer.json())
-      .then((told) => setModels(told.models), () => setModels([]));
+    const load = () =>
+      fetch("/readyz", { cache: "no-store", headers: credentials() })
+        .then((answer) => answer.json())
+        .then((told) => setModels(told.models ?? null), () => setModels([])); // none are named without a key
+    load();
+    window.addEventListener("tailrace-key", load);
+    return () => window.removeEventListener("tailrace-key", load);
   }, []);
   return models;
 }

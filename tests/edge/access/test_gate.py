@@ -135,6 +135,16 @@ def test_without_a_key_only_a_resume_token_can_speak(
             assert refused.value.code == "no_key"
 
 
+def test_a_key_is_heard_where_it_opens_more_and_nowhere_else_that_is_open() -> None:
+    house, wrong = House(), ("tailrace-key", "tr_wrong")
+    key = ("tailrace-key", KEY)
+    assert house.gate.admit(asked("/readyz", key)).caller == house.ask()
+    assert house.gate.admit(asked("/healthz", key)).caller == NOBODY
+    assert house.gate.admit(asked("/healthz", wrong)).caller == NOBODY
+    with pytest.raises(Unauthorized):
+        house.gate.admit(asked("/readyz", wrong))
+
+
 def test_requests_are_bounded_by_tenant_and_come_again_with_time() -> None:
     house = House(Limits(requests_per_s=2))
     for _ in range(4):  # what it may ask in BURST_S

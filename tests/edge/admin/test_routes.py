@@ -19,7 +19,7 @@ from edge.config import EdgeConfig, access_rules
 from ledger.backoff import Backoff
 from ledger.errors import NotFound
 from ledger.frame import Answer, Body, BodyEnd, Call, error_frame
-from ledger.rights import ALL_RIGHTS, OF_A_STREAM, Right
+from ledger.rights import ALL_RIGHTS, DEFAULT_TENANT, OF_A_STREAM, Right
 from tests.edge.scripted_origin import ScriptedOrigin, linked, until
 
 pytestmark = pytest.mark.anyio
@@ -67,8 +67,8 @@ class House:
             for origin in self.origins:
                 await stack.enter_async_context(origin.listening())
             link = await stack.enter_async_context(linked(*self.origins, backoff=Backoff(0, 0)))
-            app = create_app(link, config, access_rules(config, gate))
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            self.app = create_app(link, config, access_rules(config, gate))
+            transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
             client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1/admin")
             self.link = link
             yield await stack.enter_async_context(client)
@@ -77,7 +77,7 @@ class House:
         return f"127.0.0.1:{self.origins[number].port}"
 
 
-LOOPBACK = EdgeConfig(http=("127.0.0.1:0",))
+LOOPBACK = EdgeConfig(http=("127.0.0.1:0",), operator_without_key=True)
 
 
 @pytest.fixture
@@ -194,12 +194,12 @@ async def test_what_all_origins_refuse_is_refused(house: House) -> None:
 # ---- who is an operator ----
 
 
-def gate_with(*rights: Right) -> tuple[Gate, list[str]]:
+def gate_with(*rights: Right, tenant: str = DEFAULT_TENANT) -> tuple[Gate, list[str]]:
     """A gate with a key for each of these rights."""
     keys, texts = [], []
     for number, one in enumerate(rights):
         id_, text = make_key(lambda size, number=number: bytes([number]) * size)  # type: ignore[misc]
-        said = {"id": id_, "name": f"key{number}", "tenant": "acme", "sha256": digest_of(text)}
+        said = {"id": id_, "name": f"key{number}", "tenant": tenant, "sha256": digest_of(text)}
         keys.append(ApiKey.model_validate(said | {"rights": one, "created": datetime.now(UTC)}))
         texts.append(text)
     return Gate(KeyRing(keys, {}), monotonic, lambda: datetime.now(UTC)), texts
@@ -224,18 +224,31 @@ async def test_where_there_are_keys_only_those_of_operators_open_this() -> None:
         assert call.caller is not None and Right.ADMIN in Right(call.caller.rights)
 
 
+LOCAL = {"http": ("127.0.0.1:0",), "operator_without_key": True}
+
+
 @pytest.mark.parametrize(
     ("settings", "headers", "status"),
     [
-        ({"http": ("127.0.0.1:0",)}, {}, 200),
-        ({"http": ("127.0.0.1:0",)}, {"Origin": "http://127.0.0.1"}, 200),
-        ({"http": ("127.0.0.1:0",), "allowed_origins": ("*",)}, {"Origin": "http://b.org"}, 403),
+        (LOCAL, {}, 200),
+        (LOCAL, {"Origin": "http://127.0.0.1"}, 200),
+        (LOCAL, {"Host": "localhost:8080"}, 200),
+        (LOCAL, {"Host": "[::1]:8080"}, 200),
+        (LOCAL | {"allowed_origins": ("*",)}, {"Origin": "http://b.org"}, 403),
+        (LOCAL, {"Host": "rebound.example"}, 421),
+        (LOCAL, {"Host": "203.0.113.5"}, 403),
+        (LOCAL | {"hosts": ("edge.example",)}, {"Host": "edge.example"}, 403),
+        (LOCAL, {"Via": "1.1 proxy"}, 403),
+        (LOCAL, {"Forwarded": "for=203.0.113.5"}, 403),
+        (LOCAL, {"X-Forwarded-For": "127.0.0.1"}, 403),
+        (LOCAL, {"X-Forwarded-Proto": "https"}, 403),
+        (LOCAL, {"X-Real-IP": "127.0.0.1"}, 403),
+        ({"http": ("127.0.0.1:0",)}, {}, 403),
         ({"http": ("127.0.0.1:0",), "trusted_proxies": ("127.0.0.1",)}, {}, 403),
         ({"http": ("0.0.0.0:0",), "allow_public_without_keys": True}, {}, 403),
-        ({"http": ("127.0.0.1:0",)}, {"Host": "rebound.example"}, 421),
     ],
 )
-async def test_without_keys_an_operator_is_whoever_is_on_this_machine_and_no_page_of_others(
+async def test_without_keys_only_this_machine_operates_an_edge_and_only_where_that_is_set(
     settings: dict[str, Any], headers: dict[str, str], status: int
 ) -> None:
     house = House(ScriptedOrigin(0))
@@ -243,3 +256,33 @@ async def test_without_keys_an_operator_is_whoever_is_on_this_machine_and_no_pag
     async with house.open(EdgeConfig(**settings)) as client:
         assert (await client.get("/pool", headers=headers)).status_code == status
         assert len(asked(house.origins[0])) == (status == 200)
+
+
+async def test_http_1_0_counts_as_a_proxy() -> None:
+    """As nginx asks by default: without a trace of its client but for the version."""
+    house = House(ScriptedOrigin(0))
+    says(house.origins[0], {"room": 1})
+    async with house.open(LOOPBACK) as client:
+        app = house.app
+
+        async def as_1_0(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "http_version": "1.0"}, receive, send)
+
+        transport = httpx.ASGITransport(as_1_0)
+        async with httpx.AsyncClient(transport=transport, base_url=client.base_url) as old:
+            answer = await old.get("/pool")
+        assert (answer.status_code, asked(house.origins[0])) == (403, [])
+
+
+async def test_a_key_of_one_tenant_is_no_operators_whatever_its_file_says() -> None:
+    gate, (operator,) = gate_with(ALL_RIGHTS, tenant="acme")
+    house = House(ScriptedOrigin(0))
+    says(house.origins[0], {"room": 1})
+    async with house.open(EdgeConfig(http=("0.0.0.0:0",)), gate) as client:
+        headers = {"Authorization": f"Bearer {operator}"}
+        for path in ("/pool", "/streams", f"/streams/{ID}?text=1", f"/streams/{ID}/frames"):
+            got = await client.get(path, headers=headers)
+            assert (got.status_code, got.json()["error"]["code"]) == (403, "missing_right")
+        got = await client.post(f"/streams/{ID}/cancel", headers=headers)
+        assert got.status_code == 403
+        assert asked(house.origins[0]) == []

@@ -172,18 +172,22 @@ async def test_metrics_are_read_by_get_and_head_in_both_formats(
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"trusted_proxies": ("127.0.0.1",)}, {"processes": 2}],
-    ids=["a proxy", "several processes"],
+    ("settings", "headers"),
+    [
+        ({"trusted_proxies": ("127.0.0.1",)}, {}),
+        ({}, {"X-Forwarded-For": "203.0.113.5"}),
+        ({"processes": 2}, {}),
+    ],
+    ids=["a proxy", "a proxy that is not named", "several processes"],
 )
 async def test_where_others_may_ask_or_one_process_is_not_all_no_metrics_are_shown(
-    origin: ScriptedOrigin, settings: dict[str, object]
+    origin: ScriptedOrigin, settings: dict[str, object], headers: dict[str, str]
 ) -> None:
     async with (
         serving(origin, **settings) as served,
         httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as client,
     ):
-        answer = await client.get(f"http://127.0.0.1:{served.port}/metrics")
+        answer = await client.get(f"http://127.0.0.1:{served.port}/metrics", headers=headers)
     assert answer.status_code == 404
     assert "edge.metrics" in answer.json()["error"]["hint"]
 

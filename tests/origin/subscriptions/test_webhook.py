@@ -125,6 +125,13 @@ def test_hosts_that_are_allowed_may_be_private_and_without_tls() -> None:
         ("2002:808:808::", True),
         ("2002:7f00:1::", False),
         ("2001:0:1::", False),
+        ("::ffff:0:10.0.0.1", False),  # SIIT (RFC 7915)
+        ("::ffff:0:8.8.8.8", False),
+        ("::10.0.0.1", False),
+        ("64:ff9b:1::808:808", False),
+        ("fec0::1", False),
+        ("5f00::1", False),
+        ("2606:4700::1111", True),
         ("ff02::1", False),
         ("239.255.255.250", False),
     ],

@@ -1,0 +1,83 @@
+"""Who may see and do what is meant for operators: `/v1/admin`, `/metrics`, details of `/readyz`.
+
+With API keys an operator is a key with the right `admin`. Without keys it is a program or a page on
+this machine, and a request that a proxy has forwarded is none: to the edge it comes from loopback
+too, on behalf of anybody. Not every proxy leaves a trace, so `/v1/admin` without a key also needs
+the setting `edge.operator_without_key`.
+"""
+
+from __future__ import annotations
+
+from edge.access.head import Head
+from edge.access.rules import OriginRule, is_loopback, name_of
+from edge.config import EdgeConfig
+from ledger.errors import Forbidden
+from ledger.frame import Caller
+from ledger.rights import Right
+
+FORWARDED_HEADERS = frozenset(
+    (
+        *(b"via", b"forwarded", b"x-real-ip", b"x-client-ip", b"x-cluster-client-ip"),
+        *(b"client-ip", b"true-client-ip", b"cf-connecting-ip", b"cf-ray", b"fastly-client-ip"),
+        *(b"x-original-for", b"x-original-host", b"x-original-forwarded-for", b"x-proxyuser-ip"),
+        *(b"cdn-loop", b"x-envoy-external-address"),
+    )
+)
+"""Header fields that proxies add, besides all that begin with `X-Forwarded`."""
+KEY_HINT = "tailrace key add NAME --rights admin"
+SETTING_HINT = (
+    "edge.operator_without_key = true, where no proxy passes requests of others on to this edge;"
+    f" or {KEY_HINT}"
+)
+OWN_PAGES = OriginRule(())
+
+
+def was_forwarded(head: Head, http_version: str) -> bool:
+    """Return True if the request shows that a proxy passed it on.
+
+    HTTP/1.0 counts as such: nginx speaks it to the servers behind it by default, and no browser or
+    current HTTP client does.
+    """
+    return http_version == "1.0" or any(
+        name in FORWARDED_HEADERS or name.startswith(b"x-forwarded") for name, _ in head.headers
+    )
+
+
+def is_direct(head: Head, http_version: str, config: EdgeConfig) -> bool:
+    """Return True if a program on this machine sent the request to this edge itself."""
+    return (
+        config.is_private
+        and (not head.address or is_loopback(head.address))
+        and is_loopback(name_of(head.host))
+        and not was_forwarded(head, http_version)
+    )
+
+
+def sees_details(head: Head, http_version: str, caller: Caller | None, config: EdgeConfig) -> bool:
+    """Return True if the caller may be told about origins: it has a key, or is on this machine."""
+    if caller is not None:
+        return bool(caller.tenant)
+    return is_direct(head, http_version, config)
+
+
+def require_operator(
+    head: Head, http_version: str, caller: Caller | None, config: EdgeConfig
+) -> None:
+    """Raise Forbidden unless the caller may use `/v1/admin`."""
+    if caller is not None:
+        if Right.ADMIN not in Right(caller.rights):
+            raise Forbidden(
+                "this API key lacks the right `admin`", field="Authorization", hint=KEY_HINT
+            )
+        return
+    if not config.operator_without_key:
+        raise Forbidden(
+            "this edge has no API keys, and does not take callers without a key for operators",
+            hint=SETTING_HINT,
+        )
+    if not is_direct(head, http_version, config):
+        raise Forbidden(
+            "without API keys only this machine may ask, directly and not through a proxy",
+            hint=KEY_HINT,
+        )
+    OWN_PAGES.check(head)
