@@ -210,6 +210,8 @@ class Link:
     def _move(self) -> None:
         """Take what waits for an origin that is gone to another one that can go on with it."""
         for origin in self.origins:
+            if not any(other.usable for other in self.origins if other is not origin):
+                continue
             for route in origin.relay.waiting():
                 if route.sent:  # or renewed: it is in that origin's ledger, if anywhere
                     route.ledger = origin.ledger

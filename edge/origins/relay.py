@@ -11,6 +11,7 @@ pause. Of a request that has been answered nothing is kept but what that takes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field
@@ -66,6 +67,9 @@ ORIGIN_PATIENCE_S = 30.0
 """How long a stream that is under way waits for a lost link to come back."""
 RETRY_AFTER_MS = 1000
 """What a client is told to wait at least that finds the link down."""
+MAX_RENEWALS = 500
+"""Maximum number of streams that an origin is asked for again at a time. The others wait for its
+answers, because all at once would keep an origin that has just come back from all else."""
 MAX_CORR = 2**32 - 1
 TOKEN = Token.tag
 ELSEWHERE = frozenset(("unknown_stream", "overloaded", "loading", "unavailable", "ledger_full"))
@@ -89,6 +93,19 @@ class Sink(Protocol):
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
         """Take Tokens of one stream as the origin has sent them; `corr`, the client's as it lies in
         a frame, is for who needs it."""
+
+
+class _Nobody:
+    """The sink of a request whose client has left before the answer."""
+
+    def deliver(self, raw: bytes) -> None:
+        pass
+
+    def deliver_run(self, run: list[bytes], corr: bytes) -> None:
+        pass
+
+
+NOBODY = _Nobody()
 
 
 def under(run: list[bytes], corr: bytes) -> list[bytes]:
@@ -121,6 +138,8 @@ class Route:
     caller: Caller | None = None
     link_corr: int = 0
     sent: bool = False  # the request has been on a link
+    asked: bool = False  # it, or what continues it, has been sent on this link
+    left: bool = False  # by its client, before the origin's answer
     passed_bytes: int = 0  # of logged frames
     passed_before: int = 0  # bytes that had passed when it was asked for again
     stream: bytes | None = None  # once it is opened
@@ -149,6 +168,8 @@ class Relay:
         self.heartbeat: Heartbeat | None = None
         self._routes: dict[int, Route] = {}
         self._by_client: dict[Sink, dict[int, Route]] = {}
+        self._to_renew: deque[Route] = deque()  # those that wait for the answers of others
+        self._renewing: set[int] = set()  # link corrs of those that wait for an answer
         self._last_corr = last_corr
         self._random = random or Random()
         self.held_bytes = 0  # of requests that have no answer yet
@@ -211,7 +232,13 @@ class Relay:
         self.state = LinkState.DOWN
         self.heartbeat = None
         self._to_send.clear()
+        self._to_renew.clear()
+        self._renewing.clear()
         for route in list(self._routes.values()):
+            route.asked = False
+            if route.left:
+                self._drop(route)
+                continue
             if not route.sent:
                 continue
             # How much of an answer's body has passed is the client's to know.
@@ -286,6 +313,12 @@ class Relay:
             assert isinstance(frame, Pass)
             route.renewal = frame.mac
             return False
+        if route.link_corr in self._renewing:
+            self._renewing.discard(route.link_corr)
+            self._renew_some()
+        if route.left:
+            self._answer_nobody(route, raw, tag)
+            return False
         if tag == Opened.tag:
             return self._opened(route, raw)
         if tag == Answer.tag:
@@ -349,6 +382,18 @@ class Relay:
         self._let_go(route)
         return is_first
 
+    def _answer_nobody(self, route: Route, raw: bytes, tag: int) -> None:
+        """End a request whose client has left: this is its answer."""
+        if tag == StreamError.tag:
+            _, error = decode(raw)
+            assert isinstance(error, StreamError)
+            self._outcomes.append(error.code not in FAULTS)
+        else:
+            self._outcomes.append(True)
+        if tag not in CLOSING:
+            self._to_send.append(encode(Detach(), route.link_corr))
+        self._drop(route)
+
     def _goes_on_without(self, route: Route, error: StreamError) -> bool:
         """Whether `error` refuses a renewal's right; it is asked for with less then.
 
@@ -378,7 +423,8 @@ class Relay:
         """Nothing is asked of an origin that has not shown that it is the one that is meant."""
         if self._is_greeted and self._handshake.done:
             self.state = LinkState.UP
-            for route in self._routes.values():
+            # Clients that have no credit wait for nothing: the others come first.
+            for route in sorted(self._routes.values(), key=lambda route: route.limit <= route.next):
                 self._ask(route)
 
     # ---- what clients do ----
@@ -407,6 +453,7 @@ class Relay:
         """Let another origin have it. This one does not know it, or is asked no more."""
         self.held_bytes -= len(route.request)
         self._remove(route)
+        route.asked = False
 
     def routes(self) -> list[Route]:
         """All that is under way."""
@@ -422,13 +469,21 @@ class Relay:
         route.limit, route.credited = max(route.limit, credit.limit), True
         if credit.bytes is not None:
             route.limit_bytes = max(route.limit_bytes or 0, credit.bytes)
-        if self.state is LinkState.UP:
+        if route.asked:
             self._to_send.append(credit_on_link(route))
 
     def _detach(self, route: Route) -> None:
-        self._drop(route)
-        if self.state is LinkState.UP:
+        """Let the client have its corr back. A request that the origin is at work on keeps its
+        own, and counts, until it is answered; a Call ends at once, as far as it can."""
+        is_call = tag_of(route.request) == Call.tag if route.request else route.answered
+        if route.asked and route.stream is None and not is_call:
+            self._forget_client(route)
+            self._let_go(route)
+            route.sink, route.left = NOBODY, True
+            return
+        if route.asked:
             self._to_send.append(encode(Detach(), route.link_corr))
+        self._drop(route)
 
     def forget(self, sink: Sink) -> None:
         """The client has gone: detach all that is its own. Never a cancel."""
@@ -447,8 +502,9 @@ class Relay:
 
     def refuse_all(self, error: TailraceError) -> None:
         """End every route: the edge itself is going away."""
+        self._to_renew.clear()
         for route in list(self._routes.values()):
-            if self.state is LinkState.UP:
+            if route.asked:
                 self._to_send.append(encode(Detach(), route.link_corr))
             self._fail(route, end_of(route, spread(error, self._random)))
 
@@ -463,8 +519,22 @@ class Relay:
                 return corr
 
     def _ask(self, route: Route) -> None:
-        """Send a route's request, or on a later link what continues it."""
+        """Send a route's request, or on a later link, when its turn has come, what continues it."""
         route.deadline = None
+        if route.stream is not None or (route.sent and tag_of(route.request) == Resume.tag):
+            self._to_renew.append(route)
+            self._renew_some()
+        else:
+            self._send_request(route)
+
+    def _renew_some(self) -> None:
+        while self._to_renew and len(self._renewing) < MAX_RENEWALS:
+            route = self._to_renew.popleft()
+            if self._routes.get(route.link_corr) is route:  # its client is still there
+                self._renewing.add(route.link_corr)
+                self._send_request(route)
+
+    def _send_request(self, route: Route) -> None:
         if route.stream is not None:
             self.renewals += 1
             route.renewed = True
@@ -474,7 +544,7 @@ class Relay:
             self._to_send.append(with_corr(route.request, route.link_corr))
             if route.credited:
                 self._to_send.append(credit_on_link(route))
-        route.sent = True
+        route.sent = route.asked = True
 
     def _drop(self, route: Route) -> None:
         self._let_go(route)
@@ -482,6 +552,13 @@ class Relay:
 
     def _remove(self, route: Route) -> None:
         del self._routes[route.link_corr]
+        if not route.left:
+            self._forget_client(route)
+        if route.link_corr in self._renewing:
+            self._renewing.discard(route.link_corr)
+            self._renew_some()
+
+    def _forget_client(self, route: Route) -> None:
         routes = self._by_client[route.sink]
         del routes[route.client_corr]
         if not routes:

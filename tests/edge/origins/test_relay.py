@@ -31,6 +31,7 @@ from ledger.frame import (
     Hello,
     Open,
     Opened,
+    Pass,
     Resume,
     Status,
     Steer,
@@ -247,11 +248,44 @@ def test_a_client_that_has_gone_is_detached_and_never_cancelled(link: Link) -> N
     [(two, _)] = link.sent()
     other, _ = opened(link)
     link.relay.forget(client)
-    assert link.sent() == [(one, Detach()), (two, Detach())]
+    assert link.sent() == [(one, Detach())]
     link.says(Heartbeat(1, ready=True))
+    link.says(Pass(bytes(32)), OPENED, Token("late", 0), corr=two)
+    assert link.sent()[-1] == (two, Detach())
     assert client.frames == []
     assert link.relay.route_count == 1
     assert other.frames == []
+
+
+@pytest.mark.parametrize("request_frame", [OPEN, Resume(STREAM), Cancel(STREAM)])
+@pytest.mark.parametrize("answer", [OPENED, Status(STREAM, StreamState.ENDED, 3), None])
+def test_a_request_counts_until_its_answer_although_its_client_detached(
+    link: Link, request_frame: Frame, answer: Frame | None
+) -> None:
+    client = Client()
+    link.asks(client, request_frame)
+    link.asks(client, Detach())
+    assert (link.relay.route_count, link.relay.held_bytes) == (1, 0)
+    assert link.sent() == [(1, request_frame)]
+    link.asks(client, OPEN)  # the client has its corr back at once
+    assert link.sent() == [(2, OPEN)]
+    if answer is None:  # nobody waits for it on another link
+        link.lose()
+        link.connect()
+    else:
+        link.says(answer, corr=1)
+    assert client.frames == [] if answer else errors(client)
+    assert link.relay.route_count == (0 if answer is None else 1)
+    assert link.sent() == ([(1, Detach())] if answer == OPENED else [])
+
+
+def test_a_call_that_its_client_has_left_ends_at_once(link: Link) -> None:
+    client = Client()
+    link.asks(client, Call("stream", "a", "GET", "http://e/a", (), b"", 4))
+    link.sent()
+    link.relay.forget(client)
+    assert link.sent() == [(1, Detach())]
+    assert link.relay.route_count == 0
 
 
 def test_link_corrs_go_round_without_0() -> None:
