@@ -135,7 +135,7 @@ class HeldElsewhere(Unavailable, code="held_elsewhere"):
 
 
 class LedgerAway(Unavailable, code="ledger_away"):
-    """The ledger's server cannot be reached for now; what it has acknowledged it keeps."""
+    """The ledger's storage cannot be reached or read for now; it keeps what it acknowledged."""
 
 
 class LedgerFull(Overloaded, code="ledger_full"):

@@ -329,8 +329,9 @@ class Ledger(Protocol):
     async def append(self, batch: Sequence[Append] | Appends) -> list[Refusal]:
         """Store a batch in one group commit; returns when it is durable and released.
 
-        What a stream refuses (`StaleEpoch`, `WrongIndex`, `Conflict` after its end), and what
-        is for an unknown one (`NotFound`), comes back; the rest of the batch is stored.
+        What a stream refuses (`StaleEpoch`, `WrongIndex`, `Conflict` after its end) comes back,
+        and so does what is for a stream that is unknown (`NotFound`), damaged (`Damaged`) or
+        cannot be read now (`LedgerAway`). The rest of the batch is stored.
         Waits while the queue of uncommitted frames is full. A batch of `relaxed` streams
         only is released and returns at once.
         """
@@ -345,7 +346,10 @@ class Ledger(Protocol):
         """Of a stream in memory, as a watched one is; `NotFound` for all others."""
 
     def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
-        """Call `wake` after each release to a stream that `info` has just shown."""
+        """Call `wake` after each release to a stream that `info` has just shown.
+
+        `NotFound` for a stream that is not in memory.
+        """
 
     def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None: ...
 

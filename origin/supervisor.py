@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from ledger.dial import UNIX, listen
-from ledger.errors import ConfigError, LedgerFailed, Unavailable
+from ledger.errors import ConfigError, Damaged, LedgerFailed, Unavailable
 from ledger.frame import encode
 from ledger.interface import Ledger
 from ledger.objects.object import ObjectRequest, ObjectResponse
@@ -116,6 +116,7 @@ class Supervisor:
         self._ledger = ledger
         self._objects = objects
         self._links: set[EdgeLink] = set()
+        self._told_damage = ""  # the last damage of the ledger that was logged
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._metrics = Metrics(
             traces=Traces.open(config.traces, "tailrace-origin", "origin.traces")
@@ -278,10 +279,13 @@ class Supervisor:
     async def _adopt(self) -> None:
         """Go on with the streams of our predecessor, and of origins that share the ledger."""
         while True:
-            with _unless_away():
+            # Each by itself: who reads a stream is looked at although the ledger cannot be read.
+            with self._unless_unread():
                 if not self._runs.models.leaving:
                     await self._runs.restore(await self._ledger.unfinished())
+            with self._unless_unread():
                 await self._runs.attend()
+            with self._unless_unread():
                 await self._runs.relieve(free_memory())
             await asyncio.sleep(ADOPT_S)
 
@@ -293,19 +297,25 @@ class Supervisor:
             self._clock.keep()
             with suppress(OSError):  # it is compiled again then
                 await asyncio.to_thread(kernels.keep)
-            with _unless_away():
+            with self._unless_unread():
                 await self._ledger.expire()
 
+    @contextmanager
+    def _unless_unread(self) -> Iterator[None]:
+        """Log that the ledger could not be read, for work that is done again soon.
 
-@contextmanager
-def _unless_away() -> Iterator[None]:
-    """What is done again and again can wait for a ledger that is away, but not for a failed one."""
-    try:
-        yield
-    except LedgerFailed:
-        raise
-    except Unavailable as error:
-        log.warning("ledger.away", error=str(error))
+        A ledger that has failed to write ends the origin.
+        """
+        try:
+            yield
+        except LedgerFailed:
+            raise
+        except Unavailable as error:
+            log.warning("ledger.away", error=str(error))
+        except Damaged as error:
+            if str(error) != self._told_damage:  # some of it is done twice a second
+                self._told_damage = str(error)
+                log.error("ledger.damaged", error=str(error))
 
 
 def free_memory(meminfo: Path = MEMINFO, group: Path = GROUP) -> float:

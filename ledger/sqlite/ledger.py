@@ -16,7 +16,15 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
-from ledger.errors import LedgerFailed, LedgerFull, NotFound, TailraceError, unknown_stream
+from ledger.errors import (
+    Damaged,
+    LedgerAway,
+    LedgerFailed,
+    LedgerFull,
+    NotFound,
+    TailraceError,
+    unknown_stream,
+)
 from ledger.frame import Durability
 from ledger.interface import (
     Append,
@@ -192,29 +200,40 @@ class SqliteLedger:
         refused: list[Refusal] = []
         step = Appends.of(batch)
         tails = list(map(self._residents.tails.get, step.streams))
+        absent: dict[bytes, TailraceError] = {}
         if not all(tails) or not self._commits.ready:
-            await self._make_ready(step.streams)
+            absent = await self._make_ready(step.streams)
             tails = list(map(self._residents.tails.get, step.streams))
-        if self._accept(step, tails, refused):
+        if self._accept(step, tails, absent, refused):
             await self._commits.commit()
         else:
             self._commits.schedule()
         if refused and any(isinstance(refusal.error, LedgerFull) for refusal in refused):
-            return await self._append_again(refused)
+            return await self._append_again(refused, absent)
         return refused
 
-    async def _append_again(self, refused: list[Refusal]) -> list[Refusal]:
+    async def _append_again(
+        self, refused: list[Refusal], absent: dict[bytes, TailraceError]
+    ) -> list[Refusal]:
         """Once more, if a second look finds that there is room after all."""
         await self._retention.find_room(StreamKind.GENERATION)
         step, still = Appends.of([refusal.append for refusal in refused]), list[Refusal]()
-        if self._accept(step, list(map(self._residents.tails.get, step.streams)), still):
+        tails = list(map(self._residents.tails.get, step.streams))
+        if self._accept(step, tails, absent, still):
             await self._commits.commit()
         return still
 
-    def _accept(self, step: Appends, tails: Sequence[Tail | None], refused: list[Refusal]) -> bool:
+    def _accept(
+        self,
+        step: Appends,
+        tails: Sequence[Tail | None],
+        absent: dict[bytes, TailraceError],
+        refused: list[Refusal],
+    ) -> bool:
         """Put a step into the forming commit; True where its producer must wait for that.
 
-        Every token passes here: what looks long-winded saves a tenth of its whole cost.
+        `absent` says why a stream without a tail has none. Every token passes here: what looks
+        long-winded saves a tenth of its whole cost.
         """
         group = self._commits.forming
         power, size, at, relaxed = False, 0, -1, 0
@@ -224,7 +243,8 @@ class SqliteLedger:
             at += 1
             try:
                 if tail is None:
-                    raise unknown_stream(step.streams[at])
+                    stream = step.streams[at]
+                    raise absent.get(stream) or unknown_stream(stream)
                 size += tail.accept(epoch, index, frame, ids)
             except TailraceError as error:
                 refused.append(Refusal(step[at], error))
@@ -246,20 +266,24 @@ class SqliteLedger:
             group.commit.power = True
         return at + 1 > len(missed) + relaxed
 
-    async def _make_ready(self, streams: Sequence[bytes]) -> None:
-        """Wait for room and until every stream that there is is resident."""
-        unknown = set[bytes]()
+    async def _make_ready(self, streams: Sequence[bytes]) -> dict[bytes, TailraceError]:
+        """Wait for room in the forming commit, and load the streams that are not in memory.
+
+        Return the error for each stream that cannot be loaded: it is unknown, its row is
+        damaged, or the file cannot be read now. That is no reason to refuse the others' appends.
+        """
+        absent: dict[bytes, TailraceError] = {}
         while True:
             await self._commits.room()
-            known = self._residents.tails.keys() | unknown
+            known = self._residents.tails.keys() | absent.keys()
             away = [stream for stream in streams if stream not in known]
             if not away:
-                return
+                return absent
             for stream in away:
                 try:
                     await self._residents.get(stream)
-                except NotFound:
-                    unknown.add(stream)
+                except (NotFound, Damaged, LedgerAway) as error:
+                    absent[stream] = error
 
     def _tidy(self, group: Group, commit: Commit) -> None:
         if size := self._log.tidy(group, commit):
@@ -292,7 +316,7 @@ class SqliteLedger:
         return await self._replay.records(tail, start, limit)
 
     def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
-        self._residents.tails[stream].watchers[wake] = None
+        self.tail(stream).watchers[wake] = None
 
     def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None:
         tail = self._residents.tails.get(stream)

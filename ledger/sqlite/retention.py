@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
 import structlog
 
 from ledger.backoff import spread_ms
-from ledger.errors import LedgerFull
+from ledger.errors import LedgerFull, TailraceError
 from ledger.interface import StreamKind
 from ledger.sqlite.group import GroupCommit
 from ledger.sqlite.residents import Residents
@@ -114,7 +115,8 @@ class Retention:
         self._grown += size
         if self._grown >= MEASURE_BYTES:
             self._grown = 0
-            self._look()
+            with suppress(TailraceError):  # no reason not to commit: the next look will tell
+                self._look()
 
     def objects_grew(self, size: int) -> None:
         """Objects have stored so much more: frames, values, streams."""

@@ -25,6 +25,7 @@ from ledger.errors import (
     Conflict,
     Damaged,
     FrameError,
+    LedgerAway,
     LedgerFailed,
     LedgerFull,
     NotFound,
@@ -329,6 +330,9 @@ class Runs(Owner):
                     log_refusal(refusal)
             except NotFound:
                 pass  # retention took it
+            except Damaged as error:
+                self._leave(stream, error)
+                return
             except Unavailable as error:
                 self._defer(stream, error)
                 return
@@ -341,6 +345,16 @@ class Runs(Owner):
             raise error
         log.warning("stream.deferred", stream=stream.id.hex(), error=str(error))
         self.table.defer(stream)
+
+    def _leave(self, stream: GeneratedStream, error: Damaged) -> None:
+        """Give up a stream whose row is damaged: it can be neither continued nor ended.
+
+        It stays as it is in the ledger, and whoever asks for it is told that it is damaged.
+        """
+        log.error("stream.damaged", stream=stream.id.hex(), error=error.message)
+        self._left.add(stream.id)
+        self._metrics.ended(FinishReason.FAILED)
+        self._over(stream, FinishReason.FAILED)
 
     def _over(self, stream: GeneratedStream, reason: FinishReason) -> None:
         self.table.remember(stream, reason)
@@ -533,6 +547,10 @@ class Runs(Owner):
             await self._end(stream, FinishReason.LENGTH, refusal.error.message)
         elif isinstance(refusal.error, LedgerFull):
             await self._end(stream, FinishReason.FAILED, refusal.error.message, retryable=True)
+        elif isinstance(refusal.error, Damaged):
+            self._leave(stream, refusal.error)
+        elif isinstance(refusal.error, LedgerAway):
+            self._defer(stream, refusal.error)
         elif not isinstance(refusal.error, StaleEpoch):
             await self._blame(stream, "fell out of step with")
             self.table.wait_again([stream], last=True)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from random import Random
 
+import apsw
 import pytest
+from structlog.testing import capture_logs
 
+from ledger.frame import Durability
+from ledger.interface import NewStream
 from ledger.sqlite.ledger import SqliteLedger
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.objects import OriginObjects
 from origin.steady_clock import KeptClock, now_ms
 from origin.supervisor import Supervisor
+from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
 
 pytestmark = pytest.mark.anyio
 
@@ -44,3 +50,38 @@ async def test_edges_hear_at_the_pace_that_goes_with_the_lease(
     assert did == [retention.heartbeat_s, "heartbeat"] * 2
     await objects.close()
     await ledger.close()
+
+
+@pytest.mark.parametrize("misread", [apsw.SQLITE_IOERR_READ, apsw.SQLITE_CORRUPT])
+async def test_an_origin_goes_on_while_its_ledger_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, misread: int
+) -> None:
+    disk = Disk(Random(0))
+    vfs = FaultyVfs("faulty", disk)
+    path = tmp_path / "ledger.db"
+    ledger = await SqliteLedger.open(path, now_ms, vfs="faulty", wal_sync=disk.wal_sync)
+    for number in range(100):  # so many that they do not lie on pages that were read before
+        stream = number.to_bytes(16, "big")
+        await ledger.create(NewStream(stream, "x" * 200, Durability.PROCESS, 60))
+    objects = OriginObjects(ledger, StreamsConfig(), now_ms)
+    config = OriginConfig(data=tmp_path)
+    supervisor = Supervisor(config, LedgerConfig(), ledger, objects, None, KeptClock(tmp_path))
+    disk.misread = misread
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) > 2:
+            raise Enough
+
+    for forever in (supervisor._adopt, supervisor._sweep):
+        waits.clear()
+        with monkeypatch.context() as patch, capture_logs() as said:
+            patch.setattr(asyncio, "sleep", sleep)
+            with pytest.raises(Enough):
+                await forever()
+        assert {line["event"] for line in said} & {"ledger.away", "ledger.damaged"}
+    disk.misread = None
+    await objects.close()
+    await ledger.close()
+    vfs.unregister()

@@ -19,7 +19,7 @@ from typing import Any
 import apsw
 import structlog
 
-from ledger.errors import ConfigError, Damaged
+from ledger.errors import ConfigError, Damaged, LedgerAway
 from ledger.interface import ObjectKey, StreamKind, ValueRange
 from ledger.sqlite.disk.checksum import (
     DAMAGED_HINT,
@@ -119,6 +119,7 @@ class SqliteFile:
         # Open as long as the connections are: closing it would drop their locks (POSIX).
         self._synced, self._lock = locks
         self._full = False
+        self._told_damage = ""  # the last error of reading the unfinished streams
         self._writing = WorkThread("ledger-writer")
         self._files = OpenFiles(path, Path(writer.filename_wal))
         self._wal = Wal(self._files, writer, self._checkpointer, vfs, self._synced, high_water)
@@ -235,10 +236,25 @@ class SqliteFile:
         return self._stream("idempotency_key = ?", idempotency_key)
 
     async def unfinished(self, kind: int) -> list[tuple[int, bytes]]:
-        return await self._lookups.read(
-            "SELECT sid, id FROM stream WHERE ended = 0 AND kind = ? ORDER BY created_ms, sid",
-            (kind,),
-        )
+        sql = "SELECT sid, id FROM stream WHERE ended = 0 AND kind = ? ORDER BY created_ms, sid"
+        try:
+            rows = await self._lookups.read(sql, (kind,))
+        except Damaged as error:
+            rows = await self._unfinished_past_damage(kind, error)
+        return [(sid, id_) for sid, id_ in rows if isinstance(id_, bytes)]
+
+    async def _unfinished_past_damage(self, kind: int, error: Damaged) -> list[Any]:
+        """Return the unfinished streams that a damaged page does not hide.
+
+        The table is read without its index, once from each end as far as the damage.
+        """
+        sql = "SELECT sid, id FROM stream NOT INDEXED WHERE ended = 0 AND kind = ? ORDER BY sid"
+        read = self._lookups.read_past_damage
+        found = {*await read(sql, (kind,)), *await read(f"{sql} DESC", (kind,))}
+        if str(error) != self._told_damage:  # it is asked twice a second
+            self._told_damage = str(error)
+            log.error("ledger.damaged", error=error.message, unfinished_found=len(found))
+        return sorted(found)
 
     async def covered(self, sid: int) -> int:
         rows = self._lookups.look(
@@ -406,7 +422,11 @@ class SqliteUpkeep:
     # ---- what there is ----
 
     def sizes(self) -> Sizes:
-        disk = os.statvfs(self._path.parent)
+        try:
+            disk = os.statvfs(self._path.parent)
+        except OSError as error:
+            self.check()  # says which of the files is gone, if one is
+            raise LedgerAway(f"{self._path.parent}: {error.strerror or error}") from error
         file_bytes = self._lookups.number("PRAGMA page_count") * self._page_bytes
         return Sizes(
             file_bytes=file_bytes,
@@ -442,7 +462,7 @@ class SqliteUpkeep:
         return [row[0] for row in rows]
 
     async def fetch(self, *, reclaim: int, vacuum: int) -> None:
-        with suppress(Damaged):  # which the slice itself will meet
+        with suppress(Damaged, LedgerAway):  # the slice itself reads the same pages
             if reclaim:
                 await self._lookups.read(_TOUCH_GARBAGE, (reclaim,))
         if vacuum and hasattr(os, "posix_fadvise"):

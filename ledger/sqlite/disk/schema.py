@@ -10,7 +10,7 @@ from typing import Any
 
 import apsw
 
-from ledger.errors import ConfigError, Damaged
+from ledger.errors import ConfigError, Damaged, LedgerAway, TailraceError
 from ledger.sqlite.disk.checksum import DAMAGED_HINT, add_functions
 from ledger.sqlite.disk.opening import (
     APPLICATION_ID,
@@ -22,6 +22,20 @@ from ledger.sqlite.disk.sync import WorkThread
 from ledger.sqlite.disk.wal import WAL_LIMIT_BYTES, leave, renew
 
 LEAST_SQLITE = (3, 51, 3)
+_TRANSIENT = (
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.IOError,
+    apsw.NoMemError,
+    apsw.CantOpenError,
+    apsw.ProtocolError,
+    apsw.InterruptError,
+    apsw.FullError,
+    MemoryError,
+)
+"""Errors of a read that do not say that the file is damaged: another try may succeed."""
+_DAMAGED_IO = (apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS)
+"""I/O errors that do say it: a checksum below SQLite did not match."""
 
 _SCHEMA = """
 CREATE TABLE stream (
@@ -145,7 +159,11 @@ def _pragma(connection: apsw.Connection, name: str) -> int:
 
 
 class Lookups:
-    """Two connections that only read; `Damaged` where the file does not let them."""
+    """Two connections that only read.
+
+    A read raises `Damaged` where what is stored is not whole, and `LedgerAway` where it failed
+    for a reason that may pass: a lock, an I/O error, a lack of memory.
+    """
 
     def __init__(self, path: Path, vfs: str | None) -> None:
         self._path = path
@@ -164,6 +182,10 @@ class Lookups:
     async def read(self, sql: str, values: Sequence[Any]) -> list[Any]:
         return await self._reading.run(partial(self._rows, self._reader, sql, values))
 
+    async def read_past_damage(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        """Return the rows that come before the first damaged page."""
+        return await self._reading.run(partial(self._rows_before_damage, sql, values))
+
     def number(self, sql: str, *values: object) -> int:
         """The one number that a query gives; 0 for none."""
         return int(self.look(sql, values)[0][0] or 0)
@@ -175,5 +197,26 @@ class Lookups:
     def _rows(self, connection: apsw.Connection, sql: str, values: Sequence[Any]) -> list[Any]:
         try:
             return connection.execute(sql, values).fetchall()
-        except (apsw.Error, UnicodeDecodeError) as error:
-            raise Damaged(f"{self._path} cannot be read: {error}", hint=DAMAGED_HINT) from error
+        except (apsw.Error, MemoryError, UnicodeDecodeError) as error:
+            raise self._explained(error) from error
+
+    def _rows_before_damage(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        rows: list[Any] = []
+        try:
+            rows.extend(self._reader.execute(sql, values))
+        except (apsw.Error, MemoryError, UnicodeDecodeError) as error:
+            told = self._explained(error)
+            if not isinstance(told, Damaged):
+                raise told from error
+        return rows
+
+    def _explained(self, error: Exception) -> TailraceError:
+        """Return the error of a read as one of ours."""
+        passes = isinstance(error, _TRANSIENT)
+        if getattr(error, "extendedresult", None) in _DAMAGED_IO:
+            passes = False
+        what = str(error) or type(error).__name__
+        if passes:
+            hint = "try again; if it goes on, check the disk and the memory"
+            return LedgerAway(f"{self._path} cannot be read now: {what}", hint=hint)
+        return Damaged(f"{self._path} cannot be read: {what}", hint=DAMAGED_HINT)

@@ -5,6 +5,7 @@
     connection = apsw.Connection(path, vfs="faulty")
     disk.room = 10_000                          # then it is full
     disk.fail_sync(3)                           # the third sync from now on fails
+    disk.misread = apsw.SQLITE_IOERR_READ       # every read of a database fails so
     disk.cut_power(folder)                      # what a machine would find after it
 
 Files are real, so that SQLite's locks and its shared memory work as ever. Beside them the
@@ -109,11 +110,14 @@ class Medium:
 class Disk:
     """The files of one `FaultyVfs`, all in one folder, and what is wrong with the disk they are on.
 
-    `room`: bytes by which files may still grow (None: no end). `syncs` and `writes` count.
+    `room`: bytes by which files may still grow (None: no end). `misread`: the SQLite error that
+    reads of database files and their WAL end with (None: they succeed). `syncs` and `writes`
+    count.
     """
 
     def __init__(self, random: Random) -> None:
         self.room: int | None = None
+        self.misread: int | None = None
         self.syncs = 0
         self.writes = 0
         self._random = random
@@ -289,6 +293,11 @@ class FaultyFile(apsw.VFSFile):
         self._disk = disk
         self._name = name.filename() if isinstance(name, apsw.URIFilename) else name or ""
         self._medium = disk.opened(self._name, self.xFileSize()) if name else Medium()
+
+    def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
+        if self._disk.misread is not None:
+            raise apsw.exception_for(self._disk.misread)
+        return super().xRead(amount, offset)
 
     def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
         with self._disk.lock:

@@ -13,7 +13,7 @@ import apsw
 import pytest
 from structlog.testing import capture_logs
 
-from ledger.errors import ConfigError, Damaged
+from ledger.errors import ConfigError, Damaged, LedgerAway
 from ledger.frame import (
     Durability,
     FinishReason,
@@ -32,11 +32,12 @@ from ledger.window import Window
 from origin.edges.feed import Feed
 from origin.generations.stream import find
 from tests.ledger.backends import Clock, opened_file
+from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
 
 pytestmark = pytest.mark.anyio
 
 PAGE_BYTES = 4096
-LEAF, LEAF_HEADER_BYTES = 13, 8  # https://sqlite.org/fileformat2.html#b_tree_pages
+LEAF, INDEX_LEAF, LEAF_HEADER_BYTES = 13, 10, 8  # https://sqlite.org/fileformat2.html#b_tree_pages
 COUNT = 40
 ROTTEN, WHOLE, RUNNING = (bytes([n]) * 16 for n in (1, 2, 3))
 STREAMS = (ROTTEN, WHOLE, RUNNING)
@@ -409,6 +410,83 @@ async def test_a_stream_whose_row_has_rotted_is_damaged_and_no_other(
             await ledger.info(ROTTEN)
         assert await find(ledger, ROTTEN) is None  # an origin leaves it, and takes the others
         await require_that_others_go_on(ledger)
+
+
+async def test_a_step_for_a_rotten_row_is_refused_for_that_stream_alone(path: Path) -> None:
+    other = bytes([9]) * 16
+    async with opened_file(path) as ledger:
+        await ledger.create(NewStream(other, "{}", Durability.PROCESS, TTL_S))
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE stream SET recipe = '1' WHERE id = ?", (other,))
+    connection.close()
+    async with opened_file(path) as ledger:
+        bad = Append(other, 1, 0, record(other, 0))
+        good = [Append(RUNNING, 1, index, record(RUNNING, index)) for index in (COUNT, COUNT + 1)]
+        [refusal] = await ledger.append([good[0], bad, good[1]])
+        assert refusal.append == bad
+        assert isinstance(refusal.error, Damaged)
+        assert await ledger.read(RUNNING, COUNT, 9) == [each.record for each in good]
+
+
+async def test_whatever_page_rots_the_unfinished_streams_of_all_others_are_found(
+    tmp_path: Path,
+) -> None:
+    path, count = tmp_path / "ledger.db", 300
+    async with opened_file(path) as ledger:
+        made = {index.to_bytes(16, "big") for index in range(count)}
+        for stream in made:
+            await ledger.create(NewStream(stream, "x" * 200, Durability.PROCESS, TTL_S))
+    data, lost = path.read_bytes(), list[int]()
+    for page in range(1, len(data) // PAGE_BYTES):
+        if data[page * PAGE_BYTES] not in (LEAF, INDEX_LEAF):
+            continue
+        copy = path.with_name(f"{page}.db")
+        shutil.copy(path, copy)
+        async with opened_file(copy) as ledger:
+            overwrite(copy, page, bytes(PAGE_BYTES))  # when what a start needs has been read
+            found = set(await ledger.unfinished())
+            assert found <= made
+            lost.append(count - len(found))
+    assert len(lost) > 20
+    assert max(lost) <= 20  # a page has so many rows
+    assert sum(lost) >= count / 2  # and those on the page are lost indeed
+
+
+READ_ERRORS = [
+    *(apsw.SQLITE_IOERR_READ, apsw.SQLITE_BUSY, apsw.SQLITE_LOCKED, apsw.SQLITE_NOMEM),
+    *(apsw.SQLITE_CANTOPEN, apsw.SQLITE_PROTOCOL, apsw.SQLITE_INTERRUPT),
+]
+
+
+@pytest.mark.parametrize("error", READ_ERRORS)
+async def test_a_read_that_fails_costs_its_caller_a_retry_and_nobody_else(
+    tmp_path: Path, error: int
+) -> None:
+    disk = Disk(Random(0))
+    vfs = FaultyVfs("faulty", disk)
+    path, recipe = tmp_path / "ledger.db", "x" * 3 * PAGE_BYTES
+    ledger = await SqliteLedger.open(path, Clock(), vfs="faulty", wal_sync=disk.wal_sync)
+    for stream in STREAMS:
+        await ledger.create(NewStream(stream, recipe, Durability.PROCESS, TTL_S))
+    await ledger.close()
+    ledger = await SqliteLedger.open(path, Clock(), vfs="faulty", wal_sync=disk.wal_sync)
+    first = Append(RUNNING, 1, 0, record(RUNNING, 0))
+    assert await ledger.append([first]) == []  # the writer has its pages in memory
+    batch = [Append(ROTTEN, 1, 0, record(ROTTEN, 0)), Append(RUNNING, 1, 1, record(RUNNING, 1))]
+    disk.misread = error
+    [refusal] = await ledger.append(batch)
+    assert (refusal.append.stream, type(refusal.error)) == (ROTTEN, LedgerAway)
+    for read in (ledger.info(ROTTEN), ledger.unfinished()):
+        with pytest.raises(LedgerAway, match=r"ledger\.db cannot be read now") as told:
+            await read
+        assert told.value.retryable
+    disk.misread = None
+    assert await ledger.append(batch[:1]) == []
+    assert await ledger.unfinished() == list(STREAMS)
+    assert await ledger.read(ROTTEN, 0, 9) == [record(ROTTEN, 0)]
+    assert await ledger.read(RUNNING, 0, 9) == [record(RUNNING, 0), record(RUNNING, 1)]
+    await ledger.close()
+    vfs.unregister()
 
 
 async def test_what_changes_in_a_rotten_row_does_not_make_it_whole(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
-from ledger.errors import Overloaded, Unavailable
+from ledger.errors import Damaged, Overloaded, Unavailable
 from ledger.frame import (
     FinishReason,
     FormatKind,
@@ -52,6 +54,31 @@ async def test_a_stream_waits_for_a_worker_and_then_runs(stage: Stage) -> None:
     await stage.step(one, run, 0, "a")
     await stage.step(one, run, 1, None)
     assert await stage.frames(A) == [Token("a", 0), StreamEnd(1, FinishReason.LENGTH, 1, 2)]
+    assert stage.runs.table.count == 0
+
+
+async def test_a_damaged_row_costs_its_stream_and_no_other_of_the_step(
+    stage: Stage, tmp_path: Path
+) -> None:
+    slot = stage.slots[0]
+    await stage.ready(slot)
+    await stage.start(A)
+    await stage.start(B)
+    runs = [run for run, _ in slot.sent]
+    for _ in range(2):
+        await stage.ledger.expire()  # what has made nothing leaves the memory
+    connection = apsw.Connection(str(tmp_path / "ledger.db"))
+    connection.execute("UPDATE stream SET recipe = '1' WHERE id = ?", (A,))
+    connection.close()
+    made = [Emission(run, 0, (100,), 0, encode(Token("a", 0))) for run in runs]
+    await stage.runs.worker_step(slot, Step.of(made))
+    assert await stage.frames(B) == [Token("a", 0)]
+    assert slot.last == (runs[0], Halt())
+    assert stage.runs.table.by_id.keys() == {B}
+    with pytest.raises(Damaged):  # its readers are told
+        await stage.frames(A)
+    await stage.runs.restore(await stage.ledger.unfinished())
+    await stage.step(slot, runs[1], 1, None)
     assert stage.runs.table.count == 0
 
 
