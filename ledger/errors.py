@@ -6,6 +6,7 @@ same fields, so nothing is said twice in two vocabularies.
 
 from __future__ import annotations
 
+EXIT_FAILED = 1
 EXIT_USAGE = 2
 """A process that ends so could not start as it was told; starting it again cannot help."""
 

@@ -6,6 +6,9 @@ import asyncio
 import gc
 import os
 import signal
+import sys
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +23,10 @@ fifths of the time of an append with 64 streams; pauses of 141 to 301 ms with 2,
 """
 
 
+LAST_THREADS_S = 2.0
+"""Timeout for threads that libraries have left, before the process ends without them."""
+
+
 class Stop:
     """What signals, `others` too, ask of this process: to stop; by a second one, at once."""
 
@@ -31,6 +38,26 @@ class Stop:
 
     def ask(self) -> None:
         (self.at_once if self.asked.is_set() else self.asked).set()
+
+
+def end_without_threads(status: int) -> list[str]:
+    """Let no thread that a library has left keep this process alive; return their names.
+
+    Python waits for all threads but daemons at its exit, and a thread can't be made a daemon
+    later. So where there are such threads, a daemon ends the process with `status` soon.
+    """
+    here = threading.current_thread()
+    left = [one.name for one in threading.enumerate() if one is not here and not one.daemon]
+
+    def end() -> None:
+        time.sleep(LAST_THREADS_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    if left:
+        threading.Thread(target=end, name="last-threads", daemon=True).start()
+    return left
 
 
 def boot_id() -> bytes:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import structlog
 import uvloop
 
+from ledger.errors import EXIT_FAILED, EXIT_USAGE, CallerError, ConfigError
 from ledger.log import configure_logging
-from ledger.process import Stop, look_less_often
+from ledger.process import Stop, end_without_threads, look_less_often
 from ledger.tasks import beside
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.model_table import Tables
@@ -40,7 +41,8 @@ def run(
 ) -> None:
     """Serve until SIGTERM or SIGINT, and `drain_s` longer at most.
 
-    Raises `TailraceError` if it cannot start or go on.
+    Raises `TailraceError` if it cannot start or go on. However this ends, the process ends soon
+    after, even if a library has left a thread.
 
     `tables` name several models, where it is not the one that `config` says.
     """
@@ -54,7 +56,16 @@ def run(
         several = planned(tables, config)
     for name in unused(*[plan.config for plan in several] or [config]):
         log.warning("setting.unused", setting=f"origin.{name}", why="nothing served goes by it")
-    uvloop.run(_start(config, ledger, streams, several))
+    status = EXIT_FAILED
+    try:
+        uvloop.run(_start(config, ledger, streams, several))
+        status = 0
+    except (CallerError, ConfigError):
+        status = EXIT_USAGE
+        raise
+    finally:
+        if left := end_without_threads(status):
+            log.warning("threads.left", threads=left)
 
 
 async def _start(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ledger.errors import EXIT_USAGE, CallerError, ConfigError, TailraceError
+from ledger.errors import EXIT_FAILED, EXIT_USAGE, CallerError, ConfigError, TailraceError
 from tailrace.commands.bench import bench_app
 from tailrace.commands.key import key_app
 from tailrace.commands.ledger import ledger_app
@@ -25,7 +25,6 @@ from tailrace.commands.warm_live import LIVE_COMMANDS
 if TYPE_CHECKING:
     from ledger.settings import Settings
 
-EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 app = typer.Typer(

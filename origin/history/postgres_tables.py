@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, DataError
 
 from ledger.errors import ConfigError
 from ledger.postgres.schema import version_in
-from ledger.postgres.server import LastingConnection, Server
+from ledger.postgres.server import LastingConnection, Server, first_line
 from origin.history import schema
 from origin.history.schema import HistoryEntry
 
@@ -50,7 +50,10 @@ class PostgresHistory:
                 if alone:  # two that roll up at once would count the same requests twice
                     await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))
                 for statement, rows in schema.in_groups(entries):
-                    await cursor.executemany(statement.encode(), rows)
+                    try:
+                        await cursor.executemany(statement.encode(), rows)
+                    except DataError as error:
+                        raise ValueError(first_line(error)) from error
 
         await self._connection.run(work, PATIENCE_S)
 

@@ -82,7 +82,7 @@ class HistoryRecorder:
         """Is told once when the store is open, with our name if the store is not ours alone."""
         told = "Entries of the history that are stored"
         self._written = Counter("tailrace_history_written", told, registry=registry)
-        told = "Entries that found the queue full"
+        told = "Number of history entries lost to a full queue, or refused by the database"
         self._dropped = Counter("tailrace_history_dropped", told, registry=registry)
 
     # ---- what happens ----
@@ -129,7 +129,9 @@ class HistoryRecorder:
             return
         times = (told.keep_until_s, told.prewarm_at_s)
         until_ms, prewarm_ms = (
-            None if at_s is None or not isfinite(at_s) else now_ms + round((at_s - told.at_s) * 1e3)
+            None
+            if at_s is None or not isfinite(at_s)
+            else min(now_ms + round((at_s - told.at_s) * 1e3), schema.MAX_BIGINT)
             for at_s in times
         )
         self._put(
@@ -143,10 +145,14 @@ class HistoryRecorder:
         if self._opening is None:
             return
         if len(self._queue) >= MAX_QUEUED:
-            self.dropped += 1
-            self._dropped.inc()
+            self._drop(1)
         else:
             self._queue.append(HistoryEntry(statement, values))
+
+    def _drop(self, entries: int) -> None:
+        """Count entries that are lost."""
+        self.dropped += entries
+        self._dropped.inc(entries)
 
     # ---- what is kept ----
 
@@ -166,24 +172,35 @@ class HistoryRecorder:
             await asyncio.Event().wait()
         finally:
             self.changed_tier(OF_THE_POOL, "", COLD, "the origin ends")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORDS_S):
-                    await self.attempt(self.flush)
-            if self.store is not None:
-                await self.store.close()
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_WORDS_S):
+                        await self.attempt(self.flush)
+            finally:
+                if self.store is not None:
+                    await self.store.close()
 
     async def flush(self) -> None:
+        """Write what waits. A batch that the store can never hold is dropped, and counted."""
         if self._opening is None:
             return
         if self.store is None:
             self.store = await self._opening()
             log.info("history.open", history=self.store.name)
         while batch := list(islice(self._queue, MAX_BATCH)):
-            await self.store.write(batch)
+            try:
+                await self.store.write(batch)
+            except (TailraceError, OSError):
+                raise  # the batch is tried again
+            except Exception as error:  # noqa: BLE001 - no history ends its origin
+                log.error("history.batch_dropped", error=repr(error), entries=len(batch))
+                self._drop(len(batch))
+            else:
+                self.problem = None
+                self.written += len(batch)
+                self._written.inc(len(batch))
             for _ in batch:
                 self._queue.popleft()
-            self.written += len(batch)
-            self._written.inc(len(batch))
 
     async def _teach(self) -> None:
         learner = self.learner
@@ -197,24 +214,26 @@ class HistoryRecorder:
             await self.store.write(self._keeping.entries(self.now_ms()), alone=True)
 
     async def attempt(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A damaged store is closed, so that the next attempt sets it aside and makes another."""
+        """Do `work`, and take note of its error. `problem` stands until a batch is written.
+
+        A damaged store is closed, so that the next attempt sets it aside and makes another.
+        """
         working = asyncio.ensure_future(work())
         try:
             await asyncio.shield(working)
         except asyncio.CancelledError:
             # What is half written would be written twice.
-            with suppress(TailraceError, OSError, TimeoutError):
+            with suppress(Exception):
                 await asyncio.wait_for(working, LAST_WORDS_S)
             raise
-        except (TailraceError, OSError) as error:
-            if self.problem != str(error):
-                log.error("history.failed", error=str(error), waiting=len(self._queue))
-            self.problem = str(error)
+        except Exception as error:  # noqa: BLE001 - no history ends its origin
+            problem = str(error) if isinstance(error, TailraceError | OSError) else repr(error)
+            if self.problem != problem:
+                log.error("history.failed", error=problem, waiting=len(self._queue))
+            self.problem = problem
             if isinstance(error, Damaged) and self.store is not None:
                 store, self.store = self.store, None
                 await store.close()
-        else:
-            self.problem = None
 
     def described(self) -> dict[str, Any]:
         """For operators."""

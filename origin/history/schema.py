@@ -78,6 +78,8 @@ CREATE TABLE IF NOT EXISTS decision (
 CREATE INDEX IF NOT EXISTS decision_by_model ON decision (model, at_ms);
 CREATE INDEX IF NOT EXISTS decision_by_time ON decision (at_ms);
 """
+MAX_BIGINT = 2**63 - 1
+"""Maximum of an integer column."""
 HOT, COLD = "hot", "cold"
 """How a request finds its model, where there are no tiers between."""
 WARM = "('compiled', 'hot')"
@@ -153,7 +155,10 @@ class HistoryStore(Protocol):
         """Where it lies; no password in it."""
 
     async def write(self, entries: Sequence[HistoryEntry], *, alone: bool = False) -> None:
-        """All of them, or none; `alone`: while nobody else writes so."""
+        """Write all entries, or none; `alone`: while nobody else writes so.
+
+        Raises `ValueError` or `OverflowError` for entries that the tables cannot hold.
+        """
 
     async def rows(self, query: str, *values: str | int) -> Sequence[tuple[Any, ...]]:
         """What one SELECT gives, with `$1` for values."""

@@ -133,14 +133,16 @@ class SqliteHistory:
             return [tuple(row) for row in await cursor.fetchall()]
 
     async def close(self) -> None:
-        with suppress(sqlite3.Error):
+        with suppress(sqlite3.Error, ValueError):  # aiosqlite raises ValueError when it is closed
             await self._connection.close()
 
     @asynccontextmanager
     async def _doing(self) -> AsyncIterator[None]:
-        """What SQLite says is wrong, as an error of ours."""
+        """Raise SQLite's errors as errors of ours, and those of a value as `ValueError`."""
         try:
             yield
+        except sqlite3.DataError as error:
+            raise ValueError(str(error)) from error
         except sqlite3.Error as error:
             told = f"{self.name}: {error}"
             if getattr(error, "sqlite_errorname", "").startswith(_DAMAGE):

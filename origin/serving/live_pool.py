@@ -84,8 +84,8 @@ class LivePool:
             await self.apply(self._shadow[0], shadow=True)
 
     def run_shadow(self, policy: str) -> None:
-        """From the beginning, when there is nothing to be learnt yet."""
-        self._run_beside(policy, named_policy(policy, self._prices))
+        """Begin a shadow at the start of the origin, when there is nothing to learn from yet."""
+        self._run_beside(policy, named_policy(policy, self._prices, "origin.shadow_policy"))
 
     def _run_beside(self, name: str, policy: KeepAlivePolicy) -> None:
         now = self.clock_s()

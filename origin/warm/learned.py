@@ -38,6 +38,8 @@ USUAL_STEP = log(1.5)
 LEAST_GAP = 0.01
 """Shorter gaps, in cold costs, are all alike."""
 HOUR_S, DAY_S = 3600.0, 86_400.0
+MAX_TTL_S = 10 * 365 * 86_400
+"""Maximum TTL that a policy's name may give, in seconds: ten years."""
 
 REASONS = (
     "the cheapest TTL for this model's gaps",
@@ -295,14 +297,22 @@ POLICY_NAMES = ("ttl-SECONDS", *_KNOWN)
 
 
 def named_policy(name: str, prices: WarmPrices, field: str = "policy") -> KeepAlivePolicy:
-    """A new one; `field` is where the name came from, for the CallerError."""
+    """Return a new policy by its name.
+
+    Raises `CallerError`, with `field` as the place that the name came from.
+    """
     kind, _, seconds = name.partition("-")
     if kind == "ttl":
         try:
-            return FixedTtl(float(seconds))
+            ttl_s = float(seconds)
         except ValueError:
             hint = "ttl-300 keeps for 300 s"
             raise CallerError(f"{name!r} names no time", field=field, hint=hint) from None
+        if not 0 <= ttl_s <= MAX_TTL_S:  # which is true of nan, too
+            hint = "greedy-dual keeps a model until another one needs its room"
+            bounds = f"from ttl-0 to ttl-{MAX_TTL_S} (10 years)"
+            raise CallerError(f"{name!r} is not a TTL {bounds}", field=field, hint=hint)
+        return FixedTtl(ttl_s)
     if name not in _KNOWN:
         hint = ", ".join(POLICY_NAMES)
         raise CallerError(f"no policy is called {name!r}", field=field, hint=hint)

@@ -18,6 +18,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from ledger.errors import EXIT_USAGE
 from ledger.frame import (
     SCHEMA_HASH,
     Frame,
@@ -216,3 +217,16 @@ async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path)
         assert await seen() == files.certificate.read_text() != first
     finally:
         await edge.stop()
+
+
+async def test_an_origin_ends_although_a_library_has_left_a_thread(tmp_path: Path) -> None:
+    place, held = "tests.origin.left_thread:Lingering", free_port()
+    first, second = Origin(tmp_path / "first", held), Origin(tmp_path / "second", held)
+    for origin in (first, second):
+        origin.environment["TAILRACE_ORIGIN_OBJECTS"] = place
+    async with running(first):
+        await second.start()
+        assert await second.ended() == EXIT_USAGE  # its port is taken
+        assert second.count("threads.left") == 1
+    assert first.count("threads.left") == 1
+    assert await first.ended() == 0

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from ledger.errors import CallerError, ConfigError, Unavailable
 from ledger.sqlite.ledger import SqliteLedger
 from origin.history import queries, recorder
 from origin.history.recorder import HistoryRecorder
-from origin.history.schema import COLD, DAY_MS, HOT, HistoryEntry, Keeping
+from origin.history.schema import COLD, DAY_MS, HOT, HistoryEntry, HistoryStore, Keeping
 from origin.history.sqlite_file import SqliteHistory
+from origin.pool.records import PoolChoice, PoolDecision
 from tests.origin.stage import A, B, Stage
 
 pytestmark = pytest.mark.anyio
@@ -155,3 +158,95 @@ async def test_no_history_is_no_trace(tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="no request is recorded"):
         await queries.arrivals(store)
     await store.close()
+
+
+async def test_a_time_beyond_what_a_column_holds_is_stored_as_the_latest_that_it_does(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "history.db"
+    history = recorder_of(path)
+    choice, reason = PoolChoice.KEEP, "kept"
+    history.record(PoolDecision("demo", 0.0, "ttl-1e30", choice, reason, {}, 1e30, 1e30))
+    await history.attempt(history.flush)
+    assert history.store is not None
+    await history.store.close()
+    assert statement(path, "SELECT until_ms, prewarm_ms FROM decision") == [(2**63 - 1,) * 2]
+    assert (history.written, history.dropped) == (1, 0)
+
+
+async def test_entries_that_no_history_can_hold_are_dropped_and_end_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "history.db"
+    history = recorder_of(path)
+    history.served(A, 2**70, 1, "length")
+    await history.attempt(history.flush)
+    assert (history.written, history.dropped, history.described()["waiting"]) == (0, 1, 0)
+    running = asyncio.create_task(history.run())
+    history.arrived(B, "demo", HOT)
+    while not history.written:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    history.served(B, 2**70, 1, "length")  # is written as it ends
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert history.dropped == 3
+    assert "aiosqlite" not in str(threading.enumerate())
+    assert statement(path, "SELECT stream FROM arrival") == [(B.hex(),)]
+
+
+async def test_a_history_that_fails_is_logged_once_and_told_until_it_is_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Full:
+        name = "full"
+        writes = 0
+        free = asyncio.Event()
+
+        async def write(self, entries: Sequence[HistoryEntry], *, alone: bool = False) -> None:
+            self.writes += 1
+            if not self.free.is_set():
+                raise OSError("no space left on device")
+
+        async def close(self) -> None: ...
+
+    full = Full()
+
+    async def opening() -> Any:
+        return full
+
+    async def learner(store: HistoryStore, origin: str) -> None:
+        """Learns nothing."""
+
+    monkeypatch.setattr(recorder, "FLUSH_S", 0.0)
+    history = HistoryRecorder(opening, "here", Keeping(1, 1), lambda: 0)
+    history.learner = learner
+    with capture_logs() as logs:
+        running = asyncio.create_task(history.run())
+        while full.writes < 8:
+            await asyncio.sleep(0)
+            assert full.writes < 3 or history.problem == "no space left on device"
+        full.free.set()
+        while not history.written:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert history.problem is None
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert [one["event"] for one in logs if one["log_level"] == "error"] == ["history.failed"]
+
+
+async def test_what_a_history_raises_of_itself_ends_nothing() -> None:
+    tries: asyncio.Queue[None] = asyncio.Queue()
+
+    async def opening() -> Any:
+        tries.put_nowait(None)
+        raise ArithmeticError("of a library")
+
+    history = HistoryRecorder(opening, "here", Keeping(1, 1), lambda: 0)
+    running = asyncio.create_task(history.run())
+    await tries.get()
+    await tries.get()
+    assert history.problem == "ArithmeticError('of a library')"
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

@@ -117,6 +117,17 @@ async def test_what_cannot_be_applied_is_refused_with_what_can() -> None:
         Played("ttl-x")
     with pytest.raises(CallerError, match=r"models\.b\.policy: no policy is called 'x'"):
         Played("ttl-0", {"b": "x"})
+    for name in ("ttl-1e30", "ttl-315360001", "ttl--1", "ttl-inf", "ttl-nan"):
+        told = rf"'{name}' is not a TTL from ttl-0 to ttl-315360000 \(10 years\)"
+        for shadow in (False, True):
+            with pytest.raises(CallerError, match=f"policy: {told}"):
+                await played.live.apply(name, shadow=shadow)
+        with pytest.raises(CallerError, match=rf"origin\.shadow_policy: {told}"):
+            played.live.run_shadow(name)
+        with pytest.raises(CallerError, match=rf"origin\.policy: {told}"):
+            Played(name)
+        with pytest.raises(CallerError, match=rf"models\.b\.policy: {told}"):
+            Played("ttl-0", {"b": name})
     orders: list[PoolOrder] = []
     played.live.carry_out = orders.extend
     with pytest.raises(CallerError, match="no model is called 'x'"):
