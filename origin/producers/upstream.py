@@ -31,6 +31,7 @@ from ledger.frame import FinishReason
 from origin.config import OriginConfig
 from origin.producer import About, End, Output, Reasoning, Request, Resumption
 from origin.producers.production import INEXACT
+from origin.producers.upstream_away import AwayLog, reason_of
 from origin.producers.upstream_call import Piece, UpstreamCall, body_of, lost
 from origin.producers.upstream_reply import refusal
 from origin.tools import CallPiece
@@ -222,15 +223,20 @@ async def open_upstream(
     """
     retry = retry or Retry()
     client = client_of(config)
+    away, url = AwayLog(retry.clock), config.upstream
     try:
         failures = 0
         while True:
             try:
                 models = await _models(client)
-                return Upstream(config, choose_model(models, config.upstream_model), client, retry)
+                made = Upstream(config, choose_model(models, config.upstream_model), client, retry)
+                if failures:
+                    log.info("upstream.back", url=url, tries=failures)
+                return made
             except Unavailable as error:
                 failures += 1
-                log.warning("upstream.away", url=config.upstream, error=str(error), tries=failures)
+                if away.is_due(reason := reason_of(error)):
+                    log.warning("upstream.away", url=url, reason=reason, tries=failures)
                 progress(f"after {failures} tries {error.message}", 0, 0)
                 failure = error
             await retry.wait(failures, failure)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from ledger.errors import ConfigError
 from origin.config import OriginConfig
 from origin.producers.upstream import Retry, choose_model, open_upstream
+from tailrace.up import development_certificate
 from tests.origin.producers.raw_server import Asked, RawServer, answer, serving
 
 pytestmark = pytest.mark.anyio
@@ -55,6 +61,64 @@ async def test_a_server_that_is_not_ready_yet_is_waited_for() -> None:
         ("after 3 tries the upstream server sent what is no HTTP", 0, 0),
     ]
     assert len(server.asked) == 4
+
+
+async def test_a_server_that_is_away_is_logged_for_each_reason_and_once_a_minute() -> None:
+    now, waits = 0.0, 0
+    answers = [answer(503, {})] * 40 + [answer(502, {}), answer(502, {}), ONE]
+
+    async def wait(seconds: float) -> None:
+        nonlocal now, waits
+        now, waits = now + 2.0, waits + 1
+
+    async with serving(*answers) as server:
+        config = OriginConfig(upstream=server.url)
+        with capture_logs() as logged:
+            made = await open_upstream(config, Progress(), Retry(sleep=wait, clock=lambda: now))
+            await made.close()
+    assert waits == 42
+    told = [(event["event"], event["tries"], event.get("reason")) for event in logged]
+    assert told == [
+        ("upstream.away", 1, "the upstream server answered 503"),
+        ("upstream.away", 31, "the upstream server answered 503"),
+        ("upstream.away", 41, "the upstream server answered 502"),
+        ("upstream.back", 42, None),
+    ]
+
+
+async def why_away(url: str) -> str:
+    """The reason that is logged for a server at this address, which is not there."""
+
+    async def leave(seconds: float) -> None:
+        raise LookupError
+
+    with capture_logs() as logged, pytest.raises(LookupError):
+        await open_upstream(OriginConfig(upstream=url), Progress(), Retry(sleep=leave))
+    (away,) = logged
+    assert (away["event"], away["url"]) == ("upstream.away", url)
+    return str(away["reason"])
+
+
+async def test_a_server_that_is_away_is_logged_with_the_cause(tmp_path: Path) -> None:
+    files = development_certificate(tmp_path, datetime.now(UTC))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert "certificate is refused: self" in await why_away(f"https://localhost:{port}/v1")
+
+    def say_no_tls(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 hello\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(say_no_tls, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert "TLS failed" in await why_away(f"https://127.0.0.1:{port}/v1")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        refused = await why_away(f"http://127.0.0.1:{unused.getsockname()[1]}/v1")
+    assert refused == "connection refused: nothing listens at that address"
+    assert "name cannot be resolved" in await why_away("http://tailrace.invalid/v1")
 
 
 async def test_a_server_that_keeps_no_list_needs_a_name() -> None:
