@@ -294,6 +294,17 @@ class EdgeConfig(Settings):
         return Proxies(networks, self.forwarded_header)
 
 
+def too_few_files(config: EdgeConfig, open_files: int) -> bool:
+    """Return True if the limit of open files is too low for the connections that are wanted.
+
+    Those are `max_connections` where it is set, and half of its default otherwise: on most
+    systems the default does not quite fit, and few edges come near it.
+    """
+    is_set = "max_connections" in config.model_fields_set
+    wanted = config.max_connections if is_set else MANY_CONNECTIONS // 2
+    return open_files < wanted + RESERVED_FILES
+
+
 def access_rules(config: EdgeConfig, gate: Gate | None = None) -> Rules:
     """Who may ask an edge with these settings; without a `gate` nobody needs a key."""
     return Rules(

@@ -25,7 +25,7 @@ from hypercorn.config import Config
 
 from edge.access.connections import RESERVED_FILES, raise_open_files
 from edge.app import create_app
-from edge.config import EdgeConfig, access_rules, connection_limits
+from edge.config import EdgeConfig, access_rules, connection_limits, too_few_files
 from edge.origins.hints import Hints
 from edge.origins.link import Link
 from edge.processes import Processes
@@ -195,11 +195,11 @@ async def _metrics_served(
 
 
 def _take_files(config: EdgeConfig) -> int:
-    """How many files may be open; the log says where that is too few."""
+    """Raise the limit of open files, warn if it is still too low, and return it."""
     open_files = raise_open_files()
-    if open_files < config.max_connections + RESERVED_FILES:
+    if too_few_files(config, open_files):
         log.warning(
-            "few files may be open",
+            "the limit of open files is too low for max_connections",
             limit=open_files,
             connections=max(1, open_files - RESERVED_FILES),
             wanted=config.max_connections,

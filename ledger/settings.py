@@ -6,6 +6,7 @@ spells the same keys `TAILRACE_EDGE_HTTP` and so on.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,8 @@ from ledger.errors import ConfigError
 DEFAULT_FILE = Path("tailrace.toml")
 TABLES = ("edge", "origin", "models", "ledger", "streams")
 MAX_PORT = 65_535
+_OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_(TCP|UDP)\w*)$")
+"""Variables that Kubernetes sets in every pod for a Service with a name such as tailrace-edge."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -76,7 +79,13 @@ class Settings(BaseSettings):
 
     @classmethod
     def environment(cls) -> dict[str, Any]:
-        """What the environment says, by the name of the setting."""
+        """Return the settings that environment variables set, by their names.
+
+        Raises `ConfigError` for a variable with this part's prefix that no setting has.
+        """
+        unknown = [_unknown_variable(cls, name) for name in sorted(unknown_variables(cls))]
+        if unknown:
+            raise all_of(unknown)
         return EnvSettingsSource(cls)()
 
     @classmethod
@@ -94,6 +103,27 @@ class Settings(BaseSettings):
         variable = f"TAILRACE_{cls.table}_{found['loc'][0]}".upper()
         where = f"see {file}, {variable} or the flag" if file else f"see {variable} or the flag"
         return finding(found, cls.table, cls.model_fields, where)
+
+
+def unknown_variables(part: type[Settings]) -> list[str]:
+    """Return the environment variables that have the prefix of `part`, and are no setting of it."""
+    prefix = part.model_config["env_prefix"]
+    return [
+        name
+        for name in os.environ
+        if name.upper().startswith(prefix)
+        and name[len(prefix) :].lower() not in part.model_fields
+        and _OF_A_SERVICE.search(name) is None
+    ]
+
+
+def _unknown_variable(part: type[Settings], name: str) -> ConfigError:
+    prefix = part.model_config["env_prefix"]
+    closest = get_close_matches(name[len(prefix) :].lower(), part.model_fields, n=1)
+    guess = "unset it; tailrace config check lists the settings"
+    if closest:
+        guess = f"did you mean {prefix}{closest[0].upper()}?"
+    return ConfigError("unknown environment variable", field=name, hint=guess)
 
 
 def finding(
@@ -128,7 +158,12 @@ def read_table(file: Path, table: str) -> dict[str, Any]:
     """What one table of a file says; raises `ConfigError` for what is no file of settings."""
     try:
         document = tomllib.loads(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except FileNotFoundError:
+        hint = f"tailrace config init {file} writes one"
+        raise ConfigError(f"{file} does not exist", hint=hint) from None
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}", hint="give a readable TOML file") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file}: {error}", hint="give a readable TOML file") from error
     unknown = sorted(set(document) - set(TABLES))
     if unknown:

@@ -53,12 +53,13 @@ def reason_of(error: TailraceError) -> str:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """The exceptions behind one; of several that were raised together, the first."""
-    behind: BaseException | None = error
+    latest: BaseException = error
     for _ in range(MAX_CAUSES):
-        if isinstance(behind, BaseExceptionGroup):
-            behind = behind.exceptions[0]
+        if isinstance(latest, BaseExceptionGroup):
+            behind: BaseException | None = latest.exceptions[0]
         else:
-            behind = behind.__cause__ or behind.__context__
+            behind = latest.__cause__ or latest.__context__
         if behind is None:
             return
         yield behind
+        latest = behind

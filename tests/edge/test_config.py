@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from edge.access.connections import RESERVED_FILES
-from edge.config import EdgeConfig, connection_limits
+from edge.config import EdgeConfig, connection_limits, too_few_files
 from ledger.dial import LinkAddress
 from ledger.errors import ConfigError
 from ledger.frame import MAX_CALL_BODY_BYTES
@@ -85,6 +85,14 @@ def test_connections_are_bounded_by_the_files_that_may_be_open() -> None:
     assert connection_limits(config, open_files=1 << 20).most == 500
     assert connection_limits(config, open_files=RESERVED_FILES + 100).most == 100
     assert connection_limits(config, open_files=10).most == 1
+
+
+def test_files_are_too_few_for_the_connections_that_were_configured() -> None:
+    files = RESERVED_FILES + 15_000
+    assert not too_few_files(EdgeConfig.load(), files)
+    assert too_few_files(EdgeConfig.load(), RESERVED_FILES + 9_999)
+    assert too_few_files(EdgeConfig.load(max_connections=20_000), files)
+    assert not too_few_files(EdgeConfig.load(max_connections=15_000), files)
 
 
 def test_a_flag_is_split_like_the_environment() -> None:

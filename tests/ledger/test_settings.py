@@ -63,7 +63,10 @@ def test_a_bad_file_is_refused_with_its_key_and_what_would_be_right(
 
 
 def test_a_named_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"absent\.toml"):
+    with pytest.raises(
+        ConfigError,
+        match=r"absent\.toml does not exist \(tailrace config init .*absent\.toml writes one\)",
+    ):
         Part.load(tmp_path / "absent.toml")
 
 
@@ -73,3 +76,33 @@ def test_a_bad_environment_variable_is_named(
     monkeypatch.setenv("TAILRACE_EDGE_PORT", "70000")
     with pytest.raises(ConfigError, match="TAILRACE_EDGE_PORT"):
         Part.load(written(tmp_path, ""))
+
+
+def test_a_misspelt_environment_variable_is_refused_with_a_guess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TAILRACE_EDGE_PROT", "2")
+    monkeypatch.setenv("TAILRACE_EDGE_QUITE_ELSE", "2")
+    with pytest.raises(ConfigError) as refused:
+        Part.load()
+    assert str(refused.value).splitlines() == [
+        "TAILRACE_EDGE_PROT: unknown environment variable (did you mean TAILRACE_EDGE_PORT?)",
+        "  TAILRACE_EDGE_QUITE_ELSE: unknown environment variable"
+        " (unset it; tailrace config check lists the settings)",
+    ]
+
+
+def test_the_variables_of_another_part_and_of_a_kubernetes_service_are_let_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (
+        "TAILRACE_ORIGIN_PROT",
+        "TAILRACE_API_KEY",
+        "TAILRACE_EDGE_SERVICE_HOST",
+        "TAILRACE_EDGE_SERVICE_PORT",
+        "TAILRACE_EDGE_SERVICE_PORT_HTTP",
+        "TAILRACE_EDGE_PORT_80_TCP",
+        "TAILRACE_EDGE_PORT_80_TCP_ADDR",
+    ):
+        monkeypatch.setenv(name, "tcp://10.0.0.1:80")
+    assert Part.load() == Part()

@@ -178,7 +178,8 @@ def test_an_edge_that_others_can_reach_needs_keys_before_it_listens(tmp_path: Pa
 
 def test_an_edge_whose_certificate_cannot_be_read_says_so(tmp_path: Path) -> None:
     (tmp_path / "edge.pem").write_text("no certificate")
-    flags = ["--http", "127.0.0.1:0", "--certificate", "edge.pem", "--key", "edge.pem"]
+    flags = ["--http", "127.0.0.1:0", "--https", "127.0.0.1:0"]
+    flags += ["--certificate", "edge.pem", "--key", "edge.pem"]
     result = tailrace("edge", *flags, folder=tmp_path)
     assert result.returncode == 2
     assert "edge.certificate: cannot read edge.pem" in result.stderr
