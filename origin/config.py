@@ -242,6 +242,11 @@ class OriginConfig(Settings):
     draft_model: Path | None = Field(
         None, description="smaller checkpoint with the same tokenizer that guesses tokens instead"
     )
+    open_objects: bool = Field(
+        False,
+        description="JSON objects may have members that their schema does not list, as JSON Schema"
+        " has it; false: a schema that lists properties and says nothing else allows no others",
+    )
     filter: str | None = Field(
         None,
         pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$",

@@ -70,6 +70,9 @@ class ModelTable(BaseModel):
     )
     speculate: Literal["off", "prompt-lookup"] | None = Field(None, description="guess tokens")
     draft_model: Path | None = Field(None, description="smaller checkpoint that guesses instead")
+    open_objects: bool | None = Field(
+        None, description="JSON objects may have members that their schema does not list"
+    )
     filter: str | None = Field(None, description="module:factory of a filter")
 
     @model_validator(mode="after")

@@ -73,7 +73,7 @@ async def serve(
     """
     own = load_classes(config.objects)
     models = [served_model(plan, slots) for plan in several]
-    reader = PromptReader(config.model) if not models and makes_tokens(config) else None
+    reader = _reader(config) if not models and makes_tokens(config) else None
     clock = KeptClock(config.data)
     ledger = await open_ledger(retention, config.data, clock, config.reached_at)
     clock.keep()
@@ -91,10 +91,14 @@ async def serve(
 
 
 def served_model(plan: ModelPlan, slots: Sequence[WorkerSlot]) -> ServedModel:
-    reader = PromptReader(plan.config.model) if makes_tokens(plan.config) else None
+    reader = _reader(plan.config) if makes_tokens(plan.config) else None
     model = ServedModel(plan.name, reader)
     model.slots = [slot for slot in slots if slot.model == plan.name]
     return model
+
+
+def _reader(config: OriginConfig) -> PromptReader:
+    return PromptReader(config.model, open_objects=config.open_objects)
 
 
 class Supervisor:

@@ -266,8 +266,12 @@ class Prompt(NamedTuple):
 class PromptReader:
     """The text side of one checkpoint folder: what the supervisor needs to admit a request."""
 
-    def __init__(self, directory: Path, now: Now = utc_now) -> None:
-        """`now` is the clock that a chat template may ask for the date."""
+    def __init__(self, directory: Path, now: Now = utc_now, *, open_objects: bool = False) -> None:
+        """`now` is the clock that a chat template may ask for the date.
+
+        `open_objects`: requests for this model get JSON schemas as they are, none closed.
+        """
+        self.open_objects = open_objects
         findings = Findings()
         path, defaults_path = directory / CONFIG_FILE, directory / GENERATION_FILE
         config = JsonObject(path, read_object(path, findings) or {}, findings)

@@ -4,11 +4,14 @@ llguidance (https://github.com/guidance-ai/llguidance) does the matching, over t
 tokens. What a run may draw depends on its format and its generated ids alone, so a continuation
 replays the ids and has the masks of the uninterrupted run.
 
-The supervisor imports `check_format` and `check_tools` from here: no torch.
+The supervisor imports `check_format` and `check_tools` from here: no torch. They settle how JSON is
+written, and which objects are closed; a recipe keeps the settled schema, so that another version or
+setting changes no stream that has begun.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -39,7 +42,12 @@ MAX_SCHEMA_BYTES = 64 * 1024
 MAX_MESSAGE_CHARS = 500
 """Of what llguidance says; its longest messages quote the whole grammar."""
 MAX_SPACES = 32
-"""White space in one place of a JSON text: without a limit, a model may write nothing else."""
+"""Maximum white space in one place of a JSON text, for schemas that earlier versions stored."""
+GUIDANCE = "x-guidance"
+"""llguidance's own keyword, at the root of a schema: how the JSON is written."""
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One line, as Python's json.dumps writes it. Small models use up their tokens on white space where
+a grammar allows any."""
 MASK_BITS = 32
 """Vocabulary ids per word of a mask."""
 Mask = NDArray[np.int32]
@@ -111,42 +119,134 @@ def _exponent(number: Decimal) -> int:
     return min(0, exponent) if isinstance(exponent, int) else 0
 
 
-def check_format(kind: FormatKind, source: str) -> None:
-    """Refuse a format that no run can have; raises CallerError with llguidance's reason.
+def check_format(kind: FormatKind, source: str, *, open_objects: bool = False) -> OutputFormat:
+    """Return the format as runs follow it; raises CallerError with llguidance's reason.
 
     Admission calls it for `Open.format`. A schema may use what llguidance knows of JSON Schema,
-    and refers to nothing outside itself. An expression is one of Rust's regex crate, without
-    look-around, and matches the whole text. It takes 0.1 ms for a small schema, some 50 ms for
-    one of 1000 properties.
+    and refers to nothing outside itself. Its JSON is written on one line, and its objects are
+    closed as `closed` says, unless `open_objects`. An expression is one of Rust's regex crate,
+    without look-around, and matches the whole text. It takes 0.1 ms for a small schema, some 50 ms
+    for one of 1000 properties.
     """
+    if kind is FormatKind.JSON_SCHEMA:
+        if size_of(source) > MAX_SCHEMA_BYTES:
+            raise _refusal(f"is longer than {MAX_SCHEMA_BYTES} bytes", "format_too_costly")
+        try:
+            schema = json.loads(source, parse_constant=_refuse_constant)
+            source = json.dumps(_settled(schema, open_objects))
+        except (ValueError, RecursionError) as error:
+            raise _no_json(error) from error
     if fault := _fault_of(_grammar(kind, source)):
         raise _refusal(fault)
+    return OutputFormat(kind, source)
 
 
-def check_tools(tools: ToolUse, answer: OutputFormat | None = None) -> None:
-    """Refuse tools whose calls no grammar can hold; raises CallerError, which names one.
+def check_tools(
+    tools: ToolUse, answer: OutputFormat | None = None, *, open_objects: bool = False
+) -> ToolUse:
+    """Return the tools with their parameters as runs follow them, as `check_format` does.
 
-    So it does with an `answer` that is too much beside them.
+    Raises CallerError for the first tool whose calls no grammar can hold, and for an `answer` that
+    is too much beside them.
     """
-    for at, function in enumerate(read_functions(tools.functions)):
+    if size_of(tools.functions) > MAX_SCHEMA_BYTES:
+        raise _refusal(f"are longer than {MAX_SCHEMA_BYTES} bytes", "format_too_costly")
+    functions = read_functions(tools.functions)
+    for at, function in enumerate(functions):
         field = f"tools[{at}].parameters"
         try:
+            function["parameters"] = _settled(function["parameters"], open_objects)
             source = _calls([function], tools)
+        except RecursionError as error:
+            raise _invalid_parameters(function, "it is nested too deeply", field) from error
         except CallerError as error:
             error.field = field
             raise
         if fault := _fault_of(source):
             why = fault.partition("failed to compile JSON schema: ")[2] or fault
             why = why.partition("\n")[0][:MAX_MESSAGE_CHARS]
-            raise CallerError(
-                f"Invalid schema for function '{function['name']}': {why}",
-                code="invalid_function_parameters",
-                field=field,
-            )
-    if answer is None:
-        return
-    if fault := _fault_of(_calls(read_functions(tools.functions), tools, answer)):
+            raise _invalid_parameters(function, why, field)
+    if answer is not None and (fault := _fault_of(_calls(functions, tools, answer))):
         raise _refusal(fault)
+    return tools.model_copy(update={"functions": json.dumps(functions)})
+
+
+def _invalid_parameters(function: Mapping[str, Any], why: str, field: str) -> CallerError:
+    return CallerError(
+        f"Invalid schema for function '{function['name']}': {why}",
+        code="invalid_function_parameters",
+        field=field,
+    )
+
+
+def _settled(schema: Any, open_objects: bool) -> Any:
+    """Return a schema that says itself how its JSON is written, closed unless `open_objects`."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        return schema
+    schema = schema if open_objects else closed(schema)
+    return {**schema, GUIDANCE: COMPACT}
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema in which objects have only the properties that they list.
+
+    JSON Schema lets an object have any others unless it says `additionalProperties: false`, which
+    most libraries leave out and a model may use up all of its tokens on. An object stays open that
+    speaks of other properties itself, or requires one that it does not list. A schema that joins
+    objects (`allOf`, or `anyOf` beside `properties`) stays as it is: each part would exclude the
+    properties of the others.
+    """
+    if any(_joins(each) for each in _subschemas(schema)):
+        return schema
+    made: dict[str, Any] = copy.deepcopy(schema)
+    for each in _subschemas(made):
+        listed = each.get("properties")
+        if not isinstance(listed, dict) or each.keys() & _SAYS_MORE:
+            continue
+        required = each.get("required", [])
+        if isinstance(required, list) and all(
+            isinstance(name, str) and name in listed for name in required
+        ):
+            each["additionalProperties"] = False
+    return made
+
+
+_SAYS_MORE = frozenset(("additionalProperties", "patternProperties", "minProperties"))
+_OF_OBJECTS = _SAYS_MORE | {"properties", "required", "maxProperties", "propertyNames"}
+_JOINS = frozenset(
+    ("if", "then", "else", "not", "dependentSchemas", "dependencies", "unevaluatedProperties")
+) | {"$dynamicRef", "$recursiveRef"}
+_MEMBERS = ("anyOf", "oneOf", "allOf", "$ref")
+
+
+def _joins(schema: dict[str, Any]) -> bool:
+    """Return True if a value has to match several schemas of objects at once."""
+    members = [key for key in _MEMBERS if key in schema]
+    parts = schema.get("allOf")
+    if schema.keys() & _JOINS or len(members) > 1 or (isinstance(parts, list) and len(parts) > 1):
+        return True
+    return bool(members) and bool(schema.keys() & _OF_OBJECTS)
+
+
+_HOLDS_ONE = ("items", "additionalItems", "contains", "additionalProperties", "propertyNames")
+_HOLDS_LIST = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_HOLDS_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+
+
+def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield every schema in a schema, itself first; what stands in an enum or const is none."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    parts: list[Any] = [schema.get(key) for key in _HOLDS_ONE]
+    for key in _HOLDS_LIST:
+        parts += each if isinstance(each := schema.get(key), list) else []
+    for key in _HOLDS_NAMED:
+        parts += each.values() if isinstance(each := schema.get(key), dict) else []
+    for part in parts:
+        yield from _subschemas(part)
 
 
 def _fault_of(grammar: str) -> str:
@@ -302,27 +402,30 @@ def _allow(mask: Mask, token: int, is_allowed: bool) -> None:
 
 def _grammar(kind: FormatKind, source: str) -> str:
     """llguidance's text of a format; CallerError for one that is no JSON or too costly."""
-    limit = MAX_REGEX_BYTES if kind is FormatKind.REGEX else MAX_SCHEMA_BYTES
-    if size_of(source) > limit:
-        raise _refusal(f"is longer than {limit} bytes", "format_too_costly")
     if kind is FormatKind.REGEX:
+        if size_of(source) > MAX_REGEX_BYTES:
+            raise _refusal(f"is longer than {MAX_REGEX_BYTES} bytes", "format_too_costly")
         return LLMatcher.grammar_from_regex(source)
     try:
-        schema = _bounded(json.loads(source, parse_constant=_refuse_constant))
+        schema = _guided(json.loads(source, parse_constant=_refuse_constant))
         # Written anew, because llguidance pastes a schema's text into its own JSON.
         return LLMatcher.grammar_from_json_schema(json.dumps(schema))
     except (ValueError, RecursionError) as error:
-        raise _refusal(f"the schema is not JSON: {error}") from error
+        raise _no_json(error) from error
 
 
-def _bounded(schema: Any) -> Any:
-    """A schema with what bounds white space; CallerError for one that is too costly."""
+def _guided(schema: Any) -> Any:
+    """Return a schema that says how its JSON is written; CallerError for one that is too costly.
+
+    One that admission settled says so itself. One that an earlier version stored is followed as
+    it was then, or its stream could not go on from the white space that it has.
+    """
     if (costly := why_costly(schema)) is not None:
         raise _refusal(costly, "format_too_costly")
     if schema is True:
         schema = {}
-    if isinstance(schema, dict):
-        schema["x-guidance"] = {"whitespace_pattern": f"[ \\n\\r\\t]{{1,{MAX_SPACES}}}"}
+    if isinstance(schema, dict) and GUIDANCE not in schema:
+        schema[GUIDANCE] = {"whitespace_pattern": f"[ \\n\\r\\t]{{1,{MAX_SPACES}}}"}
     return schema
 
 
@@ -337,8 +440,6 @@ def _calls(
     `special`: the tokens that are no letters, of which a mark may be one.
     """
     assert tools.markup is not None  # an engine's
-    if size_of(tools.functions) > MAX_SCHEMA_BYTES:
-        raise _refusal(f"are longer than {MAX_SCHEMA_BYTES} bytes", "format_too_costly")
     markup = MARKUPS[tools.markup]
     begins, ends = (_mark(mark, special) for mark in (markup.begins, markup.ends))
     first, last, between = "", "", "; "  # of all calls, as `before` and `after` are of each
@@ -357,7 +458,7 @@ def _calls(
         head = f'{{"name": {json.dumps(function["name"])}, "{markup.arguments}": '
         rules += [
             f'call{nth}: {before} {json.dumps(head)} arguments{nth} "}}" {after}',
-            f"arguments{nth}: %json {json.dumps(_bounded(function['parameters']))}",
+            f"arguments{nth}: %json {json.dumps(_guided(function['parameters']))}",
         ]
     if answer is not None:
         rules += _answer(answer, markup)
@@ -371,11 +472,15 @@ def _mark(mark: str, special: Mapping[str, int]) -> str:
 def _answer(answer: OutputFormat, markup: Markup) -> list[str]:
     """The rules of a text in that format; of an expression's, none that would be read as a call."""
     if answer.kind is not FormatKind.REGEX:
-        return [f"answer: %json {json.dumps(_bounded(json.loads(answer.source)))}"]
+        return [f"answer: %json {json.dumps(_guided(json.loads(answer.source)))}"]
     grammar = json.loads(LLMatcher.grammar_from_regex(answer.source))["grammars"][0]
     text = grammar["lark_grammar"].removeprefix("start: ")
     call = f"(?s:.*){re.escape(markup.begins)}(?s:.*)" if markup.begins else r"\s*\{(?s:.*)"
     return ["answer: ANSWER", f"ANSWER: {text} & ~/{call}/"]
+
+
+def _no_json(error: Exception) -> CallerError:
+    return _refusal(f"the schema is not JSON: {error}")
 
 
 def _refuse_constant(word: str) -> None:

@@ -92,12 +92,13 @@ def _token_recipe(
         # Imported late: numpy and llguidance are a fifth of a second, in every start of an origin.
         from origin.engine.grammar import check_format, check_tools
 
+        is_open = reader.open_objects
         if form is not None:
-            check_format(form.kind, form.source)
+            form = check_format(form.kind, form.source, open_objects=is_open)
         if tools is not None and held:
             if tools.forced:
                 form = None  # all that there will be is calls
-            check_tools(tools, form)
+            tools = check_tools(tools, form, open_objects=is_open)
     return Recipe(
         **_any_kind(request, fingerprint, sampling, form),
         prompt_ids=prompt_ids,

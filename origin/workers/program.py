@@ -14,7 +14,7 @@ TEXT = "origin.workers.text_worker"
 
 OF_DECODER = (
     *("step_ms", "running_streams", "fork_workers", "kv_mib", "weights", "kv_cache", "head"),
-    *("dependent_launches", "speculate", "draft_model"),
+    *("dependent_launches", "speculate", "draft_model", "open_objects"),
 )
 OF_FOLDER = ("model", "device")
 OF_UPSTREAM = (

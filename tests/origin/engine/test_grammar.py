@@ -107,16 +107,23 @@ REGEXES = [
 ]
 
 
+def white_space_of(text: str) -> set[str]:
+    """White space outside of strings, each with the character before it."""
+    return set(re.findall(r"\S?\s+", re.sub(r'"(?:[^"\\]|\\.)*"', '""', text)))
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("number", range(len(SCHEMAS)))
 def test_whatever_is_drawn_under_the_masks_is_of_the_schema(name: str, number: int) -> None:
     schema, is_valid = SCHEMAS[number]
     ended = 0
     for seed in range(12):
-        grammar = COMPILERS[name].start(JSON, json.dumps(schema))
+        grammar = COMPILERS[name].start(JSON, check_format(JSON, json.dumps(schema)).source)
         ids = draw_all(grammar, random.Random(seed))
         if grammar.finished:  # digits can go on and on
-            assert is_valid(json.loads(text_of(name, ids)))
+            text = text_of(name, ids)
+            assert is_valid(json.loads(text))
+            assert white_space_of(text) <= {", ", ": "}
             ended += 1
     assert ended > 6
 
@@ -196,6 +203,72 @@ def test_every_end_of_text_is_allowed_where_the_text_is_whole(ends: list[int]) -
     assert ids_of(grammar.mask()) == sorted({b, *ends} - {400})
     for token in set(ends) - {400}:
         assert compiler.start(REGEX, "ab?", [a, token]).finished
+
+
+def follows(schema: Any, text: str) -> bool:
+    """Return True if a run of the schema may write this text and end."""
+    source = check_format(JSON, json.dumps(schema)).source
+    try:
+        ids = TOKENIZERS["demo"].encode(text).ids
+        return COMPILERS["demo"].start(JSON, source, ids).may_end
+    except CallerError:
+        return False
+
+
+A = {"type": "object", "properties": {"a": {"const": 1}}}
+B = {"type": "object", "properties": {"b": {"const": 2}}, "required": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "other"),
+    [
+        (A, '{"a": 1}', '{"a": 1, "x": 3}'),
+        ({"properties": {}, "type": "object"}, "{}", '{"x": 3}'),
+        ({"type": "array", "items": A}, '[{"a": 1}, {}]', '[{"x": 3}]'),
+        ({"anyOf": [A, B, {"type": "null"}]}, '{"b": 2}', '{"b": 2, "x": 3}'),
+        ({"$ref": "#/$defs/A", "$defs": {"A": A}}, '{"a": 1}', '{"x": 3}'),
+        ({"allOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": A}}, '{"a": 1}', '{"x": 3}'),
+        ({"type": "object", "properties": {"in": A}}, '{"in": {"a": 1}}', '{"in": {"x": 3}}'),
+    ],
+)
+def test_an_object_that_lists_its_properties_has_no_others(
+    schema: Any, text: str, other: str
+) -> None:
+    assert follows(schema, text)
+    assert not follows(schema, other)
+    opened = check_format(JSON, json.dumps(schema), open_objects=True).source
+    ids = TOKENIZERS["demo"].encode(other).ids
+    assert COMPILERS["demo"].start(JSON, opened, ids).may_end
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "object"}, '{"x": 3}'),
+        (A | {"additionalProperties": True}, '{"a": 1, "x": 3}'),
+        (A | {"additionalProperties": {"type": "integer"}}, '{"x": 3}'),
+        (A | {"patternProperties": {"^x": {"const": 3}}}, '{"a": 1, "x": 3}'),
+        (A | {"required": ["x"]}, '{"a": 1, "x": 3}'),
+        ({"allOf": [A, B]}, '{"a": 1, "b": 2}'),
+        (A | {"anyOf": [B, {"required": ["c"]}]}, '{"a": 1, "b": 2}'),
+        (A | {"$ref": "#/$defs/B", "$defs": {"B": B}}, '{"a": 1, "b": 2}'),
+    ],
+)
+def test_an_object_that_may_have_others_stays_open(schema: Any, text: str) -> None:
+    assert follows(schema, text)
+
+
+@pytest.mark.parametrize("required", ["a", [["a"]], [{}]])
+def test_a_list_of_required_properties_that_is_none_is_no_fault_of_ours(required: Any) -> None:
+    with pytest.raises(CallerError):
+        check_format(JSON, json.dumps(A | {"required": required}))
+
+
+def test_a_stream_that_an_earlier_version_began_may_go_on_with_white_space() -> None:
+    old = TOKENIZERS["demo"].encode('{\n  "name"').ids
+    assert not COMPILERS["demo"].start(JSON, json.dumps(PERSON), old).finished
+    with pytest.raises(CallerError):
+        COMPILERS["demo"].start(JSON, check_format(JSON, json.dumps(PERSON)).source, old)
 
 
 def test_white_space_in_a_json_text_is_limited() -> None:

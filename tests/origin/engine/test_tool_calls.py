@@ -178,7 +178,7 @@ def test_beside_an_output_format_the_text_is_calls_or_an_answer_in_it(
     markup: Any, words: str, answer: OutputFormat
 ) -> None:
     tools = using(markup=markup)
-    check_tools(tools, answer)
+    tools = check_tools(tools, answer)
     kinds = set()
     for seed in range(40):
         grammar = WORDS[words].compiler.start_calls(tools, (), answer)
@@ -204,7 +204,7 @@ def test_whatever_is_drawn_under_a_forced_choice_is_calls_of_those_tools(
     markup: Any, words: str, only: str | None, parallel: bool
 ) -> None:
     tools = using(choice="required", only=only, parallel=parallel, markup=markup)
-    check_tools(tools)
+    tools = check_tools(tools)
     for seed in range(12):
         text, finished = drawn(seed, WORDS[words].compiler.start_calls(tools), words)
         reader = CallReader(markup)
@@ -233,3 +233,13 @@ def test_a_schema_that_no_grammar_can_hold_is_refused_by_name(
         check_tools(using(choice="required", functions=json.dumps(functions)))
     assert caught.value.field == "tools[2].parameters"
     assert says in caught.value.message
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused_by_name() -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(700):
+        schema = {"items": schema}
+    functions = [*FUNCTIONS, {"name": "deep", "parameters": schema}]
+    with pytest.raises(CallerError) as caught:
+        check_tools(using(choice="required", functions=json.dumps(functions)))
+    assert caught.value.field == "tools[2].parameters"

@@ -5,7 +5,17 @@ from typing import Any
 import pytest
 
 from ledger.errors import CallerError, Conflict, ModelError, NotFound
-from ledger.frame import FormatKind, Message, Open, OutputFormat, Overflow, Priority, Sampling
+from ledger.frame import (
+    FormatKind,
+    Message,
+    Open,
+    OutputFormat,
+    Overflow,
+    Priority,
+    Sampling,
+    ToolChoice,
+    Tools,
+)
 from origin.checkpoint.prompt import PromptReader
 from origin.generations.admission import DEFAULT_MAX_TOKENS, admit, request_hash
 from origin.generations.recipe import Recipe, prompt_hash
@@ -116,7 +126,9 @@ def test_what_else_a_request_says_is_kept_too(reader: PromptReader) -> None:
     recipe = admitted(reader, request)
     assert recipe.sampling == Sampling(1, 0, 1, 0.1, 1.1, -2.0, 2.0, 4711)
     assert recipe.logprobs == 20
-    assert recipe.format == ("json-schema", '{"type":"object"}')
+    assert recipe.format is not None
+    kind, source = recipe.format
+    assert (kind, json.loads(source).pop("type")) == ("json-schema", "object")
 
 
 @pytest.mark.parametrize(
@@ -212,6 +224,39 @@ def test_a_last_turn_that_is_too_long_by_itself_is_refused(reader: PromptReader)
     with pytest.raises(CallerError) as error:
         admitted(reader, request)
     assert error.value.code == "prompt_too_long"
+
+
+CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+@pytest.mark.parametrize("open_objects", [False, True])
+def test_objects_that_list_properties_are_closed_unless_the_model_is_set_otherwise(
+    reader: PromptReader, open_objects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "open_objects", open_objects)
+    form = OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(CITY))
+    functions = json.dumps([{"name": "weather", "parameters": CITY}])
+    tools = Tools(functions, ToolChoice.REQUIRED)
+    answer = admitted(reader, Open(model="demo", prompt="x", format=form))
+    call = admitted(reader, Open(model="demo", messages=(Message("user", "x"),), tools=tools))
+    assert answer.format is not None and call.tools is not None
+    [function] = json.loads(call.tools.functions)
+    for schema in (json.loads(answer.format[1]), function["parameters"]):
+        assert schema["properties"] == CITY["properties"]
+        assert schema.get("additionalProperties", True) is open_objects
+
+
+def test_a_server_is_given_the_schema_of_the_request() -> None:
+    form = OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(CITY))
+    recipe = admit(
+        Open(model="demo", prompt="x", format=form),
+        model="demo",
+        fingerprint="f",
+        reader=None,
+        offers=("format",),
+        draw_seed=lambda: 4711,
+    )
+    assert recipe.format == ("json-schema", json.dumps(CITY))
 
 
 # ---- workers that answer in text ----
