@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import instructor
 from openai import OpenAI
@@ -23,8 +23,8 @@ class Animal(BaseModel):
     legs: Literal[2, 4]
 
 
-def extracted(mode: instructor.Mode, **limit: int) -> dict[str, object]:
-    client = instructor.from_openai(
+def extracted(mode: instructor.Mode, **limit: int) -> Any:
+    client: Any = instructor.from_openai(
         OpenAI(base_url=f"{edge}/v1", api_key="none", max_retries=0), mode=mode
     )
     animal = client.create(
@@ -37,6 +37,6 @@ def extracted(mode: instructor.Mode, **limit: int) -> dict[str, object]:
     return animal.model_dump()
 
 
-told = {mode.value: extracted(mode, max_tokens=150) for mode in CHAT}
+told: dict[str, Any] = {mode.value: extracted(mode, max_tokens=150) for mode in CHAT}
 told["responses_tools"] = extracted(instructor.Mode.RESPONSES_TOOLS, max_output_tokens=150)
 print(json.dumps(told))

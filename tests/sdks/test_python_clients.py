@@ -1,4 +1,4 @@
-"""litellm, langchain-openai and guidellm as they are: other packages than ours, elsewhere."""
+"""Python's other clients, unmodified: litellm, langchain-openai, instructor and guidellm."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.sdks.test_chat_completions import ADD, CHAT
 pytestmark = pytest.mark.anyio
 
 REQUESTS = 8
+ANIMALS = {(animal, legs) for animal in ("fox", "owl") for legs in (2, 4)}
 TOKENS = 20
 
 
@@ -55,6 +56,13 @@ async def test_langchain(house: House, client: httpx.AsyncClient, python: Script
     assert pieces == [call] and call["name"] == "add"
     assert call["args"].keys() == {"a", "b"} and {*call["args"].values()} <= {1, 2, 3}
     assert said["refusal"] == ["OpenAIModelNotFoundError", 404]
+
+
+async def test_instructor(house: House, python: Script) -> None:
+    told = await python("instructor_client.py", house.edges[0].url)
+    assert set(told) == {"tool_call", "tools_strict", "json_schema_mode", "responses_tools"}
+    for mode, animal in told.items():
+        assert (animal["animal"], animal["legs"]) in ANIMALS, mode
 
 
 async def test_guidellm_drives_it(
