@@ -19,8 +19,12 @@ from ledger.frame import CLOSING, Heartbeat, Opened, encode, tag_of
 
 log = structlog.get_logger("tailrace.edge")
 
-SILENCE_S = 15.0
-"""After so long without a frame the body gets a sign of life, so that no proxy drops it."""
+SILENCE_S = 4.0
+"""After this long without a frame the body gets a sign of life; with the granularity of the
+deadlines (edge/server/deadlines.py) it comes after 6 s at most. Clients that hear nothing for 10 s
+consider the connection lost."""
+ALIVE = encode(Heartbeat(0, ready=True))
+"""The sign of life among frames: encoded once, because thousands of idle readers get it."""
 
 
 class Encoder(Protocol):
@@ -40,8 +44,8 @@ class Encoder(Protocol):
     def frames(self, frames: list[bytes]) -> bytes:
         """The bytes of these raw frames, in order; of none, those that wait for no frame."""
 
-    def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
-        """Bytes that carry no frame of the stream."""
+    def sign_of_life(self) -> bytes:
+        """Return bytes that carry no frame of the stream."""
         return sse.PING
 
 
@@ -79,8 +83,8 @@ class FrameEncoder(NativeEncoder):
     def frames(self, frames: list[bytes]) -> bytes:
         return b"".join(frames)
 
-    def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
-        return encode(heartbeat)
+    def sign_of_life(self) -> bytes:
+        return ALIVE
 
 
 ENCODERS: dict[View, Callable[[], Encoder]] = {View.SSE: SseEncoder, View.FRAMES: FrameEncoder}
@@ -140,7 +144,7 @@ async def frames_of(reader: Reader, encoder: Encoder, begin: bytes = b"") -> Asy
             more = tag_of(frames[-1]) not in CLOSING
             yield encoder.frames(frames)
         else:
-            yield encoder.sign_of_life(reader.link.heartbeat)
+            yield encoder.sign_of_life()
 
 
 async def answer_of(reader: Reader) -> AsyncGenerator[bytes]:

@@ -400,8 +400,8 @@ class Stream:
 
 
 CONNECT_TIMEOUT_S = 5.0
-SILENCE_TIMEOUT_S = 45.0
-"""An edge shows a sign of life every 15 s; after three are missed it is taken for dead."""
+SILENCE_TIMEOUT_S = 15.0
+"""Timeout for bytes from an edge, which shows a sign of life every 4 to 6 s."""
 PATIENCE_S = 60.0
 """How long to go on trying without a single new frame."""
 MAX_KEPT_CONNECTIONS = 16

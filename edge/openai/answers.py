@@ -35,7 +35,6 @@ from ledger.frame import (
     LOGGED,
     Caller,
     FinishReason,
-    Heartbeat,
     Logged,
     Notice,
     Open,
@@ -168,7 +167,7 @@ class ChunkEncoder(Encoder):
         first = self.shape.first(self.choice)
         return (b"" if first is None else self._chunk([first])) + said
 
-    def sign_of_life(self, heartbeat: Heartbeat) -> bytes:
+    def sign_of_life(self) -> bytes:
         """A chunk without choices, which every client takes and shows to nobody."""
         return self._chunk([])
 
@@ -473,7 +472,7 @@ async def _merged(
                 nth = taking.pop(task)
                 encoder, frames = encoders[nth], task.result()
                 if not frames:
-                    yield encoder.sign_of_life(choices[nth].reader.link.heartbeat)
+                    yield encoder.sign_of_life()
                 else:
                     yield encoder.frames(frames)
                 if encoder.error is not None:

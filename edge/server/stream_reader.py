@@ -286,7 +286,7 @@ class StreamReader:
             self._deadline.set(SILENCE_S - silent_s)
             return
         if self._outlet.room() > 0:
-            self._outlet.write(self._encoder.sign_of_life(self._link.heartbeat))
+            self._outlet.write(self._encoder.sign_of_life())
         self._deadline.set(SILENCE_S)
 
     def _close(self) -> None:

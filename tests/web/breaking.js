@@ -10,7 +10,7 @@ import { Splitter, decode } from "../../edge/web/tailrace/wire.js";
 export const CUT = Symbol("cut");
 
 export function breaking(alter, changes = {}) {
-  const seen = { connections: 0, frames: 0, wake: null, isSilent: false };
+  const seen = { connections: 0, frames: 0, wake: null, cut: null, isSilent: false };
   const pass = (splitter, data, connection) => {
     const out = [];
     for (const raw of splitter.feed(data)) {
@@ -72,9 +72,9 @@ export function breaking(alter, changes = {}) {
     fetch: brokenFetch,
     WebSocket: BrokenSocket,
     random: () => 0,
-    onWake(wake) {
-      seen.wake = wake;
-      return system.onWake(wake);
+    onWake(wake, cut) {
+      Object.assign(seen, { wake, cut });
+      return system.onWake(wake, cut);
     },
     ...changes,
   };

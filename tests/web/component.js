@@ -16,10 +16,12 @@ window.fetch = (url, init) => {
 function Answer({ reading }) {
   const { text, state, end, cancel } = useStream(reading, smooth);
   window.reason = end?.finish_reason;
+  if (end) window.textAtEnd ??= text;
+  const stop = async () => (window.cancelled = await cancel());
   return createElement("div", null,
     createElement("output", { id: "state", value: state }, state),
     createElement("p", { id: "answer" }, text),
-    createElement("button", { onClick: cancel }, "Stop"));
+    createElement("button", { onClick: stop }, "Stop"));
 }
 
 function App() {

@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Core, WINDOW_FRAMES } from "../../edge/web/tailrace/core.js";
-import { TailraceError } from "../../edge/web/tailrace/errors.js";
+import { Core, QUIET_MS, WINDOW_FRAMES } from "../../edge/web/tailrace/core.js";
+import { TailraceError, unreachable } from "../../edge/web/tailrace/errors.js";
 import { smooth } from "../../edge/web/tailrace/smooth.js";
 import { Transcript } from "../../edge/web/tailrace/transcript.js";
 
@@ -14,7 +14,6 @@ const passing = (retryAfterMs = null) =>
 
 function opened(random = () => 0.5) {
   const core = new Core(0, random);
-  core.silenceMs = 10_000;
   core.start(0);
   core.opened();
   return core;
@@ -142,6 +141,43 @@ test("a heartbeat is a sign of life", () => {
   core.tick(10_000);
   assert.equal(core.state, "open");
   assert.equal(core.due, 19_999);
+});
+
+test("a stream that flowed is quiet after two seconds without a frame", () => {
+  const core = opened();
+  core.tick(QUIET_MS); // nothing has come yet: it may wait for its turn
+  assert.ok(!core.quiet);
+  core.receive(token(0), 10, 5_000);
+  assert.equal(core.due, 5_000 + QUIET_MS);
+  core.tick(core.due);
+  assert.ok(core.quiet);
+  core.receive({ type: "Heartbeat" }, 9, 8_000);
+  assert.ok(core.quiet);
+  assert.equal(core.due, 18_000);
+  core.receive(token(1), 10, 9_000);
+  assert.ok(!core.quiet);
+  core.tick(core.due);
+  core.lost(passing(), 12_000);
+  assert.deepEqual([core.quiet, core.state], [false, "waiting"]);
+  core.tick(core.due);
+  core.opened();
+  assert.ok(core.quiet); // until a frame comes
+  core.receive(end(2), 10, 14_000);
+  assert.deepEqual([core.quiet, core.due], [false, null]);
+});
+
+test("a page that was frozen does not call its stream quiet", () => {
+  const core = opened();
+  core.receive(token(0), 10, 0);
+  core.tick(QUIET_MS + 60_000);
+  assert.ok(!core.quiet);
+});
+
+test("a reader that takes nothing hears no silence", () => {
+  const core = opened();
+  for (let index = 0; index < WINDOW_FRAMES; index++) core.receive(token(index), 10, 0);
+  for (let rings = 0; rings < 20; rings++) core.tick(core.due);
+  assert.deepEqual([core.state, core.quiet], ["open", false]);
 });
 
 test("who detaches reads on from what was not taken", () => {
@@ -294,4 +330,16 @@ test("an error of the stream comes when all before it is shown", async () => {
   const read = async () => { for await (const text of smooth(broken, clock.pace)) shown.push(text); };
   await assert.rejects(clock.run(read()), { code: "unavailable" });
   assert.equal(shown.at(-1), "a b c");
+});
+
+// ---- errors ----
+
+test("an edge that a page of another origin cannot reach names the setting that admits it", (t) => {
+  assert.equal(unreachable("https://edge.example/v1/generate", "refused").hint, null); // no page
+  globalThis.location = new URL("https://app.example/chat");
+  t.after(() => delete globalThis.location);
+  const { code, retryable, hint } = unreachable("wss://edge.example/v1/ws", "refused");
+  assert.deepEqual([code, retryable], ["edge_unreachable", true]);
+  assert.match(hint, /https:\/\/app\.example has to be in its edge\.allowed_origins/);
+  assert.equal(unreachable("wss://app.example/v1/ws", "refused").hint, null);
 });

@@ -198,6 +198,33 @@ function withTransport(transport) {
       equal(await all(reading), world.frames, "frames");
     },
 
+    async "the network goes, and it waits at once"(world) {
+      const { system, seen } = breaking((raw, frame, connection) =>
+        // Nothing more comes, and nothing tells of it but the browser.
+        connection === 0 && (seen.isSilent ||= frame.index === 5) ? [] : [raw]);
+      const states = [];
+      const reading = again(world, {
+        system,
+        onState(state, { error }) {
+          states.push([state, error?.code]);
+          if (state !== "waiting") return;
+          seen.isSilent = false;
+          if (globalThis.document) setTimeout(() => dispatchEvent(new Event("online")));
+          else setTimeout(() => seen.wake());
+        },
+      });
+      const got = [];
+      for await (const frame of reading) {
+        got.push(frame);
+        if (frame.index !== 4) continue;
+        if (globalThis.document) dispatchEvent(new Event("offline"));
+        else seen.cut();
+      }
+      equal(got, world.frames, "frames");
+      check(states.some(([state, code]) => state === "waiting" && code === "offline"), `states: ${states}`);
+      equal(reading.resumes, 1, "resumes");
+    },
+
     async "a refusal is not tried again"(world) {
       const { system, seen } = breaking(same);
       const states = [];

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from edge.request import GenerateBody
 from ledger.wire.schema import (
@@ -78,6 +79,46 @@ def received(schema: Schema) -> set[str]:
     return names
 
 
+CHOICES = {
+    "overflow": "Overflow",
+    "durability": "Durability",
+    "priority": "Priority",
+    "then": "Unread",
+    "unread": "Unread | UnreadBody",
+}
+"""Fields of a request that the schema of its body calls a string, and whose words are an enum's;
+`unread` may be a word alone."""
+
+
+def request_types() -> list[str]:
+    """Return the interfaces of the body of POST /v1/generate, `GenerateInput` and its parts."""
+    body = GenerateBody.model_json_schema()
+    parts = {**body["$defs"], "GenerateInput": body}
+    lines = []
+    for name, part in parts.items():
+        lines.append(f"export interface {name} {{")
+        needed = part.get("required", ())
+        for field, of in part["properties"].items():
+            if field in CHOICES:
+                said = CHOICES[field] + ("" if field in needed else " | null")
+            else:
+                said = _json_type(of)
+            lines.append(f"  {field}{'' if field in needed else '?'}: {said};")
+        lines.append("}")
+    return lines
+
+
+def _json_type(of: dict[str, Any]) -> str:
+    if "anyOf" in of:
+        return " | ".join(map(_json_type, of["anyOf"]))
+    if "$ref" in of:
+        return str(of["$ref"]).rpartition("/")[2]
+    if of["type"] == "array":
+        return f"readonly ({_json_type(of['items'])})[]"
+    kinds = {"integer": "number", "object": "Record<string, unknown>"}
+    return kinds.get(of["type"], of["type"])
+
+
 def types(schema: Schema) -> str:
     """schema.d.ts: the same for people who write TypeScript."""
     lines = [
@@ -98,7 +139,8 @@ def types(schema: Schema) -> str:
     logged = [name for name, tag in frames.items() if tag in LOGGED]
     lines.append(f"\nexport type Logged = {' | '.join(logged)};")
     lines.append(f"export type Frame = {' | '.join(frames)};")
-    lines.append('export type FrameType = Frame["type"];')
+    lines.append('export type FrameType = Frame["type"];\n')
+    lines += request_types()
     return HEAD + "\n".join(lines) + "\n"
 
 

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from edge.body import SILENCE_S
+from edge.origins.watchers import HEARTBEAT_EVERY_S
+from edge.server.deadlines import SLOT_S
+from tailrace.client import SILENCE_TIMEOUT_S
 from tests.npm import installed
 from tests.schema_text import ROOT
 
@@ -42,7 +46,23 @@ def test_the_clients_types_hold() -> None:
     run(installed(HERE) / "tsc", "-p", HERE)
 
 
-MOST_BYTES = 8 << 10
+def test_a_lost_sign_of_life_is_noticed_within_ten_seconds() -> None:
+    """Every sign comes in time at every client: the intervals and timeouts fit each other."""
+    client_s = _number(PACKAGE / "connection.js", "SILENCE_MS") / 1000
+    worker = ROOT / "wrangler-compat/src"
+    worker_s = _number(worker / "stream_object.ts", "SILENCE_MS") / 1000
+    session_s = _number(worker / "session_object.ts", "HEARTBEAT_MS") / 1000
+    latest_s = max(SILENCE_S + 2 * SLOT_S, worker_s, session_s, HEARTBEAT_EVERY_S)
+    assert latest_s < client_s - 3 < SILENCE_TIMEOUT_S
+    assert client_s <= 10
+
+
+def _number(file: Path, name: str) -> int:
+    [found] = re.findall(rf"^(?:export )?const {name} = ([0-9_]+);", file.read_text("utf-8"), re.M)
+    return int(found)
+
+
+MOST_BYTES = 8_500
 LOADED = ("index.min.js", "chunk.min.js", "schema.js")
 """What a page loads that imports the first. The rest comes when a WebSocket is wanted."""
 

@@ -43,7 +43,15 @@ export async function read(storage: Storage): Promise<string> {
   if (frame.type === "StreamEnd") throw new TailraceError(frame.finish_reason);
   // @ts-expect-error: a text
   options.apiKey = 7;
-  return useStream(reading, smooth).text;
+  // @ts-expect-error: no field of a request
+  stream("/v1/generate", { input: { model: "demo", temprature: 1 } });
+  stream("/v1/generate", { input: { model: "demo", messages: [{ role: "user", content: "" }], unread: "run" } });
+  const { text, error, end, quiet, cancel, steer } = useStream(reading, smooth);
+  if (error instanceof TailraceError && error.retryable) error.message.length;
+  const found: TailraceError | null = error;
+  (await cancel())?.next_index.toFixed(Number(quiet));
+  (await steer(found?.hint ?? ""))?.state.length;
+  return end ? text : "";
 }
 """
 

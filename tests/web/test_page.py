@@ -208,11 +208,14 @@ async def test_a_component_of_react_shows_a_stream_and_outlives_a_second_mount(
         await has_words(page, WORDS)  # at an even pace, a moment after its end has come
         assert await text_of(page) == WHOLE
         assert await page.evaluate("window.posts") == 1
+        await page.wait_for_function("window.reason === 'stop'")
+        assert await page.evaluate("window.textAtEnd") == WHOLE
         await ask_and_hold(scene, page)
         await page.click("text=Stop")
         await is_in_state(page, "ended")
         scene.origin.go_on()
-        assert await page.evaluate("window.reason") == "cancelled"
+        await page.wait_for_function("window.reason === 'cancelled'")
+        assert await page.evaluate("window.cancelled.state") == "ended"
 
 
 async def is_detached(page: Page) -> None:

@@ -36,7 +36,7 @@ import { wait } from "./time";
 
 const SOFTWARE = `tailrace-edge/${version}`;
 const SUBPROTOCOL = "tailrace";
-const HEARTBEAT_MS = 5_000;
+const HEARTBEAT_MS = 4_000;
 const HELLO_TIMEOUT_MS = 10_000;
 /** What waits in the runtime for a client that does not read. */
 const MAX_BUFFERED_BYTES = 64 << 10;

@@ -29,8 +29,8 @@ const MOST_RETRY_MS = 2_000;
 const LINGER_MS = 5_000;
 /** An object that was killed while it read is woken after at most so long. */
 const REATTACH_MS = 5_000;
-/** After so long without a frame a body gets a sign of life, so that no proxy drops it. */
-const SILENCE_MS = 15_000;
+/** After this long without a frame a body gets a sign of life. */
+const SILENCE_MS = 4_000;
 const MAX_WAITING_BYTES = 64 << 10;
 /** The longest that frames wait for others to be committed with. */
 const MOST_GATHER_MS = 8;

@@ -1,11 +1,14 @@
 // What a connection is asked for, and what it reports: the seam between a stream and its transports.
 
+/** Timeout for anything on a connection: an edge shows a sign of life every 4 to 6 s. */
+export const SILENCE_MS = 10_000;
+
 /**
  * @typedef {object} Asked a stream that is to be made, of `input`, or the rest of the one with `id`
  * @property {string} url of /v1/generate
  * @property {string | null} id
  * @property {string | null} token
- * @property {Record<string, any> | null} input
+ * @property {import("./schema.js").GenerateInput | null} input
  * @property {string} idempotencyKey
  * @property {number} nextIndex
  * @property {Record<string, string>} headers
@@ -28,7 +31,7 @@
 
 /**
  * @typedef {object} Connection
- * @property {number} silenceMs how long it may say nothing, and live
+ * @property {number} [uploadMs] how long the request itself may take to be sent
  * @property {(allowance: import("./core.js").Allowance) => void} allow the reader has taken frames
  * @property {(isSilent?: boolean) => void} close nothing is reported any more; the stream runs on
  */
@@ -43,9 +46,8 @@
  * @property {() => number} random from 0 to 1
  * @property {(ring: () => void, ms: number) => any} setTimer
  * @property {(timer: any) => void} clearTimer
- * @property {() => boolean} online
- * @property {(wake: () => void) => () => void} onWake calls when the network is back, or the page
- *   seen again, until what it gives is called
+ * @property {(wake: () => void, cut: () => void) => () => void} onWake calls `wake` when the network
+ *   is back or the page is seen again, and `cut` when the network goes; returns what ends that
  */
 
 /** The one that there is. @type {System} */
@@ -58,13 +60,14 @@ export const system = {
   random: Math.random,
   setTimer: (ring, ms) => setTimeout(ring, ms),
   clearTimer: (timer) => clearTimeout(timer),
-  online: () => globalThis.navigator?.onLine !== false,
-  onWake(wake) {
+  onWake(wake, cut) {
     const seen = () => document.visibilityState === "visible" && wake();
     globalThis.addEventListener?.("online", wake);
+    globalThis.addEventListener?.("offline", cut);
     globalThis.document?.addEventListener("visibilitychange", seen);
     return () => {
       globalThis.removeEventListener?.("online", wake);
+      globalThis.removeEventListener?.("offline", cut);
       globalThis.document?.removeEventListener("visibilitychange", seen);
     };
   },

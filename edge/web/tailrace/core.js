@@ -4,6 +4,7 @@
 // state says: in `connecting` there is to be a connection, in `waiting` a timer (`due`), else
 // neither. Each logged frame is given once and in order, whatever the connections bring.
 
+import { SILENCE_MS } from "./connection.js";
 import { broken, errorOf } from "./errors.js";
 
 /** @typedef {import("./schema.js").Frame} Frame */
@@ -31,6 +32,8 @@ const LEAST_MS = 500;
 const MOST_MS = 30_000;
 /** How long to go on trying without a new frame. */
 const PATIENCE_MS = 120_000;
+/** After this long without a frame a stream that flowed is `quiet`. */
+export const QUIET_MS = 2_000;
 /** A timer that comes so late says that the page was frozen, not that the server was silent. */
 const FROZEN_MS = 1_000;
 
@@ -41,8 +44,10 @@ export class Core {
   fault = null;
   /** Failures since the last new frame. */
   failures = 0;
-  /** When the timer is to ring. @type {number | null} */
-  due = null;
+  #isQuiet = false;
+  /** When the state's own time is over. @type {number | null} */
+  #over = null;
+  #quietAt = Infinity;
   /** @type {{frame: Logged, size: number}[]} */
   #queue = [];
   #queuedBytes = 0;
@@ -63,8 +68,6 @@ export class Core {
     this.leastMs = backoff.leastMs ?? LEAST_MS;
     this.mostMs = backoff.mostMs ?? MOST_MS;
     this.patienceMs = backoff.patienceMs ?? PATIENCE_MS;
-    /** How long a connection may say nothing; its transport knows. */
-    this.silenceMs = Infinity;
   }
 
   /** @param {string} event */
@@ -97,7 +100,7 @@ export class Core {
 
   /** The connection showed a sign of life. @param {number} now */
   alive(now) {
-    this.due = now + this.silenceMs;
+    this.#over = now + SILENCE_MS;
   }
 
   /** A frame of the stream has come. @param {Frame} frame @param {number} size @param {number} now */
@@ -125,6 +128,8 @@ export class Core {
       this.nextIndex += 1;
       this.failures = 0;
       this.#failingSince = null;
+      this.#isQuiet = false;
+      this.#quietAt = now + QUIET_MS;
       this.#queue.push({ frame, size });
       this.#queuedBytes += size;
       if (frame.type === "StreamEnd") this.#end();
@@ -134,7 +139,14 @@ export class Core {
   /** Nothing is left to come. */
   #end() {
     this.#step("end");
-    this.due = null;
+    this.#rest();
+  }
+
+  /** No timer is to ring any more. */
+  #rest() {
+    this.#over = null;
+    this.#isQuiet = false;
+    this.#quietAt = Infinity;
   }
 
   ended() {
@@ -150,10 +162,10 @@ export class Core {
     const wait = Math.max(this.#delay(), error.retryAfterMs ?? 0);
     if (!error.retryable || now + wait - this.#failingSince > this.patienceMs) {
       this.#step("fail");
-      this.due = null;
+      this.#rest();
     } else {
       this.#step("lost");
-      this.due = now + wait;
+      this.#over = now + wait;
       this.#notBefore = now + (error.retryAfterMs ?? 0);
     }
   }
@@ -166,10 +178,21 @@ export class Core {
 
   /** The timer rang, perhaps long after it should have. @param {number} now */
   tick(now) {
-    if (this.due === null || now < this.due) return;
+    if (now >= this.#quietAt) {
+      this.#isQuiet = !this.#isUnseen(now - this.#quietAt);
+      this.#quietAt = this.#isQuiet ? Infinity : now + QUIET_MS;
+    }
+    if (this.#over === null || now < this.#over) return;
     if (this.state === "waiting") this.start(now);
-    else if (now - this.due > FROZEN_MS) this.alive(now); // what has come waits to be looked at
+    else if (this.#isUnseen(now - this.#over)) this.alive(now);
     else this.lost(broken("silent", "the connection says nothing any more"), now);
+  }
+
+  /** Return true if frames may have come that nobody has looked at: the page was frozen, or its
+   * reader takes nothing. @param {number} lateMs
+   */
+  #isUnseen(lateMs) {
+    return lateMs > FROZEN_MS || this.full;
   }
 
   /** The network is back, or somebody looks at the page again: do not wait any longer.
@@ -177,20 +200,30 @@ export class Core {
    */
   wake(now) {
     if (this.state !== "waiting") return;
-    this.due = Math.max(now, this.#notBefore);
+    this.#over = Math.max(now, this.#notBefore);
     this.tick(now);
   }
 
   /** Stop reading. What was not taken is to be read again by who goes on. */
   detach() {
     if (!this.#step("detach")) return;
-    this.due = null;
+    this.#rest();
     this.nextIndex -= this.#queue.length;
     this.#queue = [];
     this.#queuedBytes = 0;
   }
 
   // ---- what there is ----
+
+  /** It is open, had begun to flow, and nothing has come for QUIET_MS. */
+  get quiet() {
+    return this.state === "open" && this.#isQuiet;
+  }
+
+  /** When the timer is to ring. @returns {number | null} */
+  get due() {
+    return this.#over === null ? null : Math.min(this.#over, this.#quietAt);
+  }
 
   /** The next frame, if it has come. */
   take() {

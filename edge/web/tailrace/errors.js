@@ -42,6 +42,20 @@ export class FrameError extends TailraceError {
 export const broken = (code, message, cause) =>
   new TailraceError(message, { code, status: 503, retryable: true, cause });
 
+/** No answer came. A page is not told why where the edge is of another web origin.
+ * @param {string | URL} url of the edge
+ * @param {string} message
+ * @param {unknown} [cause]
+ */
+export function unreachable(url, message, cause) {
+  const page = globalThis.location;
+  const error = broken("edge_unreachable", message, cause);
+  if (page && new URL(url).host !== page.host) {
+    error.hint = `if the edge is up, ${page.origin} has to be in its edge.allowed_origins`;
+  }
+  return error;
+}
+
 /** What a StreamError tells of. @param {import("./schema.js").StreamError} frame */
 export const errorOf = (frame) =>
   new TailraceError(frame.message, { ...frame, retryAfterMs: frame.retry_after_ms });

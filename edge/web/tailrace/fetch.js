@@ -1,13 +1,13 @@
 // A stream as the body of an HTTP response: by HTTP/3 where the browser has it.
 
 import { Splitter, decode } from "./decode.js";
-import { FrameError, TailraceError, broken } from "./errors.js";
+import { FrameError, TailraceError, broken, unreachable } from "./errors.js";
 
 /** @typedef {import("./connection.js").Connect} Connect */
 
 const FRAMES = "application/vnd.tailrace.frames";
-/** An edge shows a sign of life every 15 s. */
-const SILENCE_MS = 35_000;
+/** The slowest upload that is not taken for a lost connection: 16 KB/s. */
+const SLOWEST_BYTES_PER_MS = 16;
 /** Taken for passing where the answer does not say, as a proxy's error page. */
 const PASSING = [408, 425, 429, 500, 502, 503, 504];
 
@@ -15,8 +15,9 @@ const PASSING = [408, 425, 429, 500, 502, 503, 504];
 export function byFetch(asked, system, report) {
   const abort = new AbortController();
   const { signal } = abort;
+  const [url, init] = requestOf(asked, signal);
   const read = async () => {
-    const response = await system.fetch(...requestOf(asked, signal));
+    const response = await system.fetch(url, init);
     if (response.status === 204) return report.ended();
     const { headers, body } = response;
     if (!response.ok) throw await httpError(response);
@@ -38,8 +39,9 @@ export function byFetch(asked, system, report) {
       report.alive();
     }
   };
-  read().catch((error) => signal.aborted || report.lost(asTailraceError(error)));
-  return { silenceMs: SILENCE_MS, allow() {}, close: () => abort.abort() };
+  read().catch((error) => signal.aborted || report.lost(asTailraceError(error, url)));
+  const uploadMs = String(init.body ?? "").length / SLOWEST_BYTES_PER_MS;
+  return { uploadMs, allow() {}, close: () => abort.abort() };
 }
 
 /** @param {import("./connection.js").Asked} asked @param {AbortSignal} signal
@@ -87,9 +89,12 @@ export async function httpError(response) {
   });
 }
 
-/** What `fetch` throws says nothing of why. @param {unknown} error */
-export function asTailraceError(error) {
+/** Return what `fetch` or the reading of a body threw as an error of ours.
+ * @param {unknown} error
+ * @param {string} url
+ */
+export function asTailraceError(error, url) {
   if (error instanceof FrameError) return broken(error.code, `a broken body: ${error.message}`, error);
   if (error instanceof TailraceError) return error;
-  return broken("edge_unreachable", String(error), error);
+  return unreachable(url, String(error), error);
 }

@@ -1,23 +1,31 @@
 // A stream in a component of React: its text so far, its state, and what can be done with it.
 
 import { useEffect, useReducer, useRef } from "react";
+import { TailraceError } from "./errors.js";
 
 /** @typedef {import("./stream.js").Stream} Stream */
+
+/** @typedef {import("./stream.js").Status} Status */
 
 /**
  * @typedef {object} Reading
  * @property {string} text as it is so far
- * @property {import("./core.js").State} state
- * @property {unknown} error why it `failed`, or waits
- * @property {import("./schema.js").StreamEnd | null} end
- * @property {() => void} cancel ends it for everybody
+ * @property {import("./core.js").State} state of the connection: it may have `ended` before all of
+ *   the text is shown
+ * @property {boolean} quiet it is open and had begun to flow, but nothing has come for 2 s
+ * @property {TailraceError | null} error why it `failed`, or waits
+ * @property {import("./schema.js").StreamEnd | null} end how it ended, once `text` is whole
+ * @property {() => Promise<Status | undefined>} cancel ends it for everybody
+ * @property {(text: string) => Promise<Status | undefined>} steer lets it go on from a text of yours
  * @property {() => void} reconnect begins to read again, after it failed
  */
 
 /** What one component follows. `text` outlives what failed, and `leaving` a second mount. */
 class Followed {
-  /** @type {unknown} */
+  /** @type {TailraceError | null} */
   fault = null;
+  /** Known when all of the text has been shown. @type {import("./schema.js").StreamEnd | null} */
+  end = null;
   /** @type {any} */
   leaving = null;
 
@@ -43,8 +51,10 @@ class Followed {
         }
       }
     } catch (error) {
-      this.fault = error;
+      this.fault =
+        error instanceof TailraceError ? error : new TailraceError(String(error), { cause: error });
     }
+    if (!this.fault) this.end = reading.end;
     forget();
     changed();
   }
@@ -83,8 +93,10 @@ export function useStream(reading, texts) {
     text: own?.text ?? "",
     state: reading?.state ?? "idle",
     error: own?.fault ?? reading?.error ?? null,
-    end: reading?.end ?? null,
-    cancel: () => void reading?.cancel().catch(() => {}), // how it ended, its frames tell
+    quiet: reading?.quiet ?? false,
+    end: own?.end ?? null,
+    cancel: async () => reading?.cancel(),
+    steer: async (text) => reading?.steer(text),
     reconnect() {
       reading?.reconnect();
       own?.follow(texts);

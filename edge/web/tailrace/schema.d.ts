@@ -57,3 +57,39 @@ export interface Call { type: "Call"; object: string; name: string; method: stri
 export type Logged = Token | StreamEnd | Classification | Embedding | Chunk | Revision | ScoredToken | Notice | Reasoning | ToolCall;
 export type Frame = Token | StreamEnd | StreamError | Classification | Embedding | Chunk | Revision | Heartbeat | Opened | Status | Hello | Answer | Body | BodyEnd | ScoredToken | Open | Resume | Credit | Cancel | Detach | Steer | Call | Challenge | Notice | Reasoning | Proof | Pass | Renew | ToolCall;
 export type FrameType = Frame["type"];
+
+export interface FormatBody {
+  json_schema?: Record<string, unknown> | null;
+  regex?: string | null;
+}
+export interface MessageBody {
+  role: string;
+  content: string;
+}
+export interface UnreadBody {
+  then: Unread;
+  after_s?: number | null;
+}
+export interface GenerateInput {
+  model: string;
+  stop?: string | readonly (string)[] | null;
+  ignore_eos?: boolean | null;
+  overflow?: Overflow | null;
+  n?: number | null;
+  durability?: Durability | null;
+  priority?: Priority | null;
+  unread?: Unread | UnreadBody | null;
+  temperature?: number | null;
+  top_k?: number | null;
+  top_p?: number | null;
+  min_p?: number | null;
+  repetition_penalty?: number | null;
+  presence_penalty?: number | null;
+  frequency_penalty?: number | null;
+  seed?: number | null;
+  prompt?: string | null;
+  messages?: readonly (MessageBody)[] | null;
+  max_tokens?: number | null;
+  logprobs?: number | null;
+  format?: FormatBody | null;
+}

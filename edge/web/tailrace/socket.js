@@ -3,7 +3,7 @@
 import { typeOf } from "./bare.js";
 import { Splitter, decode } from "./decode.js";
 import { encode, fromHex } from "./encode.js";
-import { TailraceError, broken, errorOf } from "./errors.js";
+import { TailraceError, broken, errorOf, unreachable } from "./errors.js";
 import { SCHEMA_ID } from "./schema.js";
 import { CLOSING, REQUEST_FIELDS } from "./schema_others.js";
 import { tagOf } from "./wire.js";
@@ -13,8 +13,6 @@ import { tagOf } from "./wire.js";
 /** @typedef {import("./connection.js").System} System */
 /** @typedef {import("./core.js").Allowance} Allowance */
 
-/** An edge says something every 5 s. */
-const SILENCE_MS = 16_000;
 /** How long it is kept when nobody reads any more. */
 const IDLE_MS = 5_000;
 const SAMPLING = (typeOf("Sampling").columns ?? []).map(({ name }) => name);
@@ -63,7 +61,8 @@ class Session {
     // Node.js tells of a handshake that failed by an error alone.
     this.socket.onclose = this.socket.onerror = (event) => {
       const how = "code" in event ? `closed with ${event.code}` : "refused";
-      this.#end(broken("edge_unreachable", `the WebSocket was ${how}`));
+      const said = `the WebSocket was ${how}`;
+      this.#end(this.#unsent ? unreachable(url, said) : broken("edge_unreachable", said));
     };
   }
 
@@ -75,7 +74,6 @@ class Session {
     this.system.clearTimer(this.#idle);
     let told = asked.allowance;
     return {
-      silenceMs: SILENCE_MS,
       allow: (allowance) => {
         if (!isWorthTelling(told, allowance) || !this.#readers.has(corr)) return;
         told = allowance;

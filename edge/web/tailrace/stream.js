@@ -1,6 +1,6 @@
 // One stream as its reader sees it: every frame, once and in order, whatever becomes of connections.
 
-import { TailraceError } from "./errors.js";
+import { TailraceError, broken } from "./errors.js";
 import { Core } from "./core.js";
 import { asTailraceError, httpError, tokenHeader } from "./fetch.js";
 import { Transcript } from "./transcript.js";
@@ -13,11 +13,11 @@ import { CONNECT, choose, countFetches, worked } from "./transport.js";
 
 /**
  * @typedef {object} Options
- * @property {Record<string, any>} [input] the body of POST /v1/generate: a new stream
+ * @property {import("./schema.js").GenerateInput} [input] the body of POST /v1/generate: a new stream
  * @property {string} [token] what reading an existing one needs, where the edge asks for it
  * @property {number} [after] the index of the last frame that is not wanted any more
  * @property {AbortSignal} [signal] detaches
- * @property {(state: State, stream: Stream) => void} [onState]
+ * @property {(state: State, stream: Stream) => void} [onState] called when `state` or `quiet` has changed
  * @property {Store} [storage] where a reload finds what was read: sessionStorage; localStorage for all tabs
  * @property {string} [key] under which, where one page has several: the URL, if left out
  * @property {"auto" | "fetch" | "websocket"} [transport]
@@ -28,11 +28,15 @@ import { CONNECT, choose, countFetches, worked } from "./transport.js";
  * @property {System} [system] for tests
  */
 
+/** @typedef {{id: string, state: string, next_index: number}} Status */
+
 /** What is stored of a stream, until it is forgotten.
  * @typedef {{id: string | null, token: string | null, next: number, input: any, idempotencyKey: string}} Saved
  */
 
 const SAVE_EVERY_MS = 1_000;
+/** Faults after which nothing that is sent on the connection arrives. */
+const DEAD = ["silent", "offline"];
 const JSON_TYPE = { "Content-Type": "application/json" };
 const OPENED = /^(.*)\/([0-9a-f]{32})$/;
 
@@ -69,8 +73,7 @@ export class Stream {
   /** @type {any} */
   #timer = null;
   #timerAt = Infinity;
-  /** @type {State} */
-  #told = "idle";
+  #told = "idle false";
   /** @type {(() => void)[]} */
   #waiting = [];
   /** @type {(() => void) | null} */
@@ -115,6 +118,11 @@ export class Stream {
     return this.#core.fault;
   }
 
+  /** Return true if it is open and had begun to flow, but nothing has come for 2 s. */
+  get quiet() {
+    return this.#core.quiet;
+  }
+
   /** The index of the frame that comes next. */
   get nextIndex() {
     return this.#core.taken;
@@ -125,7 +133,7 @@ export class Stream {
     return this.#transcript.text;
   }
 
-  /** Calls `act` when the state has changed, until what it gives is called. @param {() => void} act */
+  /** Calls `act` when `state` or `quiet` has changed, until what it gives is called. @param {() => void} act */
   watch(act) {
     this.#watchers.add(act);
     return () => void this.#watchers.delete(act);
@@ -179,7 +187,7 @@ export class Stream {
       try {
         return await this.#post("cancel");
       } catch (error) {
-        patience.lost(asTailraceError(error), this.#system.now());
+        patience.lost(asTailraceError(error, this.#url), this.#system.now());
         if (patience.state === "failed") throw patience.fault;
         const wait = (patience.due ?? 0) - this.#system.now();
         await new Promise((ring) => this.#system.setTimer(() => ring(null), wait));
@@ -262,14 +270,18 @@ export class Stream {
     if (!isConnected) this.#hangUp();
     else if (!this.#connection) this.#dial();
     if (isConnected || core.state === "waiting") {
-      this.#unlisten ??= this.#system.onWake(() => this.#woken());
+      this.#unlisten ??= this.#system.onWake(
+        () => this.#woken(),
+        () => this.#cut(),
+      );
     } else {
       this.#unlisten?.();
       this.#unlisten = null;
     }
     this.#setTimer();
-    if (core.state !== this.#told) {
-      this.#told = core.state;
+    const told = `${core.state} ${core.quiet}`;
+    if (told !== this.#told) {
+      this.#told = told;
       this.#options.onState?.(core.state, this);
       for (const act of this.#watchers) act();
     }
@@ -278,6 +290,11 @@ export class Stream {
 
   #woken() {
     this.#core.wake(this.#system.now());
+    this.#settle();
+  }
+
+  #cut() {
+    this.#core.lost(broken("offline", "the browser has no network"), this.#system.now());
     this.#settle();
   }
 
@@ -321,8 +338,7 @@ export class Stream {
     try {
       const connection = CONNECT[chosen](asked, this.#system, this.#report(chosen));
       this.#connection = connection;
-      this.#core.silenceMs = connection.silenceMs;
-      this.#core.alive(this.#system.now());
+      this.#core.alive(this.#system.now() + (connection.uploadMs ?? 0));
     } catch (error) {
       // What was asked makes no frame, or there is no such transport: nothing will change that.
       this.#core.lost(error instanceof TailraceError ? error : new TailraceError(String(error)), 0);
@@ -334,7 +350,7 @@ export class Stream {
     if (!connection) return;
     this.#connection = null;
     if (this.transport === "fetch") countFetches(this.#url, -1);
-    connection.close(this.#core.fault?.code === "silent");
+    connection.close(DEAD.includes(this.#core.fault?.code ?? ""));
   }
 
   /** What one connection tells, for as long as it is the one in use.
@@ -393,7 +409,7 @@ export class Stream {
       body,
     });
     if (!response.ok) throw await httpError(response);
-    return /** @type {Promise<{id: string, state: string, next_index: number}>} */ (response.json());
+    return /** @type {Promise<Status>} */ (response.json());
   }
 
   // ---- what outlives the page ----

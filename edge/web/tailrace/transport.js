@@ -8,10 +8,10 @@ import { byFetch } from "./fetch.js";
 
 /** The most that a message to the server may be long. */
 const MAX_MESSAGE_BYTES = 65_536;
-/** What of the program is needed for WebSockets alone is loaded when the first one is wanted. */
-const LOADING_MS = 16_000;
 
-/** @type {Connect} */
+/** What of the program is needed for WebSockets alone is loaded when the first one is wanted.
+ * @type {Connect}
+ */
 function bySocket(asked, system, report) {
   let isClosed = false;
   /** @type {import("./connection.js").Connection | null} */
@@ -22,7 +22,6 @@ function bySocket(asked, system, report) {
     })
     .catch((error) => report.lost(error.code ? error : broken("not_loaded", String(error), error)));
   return {
-    silenceMs: LOADING_MS,
     allow: (allowance) => loaded?.allow(allowance),
     close(isSilent) {
       isClosed = true;
