@@ -75,6 +75,8 @@ class KeptModel:
     keep_until_s: float = 0.0
     prewarm_at_s: float = inf
     prewarm_until_s: float = inf
+    retry_at_s: float = 0.0
+    """Until then it is not loaded, because none of its workers could start."""
     queued_s: float = 0.0
     ready_s: float = 0.0
     loading_s: float = 0.0

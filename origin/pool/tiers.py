@@ -67,7 +67,7 @@ class PoolEvent(Enum):
     LOST = "lost"
     """Its last worker died; its slots start another one."""
     GIVEN_UP = "given_up"
-    """No worker of it starts; it holds no room until it is asked for again."""
+    """None of its workers starts; it holds no room until it is tried again."""
     DRAINED = "drained"
     """Another one has waited for its room for long enough."""
     EVICTED = "evicted"
@@ -90,14 +90,11 @@ TRANSITIONS: dict[tuple[Residence, PoolEvent], Residence] = {
     (Residence.READY, PoolEvent.EVICTED): Residence.LEAVING,
     (Residence.READY, PoolEvent.DRAINED): Residence.DRAINING,
     (Residence.DRAINING, PoolEvent.WANTED): Residence.DRAINING,
-    (Residence.DRAINING, PoolEvent.LOADED): Residence.DRAINING,
-    (Residence.DRAINING, PoolEvent.LOST): Residence.LOADING,
+    (Residence.DRAINING, PoolEvent.GIVEN_UP): Residence.LEAVING,
     (Residence.DRAINING, PoolEvent.EVICTED): Residence.LEAVING,
     (Residence.LEAVING, PoolEvent.WANTED): Residence.RETURNING,
-    (Residence.LEAVING, PoolEvent.LOST): Residence.LEAVING,
     (Residence.LEAVING, PoolEvent.GONE): Residence.AWAY,
     (Residence.RETURNING, PoolEvent.WANTED): Residence.RETURNING,
-    (Residence.RETURNING, PoolEvent.LOST): Residence.RETURNING,
     (Residence.RETURNING, PoolEvent.GONE): Residence.QUEUED,
 }
 """What is not here cannot happen: above all, a model that is loading is never evicted."""

@@ -156,6 +156,7 @@ class WarmPool:
         kept.residence = follow(kept.residence, PoolEvent.LOADED)
         if not was_loading:
             return []
+        kept.retry_at_s = 0.0
         took_s = now - kept.loading_s
         known = kept.prices_s.get(kept.loading_from)
         price = took_s if known is None else known + PRICE_WEIGHT * (took_s - known)
@@ -173,26 +174,37 @@ class WarmPool:
         return self.tick(now)
 
     def lost(self, model: str, now: float) -> None:
-        """Its last worker died, and another one is being started: it is loading again."""
+        """Load a model again whose last worker died; another one is being started."""
         kept = self.of(model)
         before = kept.residence
         kept.residence = follow(before, PoolEvent.LOST)
-        if before in (Residence.READY, Residence.DRAINING):
+        if before is Residence.READY:
             kept.idles(now, idle=False)
             kept.loading_s, kept.loading_from, kept.reason = now, Tier.HOST, "its worker died"
             self._reach(kept, Tier.HOST, now, kept.reason)
 
-    def given_up(self, model: str, now: float, reason: str) -> list[PoolOrder]:
-        """None of its workers can be started; who waits for it is told by the caller."""
+    def given_up(
+        self, model: str, now: float, reason: str, retry_at_s: float = 0.0
+    ) -> list[PoolOrder]:
+        """Have a model leave that no worker of it can be started for, until `retry_at_s`.
+
+        Its requests wait on; the caller tells them why.
+        """
         kept = self.of(model)
-        was_queued = kept.residence is Residence.QUEUED
         kept.residence = follow(kept.residence, PoolEvent.GIVEN_UP)
-        kept.keep_until_s, kept.prewarm_at_s = now, inf
-        if was_queued:
-            self._queue.remove(model)
-            return []
+        kept.keep_until_s, kept.prewarm_at_s, kept.retry_at_s = now, inf, retry_at_s
         self._log(kept, now, PoolChoice.EVICT, reason, {})
+        if kept.visits:
+            kept.residence = follow(kept.residence, PoolEvent.WANTED)
+            kept.reason = "a request waits for it"
         return [PoolOrder(model, False, reason)]
+
+    def is_in_the_way(self, model: str, now: float) -> bool:
+        """Return True if another model waits for room on this model's device."""
+        near = self._on(self.of(model).member.device)
+        return any(
+            one.name in self._queue and one.retry_at_s <= now for one in near if one.name != model
+        )
 
     def gone(self, model: str, now: float) -> list[PoolOrder]:
         """Its workers have ended; its files are in the page cache, and its room is free."""
@@ -340,7 +352,9 @@ class WarmPool:
         return until_s
 
     def _override(self, kept: KeptModel, now: float) -> str:
-        """Why the operator wants it now, if so."""
+        """Return why the operator wants it now; empty if not, or if its workers cannot start."""
+        if now < kept.retry_at_s:
+            return ""
         if kept.is_pinned:
             return "pinned"
         if any(one.next_hours(now).begin_s - kept.load_s <= now for one in kept.member.schedules):
@@ -348,6 +362,8 @@ class WarmPool:
         return ""
 
     def _due(self, kept: KeptModel, now: float) -> float:
+        if kept.residence is Residence.QUEUED and now < kept.retry_at_s:
+            return kept.retry_at_s
         if kept.visits:
             return self._turn_s(kept, now) if kept.residence is Residence.QUEUED else inf
         if kept.is_ready:
@@ -355,7 +371,9 @@ class WarmPool:
         if kept.residence is not Residence.AWAY:
             return inf
         begins = [one.next_hours(now).begin_s - kept.load_s for one in kept.member.schedules]
-        return min([kept.prewarm_at_s, *begins])
+        if kept.is_pinned:
+            begins.append(now)
+        return min([kept.prewarm_at_s, *(max(begin_s, kept.retry_at_s) for begin_s in begins)])
 
     def _prewarm(self, kept: KeptModel, now: float) -> list[PoolOrder]:
         """Its policy wants it again, though nobody asked yet."""
@@ -399,6 +417,8 @@ class WarmPool:
         blocked: set[str] = set()
         for name in sorted(self._queue, key=lambda one: not self._models[one].visits):
             kept = self._models[name]
+            if now < kept.retry_at_s:
+                continue
             device, size = kept.member.device, kept.member.size
             missing = self.used(device) + size - self._caps.get(device, inf)
             if missing <= 0:

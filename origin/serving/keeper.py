@@ -263,13 +263,19 @@ class ModelKeeper:
         return f"{model!r} was not loaded in time" + (f": {trouble}" if trouble else "")
 
     def _give_up(self) -> None:
-        """Give up models whose workers die again and again, and that nobody has a stream of."""
+        """Give up models whose workers die again and again, until their next trial is due.
+
+        One that has streams keeps its place unless another model waits for the room.
+        """
         for model in self._models:
-            is_loading = self.pool.of(model.name).residence is Residence.LOADING
-            is_hopeless = not model.up and model.circuit.state is CircuitState.OPEN
-            if is_loading and is_hopeless and not self.pool.of(model.name).visits:
-                reason = model.circuit.reason
-                self._do(self.pool.given_up(model.name, self._clock(), reason))
+            kept, now = self.pool.of(model.name), self._clock()
+            left_s = model.circuit.retry_s(time.monotonic())
+            is_hopeless = not model.up and model.circuit.state is CircuitState.OPEN and left_s > 0
+            if not is_hopeless or kept.residence not in (Residence.LOADING, Residence.DRAINING):
+                continue
+            if not kept.visits or self.pool.is_in_the_way(model.name, now):
+                retry_at_s = now + left_s * self._pace
+                self._do(self.pool.given_up(model.name, now, model.circuit.reason, retry_at_s))
 
     # ---- orders ----
 

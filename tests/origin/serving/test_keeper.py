@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -18,6 +19,7 @@ from origin.pool.kept import TURN_S
 from origin.pool.members import PoolMember
 from origin.pool.records import PoolDecision, PoolRecord
 from origin.pool.tiers import Residence
+from origin.pool.warm_pool import PoolOrder
 from origin.serving.keeper import ModelKeeper
 from origin.serving.live_pool import LivePool
 from origin.serving.plan import KnownModel, KnownModels, first_load_s
@@ -41,6 +43,7 @@ class Troupe:
         wait_s: float = 60.0,
         policy: str = "greedy-dual",
         now_s: float = 1000.0,
+        cap: float = 1.0,
     ) -> None:
         self.models = [ServedModel(name) for name in ("one", "two")]
         for number, model in enumerate(self.models):
@@ -58,7 +61,7 @@ class Troupe:
         live = LivePool(
             [PoolMember(model.name, load_s=3.0) for model in self.models],
             policy,
-            {"cpu": 1.0},
+            {"cpu": cap},
             WarmPrices(60.0),
             {},
             self._hear,
@@ -99,6 +102,14 @@ class Troupe:
         slot.is_resting = False
         model.ready, model.up = ready, [slot]
         self.keeper.loaded(model, slot)
+
+    def fail(self, model: ServedModel) -> None:
+        """Its workers die until no more are started for a long time."""
+        model.up = []
+        while model.circuit.state is not CircuitState.OPEN:
+            model.circuit.died(0, 1e12, was_ready=False)
+            model.fate = "out of memory"
+            self.keeper.lost(model)
 
     def leave(self, model: ServedModel) -> None:
         """Its worker has ended."""
@@ -209,6 +220,65 @@ async def test_a_model_whose_workers_die_makes_room_and_is_tried_when_it_is_time
         async with troupe.keeper.loading(one, A):
             pass
     assert "out of memory" in troupe.keeper.tiers()[0].reason
+
+
+async def test_a_pinned_model_whose_workers_cannot_start_is_loaded_when_one_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    troupe = Troupe(tmp_path, cap=2.0)
+    one, _ = troupe.models
+    troupe.keeper.live.pin("one", pinned=True)
+    troupe.fail(one)
+    troupe.leave(one)
+    decided = len(troupe.told)
+    for _ in range(100):
+        troupe.now_s += 0.5
+        assert troupe.pool.tick(troupe.now_s) == []
+        assert troupe.keeper.look([], troupe.now_s) == []
+    assert len(troupe.told) == decided
+    value = troupe.metrics.registry.get_sample_value
+    assert value("tailrace_model_loads_total", {"model": "one"}) == 1
+    retry_at_s = troupe.pool.wake_at(troupe.now_s)
+    assert retry_at_s == pytest.approx(1000.0 + one.circuit.retry_s(time.monotonic()), abs=60.0)
+    assert troupe.pool.tick(retry_at_s) == [PoolOrder("one", True, "pinned")]
+
+
+async def test_a_model_that_drains_and_cannot_start_a_worker_leaves_its_room_to_who_waits(
+    tmp_path: Path,
+) -> None:
+    troupe = Troupe(tmp_path)
+    one, two = troupe.models
+    troupe.keeper.start()
+    troupe.load(one)
+    troupe.keeper.arrive("one", A)
+    troupe.keeper.arrive("two", B, begun=False)
+    troupe.now_s += TURN_S
+    troupe.pool.tick(troupe.now_s)
+    assert troupe.pool.of("one").residence is Residence.DRAINING
+    troupe.fail(one)
+    assert troupe.wanted() == []
+    troupe.leave(one)
+    assert troupe.wanted() == ["two"]
+    troupe.load(two)
+    troupe.keeper.end(B)
+    assert troupe.wanted() == ["two"]  # the stream of the other one waits for its next trial
+    troupe.now_s += 2e12
+    assert [(one.model, one.load) for one in troupe.pool.tick(troupe.now_s)] == [("two", False)]
+    assert [one.model for one in troupe.pool.gone("two", troupe.now_s)] == ["one"]
+
+
+async def test_a_model_that_loads_and_cannot_start_a_worker_leaves_its_room_to_who_waits(
+    tmp_path: Path,
+) -> None:
+    troupe = Troupe(tmp_path)
+    one, _ = troupe.models
+    troupe.keeper.arrive("one", A)
+    troupe.fail(one)
+    assert troupe.pool.of("one").residence is Residence.LOADING  # nobody else needs the room
+    troupe.keeper.arrive("two", B)
+    troupe.keeper.look([], troupe.now_s)
+    troupe.leave(one)
+    assert troupe.wanted() == ["two"]
 
 
 async def test_who_waits_for_a_model_that_never_starts_is_told_why_and_not_kept(
