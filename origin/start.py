@@ -25,6 +25,7 @@ from origin.workers.forked import Launcher
 from origin.workers.kernel_cache import offer
 from origin.workers.liveness import Circuit, Patience
 from origin.workers.program import makes_tokens, program, unused
+from origin.workers.socket_folder import remove_left_folders
 from origin.workers.worker_process import WorkerSlot, worker_environment
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def run(
     configure_logging(config.log_level)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line per webhook, with its URL
     offer(config.data)
+    remove_left_folders()
     several: list[ModelPlan] = []
     if tables:
         from origin.serving.plan import planned  # an origin of one model starts without it

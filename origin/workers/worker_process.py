@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from origin.workers.liveness import (
     kind_of_exit,
 )
 from origin.workers.load_spans import COMPILE, FORKED, SPAWNED, LoadStage, WorkerStart
+from origin.workers.socket_folder import socket_folder
 from origin.workers.worker_frame import Begun, Fault, Frame, Load, LoadProgress, Ready, Step
 
 STOP_GRACE_S = 2.0
@@ -144,8 +144,8 @@ class WorkerSlot:
 
     async def keep(self) -> None:
         """Run workers in this slot, one after another, until cancelled."""
-        with tempfile.TemporaryDirectory(prefix="tailrace-") as folder:
-            path = Path(folder) / "worker.sock"
+        with socket_folder() as folder:
+            path = folder / "worker.sock"
             server = await asyncio.start_unix_server(self._accept, path)
             async with server:
                 while True:

@@ -219,6 +219,23 @@ async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path)
         await edge.stop()
 
 
+async def test_the_next_start_removes_the_sockets_of_a_killed_origin(tmp_path: Path) -> None:
+    def sockets() -> list[Path]:
+        return list(tmp_path.glob("tailrace-*/worker.sock"))
+
+    echo = "tests.origin.producers.text_producers:Echo"
+    origin = Origin(tmp_path / "data", producer=echo)
+    origin.environment["TMPDIR"] = str(tmp_path)
+    async with running(origin):
+        left = sockets()
+        await origin.kill()
+        assert sockets() == left != []
+        await origin.start()
+        await origin.saw("worker.ready", 2)
+        assert len(sockets()) == 1 and sockets() != left
+    assert sockets() == []
+
+
 async def test_an_origin_ends_although_a_library_has_left_a_thread(tmp_path: Path) -> None:
     place, held = "tests.origin.left_thread:Lingering", free_port()
     first, second = Origin(tmp_path / "first", held), Origin(tmp_path / "second", held)

@@ -1,0 +1,54 @@
+"""Folders for the sockets of workers: short paths, and no leftovers of origins that were killed.
+
+A socket's path has 107 bytes at most, so it cannot lie in the data folder. Each folder has a file
+that its process locks; the kernel drops the lock when the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+
+PREFIX = "tailrace-"
+OWNER = "owner.lock"
+
+
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """Make a folder that only this user can enter, and remove it afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    new = folder / "new.lock"
+    with new.open("wb") as owner:
+        flock(owner, LOCK_EX | LOCK_NB)
+        new.rename(folder / OWNER)  # only now may another process try the lock
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_left_folders(place: Path | None = None) -> int:
+    """Remove this user's folders whose process is gone, and return how many there were.
+
+    A folder without a lock file, or of another user, is left alone.
+    """
+    removed = 0
+    for folder in (place or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # also BlockingIOError: its process lives
+            seen = folder.lstat()
+            if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():
+                continue
+            held = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                flock(held, LOCK_EX | LOCK_NB)
+                shutil.rmtree(folder)
+                removed += 1
+            finally:
+                os.close(held)
+    return removed
