@@ -24,6 +24,13 @@ def side_by_side(answers: Answers) -> Document:
     return {"origins": [_told(address, answer) for address, answer in answers.items()]}
 
 
+def require_done(answers: Answers) -> None:
+    """Raise why no origin has carried out an order; one that an origin has refused comes first."""
+    errors = [one for one in answers.values() if isinstance(one, TailraceError)]
+    if errors and len(errors) == len(answers):
+        raise min(errors, key=lambda error: error.status >= 500)
+
+
 def one_page(answers: Answers, sort: str, *, falls: bool, offset: int, limit: int) -> Document:
     """One page of the streams of all, each of which has said its first `offset + limit`.
 

@@ -13,7 +13,14 @@ from starlette.routing import Route
 
 from edge.access.middleware import caller_of, head_of
 from edge.access.operators import require_operator
-from edge.admin.asking import SIMULATION_PATIENCE_S, Asking, one_page, side_by_side, whose
+from edge.admin.asking import (
+    SIMULATION_PATIENCE_S,
+    Asking,
+    one_page,
+    require_done,
+    side_by_side,
+    whose,
+)
 from edge.config import EdgeConfig
 from edge.origins.link import link_of
 from edge.parameters import parse_stream_id, read_body
@@ -64,11 +71,16 @@ def _route(path: str, handler: Handler, method: str = "GET") -> Route:
 async def _each(
     asked: str, request: Request, asking: Asking, query: dict[str, str]
 ) -> dict[str, object]:
-    """Of every origin, or the one that is chosen."""
+    """Ask every origin, or the one that is chosen, and show each answer."""
     body = await read_body(request)
     chosen = _chosen(request, query)
-    call = asking.call(asked, query, "POST" if asked in WARM_ACTS else "GET", body)
-    return side_by_side(await asking.all(call, chosen))
+    is_order = asked in WARM_ACTS
+    answers = await asking.all(
+        asking.call(asked, query, "POST" if is_order else "GET", body), chosen
+    )
+    if is_order:
+        require_done(answers)
+    return side_by_side(answers)
 
 
 async def streams(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:

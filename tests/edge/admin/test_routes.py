@@ -122,6 +122,24 @@ async def test_a_change_goes_to_every_origin_or_to_the_one_that_is_named(house: 
     assert asked(house.origins[0])[-1] == ("GET", "warm/explain?model=a")
 
 
+async def test_an_order_that_no_origin_has_carried_out_is_an_error(house: House) -> None:
+    first, second = house.origins
+    second.stop()
+    await until(lambda: not house.link.origins[1].usable)
+    says(first, {"pinned": True})
+    answer = await house.client.post("/warm/pin", json={"model": "a"})
+    done, gone = answer.json()["origins"]
+    assert (answer.status_code, done["pinned"]) == (200, True)
+    assert gone["error"]["code"] == "origin_unreachable"
+    says(first, {"error": {"message": "no model is called 'a'", "code": "invalid_request"}}, 400)
+    answer = await house.client.post("/warm/pin", json={"model": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+    first.stop()
+    await until(lambda: not house.link.origins[0].usable)
+    answer = await house.client.post("/warm/pin", json={"model": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "origin_unreachable")
+
+
 async def test_streams_of_several_origins_are_one_sorted_page(house: House) -> None:
     first, second = house.origins
     says(first, page(0, {"id": "a", "tokens": 9}, {"id": "b", "tokens": 3}))
