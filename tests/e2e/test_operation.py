@@ -224,15 +224,15 @@ async def test_the_next_start_removes_the_sockets_of_a_killed_origin(tmp_path: P
         return list(tmp_path.glob("tailrace-*/worker.sock"))
 
     echo = "tests.origin.producers.text_producers:Echo"
-    origin = Origin(tmp_path / "data", producer=echo)
-    origin.environment["TMPDIR"] = str(tmp_path)
-    async with running(origin):
+    first, second = (Origin(tmp_path / "data", producer=echo) for _ in range(2))
+    for origin in (first, second):
+        origin.environment["TMPDIR"] = str(tmp_path)
+    async with running(first):
         left = sockets()
-        await origin.kill()
+        await first.kill()
         assert sockets() == left != []
-        await origin.start()
-        await origin.saw("worker.ready", 2)
-        assert len(sockets()) == 1 and sockets() != left
+        async with running(second):
+            assert len(sockets()) == 1 and sockets() != left
     assert sockets() == []
 
 
