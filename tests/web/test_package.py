@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ export async function read(storage: Storage): Promise<string> {
   options.apiKey = 7;
   // @ts-expect-error: no field of a request
   stream("/v1/generate", { input: { model: "demo", temprature: 1 } });
-  stream("/v1/generate", { input: { model: "demo", messages: [{ role: "user", content: "" }], unread: "run" } });
+  const messages = [{ role: "user", content: "" }];
+  stream("/v1/generate", { input: { model: "demo", messages, unread: "run" } });
   const { text, error, end, quiet, cancel, steer } = useStream(reading, smooth);
   if (error instanceof TailraceError && error.retryable) error.message.length;
   const found: TailraceError | null = error;
@@ -84,16 +86,17 @@ said.cancelled = await reading.cancel();
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package as its only dependency."""
-    commands, folder = installed(HERE), tmp_path_factory.mktemp("npm")
-    source, made = folder / "tailrace", folder / "project"
-    run("cp", "-r", PACKAGE, source)
-    only = ("--noEmit", "false", "--declaration", "--emitDeclarationOnly")
-    run(commands / "tsc", "-p", HERE, *only, "--outDir", source / "types")
-    run("cp", PACKAGE / "schema.d.ts", source / "types")
-    [packed] = json.loads(run("npm", "pack", "--json", "--pack-destination", folder, source))
+    installed(HERE)  # prepack finds it there, without a network
+    folder = tmp_path_factory.mktemp("npm")
+    made = folder / "project"
+    shutil.rmtree(PACKAGE / "types", ignore_errors=True)  # of an earlier time: packing makes them
+    said = run("npm", "pack", "--json", "--pack-destination", folder, PACKAGE)
+    [packed] = json.loads(said[said.index("[\n") :])  # before it stands what `prepack` says
     named = {file["path"] for file in packed["files"]}
-    assert {"package.json", "index.js", "types/index.d.ts", "types/schema.d.ts"} <= named
-    assert all(path.endswith((".js", ".d.ts", "package.json")) for path in named), named
+    manifest = json.loads((PACKAGE / "package.json").read_text())
+    promised = {path[2:] for entry in manifest["exports"].values() for path in entry.values()}
+    assert promised | {"package.json", "README.md", "types/schema.d.ts"} <= named
+    assert all(path.endswith((".js", ".d.ts", "package.json", "README.md")) for path in named)
     made.mkdir()
     (made / "package.json").write_text(json.dumps({"name": "fresh", "type": "module"}))
     quiet = ("--offline", "--no-package-lock", "--no-audit", "--no-fund")
