@@ -116,7 +116,7 @@ def _json_type(of: dict[str, Any]) -> str:
     if of["type"] == "array":
         return f"readonly ({_json_type(of['items'])})[]"
     kinds = {"integer": "number", "object": "Record<string, unknown>"}
-    return kinds.get(of["type"], of["type"])
+    return kinds.get(of["type"], str(of["type"]))
 
 
 def types(schema: Schema) -> str:
