@@ -9,20 +9,19 @@ that a message which is told again, from its start, is the same one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from json.encoder import encode_basestring
 from typing import Any
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from edge.access.middleware import caller_of
 from edge.body import Encoder, stream_body
-from edge.errors import error_headers
+from edge.errors import AI_SDK_PATH, OLLAMA, error_response
 from edge.generate import stream_headers
 from edge.openai.answers import DONE, data_event
 from edge.openai.messages import missing, read_tools, text_of
@@ -45,10 +44,8 @@ from ledger.frame import (
     Resume,
     Revision,
     ScoredToken,
-    Status,
     StreamEnd,
     StreamError,
-    StreamState,
     Token,
     ToolCall,
     decode,
@@ -89,7 +86,7 @@ class UiEvents(Encoder):
         self._before = _events(begin)
 
     def refusal(self, error: TailraceError) -> Response:
-        return refusal(error)
+        return error_response(error, AI_SDK_PATH)
 
     def frames(self, frames: list[bytes]) -> bytes:
         before, self._before = self._before, b""
@@ -170,12 +167,6 @@ class UiEvents(Encoder):
         told += [_call(first, "".join(pieces)) for first, pieces in self._calls.values()]
         self._calls.clear()
         return told
-
-
-def refusal(error: TailraceError) -> Response:
-    """The AI SDK shows the text of an answer that is none of its streams to its user."""
-    hint = f" ({error.hint})" if error.hint else ""
-    return PlainTextResponse(f"{error.message}{hint}", error.status, error_headers(error))
 
 
 def _call(first: ToolCall, arguments: str) -> Fields:
@@ -270,6 +261,10 @@ def _turns(message: object, place: str) -> list[Message]:
     role, parts = message.get("role"), message.get("parts")
     if role not in ROLES:
         raise invalid(f"{place}.role", role, "one of " + ", ".join(ROLES))
+    if not isinstance(parts, list) and "content" in message:
+        raise CallerError(
+            "this route is the AI SDK's, whose messages have parts", field=place, hint=OLLAMA
+        )
     if not isinstance(parts, list):
         raise missing(f"{place}.parts")
     turns, step = list[Message](), _Step(str(role))
@@ -324,7 +319,6 @@ class _Step:
         return [Message(self._role, "".join(self._texts), tool_calls=calls), *self._outputs]
 
 
-PATH = "/api/chat"
 OBJECT = "chat"
 """The class of objects that know the latest stream of a chat."""
 
@@ -342,32 +336,23 @@ async def send(request: Request) -> Response:
 
 
 async def resume(request: Request) -> Response:
-    """GET /api/chat/{id}/stream: the whole answer from its start, while it is being made."""
+    """GET /api/chat/{id}/stream: the chat's latest answer from its start, ended or not.
+
+    A page that was away when its answer ended has no other way to get it. The AI SDK replaces the
+    message that has the same id, so a page that has all or a part of it shows it once.
+    """
     chat = check_chat(request.path_params["id"])
+    token = request.headers.get("Tailrace-Token")
     try:
-        wanted = await attended(request.receive, _unfinished(request, chat))
+        stream = await attended(request.receive, _ask(request, "GET", chat))
+        return await _answered(request, Resume(stream, token=token, caller=caller_of(request)), {})
     except NotFound:
-        wanted = None
-    if wanted is None:
         return Response(status_code=204, headers={"Cache-Control": "no-store"})
-    return await _answered(request, wanted, {})
-
-
-def _refusing(
-    endpoint: Callable[[Request], Coroutine[Any, Any, Response]],
-) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    async def answered(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except TailraceError as error:
-            return refusal(error)
-
-    return answered
 
 
 ROUTES = [
-    Route(PATH, _refusing(send), methods=["POST"]),
-    Route(f"{PATH}/{{id}}/stream", _refusing(resume), methods=["GET"]),
+    Route(AI_SDK_PATH, send, methods=["POST"]),
+    Route(f"{AI_SDK_PATH}/{{id}}/stream", resume, methods=["GET"]),
 ]
 
 
@@ -386,22 +371,6 @@ async def _answered(
             await attended(request.receive, _ask(request, "PUT", chat, opened.stream))
         encoder.opened(opened)
         return stream_body(source, reader, encoder, headers | stream_headers(opened) | HEADER)
-
-
-async def _unfinished(request: Request, chat: str) -> Resume | None:
-    """A request for the latest stream of a chat; None if it has ended. NotFound if it is gone."""
-    token = request.headers.get("Tailrace-Token")
-    stream = await _ask(request, "GET", chat)
-    wanted = Resume(stream, token=token, caller=caller_of(request))
-    with closing(Reader(link_of(request))) as reader:
-        begun = await reader.open(replace(wanted, follow=False), frames=0)
-    if begun.next_index == 0:
-        return wanted
-    with closing(Reader(link_of(request))) as reader:
-        await reader.open(replace(wanted, after=begun.next_index - 1, follow=False), frames=0)
-        _, status = decode((await reader.take())[0])
-    has_ended = isinstance(status, Status) and status.state is StreamState.ENDED
-    return None if has_ended else wanted
 
 
 async def _ask(request: Request, method: str, chat: str, body: bytes = b"") -> bytes:

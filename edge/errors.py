@@ -1,4 +1,7 @@
-"""Errors as HTTP answers: never a traceback, and one JSON shape for all but OpenAI's dialects.
+"""Errors as HTTP answers: never a traceback, and one JSON shape for all but two dialects.
+
+OpenAI's routes have the shape of that API. The AI SDK's are plain text, which `useChat` shows to
+people as `error.message`.
 
 A client of OpenAI's API tries again after 408, 409, 429 and from 500 on, unless `x-should-retry`
 says otherwise, and waits as long as `retry-after-ms` says.
@@ -12,14 +15,17 @@ import re
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from edge.telemetry.exchange import CLIENT_GONE, note_error
 from ledger.errors import CallerError, NotFound, TailraceError, error_body
 
 RESPONSES_PATH = "/v1/responses"
+CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
+AI_SDK_PATH = "/api/chat"
 OPENAI_PATHS = (
-    *("/v1/chat/completions", "/v1/completions", RESPONSES_PATH),
+    *(CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH),
     *("/v1/embeddings", "/v1/models"),
 )
 _OPENAI_PATH = re.compile(rf"(?:{'|'.join(map(re.escape, OPENAI_PATHS))})(?:/|$)")
@@ -39,7 +45,10 @@ CODES = {
 """Ours, where clients know another word for it, or none; all others keep ours."""
 STATUSES = {"unsupported": 400, "beyond_end": 400}
 """By our code, where the reference says another status than ours."""
-RESPONSES_FIELDS: dict[str | None, str] = {
+_AI_SDK_PATH = re.compile(rf"{re.escape(AI_SDK_PATH)}(?:/|$)")
+_OLLAMA_PATH = re.compile(r"/api/(?:tags|generate|show|ps|version|embed|embeddings|pull|push)$")
+CHAT_FIELDS = {"logprobs": "top_logprobs", "format": "response_format"}
+RESPONSES_FIELDS = {
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
     "messages": "input",
@@ -47,7 +56,11 @@ RESPONSES_FIELDS: dict[str | None, str] = {
     "format": "text.format",
     "overflow": "truncation",
 }
-"""What the origin calls otherwise than `/v1/responses`."""
+FIELDS = {
+    CHAT_PATH: CHAT_FIELDS,
+    RESPONSES_PATH: RESPONSES_FIELDS,
+}
+"""The names that fields have at each path, where the origin has other names for them."""
 
 
 def error_headers(error: TailraceError) -> dict[str, str]:
@@ -58,7 +71,34 @@ def error_headers(error: TailraceError) -> dict[str, str]:
     return headers
 
 
-def openai_fields(error: TailraceError) -> dict[str, str | None]:
+def named_error(error: TailraceError, path: str = "") -> tuple[str, str | None]:
+    """Return an error's message and field, by the names that fields have in the API at `path`.
+
+    The origin says what is wrong with a field, such as "is 2.5" or "9 sequences". Most clients show
+    the message alone, so the field goes before it. A message that is a sentence of its own is left
+    alone, and so is a field that its message names: that is the dialect's already.
+    """
+    hint = f" ({error.hint})" if error.hint else ""
+    message, field = f"{error.message}{hint}", error.field
+    if field is None or f"'{field}'" in message:
+        return message, field
+    name = next((names for prefix, names in FIELDS.items() if path.startswith(prefix)), {}).get(
+        field, field
+    )
+    if name.startswith("stop["):  # which may have been sent as one string
+        name = "stop"
+    if message.startswith(_VERBS):
+        message = f"'{name}' {message}"
+    elif message[:1].isdigit():
+        message = f"'{name}': {message}"
+    return message, name
+
+
+_VERBS = ("is ", "are ", "has ", "names ", "requires ", "go with ")
+"""How messages begin of which the field is the subject."""
+
+
+def openai_fields(error: TailraceError, path: str = "") -> dict[str, str | None]:
     """What is below `error` in an answer, and in an event that ends a stream."""
     status = STATUSES.get(error.code, error.status)
     kind = "invalid_request_error"
@@ -66,20 +106,18 @@ def openai_fields(error: TailraceError) -> dict[str, str | None]:
         kind = "rate_limit_error"
     elif status >= 500:
         kind = "server_error"
-    hint = f" ({error.hint})" if error.hint else ""
+    message, field = named_error(error, path)
     return {
-        "message": f"{error.message}{hint}",
+        "message": message,
         "type": kind,
-        "param": "starting_after" if error.code == "beyond_end" else error.field,
+        "param": "starting_after" if error.code == "beyond_end" else field,
         "code": CODES.get(error.code, error.code),
     }
 
 
 def openai_error(error: TailraceError, path: str = "") -> JSONResponse:
     """The whole answer, by the names that fields have in the API at `path`."""
-    fields = openai_fields(error)
-    if path.startswith(RESPONSES_PATH):
-        fields["param"] = RESPONSES_FIELDS.get(fields["param"], fields["param"])
+    fields = openai_fields(error, path)
     headers = error_headers(error) | {"X-Should-Retry": "true" if error.retryable else "false"}
     if error.retry_after_ms is not None:
         headers["Retry-After-Ms"] = str(error.retry_after_ms)
@@ -92,7 +130,7 @@ def openai_error(error: TailraceError, path: str = "") -> JSONResponse:
 log = structlog.get_logger("tailrace.edge")
 
 
-def error_response(error: TailraceError, path: str = "") -> JSONResponse:
+def error_response(error: TailraceError, path: str = "") -> Response:
     """The whole answer, with the headers that RFC 9110 asks for (15.5.2, 10.2.3).
 
     It has the shape that clients of a route at `path` know.
@@ -103,6 +141,8 @@ def error_response(error: TailraceError, path: str = "") -> JSONResponse:
     if error.status == 401:
         by_key = error.code in ("no_key", "bad_key")
         headers["WWW-Authenticate"] = "Bearer" if by_key else "Tailrace-Token"
+    if _AI_SDK_PATH.match(path):
+        return PlainTextResponse(named_error(error)[0], error.status, headers)
     return JSONResponse(error_body(error), error.status, headers)
 
 
@@ -133,10 +173,13 @@ async def tailrace_error(request: Request, error: Exception) -> Response:
     return noted_response(error, request.url.path)
 
 
-def noted_response(error: TailraceError, path: str) -> JSONResponse:
+def noted_response(error: TailraceError, path: str) -> Response:
     """The answer to the request that this task is about."""
     note_error(error.code)
     return error_response(error, path)
+
+
+OLLAMA = "Ollama's API is not served here; OpenAI's is, at /v1/chat/completions"
 
 
 async def http_error(request: Request, error: Exception) -> Response:
@@ -144,7 +187,8 @@ async def http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 404:
-        return noted_response(NotFound(f"nothing is served at {path}"), path)
+        hint = OLLAMA if _OLLAMA_PATH.match(path) else None
+        return noted_response(NotFound(f"nothing is served at {path}", hint=hint), path)
     answer = noted_response(
         TailraceError(
             error.detail,

@@ -12,10 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.access.head import Head
 from edge.access.rules import Admission, Rules, preflight_headers
-from edge.errors import OPENAI_PATHS, noted_response
+from edge.errors import AI_SDK_PATH, OPENAI_PATHS, noted_response
 from ledger.frame import STREAM_PATH, Caller
 
-PREFIXES = ("/v1/generate", "/api/chat", STREAM_PATH, *OPENAI_PATHS)
+PREFIXES = ("/v1/generate", AI_SDK_PATH, STREAM_PATH, *OPENAI_PATHS)
 """Routes that answer a preflight."""
 
 

@@ -99,6 +99,8 @@ class AnswerShape(Protocol):
     It has no words for what is None.
     """
 
+    path: str
+    """Of the route."""
     prefix: str
     """Of the id of an answer."""
     kind: str
@@ -157,7 +159,7 @@ class ChunkEncoder(Encoder):
         self._behind = behind.removesuffix(b"0}\n\n")
 
     def refusal(self, error: TailraceError) -> Response:
-        return openai_error(error)
+        return openai_error(error, self.shape.path)
 
     def frames(self, frames: list[bytes]) -> bytes:
         said = b"".join([self._said(raw) for raw in frames])
@@ -304,11 +306,14 @@ def _counts(prompt: int, made: int) -> dict[str, int]:
 class Dialect:
     """One route."""
 
-    path: str
     body: type[Any]
     """Of pydantic's models, `StreamedSettings` with `opens`."""
     example: str
     shape: AnswerShape
+
+    @property
+    def path(self) -> str:
+        return self.shape.path
 
     def encoder(self, options: StreamOptions | None, *, resumes: bool = False) -> ChunkEncoder:
         options = options or StreamOptions()

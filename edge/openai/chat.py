@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from edge.errors import CHAT_PATH, COMPLETIONS_PATH
 from edge.generate import Collected
 from edge.openai.answers import AnswerShape, Dialect, scores_of
 from edge.openai.messages import read_messages, read_tools
@@ -92,6 +93,7 @@ class ChatBody(StreamedSettings):
 class ChatShape(AnswerShape):
     """Chunks of a chat completion."""
 
+    path = CHAT_PATH
     prefix = "chatcmpl-"
     kind = "chat.completion.chunk"
     whole = "chat.completion"
@@ -144,7 +146,7 @@ class ChatShape(AnswerShape):
         }
 
 
-CHAT = Dialect("/v1/chat/completions", ChatBody, EXAMPLE, ChatShape())
+CHAT = Dialect(ChatBody, EXAMPLE, ChatShape())
 
 
 def _logprobs(scores: Sequence[TokenScores]) -> dict[str, Any] | None:
@@ -200,6 +202,7 @@ def key_of(key: str | None, nth: int) -> str | None:
 class CompletionShape(AnswerShape):
     """Chunks and whole answers, which here have one name."""
 
+    path = COMPLETIONS_PATH
     prefix = "cmpl-"
     kind = whole = "text_completion"
 
@@ -241,4 +244,4 @@ def _text(score: Score) -> str:
     return score.token.decode(errors="replace")
 
 
-COMPLETIONS = Dialect("/v1/completions", CompletionBody, TEXT_EXAMPLE, CompletionShape())
+COMPLETIONS = Dialect(CompletionBody, TEXT_EXAMPLE, CompletionShape())

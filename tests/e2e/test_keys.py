@@ -108,6 +108,42 @@ async def test_a_tenant_has_its_streams_to_itself(house: House, client: httpx.As
             await anext(aiter(nobody.generate(prompt="x")))
 
 
+async def test_every_error_of_the_ai_sdks_routes_is_plain_text(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    url, key = house.edge.url, await added(house, "pages-of-ai-sdk")
+    for path in ("/api/chat", "/api/chat/chat-1/stream"):
+        for headers in ({}, {"Authorization": "Bearer tr_wrong"}):
+            refused = await client.request(
+                "POST" if path == "/api/chat" else "GET", url + path, headers=headers
+            )
+            assert refused.status_code == 401
+            assert refused.headers["WWW-Authenticate"] == "Bearer"
+            assert refused.headers["Content-Type"].startswith("text/plain")
+            assert "API key" in refused.text and "{" not in refused.text
+    for method, path, body in (
+        ("POST", "/api/chat", "{"),
+        ("DELETE", "/api/chat", ""),
+        ("GET", "/api/chat/chat-1", ""),
+        ("GET", f"/api/chat/{'x' * 129}/stream", ""),
+    ):
+        refused = await client.request(method, url + path, headers=key, content=body)
+        assert refused.status_code in (400, 404, 405)
+        assert refused.headers["Content-Type"].startswith("text/plain")
+
+
+async def test_ollamas_client_is_told_which_api_is_served(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    url, key = house.edge.url, await added(house, "ollama")
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+    chat = await client.post(f"{url}/api/chat", json=body, headers=key)
+    assert chat.status_code == 400
+    assert "AI SDK" in chat.text and "/v1/chat/completions" in chat.text
+    tags = await client.get(f"{url}/api/tags", headers=key)
+    assert tags.status_code == 404 and "Ollama's API is not served" in tags.text
+
+
 async def test_a_page_reads_with_a_token_that_its_server_gave_it_and_can_do_no_more(
     house: House, client: httpx.AsyncClient
 ) -> None:

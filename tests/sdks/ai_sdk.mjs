@@ -30,9 +30,29 @@ async function conversation() {
     roles: messages.map(({ role }) => role),
     texts: messages.map(textOf),
     reasons: ends.map(({ finishReason }) => finishReason),
-    // Nothing of it is being made any more.
-    over: (await fetch(`${other}/api/chat/chat-1/stream`)).status,
+    again: await again(messages),
+    unknown: (await fetch(`${other}/api/chat/chat-nobody-has/stream`)).status,
   };
+}
+
+// A page that was away when the answer ended, with what it may have kept of the conversation.
+async function again(messages) {
+  const before = messages.slice(0, -1);
+  const partial = structuredClone(messages.at(-1));
+  const part = partial.parts.find(({ type }) => type === "text");
+  Object.assign(part, { text: part.text.slice(0, 20), state: "streaming" });
+  const told = {};
+  for (const [name, kept] of Object.entries({
+    none: before,
+    part: [...before, partial],
+    whole: structuredClone(messages),
+  })) {
+    const chat = new Chat({ url: other, id: "chat-1", messages: kept });
+    await chat.resumeStream();
+    const { status, error } = chat;
+    told[name] = { status, error: error?.message, texts: chat.messages.map(textOf) };
+  }
+  return told;
 }
 
 async function refused() {

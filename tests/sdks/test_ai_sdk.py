@@ -25,7 +25,15 @@ async def test_a_chat_is_answered_and_asked_again(told: dict[str, Any]) -> None:
     assert chat["roles"] == ["user", "assistant"] * 2
     assert all(chat["texts"])
     assert chat["reasons"] == ["length"] * 3
-    assert chat["over"] == 204
+    assert chat["unknown"] == 204
+
+
+@pytest.mark.parametrize("kept", ["none", "part", "whole"])
+async def test_an_answer_that_ended_while_the_page_was_away_is_had_whole(
+    told: dict[str, Any], kept: str
+) -> None:
+    chat = told["conversation"]
+    assert chat["again"][kept] == {"status": "ready", "texts": chat["texts"]}
 
 
 async def test_what_is_refused_is_told_to_who_asked(told: dict[str, Any]) -> None:

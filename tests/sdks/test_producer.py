@@ -232,6 +232,6 @@ async def test_a_chat_that_is_being_answered_is_had_whole_by_who_comes_back(
         "text": TEXT,
         "status": "ready",
         "unknown": 204,
-        "over": 204,
+        "later": ["Count, and wait.", TEXT],
         "badName": 400,
     }

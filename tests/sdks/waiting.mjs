@@ -28,6 +28,10 @@ while (!text().endsWith("39, ")) await new Promise((turn) => setImmediate(turn))
 await fetch(`${edge}/v1/generate/${stream}/cancel`, { method: "POST" });
 await resumed;
 
+// Who comes back later still is shown the same, and that it was cancelled.
+const later = new Chat({ url: other, id, messages: [asked] });
+await later.resumeStream();
+
 const statusOf = async (name) => (await fetch(`${other}/api/chat/${name}/stream`)).status;
 console.log(
   JSON.stringify({
@@ -36,7 +40,7 @@ console.log(
     text: text(),
     status: chat.status,
     unknown: await statusOf("chat-nobody-has"),
-    over: await statusOf(id),
+    later: later.messages.map(({ parts }) => parts.map((part) => part.text ?? "").join("")),
     badName: await statusOf("x".repeat(129)),
   }),
 );

@@ -59,7 +59,8 @@ def test_steps_are_turns_with_what_their_calls_gave() -> None:
     [
         ("hello", "messages[0]"),
         ({"role": "robot", "parts": []}, "messages[0].role"),
-        ({"role": "user", "content": "x"}, "messages[0].parts"),
+        ({"role": "user"}, "messages[0].parts"),
+        ({"role": "user", "content": "x"}, "messages[0]"),
         (said("user", "x"), "messages[0].parts[0]"),
         (said("user", {"type": "text"}), "messages[0].parts[0].text"),
         (said("user", {"type": "file", "mediaType": "image/png"}), "messages[0].parts[0]"),
@@ -70,6 +71,13 @@ def test_a_part_that_no_model_of_text_takes_is_named(message: Any, field: str) -
     with pytest.raises(CallerError) as refused:
         read_messages([message])
     assert refused.value.field == field
+
+
+def test_a_message_of_another_api_is_told_where_that_is() -> None:
+    with pytest.raises(CallerError) as refused:
+        read_messages([{"role": "user", "content": "Hi"}])  # as Ollama's client says it
+    assert "AI SDK" in refused.value.message
+    assert refused.value.hint is not None and "/v1/chat/completions" in refused.value.hint
 
 
 def test_a_chat_of_nothing_is_refused() -> None:
