@@ -69,6 +69,29 @@ class Way:
 PLAIN = Way(TCP, Credentials("origin.link"))
 
 
+class Outages:
+    """How long each address has been out of reach; every `now` is seconds of one clock.
+
+    Failures further apart than `PEER_PATIENCE_S` are of two outages: what happened between them
+    is not known.
+    """
+
+    def __init__(self) -> None:
+        self._failed: dict[str, tuple[float, float]] = {}  # first and last failure
+
+    def failed(self, address: str, now: float) -> float:
+        """Note a failure, and return how long this outage has lasted."""
+        first_s, last_s = self._failed.get(address, (now, now))
+        if now - last_s > PEER_PATIENCE_S:
+            first_s = now
+        self._failed[address] = first_s, now
+        return now - first_s
+
+    def over(self, address: str) -> None:
+        """Note that the address has answered."""
+        self._failed.pop(address, None)
+
+
 class Peers:
     """The other origins of a ledger. `seize` takes an object from its owner."""
 
@@ -83,7 +106,7 @@ class Peers:
         self._seize = seize
         self._here = here
         self._links: dict[str, PeerLink] = {}
-        self._lost_at: dict[str, float] = {}  # by the event loop's clock
+        self._outages = Outages()
         self._attempts: dict[str, asyncio.Task[PeerLink | None]] = {}  # to connect, by address
 
     async def ask(
@@ -102,7 +125,7 @@ class Peers:
                 if error.code != HeldElsewhere.code:
                     raise
             else:
-                self._lost_at.pop(address, None)
+                self._outages.over(address)
                 return response
         # Not there, or it says that it has no such object: is it the one that was meant?
         await self._wait_for(address, key)
@@ -132,7 +155,7 @@ class Peers:
     async def _wait_for(self, address: str, key: ObjectKey) -> None:
         """Give an origin that cannot be reached time to lose its lease."""
         now = asyncio.get_running_loop().time()
-        if now - self._lost_at.setdefault(address, now) < PEER_PATIENCE_S:
+        if self._outages.failed(address, now) < PEER_PATIENCE_S:
             await asyncio.sleep(PEER_RETRY_S)
             return
         log.warning("object.seized", kind=key.kind, name=key.name, unreachable=address)

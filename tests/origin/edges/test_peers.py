@@ -20,7 +20,7 @@ from ledger.postgres.ledger import PostgresLedger
 from ledger.sqlite.ledger import SqliteLedger
 from origin.config import StreamsConfig
 from origin.edges import peers
-from origin.edges.peers import SOFTWARE
+from origin.edges.peers import SOFTWARE, Outages
 from origin.objects import OriginObjects
 from origin.steady_clock import now_ms
 from tests.e2e.processes import free_port
@@ -157,6 +157,16 @@ async def test_a_writer_waits_for_the_lease_of_an_origin_that_is_gone(
         one.fall_silent()
         assert await other.ask("POST", "s", b"c") == 204
         assert await other.text("s") == b"abc"
+
+
+def test_an_address_that_failed_once_long_ago_is_waited_for_when_it_fails_again() -> None:
+    outages = Outages()
+    assert outages.failed("other", 0.0) == 0.0
+    assert outages.failed("other", 5.0) == 5.0
+    assert outages.failed("other", 1000.0) == 0.0  # nobody has asked it meanwhile
+    assert outages.failed("other", 1006.0) == 6.0
+    outages.over("other")
+    assert outages.failed("other", 1007.0) == 0.0
 
 
 async def test_an_origin_that_lives_but_cannot_be_reached_loses_its_objects(
