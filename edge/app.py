@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edge import ai_sdk, generate, objects
+from edge.access.bodies import BodyBudget
 from edge.access.middleware import Access, caller_of, head_of
 from edge.access.operators import sees_details
 from edge.access.rules import Rules
@@ -97,6 +98,7 @@ def create_app(
     app.state.link = link
     app.state.config = config
     app.state.hints = Hints(link, config.models_of_hosts)
+    app.state.bodies = BodyBudget()
     app.state.draining = False
     app.state.quic = None  # unless HTTP/3 is served
     app.state.metrics = None  # unless they are counted

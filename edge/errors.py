@@ -162,6 +162,13 @@ def refusal(status: int) -> TailraceError:
         return TailraceError(
             "this transfer coding is not known here", code="http_error", status=501
         )
+    if status == 505:
+        return CallerError(
+            "this version of HTTP is not served here",
+            code="http_error",
+            status=505,
+            hint="send HTTP/1.1, or HTTP/2 with its preface",
+        )
     return CallerError("not a request of HTTP/1.1", code="bad_request", status=status)
 
 

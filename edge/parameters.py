@@ -8,6 +8,7 @@ from enum import Enum
 
 from starlette.requests import Request
 
+from edge.access.bodies import BodyBudget
 from ledger.errors import CallerError, NotFound, TooLarge
 from ledger.frame import FRAMES_TYPE, MAX_IDEMPOTENCY_KEY_CHARS
 from ledger.wire.bare import U64_MAX
@@ -20,7 +21,10 @@ _NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 async def read_body(request: Request) -> bytes:
-    """The request's body; TooLarge if it exceeds the limit of the settings.
+    """Return the request's body.
+
+    Raises TooLarge if it exceeds the limit of the settings, Overloaded if the bodies of all
+    requests together leave no room for it.
 
     What is over the limit is read and thrown away, within reason: a client that is still
     sending when the connection closes would see a reset, not the answer (RFC 9112, 9.6).
@@ -30,14 +34,19 @@ async def read_body(request: Request) -> bytes:
     declared = request.headers.get("Content-Length", "")
     if _NUMBER.fullmatch(declared) and int(declared) > most_bytes:
         raise _too_large(limit_bytes)
+    budget: BodyBudget = request.app.state.bodies
     body = bytearray()
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size <= limit_bytes:
-            body += chunk
-        elif size > most_bytes:
-            break
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size <= limit_bytes:
+                budget.take(len(chunk))
+                body += chunk
+            elif size > most_bytes:
+                break
+    finally:
+        budget.give(len(body))
     if size > limit_bytes:
         raise _too_large(limit_bytes)
     return bytes(body)

@@ -72,6 +72,9 @@ SMALL_BYTES = 125
 """Of a message whose length is one byte (RFC 6455, 5.2)."""
 ORIGIN_NOT_READY = "origin_not_ready"
 """The reason that clients without a key get, whatever the origin says."""
+IDLE_POINTS, DETACH_POINTS, REFUSED_POINTS = 1.0, 2.0, 2.0
+"""Points of the flood budget: of a frame that changes nothing (Credit or Detach for a corr that is
+not open, Credit again before a frame has left), of a Detach, of what is refused here."""
 MAX_WAITING_REPLIES = 64
 """Refusals that may wait for a client that does not read; then it is not read either."""
 
@@ -134,6 +137,7 @@ class CloseCode(IntEnum):
     GOING_AWAY = 1001
     PROTOCOL_ERROR = 1002
     UNSUPPORTED_DATA = 1003
+    POLICY_VIOLATION = 1008
     MESSAGE_TOO_BIG = 1009
 
 
@@ -156,6 +160,7 @@ class OpenStream:
     limit_bytes: float = inf  # and what it bounds their bytes to
     sent_bytes: int = 0
     granted_bytes: int = 0  # of credit at the origin: the client's, but no more than may wait here
+    credited_at: int = -1  # `next_index` at the last Credit
 
     def grant(self, window_bytes: int) -> int:
         """Raise the credit at the origin to so many bytes beyond those that have left."""
@@ -171,6 +176,7 @@ class Session:
     `caller` is who the client is, and said of all that it asks. A client that does not see details
     gets Heartbeats without the names of models and devices. `failed` is called with the code of
     each error that the client gets.
+    `spend` charges points of the flood budget, and is False where the client owes too many.
     """
 
     max_streams: int = MAX_STREAMS_PER_CONNECTION
@@ -178,6 +184,7 @@ class Session:
     caller: Caller | None = None
     sees_details: bool = True
     failed: Callable[[str], None] = lambda _code: None
+    spend: Callable[[float], bool] = lambda _points: True
     close: Close | None = None
     _random: Random = field(default_factory=Random)
     _greeted: bool = False
@@ -214,7 +221,21 @@ class Session:
             self._end(error, CloseCode.PROTOCOL_ERROR)
         return forward
 
+    def charge(self, points: float) -> None:
+        """Charge input that asks for nothing; end the connection of a client that owes too much."""
+        if not self.spend(points) and self.close is None:
+            flood = CallerError(
+                "too many frames that ask for nothing",
+                code="too_many_requests",
+                status=429,
+                retryable=True,
+                hint="send a ping every few seconds, and Credit and Detach for open streams only",
+            )
+            self._end(flood, CloseCode.POLICY_VIOLATION)
+
     def _receive_frame(self, raw: bytes, forward: list[bytes]) -> None:
+        if self.close is not None:
+            return
         try:
             corr, frame = decode(raw)
         except FrameError as error:
@@ -258,18 +279,18 @@ class Session:
                 hint="a request takes a corr that is not 0 and has no open stream",
             )
         if len(self._streams) >= self.max_streams:
-            self._refuse(corr, _too_many(self.max_streams))
+            self._refuse_request(corr, _too_many(self.max_streams))
             return
         if frame.caller is not None:
-            self._refuse(corr, not_a_clients())
+            self._refuse_request(corr, not_a_clients())
             return
         credit = frame.credit if isinstance(frame, Open | Resume) else 0
         if credit > MAX_CREDIT_FRAMES:
-            self._refuse(corr, _too_much_credit(f"{type(frame).__name__}.credit"))
+            self._refuse_request(corr, _too_much_credit(f"{type(frame).__name__}.credit"))
             return
         if isinstance(frame, Open):
             if not self.unfinished.room(frame.n):
-                self._refuse(corr, self._too_many_unfinished())
+                self._refuse_request(corr, self._too_many_unfinished())
                 return
             self.unfinished.ask(corr, frame.n)
         stream = self._streams[corr] = OpenStream()
@@ -287,8 +308,12 @@ class Session:
 
     def _credit(self, corr: int, frame: Credit, forward: list[bytes]) -> None:
         stream = self._streams.get(corr)
-        if stream is None:
-            return  # the stream has closed while the credit was on its way
+        if stream is None:  # it has closed while the credit was on its way
+            self.charge(IDLE_POINTS)
+            return
+        if stream.credited_at == stream.next_index:
+            self.charge(IDLE_POINTS)
+        stream.credited_at = stream.next_index
         if frame.limit > stream.next_index + MAX_CREDIT_FRAMES:
             self._abandon(corr, _too_much_credit("Credit.limit"), forward)
             return
@@ -305,6 +330,7 @@ class Session:
 
     def _detach(self, corr: int, forward: list[bytes]) -> None:
         stream = self._streams.pop(corr, None)
+        self.charge(IDLE_POINTS if stream is None else DETACH_POINTS)
         if stream is None:
             return
         self.unfinished.close(corr, stream.id)
@@ -315,7 +341,7 @@ class Session:
     def _abandon(self, corr: int, error: TailraceError, forward: list[bytes]) -> None:
         """End one stream, or refuse one request, for what the client sent on its corr."""
         self._detach(corr, forward)
-        self._refuse(corr, error)
+        self._refuse_request(corr, error)
 
     # ---- from the origin and the edge ----
 
@@ -449,6 +475,11 @@ class Session:
             hint="read them to their end or cancel them; those that were left count for a while",
             retry_after_ms=spread_ms(UNFINISHED_RETRY_MS, self._random),
         )
+
+    def _refuse_request(self, corr: int, error: TailraceError) -> None:
+        """Refuse what a client asks on a corr, which cost it nothing to ask."""
+        self._refuse(corr, error)
+        self.charge(REFUSED_POINTS)
 
     def _refuse(self, corr: int, error: TailraceError) -> None:
         self.failed(error.code)

@@ -19,6 +19,8 @@ PREFIXES = ("/v1/generate", AI_SDK_PATH, STREAM_PATH, *OPENAI_PATHS)
 """Routes that answer a preflight."""
 
 
+ADMITTED = "tailrace.admitted"
+"""The key of `scope["state"]` for a request that the server has admitted by its head."""
 CALLER = "tailrace.caller"
 """The scope's key for who asks."""
 TOKEN_QUERY = re.compile(rb"(?:^|&)token=")
@@ -34,6 +36,10 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if (admitted := scope.get("state", {}).get(ADMITTED)) is not None:
+            # The server has counted it already, and counts it out when the answer has ended.
+            await self._answer(admitted.admission, scope, receive, send)
             return
         has_token = TOKEN_QUERY.search(scope.get("query_string", b"")) is not None
         admission = self._rules.admit(head_of(scope), has_token=has_token)

@@ -21,6 +21,10 @@ MAX_RESETS = 200
 """Requests that a client may have reset in a short time; to undo them costs more than to reset."""
 RESETS_PER_S = 20.0
 """So many of those are forgotten in a second."""
+MAX_REFUSED = 200
+"""Maximum requests that a client may send in a short time which are refused at once."""
+REFUSED_PER_S = 20.0
+"""So many of those are forgotten in a second."""
 
 _METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}")
 _TARGET = re.compile(rb"(/[!\"$-~]*|\*)")
@@ -45,6 +49,8 @@ class Http3:
         self.starved: dict[Exchange, None] = {}  # that want to be told of room
         self._exchanges: dict[int, Exchange] = {}
         self._resets = Bucket(RESETS_PER_S, MAX_RESETS, 0.0)
+        self._refused = Bucket(REFUSED_PER_S, MAX_REFUSED, 0.0)
+        self._refused_now = 0  # while an event is handled
         self._draining = False
 
     @property
@@ -53,6 +59,7 @@ class Http3:
         return not self._exchanges
 
     def handle(self, event: Event, now: float) -> None:
+        self._refused_now = 0
         if isinstance(event, Asked):
             self._ask(event)
         elif isinstance(event, Came):
@@ -65,6 +72,8 @@ class Http3:
                 exchange.gone()
             if self._resets.take(1, now) > 0:
                 self.core.close(Code.EXCESSIVE_LOAD, "too many requests were reset")
+        if self._refused_now and self._refused.take(self._refused_now, now) > 0:
+            self.core.close(Code.EXCESSIVE_LOAD, "too many requests were refused")
 
     def moved(self) -> None:
         """Something has been sent, or acknowledged: who waited for room may have it."""
@@ -90,6 +99,7 @@ class Http3:
         """Its response has ended, in whatever way."""
         self.starved.pop(exchange, None)
         self._exchanges.pop(exchange.stream, None)
+        self._refused_now += exchange.is_refusal
         self.touch()
 
     def _ask(self, event: Asked) -> None:
@@ -110,11 +120,12 @@ class Http3:
 class Exchange:
     """One request and its response: an `Outlet`."""
 
-    __slots__ = ("_deadline", "_http3", "_incoming", "_over", "started", "stream")
+    __slots__ = ("_deadline", "_http3", "_incoming", "_over", "is_refusal", "started", "stream")
 
     def __init__(self, http3: Http3, stream: int) -> None:
         self.stream = stream
         self.started = False
+        self.is_refusal = False
         self._http3 = http3
         self._incoming: Incoming | None = None
         self._over = False
@@ -168,6 +179,7 @@ class Exchange:
     def start(self, status: int, headers: Headers) -> None:
         if not self._over:
             self.started = True
+            self.is_refusal = status >= 400
             head = [(b":status", b"%d" % status), *headers, *self._http3.behind.headers()]
             self._http3.core.start(self.stream, head)
             self._http3.touch()

@@ -30,7 +30,9 @@ PROBE_BYTES = 1200
 MAX_DATAGRAM_BYTES = 4096
 """A datagram that is longer is no client's: a path carries 1,500 bytes."""
 DATAGRAMS_PER_TURN = 256
-"""Read before what they bring about is sent, and before others have their turn."""
+"""Maximum datagrams that are read before what they bring about is sent."""
+READ_S = 0.002
+"""Time after which the other datagrams of a socket wait for the next turn of the event loop."""
 SOCKET_BUFFER_BYTES = 2 << 20
 """Asked of the kernel, which may give less: what comes while a turn lasts has to wait there."""
 MAX_UNSENT_DATAGRAMS = 1024
@@ -238,6 +240,7 @@ class SocketEnd:
 
     def _read(self, receive: Receive, flush: Callable[[], None]) -> None:
         way: Way = self
+        until = monotonic() + READ_S
         for _ in range(DATAGRAMS_PER_TURN):
             try:
                 if self._everywhere:
@@ -252,6 +255,8 @@ class SocketEnd:
             except OSError:
                 continue  # what a client's host has said of an earlier datagram
             receive(data, address, way)
+            if monotonic() >= until:
+                break
         flush()
 
     def _way_of(self, told: Sequence[tuple[int, int, bytes]]) -> Way:

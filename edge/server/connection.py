@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Coroutine, Generator
 from types import coroutine
 from typing import Any, TypeVar, cast
 
+import structlog
 from hypercorn.utils import parse_socket_addr
 
 from edge.server.deadlines import Deadline
 from edge.server.http1 import Http1
 from edge.server.http2 import Http2
+from edge.server.input import MAX_HELD_BYTES, SLICE_BYTES
 from edge.server.outlet import NOBODY, UNSENT_BYTES, Speaker
 from edge.server.wire import Shared
 
@@ -24,6 +26,8 @@ CLOSE_TIMEOUT_S = 10.0
 
 LINGER_S = 2.0
 """For a client that is still sending what has been refused."""
+
+log = structlog.get_logger("tailrace.edge")
 
 
 @coroutine
@@ -41,6 +45,9 @@ def _begun(work: Coroutine[Any, Any, Result], waited_for: Any) -> Generator[Any,
 class Connection(asyncio.Protocol):
     """A `Wire`: it moves bytes and bounds what waits, and leaves the rest to its speaker.
 
+    Its speaker gets the input in slices, in turn with other connections (`InputTurns`). While a
+    slice waits the transport does not read, so one read of the event loop is all that can wait.
+
     TLS is begun here, not by the listener: only so are the buffers of both layers ours to bound,
     and each connection gets the certificate of its moment.
     """
@@ -48,9 +55,9 @@ class Connection(asyncio.Protocol):
     # Slots lie in the object: with hundreds of connections in a step a dict would be one more
     # place that is not near the processor.
     __slots__ = (
-        *("_address", "_admitted", "_deadline", "_early", "_handshake", "_lost", "_reading"),
-        *("_shared", "_tls", "_transport", "_turn", "_unsent", "peer", "secure", "server"),
-        "speaker",
+        *("_address", "_admitted", "_deadline", "_early", "_ending", "_handshake", "_held"),
+        *("_input", "_lost", "_reading", "_shared", "_sliced", "_tls", "_transport", "_turn"),
+        *("_unsent", "in_line", "peer", "secure", "server", "speaker"),
     )
 
     def __init__(self, shared: Shared, tls: ssl.SSLContext | None) -> None:
@@ -67,7 +74,12 @@ class Connection(asyncio.Protocol):
         self._lost = False
         self._address = ""
         self._admitted = False
-        self._reading = True
+        self._reading = True  # the transport reads
+        self._held = False  # the speaker takes no input at the moment
+        self._ending = False  # no more input is looked at
+        self._input = b""  # read, and not worked off
+        self._sliced = 0  # bytes of it that the speaker has had
+        self.in_line = False
         self.speaker: Speaker = NOBODY
         self._deadline = Deadline(shared.deadlines, self.abort)  # of a stall, or of the close
 
@@ -137,8 +149,43 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             self._early += data
             return
-        self.speaker.receive(data)
+        if self._ending:
+            return
+        self._input = self._input[self._sliced :] + data if self._input else data
+        self._sliced = 0
+        if not self._held:
+            self._shared.input.add(self)
+        self._read_or_not()
+
+    def take_slice(self) -> bool:
+        """Give the speaker a slice of the input; return True if it takes another one."""
+        if self._held or self._ending or not self._input:
+            return False
+        begin, end = self._sliced, self._sliced + SLICE_BYTES
+        piece = self._input[begin:end]
+        self._sliced = end
+        if end >= len(self._input):
+            self._input, self._sliced = b"", 0
+        try:
+            self.speaker.receive(piece)
+        except Exception:  # a fault of ours must not keep the connections behind it from theirs
+            log.exception("connection failed")
+            self.abort()
         self._shared.turn.flush()
+        self._read_or_not()
+        return bool(self._input) and not self._held
+
+    def _read_or_not(self) -> None:
+        """Have the transport read exactly while there is room for what it may read."""
+        waiting = len(self._input) - self._sliced
+        wanted = waiting <= MAX_HELD_BYTES if self._held else not waiting
+        if wanted == self._reading or self._transport is None or self._transport.is_closing():
+            return
+        self._reading = wanted
+        if wanted:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
 
     def pause_writing(self) -> None:
         self._deadline.set(self._shared.config.stalled_timeout_s)
@@ -152,6 +199,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
+        self._ending, self._input = True, b""
         if self._transport is None:
             return  # within the handshake
         self._transport = None
@@ -194,14 +242,13 @@ class Connection(asyncio.Protocol):
         return UNSENT_BYTES - transport.get_write_buffer_size() if transport is not None else 0
 
     def pause_reading(self) -> None:
-        if self._reading and self._transport is not None and not self._transport.is_closing():
-            self._reading = False
-            self._transport.pause_reading()
+        self._held = True
 
     def resume_reading(self) -> None:
-        if not self._reading and self._transport is not None and not self._transport.is_closing():
-            self._reading = True
-            self._transport.resume_reading()
+        if self._held:
+            self._held = False
+            if self._input:
+                self._shared.input.add_later(self)
 
     def close(self, *, lingers: bool = False) -> None:
         transport = self._transport
@@ -209,11 +256,17 @@ class Connection(asyncio.Protocol):
             return
         self.flush()
         self._deadline.set(LINGER_S if lingers else CLOSE_TIMEOUT_S)
-        self.resume_reading()
+        self._drop_input()
         if lingers and transport.can_write_eof():
             transport.write_eof()  # the client's own end, or the deadline, closes it
         else:
             transport.close()
+
+    def _drop_input(self) -> None:
+        """Take what still comes, and look at nothing of it."""
+        self._ending = True
+        self._input, self._sliced, self._held = b"", 0, False
+        self._read_or_not()
 
     def abort(self) -> None:
         if self._transport is not None:

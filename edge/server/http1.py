@@ -9,28 +9,36 @@ refused that another server might read otherwise, and bytes behind its request s
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import NamedTuple
 
 import h11
 
 from edge.access.middleware import TOKEN_QUERY
 from edge.errors import refusal, too_slow
+from edge.server.chunks import ChunkedBody
 from edge.server.deadlines import Deadline
+from edge.server.flood import REFUSED_POINTS, FloodBudget
 from edge.server.http2 import Http2
-from edge.server.outlet import Handler, Headers, Request, Speaker, Wire
+from edge.server.outlet import Admitted, Handler, Headers, Request, Speaker, Wire
 from edge.server.rest import AppRequest
 from edge.server.routes import head_of
 from edge.server.websocket import SESSION_PATH, WebSocket, accepts
-from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, MAX_WAITING_BYTES, Shared
+from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
 from ledger.errors import TailraceError
 
 MAX_HEAD_BYTES = 16 << 10
 MAX_HEADERS = 100
+MAX_EMPTY_LINES = 8
+"""Maximum empty lines before a request. RFC 9112, 2.2 asks for one to be ignored."""
 H2_PREFACE = b"PRI * HTTP/2.0\r\n"
+VERSIONS = (b"1.0", b"1.1")
 
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _FOLDED = re.compile(rb"\n[ \t]")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+_REQUEST_LINE = re.compile(rb"([!-~]+) ([!-~]+) HTTP/([0-9]\.[0-9])\r\n")
+_ABSOLUTE = re.compile(rb"https?://([^/?#@\s]+)(/[^#\s]*|\?[^#\s]*)?", re.IGNORECASE)
+_HOST = re.compile(rb"\nhost[ \t]*:[^\r\n]*", re.IGNORECASE)
 _FRAMING = re.compile(
     rb"\n(content-length|transfer-encoding|upgrade|expect)[ \t]*:[ \t]*([^\r\n]*)", re.IGNORECASE
 )
@@ -48,8 +56,8 @@ Framing = dict[bytes, bytes]
 class Claimed(NamedTuple):
     """A request that a route may answer, once its body is whole."""
 
-    request: Request
-    connection: h11.Connection
+    admitted: Admitted
+    outlet: Http1Outlet
     head: bytes
     framing: Framing
     body_bytes: int
@@ -63,14 +71,22 @@ class Http1:
         self._shared = shared
         self._buffer = bytearray()
         self._scanned = 0  # bytes of it in which no head ends
+        self._head_began = False  # something of the next head has come, if only empty lines
+        self._empty_lines = 0  # before it
         self._claimed: Claimed | None = None  # its head is read, its body awaited
+        self._counted = 0  # bytes of that body that count for the budget of all
+        self._skipped = 0  # bytes of a body that are still to come, of a request that was refused
         self._due: int | None = 0  # bytes of its request that the application still gets; None: all
+        self._chunks: ChunkedBody | None = None  # tells where those end
         self._app: AppRequest | None = None
         self._outlet: Http1Outlet | None = None
         self._handler: Handler | None = None
         self._advancing = False
+        self._unread = False  # the client leaves its answers unread: it gets no more
         self._closed = False
         self._draining = False
+        self._flood = FloodBudget(shared.deadlines.clock_s)
+        self._flooded = False  # it owes too much: the next answer is the last
         self._deadline = Deadline(shared.deadlines, self._overdue)
         self._deadline.set(shared.config.header_timeout_s)
 
@@ -79,14 +95,12 @@ class Http1:
     def receive(self, data: bytes) -> None:
         if self._closed:
             return  # lingering
-        if self._app is not None and self._due is None:
-            self._app.receive(data)
-            return
-        if not (self._buffer or self._busy):
+        if not (self._head_began or self._busy or self._skipped):
+            self._head_began = True
             self._deadline.set(self._shared.config.header_timeout_s)
         self._buffer += data
         self._advance()
-        if len(self._buffer) > MAX_WAITING_BYTES and self._claimed is None and self._busy:
+        if self._holds:
             self._wire.pause_reading()
 
     def drained(self) -> None:
@@ -94,10 +108,15 @@ class Http1:
             self._app.drained()
         elif self._handler is not None:
             self._handler.drained()
+        elif self._unread:
+            self._unread = False
+            self._wire.resume_reading()
+            self._advance()
 
     def gone(self) -> None:
         self._closed = True
         self._deadline.end()
+        self._drop_claimed()
         if self._app is not None:
             self._app.gone()
         if self._handler is not None:
@@ -118,7 +137,7 @@ class Http1:
                 self._app.cut(too_slow("body"))
         elif self._claimed is not None:
             self._refuse(too_slow("body"), self._claimed.head)
-        elif self._buffer:
+        elif self._buffer and not self._skipped:
             self._refuse(too_slow("head"))
         else:
             self._close()  # nobody waits for an answer
@@ -127,8 +146,15 @@ class Http1:
 
     @property
     def _busy(self) -> bool:
-        """Whether a request has come, and its answer not ended."""
+        """True if a request has come, and its answer has not ended."""
         return not (self._claimed is None and self._app is None and self._outlet is None)
+
+    @property
+    def _holds(self) -> bool:
+        """True if what comes now has to wait for an answer to end, or to be read."""
+        if self._app is not None:
+            return self._due == 0
+        return self._unread or self._outlet is not None
 
     def _advance(self) -> None:
         """Do with what has come all that can be done; not within itself."""
@@ -142,17 +168,36 @@ class Http1:
             self._advancing = False
 
     def _step(self) -> bool:
-        """Whether there may be more to do."""
+        """Return True if there may be more to do."""
+        if self._skipped:
+            return self._skip()
         if self._claimed is not None:
             return self._body(self._claimed)
         if self._app is not None:
             self._feed(self._app)
             return False
-        return self._outlet is None and bool(self._buffer) and self._head()
+        if self._outlet is not None or not self._buffer:
+            return False
+        self._unread = self._wire.room() < 1
+        return not self._unread and self._head()
+
+    def _skip(self) -> bool:
+        """Drop what has come of the body of a request that was refused by its head."""
+        size = min(self._skipped, len(self._buffer))
+        del self._buffer[:size]
+        self._skipped -= size
+        if self._skipped:
+            return False
+        self._await_next()
+        return bool(self._buffer)
 
     def _head(self) -> bool:
         while self._buffer.startswith(b"\r\n"):  # RFC 9112, 2.2
             del self._buffer[:2]
+            self._empty_lines += 1
+            if self._empty_lines > MAX_EMPTY_LINES:
+                self._refuse(refusal(400), b"")
+                return False
         found = _END_OF_HEAD.search(self._buffer, max(0, self._scanned - 2))
         self._scanned = len(self._buffer)
         if found is None:
@@ -163,15 +208,23 @@ class Http1:
             return False
         self._scanned = 0
         head = bytes(self._buffer[: found.end()])
-        if len(head) > MAX_HEAD_BYTES or head.count(b"\n") > MAX_HEADERS + 2:
-            self._refuse(refusal(431))
-            return False
         if head.startswith(H2_PREFACE):
             self._give_way(Http2(self._wire, self._shared, bytes(self._buffer)))
             return False
-        if _FOLDED.search(head):
-            self._refuse(refusal(400))
+        del self._buffer[: len(head)]
+        self._head_began, self._empty_lines = False, 0
+        if len(head) > MAX_HEAD_BYTES or head.count(b"\n") > MAX_HEADERS + 2:
+            self._refuse(refusal(431), head)
             return False
+        if _FOLDED.search(head) or _BARE_LF.search(head):
+            self._refuse(refusal(400), head)
+            return False
+        line = _REQUEST_LINE.match(head)
+        if line is not None and line[3] not in VERSIONS:
+            self._refuse(refusal(505), head)
+            return False
+        if line is not None and not line[2].startswith(b"/"):
+            head = _in_origin_form(head, line)
         self._begin(head)
         return True
 
@@ -181,14 +234,13 @@ class Http1:
         if head.startswith(SESSION) and b"upgrade" in framing and self._upgrade(head):
             return
         self._deadline.set(self._shared.config.body_timeout_s)
-        self._claimed = self._claim(head, framing) if _MAYBE_CLAIMED.match(head) else None
-        if self._claimed is None:
+        if not (_MAYBE_CLAIMED.match(head) and self._claim(head, framing)):
             self._hand_over(head, framing)
 
     def _upgrade(self, head: bytes) -> bool:
         """Whether it is a session's opening handshake, and accepted."""
         event = _parsed(head)[1]
-        if event is None:
+        if event is None or event.http_version != b"1.1":
             return False
         request = self._request(event)
         accepted = accepts(request)
@@ -199,7 +251,7 @@ class Http1:
         admission = self._shared.rules.admit(head_of(request, scheme), has_token=has_token)
         if admission.refusal is not None:
             return False
-        early = bytes(self._buffer[len(head) :])
+        early = bytes(self._buffer)
         headers = self._shared.headers()
         speaker = WebSocket(self._wire, self._shared, request, accepted, admission, headers)
         self._give_way(speaker)
@@ -207,19 +259,30 @@ class Http1:
             speaker.receive(early)
         return True
 
-    def _claim(self, head: bytes, framing: Framing) -> Claimed | None:
-        """The request, if a route claims it and it is a plain one."""
+    def _claim(self, head: bytes, framing: Framing) -> bool:
+        """Return True if a route claims the request, and it is a plain one.
+
+        Whether its client may ask is decided here: a body is gathered of nobody else.
+        """
         length = framing.get(b"content-length", b"0")
         if framing.keys() - {b"content-length"} or _DIGITS.fullmatch(length) is None:
-            return None
+            return False
         connection, event = _parsed(head)
         if event is None:
-            return None
-        request = self._request(event)
-        fits = int(length) <= self._shared.config.max_body_bytes
+            return False
+        request, body_bytes = self._request(event), int(length)
+        fits = body_bytes <= self._shared.config.max_body_bytes
         if not (fits and self._shared.routes.claims(request)):
-            return None
-        return Claimed(request, connection, head, framing, int(length))
+            return False
+        outlet = Http1Outlet(self, self._wire, self._shared, connection, last=self._flooded)
+        self._outlet, self._skipped = outlet, body_bytes  # for a refusal
+        admitted = self._shared.routes.admit(request, outlet)
+        if admitted is None:
+            self._refused_at_once()
+        else:
+            self._outlet, self._skipped = None, 0
+            self._claimed = Claimed(admitted, outlet, head, framing, body_bytes)
+        return True
 
     def _request(self, event: h11.Request) -> Request:
         path, _, query = event.target.partition(b"?")
@@ -230,44 +293,87 @@ class Http1:
             headers=list(event.headers),
             scheme="https" if self._wire.secure else "http",
             peer=self._wire.peer,
-            http_version="1.1",
+            http_version=event.http_version.decode("ascii"),
         )
 
     def _body(self, claimed: Claimed) -> bool:
         """Answer a claimed request whose body is whole."""
-        begins, ends = len(claimed.head), len(claimed.head) + claimed.body_bytes
-        if len(self._buffer) < ends:
+        came = min(claimed.body_bytes, len(self._buffer))
+        if came < claimed.body_bytes:
+            self._count(came, claimed)
             return False
         self._claimed = None
-        outlet = self._outlet = Http1Outlet(self, self._wire, self._shared, claimed.connection)
-        body = bytes(self._buffer[begins:ends])
-        del self._buffer[:ends]
-        handler = self._shared.routes.serve(replace(claimed.request, body=body), outlet)
+        self._uncount()
+        outlet = self._outlet = claimed.outlet
+        body = bytes(self._buffer[:came])
+        del self._buffer[:came]
+        handler = self._shared.routes.serve(claimed.admitted, body, outlet)
         if handler is None:
             self._outlet = None
-            self._buffer[:0] = claimed.head + body
-            self._hand_over(claimed.head, claimed.framing)
-            return True
-        if self._outlet is outlet:  # it has not ended already
+            self._buffer[:0] = body
+            self._hand_over(claimed.head, claimed.framing, claimed.admitted)
+        elif self._outlet is outlet:
             self._deadline.clear()
             self._handler = handler
+        else:  # it has ended already
+            self._refused_at_once()
         return True
 
-    def _hand_over(self, head: bytes, framing: Framing) -> None:
+    def _count(self, came: int, claimed: Claimed) -> None:
+        """Count what has come of a body for the budget of all bodies."""
+        try:
+            self._shared.bodies.take(came - self._counted)
+        except TailraceError as error:
+            self._refuse(error, claimed.head)
+        else:
+            self._counted = came
+
+    def _uncount(self) -> None:
+        self._shared.bodies.give(self._counted)
+        self._counted = 0
+
+    def _drop_claimed(self) -> None:
+        """The body of a claimed request does not come any more, or is not wanted."""
+        claimed, self._claimed = self._claimed, None
+        if claimed is not None:
+            self._uncount()
+            claimed.admitted.done()
+
+    def _refused_at_once(self) -> None:
+        """Charge a request that cost its client nothing to make.
+
+        The connection of a client that owes too much ends with its next answer, which says so: a
+        proxy that has many clients on one connection loses none of their requests.
+        """
+        self._flooded = not self._flood.spend(REFUSED_POINTS)
+
+    def _hand_over(self, head: bytes, framing: Framing, admitted: Admitted | None = None) -> None:
         """Let the application answer, which gets this request and nothing behind it."""
-        del self._buffer[: len(head)]
         length = framing.get(b"content-length", b"0")
         known = {b"content-length", b"expect", b"upgrade"}
         is_plain = framing.keys() <= known and _DIGITS.fullmatch(length)
         self._due = int(length) if is_plain else None
-        self._app = AppRequest(self._shared.rest, self._wire, self._answered)
+        coding = framing.get(b"transfer-encoding", b"").strip().lower()
+        is_chunked = coding == b"chunked" and b"content-length" not in framing
+        self._chunks = ChunkedBody() if is_chunked else None
+        self._app = AppRequest(self._shared.rest, self._wire, self._answered, admitted)
         # RFC 9110, 7.8: a server may go on as if nobody had asked. To HTTP/2 there is no way here,
         # and sessions never come so far: a WebSocket of Hypercorn's would have no limits.
         self._app.receive(_UPGRADE.sub(b"", head))
 
     def _feed(self, app: AppRequest) -> None:
-        """What there is of its request."""
+        """Give the application what there is of its request."""
         size = len(self._buffer) if self._due is None else min(self._due, len(self._buffer))
+        if self._chunks is not None and self._due is None:
+            try:
+                size = self._chunks.feed(bytes(self._buffer))
+            except TailraceError as error:
+                self._closed = True
+                self._deadline.clear()
+                app.cut(error)
+                return
+            if self._chunks.ended:
+                self._due = size
         if size:
             app.receive(bytes(self._buffer[:size]))
             del self._buffer[:size]
@@ -286,7 +392,7 @@ class Http1:
         """For the outlet: the response is whole, or broken off."""
         self._outlet = self._handler = None
         if closes:
-            self._close()
+            self._close(lingers=self._skipped > len(self._buffer) or self._flooded)
         else:
             self._next()
 
@@ -297,25 +403,34 @@ class Http1:
         if self._draining and not self._buffer:
             self._close()
             return
-        waits_s = self._shared.config.header_timeout_s if self._buffer else KEEP_ALIVE_TIMEOUT_S
-        self._deadline.set(waits_s)
+        self._await_next()
         self._advance()
         self._shared.turn.flush()
 
+    def _await_next(self) -> None:
+        """Give the client its time for what comes next."""
+        config = self._shared.config
+        self._head_began = bool(self._buffer)
+        if self._skipped:
+            self._deadline.set(config.body_timeout_s)
+        else:
+            self._deadline.set(config.header_timeout_s if self._buffer else KEEP_ALIVE_TIMEOUT_S)
+
     def _refuse(self, error: TailraceError, head: bytes | None = None) -> None:
-        """With `head`, that of the request; else it is what has come."""
+        """Answer what is no request of a route, and close. Without `head`, that of the request,
+        it is what has come."""
         if self._shared.counts is not None:
             self._shared.counts.refused("h1", error.code, error.status)
         began = bytes(self._buffer[:MAX_HEAD_BYTES]) if head is None else head
+        self._drop_claimed()
         self._wire.write(self._shared.rest.error_answer(error, began))
-        self._closed = True
-        self._deadline.clear()
-        self._wire.close(lingers=True)
+        self._close(lingers=True)
 
-    def _close(self) -> None:
+    def _close(self, *, lingers: bool = False) -> None:
         self._closed = True
+        self._buffer.clear()
         self._deadline.clear()
-        self._wire.close()
+        self._wire.close(lingers=lingers)
 
     def _give_way(self, speaker: Speaker) -> None:
         self._closed = True
@@ -325,16 +440,26 @@ class Http1:
 
 
 class Http1Outlet:
-    """One response, as chunks unless its length is declared."""
+    """One response, as chunks unless its length is declared.
+
+    To a client of HTTP/1.0, which knows no chunks, it ends with the connection.
+    """
 
     __slots__ = (
-        *("_chunked", "_closes", "_connection", "_head", "_http1", "_open", "_shared", "_wire"),
-        "room",
+        *("_chunked", "_closes", "_connection", "_head", "_http1", "_last", "_open", "_shared"),
+        *("_wire", "room"),
     )
 
     def __init__(
-        self, http1: Http1, wire: Wire, shared: Shared, connection: h11.Connection
+        self,
+        http1: Http1,
+        wire: Wire,
+        shared: Shared,
+        connection: h11.Connection,
+        *,
+        last: bool = False,
     ) -> None:
+        """`last`: the connection is closed behind it, and its client is told."""
         self._http1 = http1
         self._wire = wire
         self.room = wire.room
@@ -343,16 +468,21 @@ class Http1Outlet:
         self._head = b""  # until it goes out with what comes first
         self._chunked = True
         self._closes = False
+        self._last = last
         self._open = True
 
     def start(self, status: int, headers: Headers) -> None:
         assert self._connection is not None  # it is started once
         connection, self._connection = self._connection, None
         fields = [*headers, *self._shared.headers()]
+        if self._last:
+            fields.append((b"connection", b"close"))
         response = h11.Response(status_code=status, headers=fields)
         self._head = connection.send(response) or b""
-        self._chunked = status not in _WITHOUT_BODY and all(
-            name != b"content-length" for name, _ in headers
+        self._chunked = (
+            connection.their_http_version != b"1.0"
+            and status not in _WITHOUT_BODY
+            and all(name != b"content-length" for name, _ in headers)
         )
         self._closes = b"\r\nconnection: close\r\n" in self._head.lower()
         self._shared.turn.touch(self)
@@ -386,13 +516,27 @@ class Http1Outlet:
 
 
 def _parsed(head: bytes) -> tuple[h11.Connection, h11.Request | None]:
-    """The request of HTTP/1.1 that a head is; None where it is none, or another version's."""
+    """Return the request that a head is, and who parsed it; None where it is none."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
     try:
         connection.receive_data(head)
         event = connection.next_event()
     except h11.RemoteProtocolError:
         return connection, None
-    if isinstance(event, h11.Request) and event.http_version == b"1.1":
-        return connection, event
-    return connection, None
+    return connection, event if isinstance(event, h11.Request) else None
+
+
+def _in_origin_form(head: bytes, line: re.Match[bytes]) -> bytes:
+    """Return a head with an absolute target as a client would send it to the server itself.
+
+    The host of the target counts, not that of the header (RFC 9112, 3.2.2).
+    """
+    found = _ABSOLUTE.fullmatch(line[2])
+    if found is None:
+        return head
+    authority, rest = found[1], found[2] or b""
+    path = rest if rest.startswith(b"/") else b"/" + rest
+    if line[1] == b"OPTIONS" and not rest:
+        path = b"*"
+    fields = _HOST.sub(lambda _: b"\nHost: " + authority, head[line.end() - 1 :], count=1)
+    return b"%b %b HTTP/%b\r%b" % (line[1], path, line[3], fields)

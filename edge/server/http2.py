@@ -34,6 +34,9 @@ class Http2:
             peer=wire.peer,
         )
         self._busy = False
+        self._refused = 0  # requests, while input is worked off
+        # A proxy's connection carries many clients' requests: one of them must not end it for all.
+        self._is_proxy = wire.peer is not None and shared.rules.proxies.trusts(wire.peer[0])
         self._idle = Deadline(shared.deadlines, self._h2.go_away)
         self._idle.set(shared.config.header_timeout_s)
         self._stalled = Deadline(shared.deadlines, self._cut_stalled)
@@ -44,7 +47,10 @@ class Http2:
     # ---- what the connection says ----
 
     def receive(self, data: bytes) -> None:
+        self._refused = 0
         self._note(self._h2.receive(data))
+        if self._refused and not self._is_proxy:
+            self._note(self._h2.refused_at_once(self._refused))
 
     def drained(self) -> None:
         self._wire.resume_reading()
@@ -77,10 +83,12 @@ class Http2:
         stream, request, behind = asked.stream, asked.request, self._shared
         if asked.too_large:
             behind.refuse(stream, "h2", request.method, refusal(431))
+            self._refused += 1
             return
         incoming = Incoming(behind, request, stream, self._wire.server, stream.taken)
         stream.handler = incoming
         incoming.begin(asked.ended)
+        self._refused += stream.handler is None
 
     def _feed(self, stream: Stream, data: bytes, ended: bool) -> None:
         limit = max(MAX_BODY_BYTES, 2 * self._shared.config.max_body_bytes)
@@ -92,6 +100,7 @@ class Http2:
             incoming.cut(Overloaded("the requests of this connection have too much to say at once"))
         else:
             incoming.came(data, ended)
+            self._refused += stream.handler is None
 
     # ---- time ----
 

@@ -23,20 +23,21 @@ from h2.events import (
     RequestReceived,
     StreamEnded,
     StreamReset,
+    TrailersReceived,
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
 from h2.stream import H2Stream
 from hyperframe.frame import RstStreamFrame
 
+from edge.server.flood import FORGIVEN_PER_DATA, REFUSED_POINTS
 from edge.server.http2_library import (
-    FORGIVEN_PER_DATA,
     IDLE_WORK,
     MAX_HEADER_BYTES,
     MAX_HEADERS,
     MAX_STREAM_ID,
     MAX_STREAMS,
-    OTHER_IDLE_WORK,
+    TRAILER_POINTS,
     BoundedConnection,
 )
 from edge.server.outlet import UNSENT_BYTES, Handler, Headers, Request
@@ -250,6 +251,16 @@ class Http2Connection:
         self.touched()
         return happened
 
+    def refused_at_once(self, count: int) -> list[Happened]:
+        """Charge requests that cost their client nothing to make."""
+        if self.closed:
+            return []
+        try:
+            self._h2.spend(count * REFUSED_POINTS)
+        except ProtocolError as error:
+            return self._fail(error)
+        return []
+
     def lost(self) -> list[Happened]:
         """The connection is gone."""
         self.closed = True
@@ -270,6 +281,8 @@ class Http2Connection:
             self._note_request(event, happened)
         elif isinstance(event, DataReceived):
             self._note_data(event, happened)
+        elif isinstance(event, TrailersReceived):
+            self._h2.spend(TRAILER_POINTS)
         elif isinstance(event, StreamEnded):
             stream = self.streams.get(event.stream_id)
             if stream is not None and not stream.came_whole:  # by trailers
@@ -300,6 +313,7 @@ class Http2Connection:
         request = _request(fields, "https" if self.secure else "http", self.peer)
         if request is None:
             self._h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
+            self._h2.spend(IDLE_WORK[RstStreamFrame])
             return
         stream = Stream(self, h2)
         stream.came_whole = event.stream_ended is not None
@@ -316,8 +330,6 @@ class Http2Connection:
             self._h2.acknowledge_received_data(unread, event.stream_id)
         if stream is None:
             return
-        if not data and event.stream_ended is None:
-            self._h2.spend(OTHER_IDLE_WORK)
         stream.untaken += len(data)
         stream.came_bytes += len(data)
         stream.came_whole = event.stream_ended is not None
@@ -404,8 +416,8 @@ class Http2Connection:
                 continue
             size = stream.put_data(h2, out)
             sent += size
-            if h2.idle_work and (not stream.unsent_bytes or size >= MAX_DATA_BYTES // 16):
-                h2.forgive(FORGIVEN_PER_DATA)
+            if h2.flood.points and (not stream.unsent_bytes or size >= MAX_DATA_BYTES // 16):
+                h2.flood.forgive(FORGIVEN_PER_DATA)
             if stream in self._starved:
                 self._relieved[stream] = None
             if stream.sendable:

@@ -8,6 +8,7 @@ side. What is overridden here is private to h2 4.4; tests say so when it has gon
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from h2.config import H2Configuration
 from h2.connection import ConnectionState, H2Connection
@@ -16,6 +17,7 @@ from h2.events import Event, StreamReset
 from h2.exceptions import FlowControlError, NoSuchStreamError, ProtocolError
 from h2.settings import SettingCodes, Settings
 from hpack.exceptions import HPACKError
+from hpack.hpack import Decoder
 from hyperframe.frame import (
     DataFrame,
     Frame,
@@ -27,6 +29,8 @@ from hyperframe.frame import (
     SettingsFrame,
     WindowUpdateFrame,
 )
+
+from edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
 
 MAX_STREAMS = 256
 """Open requests of one connection; those beyond are refused one by one, and may be tried again."""
@@ -43,11 +47,6 @@ MAX_TABLE_BYTES = 4096
 MAX_CLOSED_STREAMS = 1024
 """Streams that are remembered after their end, for what was under way to them then."""
 MAX_STREAM_ID = 2**31 - 1
-MAX_IDLE_WORK = 1000.0
-"""How much a client may have us do for nothing. Frames count that ask for nothing and carry
-nothing; it is forgiven with time, and for what it lets us send."""
-FORGIVEN_PER_S = 100.0
-FORGIVEN_PER_DATA = 0.5
 IDLE_WORK: dict[type[Frame], float] = {
     PingFrame: 2.0,
     PriorityFrame: 1.0,
@@ -55,12 +54,31 @@ IDLE_WORK: dict[type[Frame], float] = {
     SettingsFrame: 10.0,
     WindowUpdateFrame: 0.2,
 }
-"""What a frame counts as; of the others a DATA frame without data, and an unknown one."""
-OTHER_IDLE_WORK = 1.0
+"""Points of a frame against the flood budget, which other unknown frames owe EMPTY_POINTS of."""
+TRAILER_POINTS = 1.0
+RESIZE_POINTS = 1.0
+"""Points of a change of the size of HPACK's table, of which one header block can have thousands."""
 
 
 class TooMuchForNothing(ProtocolError):
     error_code = ErrorCodes.ENHANCE_YOUR_CALM
+
+
+class CountingDecoder(Decoder):
+    """hpack's decoder, which tells of each change of the size of its table."""
+
+    def __init__(self) -> None:
+        self.resized: Callable[[], None] = lambda: None
+        super().__init__()
+
+    @property
+    def header_table_size(self) -> int:
+        return self.header_table.maxsize
+
+    @header_table_size.setter
+    def header_table_size(self, size: int) -> None:
+        self.resized()
+        self.header_table.maxsize = size
 
 
 class BoundedConnection(H2Connection):
@@ -78,9 +96,7 @@ class BoundedConnection(H2Connection):
             )
         )
         self.client_leaves = False  # it has sent GOAWAY
-        self._clock_s = clock_s
-        self.idle_work = 0.0
-        self._forgiven_at = clock_s()
+        self.flood = FloodBudget(clock_s)
         self.local_settings = Settings(
             client=False,
             initial_values={
@@ -96,7 +112,11 @@ class BoundedConnection(H2Connection):
         # refused by itself: a client may have sent it before it knew the limits.
         self.local_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = MAX_STREAM_ID
         self.local_settings.acknowledge()
-        self.decoder.max_header_list_size = MAX_READ_HEADER_BYTES
+        decoder = CountingDecoder()
+        decoder.max_allowed_table_size = self.decoder.max_allowed_table_size
+        decoder.max_header_list_size = MAX_READ_HEADER_BYTES
+        decoder.resized = partial(self.spend, RESIZE_POINTS)
+        self.decoder = decoder
 
     @property
     def has_data(self) -> bool:
@@ -110,17 +130,10 @@ class BoundedConnection(H2Connection):
 
     # ---- work for nothing ----
 
-    def spend(self, work: float) -> None:
-        self.idle_work += work
-        if self.idle_work > MAX_IDLE_WORK:
-            now = self._clock_s()
-            self.forgive((now - self._forgiven_at) * FORGIVEN_PER_S)
-            self._forgiven_at = now
-            if self.idle_work > MAX_IDLE_WORK:
-                raise TooMuchForNothing("too many frames that ask for nothing")
-
-    def forgive(self, work: float) -> None:
-        self.idle_work = max(0.0, self.idle_work - work)
+    def spend(self, points: float) -> None:
+        """Charge points. Raises TooMuchForNothing if the client owes too many."""
+        if not self.flood.spend(points):
+            raise TooMuchForNothing("too many frames that ask for nothing")
 
     def check_header_block(self) -> None:
         size = sum(len(frame.data) for frame in self.incoming_buffer._headers_buffer)
@@ -131,7 +144,13 @@ class BoundedConnection(H2Connection):
 
     def _receive_frame(self, frame: Frame) -> list[Event]:
         if not isinstance(frame, DataFrame | HeadersFrame):
-            self.spend(IDLE_WORK.get(type(frame), OTHER_IDLE_WORK))
+            self.spend(IDLE_WORK.get(type(frame), EMPTY_POINTS))
+        elif (
+            isinstance(frame, DataFrame)
+            and len(frame.data) < SMALL_PIECE_BYTES
+            and "END_STREAM" not in frame.flags
+        ):
+            self.spend(EMPTY_POINTS)
         if isinstance(frame, PriorityFrame):
             return []  # RFC 9113, 5.3.2: of no meaning any more
         if isinstance(frame, GoAwayFrame):

@@ -11,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 import structlog
 from starlette.types import ASGIApp, Message, Scope
 
+from edge.access.bodies import BodyBudget
+from edge.access.middleware import ADMITTED
 from edge.errors import error_response, too_slow
 from edge.server.deadlines import Deadline, Deadlines
-from edge.server.outlet import Handler, Headers, Outlet, Request, Routes, Turn
+from edge.server.outlet import Admitted, Handler, Headers, Outlet, Request, Routes, Turn
 from edge.telemetry.exchange import PROTOCOLS, Counts, id_field
 from ledger.errors import TailraceError
 from ledger.tasks import cancel
@@ -66,10 +68,12 @@ class Application:
         outlet: Outlet,
         server: tuple[str, int] | None = None,
         taken: Callable[[int], None] = lambda _size: None,
+        admitted: Admitted | None = None,
     ) -> AppExchange:
         """Have it answered; `request.body` is not looked at, but what is fed.
 
         `taken` is called with the size of each piece of the body that the application has.
+        `admitted` is the request if the access rules have been applied already.
         """
         scope: Scope = {
             "type": "http",
@@ -87,8 +91,9 @@ class Application:
             "client": request.peer,
             "server": server,
             "extensions": {},
+            "state": {} if admitted is None else {ADMITTED: admitted},
         }
-        exchange = AppExchange(scope, outlet, self._turn, taken)
+        exchange = AppExchange(scope, outlet, self._turn, taken, admitted)
         self.spawn(exchange.run(self.app))
         return exchange
 
@@ -101,6 +106,7 @@ class AppExchange:
     outlet: Outlet
     turn: Turn
     taken: Callable[[int], None]
+    admitted: Admitted | None
     _body: bytearray = field(default_factory=bytearray)
     _body_ended: bool = False
     _body_given: bool = False  # the application has had the end of it
@@ -136,6 +142,8 @@ class AppExchange:
         finally:
             if not self._over:
                 self._break_off()
+            if self.admitted is not None:
+                self.admitted.done()
             self.turn.flush()
 
     def _break_off(self) -> None:
@@ -211,6 +219,7 @@ class Behind:
     stalled_timeout_s: float
     """A client that takes nothing of a response for so long gets no more of it."""
     counts: Counts | None = None
+    bodies: BodyBudget = field(default_factory=BodyBudget)
 
     def refuse(self, outlet: Outlet, protocol: str, method: str, error: TailraceError) -> None:
         """Answer a request here."""
@@ -243,13 +252,22 @@ class Incoming:
     """Called with the size of each piece of the body that has been read."""
     _body: bytearray | None = field(default_factory=bytearray)  # None: all of it has come
     _ahead: int = 0  # bytes of it that were reported as read before the application had them
+    _admitted: Admitted | None = None  # a route's, until its body is whole
+    _counted: int = 0  # bytes of the body that count for the budget of all
     _app: AppExchange | None = None
     _handler: Handler | None = None
     _deadline: Deadline | None = None  # of a body
 
     def begin(self, ended: bool) -> None:
-        """`ended`: there is no body."""
-        if not (self._may_fit() and self.behind.routes.claims(self.request)):
+        """Admit the request, or hand it to the application. `ended`: there is no body."""
+        if self._may_fit() and self.behind.routes.claims(self.request):
+            if ended:
+                self._body = None  # so that an outlet that refuses it knows
+            self._admitted = self.behind.routes.admit(self.request, self.outlet)
+            if self._admitted is None:
+                return
+            self._body = bytearray()
+        else:
             self._hand_over(self.request)
         if not ended:
             self._deadline = Deadline(self.behind.deadlines, self._overdue)
@@ -273,21 +291,36 @@ class Incoming:
         if self._app is not None:
             self._app.feed(data, ended)
             return
+        try:
+            self.behind.bodies.take(len(data))
+        except TailraceError as error:
+            self.cut(error)
+            return
+        self._counted += len(data)
         body += data
         self.taken(len(data))
-        if ended or len(body) > self.behind.max_body_bytes:
-            whole = replace(self.request, body=bytes(body)) if body else self.request
-            if ended and len(body) <= self.behind.max_body_bytes:
-                self._handler = self.behind.routes.serve(whole, self.outlet)
-            if self._handler is None:
-                self._hand_over(whole).feed(whole.body, ended)
+        fits = len(body) <= self.behind.max_body_bytes
+        if ended or not fits:
+            self._whole(bytes(body), ended, fits)
             body.clear()
 
-    def _hand_over(self, request: Request) -> AppExchange:
-        self._ahead = len(request.body)
+    def _whole(self, body: bytes, ended: bool, fits: bool) -> None:
+        """Have it answered: all of its body has come, or more than a route takes."""
+        admitted, self._admitted = self._admitted, None
+        assert admitted is not None  # or it would be the application's already
+        self.behind.bodies.give(self._counted)
+        self._counted = 0
+        if ended and fits:
+            self._handler = self.behind.routes.serve(admitted, body, self.outlet)
+        if self._handler is None:
+            self._ahead = len(body)
+            self._hand_over(self.request, admitted).feed(body, ended)
+
+    def _hand_over(self, request: Request, admitted: Admitted | None = None) -> AppExchange:
         ask = self.behind.application.ask
-        self._handler = self._app = ask(request, self.outlet, self.server, self._app_has)
-        return self._app
+        app = ask(request, self.outlet, self.server, self._app_has, admitted)
+        self._handler = self._app = app
+        return app
 
     def _app_has(self, size: int) -> None:
         """The application has so many bytes more."""
@@ -326,6 +359,11 @@ class Incoming:
 
     def gone(self) -> None:
         self._expect_no_more()
+        self.behind.bodies.give(self._counted)
+        self._counted = 0
+        admitted, self._admitted = self._admitted, None
+        if admitted is not None:
+            admitted.done()
         handler, self._handler, self._app = self._handler, None, None
         if handler is not None:
             handler.gone()

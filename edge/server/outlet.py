@@ -16,6 +16,8 @@ from typing import Protocol
 
 import structlog
 
+from edge.access.rules import Admission
+
 UNSENT_BYTES = 8 << 10
 """What may wait here for one client: `room` is this less what does. A reader's credit at the
 origin follows from it, so this is what a client that does not read costs."""
@@ -137,9 +139,12 @@ class Wire(Protocol):
     def room(self) -> int:
         """UNSENT_BYTES less what is unsent; `Speaker.drained` follows where it is below 1."""
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        """Give the speaker no more input until `resume_reading`. A bounded amount of input waits;
+        beyond it the client is not read."""
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        """Give the speaker input again, in a later call."""
 
     def close(self, *, lingers: bool = False) -> None:
         """Once all that was written has left. One that lingers takes what the client still sends,
@@ -149,19 +154,47 @@ class Wire(Protocol):
         """At once: what is unsent is thrown away, and the client can see that it is."""
 
 
+@dataclass(slots=True, eq=False)
+class Admitted:
+    """A request that may be answered, as far as its head tells; its body may still come.
+
+    It counts for its tenant until `done`, which whoever had it last calls. Calling it again does
+    nothing.
+    """
+
+    request: Request
+    admission: Admission
+    began_s: float
+    """The time of its head, as `perf_counter` has it."""
+    ended: Callable[[Admission], None]
+    _over: bool = False
+
+    def done(self) -> None:
+        """The request has been answered, or its client has gone."""
+        if not self._over:
+            self._over = True
+            self.ended(self.admission)
+
+
 class Routes(Protocol):
     """Which requests are answered past the application."""
 
     def claims(self, request: Request) -> bool:
-        """Whether `serve` may answer it, as far as its head (`body` is empty) can tell.
+        """Return True if `serve` may answer it, as far as its head (`body` is empty) can tell.
 
-        If so, `serve` is to be called with the whole body; a body over the limit of the settings
-        is the application's to refuse.
+        If so, call `admit`, and then `serve` with the whole body. A body over the limit of the
+        settings is the application's to refuse.
         """
 
-    def serve(self, request: Request, outlet: Outlet) -> Handler | None:
-        """Answer it, or None: it is the application's. The outlet may be written to before this
-        returns, but not where it returns None."""
+    def admit(self, request: Request, outlet: Outlet) -> Admitted | None:
+        """Apply the access rules, before anything is kept of the body.
+
+        None: it has been refused, and the answer is at the outlet.
+        """
+
+    def serve(self, admitted: Admitted, body: bytes, outlet: Outlet) -> Handler | None:
+        """Answer it, or None: it is the application's, which is given `admitted`. The outlet may
+        be written to before this returns, but not where it returns None."""
 
 
 class Flushes(Protocol):

@@ -22,9 +22,10 @@ from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.typing import ConnectionState
 
+from edge.access.middleware import ADMITTED
 from edge.errors import error_response, refusal
 from edge.server.incoming import Application
-from edge.server.outlet import Wire
+from edge.server.outlet import Admitted, Wire
 from edge.telemetry.exchange import id_field
 from ledger.errors import TailraceError
 
@@ -69,11 +70,19 @@ class AppRequest:
     """One request with Hypercorn.
 
     `done` is called when the response has ended and the connection goes on, with what of the
-    bytes was not the request's; otherwise the connection is closed.
+    bytes was not the request's; otherwise the connection is closed. `admitted` is the request if
+    the access rules have been applied already.
     """
 
-    def __init__(self, rest: Rest, client: Wire, done: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        rest: Rest,
+        client: Wire,
+        done: Callable[[bytes], None],
+        admitted: Admitted | None = None,
+    ) -> None:
         self._rest = rest
+        self._admitted = admitted
         self._client = client
         self._done = done
         self._waiting = bytearray()
@@ -128,6 +137,8 @@ class AppRequest:
         finally:
             if not (self._over or self._gone):
                 self._client.close()  # it was cancelled, or failed
+            if self._admitted is not None:
+                self._admitted.done()
             self._protocol = None  # it knows this one: garbage that would wait to be found
 
     async def _serve(self) -> None:
@@ -138,7 +149,7 @@ class AppRequest:
                 rest.config,
                 rest.context,
                 tasks,
-                ConnectionState({}),
+                ConnectionState({} if self._admitted is None else {ADMITTED: self._admitted}),
                 self._client.secure,
                 self._client.peer,
                 self._client.server,

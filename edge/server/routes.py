@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 from urllib.parse import parse_qsl, unquote
 
 from edge.access.head import Head
@@ -27,7 +27,7 @@ from edge.openai.responses.events import PREFIX, ResponseEvents
 from edge.origins.link import Link, credited
 from edge.parameters import View, choose_view
 from edge.server.deadlines import Deadlines
-from edge.server.outlet import NOBODY, Handler, Headers, Outlet, Request, Turn
+from edge.server.outlet import NOBODY, Admitted, Handler, Headers, Outlet, Request, Turn
 from edge.server.stream_reader import StreamReader, fields_of
 from edge.telemetry.exchange import PROTOCOLS, Counts, Exchange, with_trace
 from ledger.errors import TailraceError
@@ -94,7 +94,7 @@ def query_of(request: Request) -> list[tuple[str, str]]:
 _asks_for_a_stream = re.compile(rb'"stream"\s*:\s*true').search
 _READS_BY = b"stream=true"
 _goes_on = re.compile(rb'"previous_response_id"\s*:\s*"|"item_reference"').search
-_asks_for_choices = re.compile(rb'"n"\s*:\s*(?!1\b|null)').search
+_asks_for_choices = re.compile(rb'"n"\s*:(?!\s*(?:1\b|null\b))').search
 
 
 class ChunkRoute(FastRoute):
@@ -185,26 +185,29 @@ class StreamRoutes:
         """A stream that is started or read as events or frames."""
         return _route_of(request) is not None
 
-    def serve(self, request: Request, outlet: Outlet) -> Handler | None:
+    def admit(self, request: Request, outlet: Outlet) -> Admitted | None:
+        began_s = perf_counter()
+        has_token = TOKEN_QUERY.search(request.query) is not None
+        admission = self.rules.admit(head_of(request), has_token=has_token)
+        admitted = Admitted(request, admission, began_s, self.rules.done)
+        if admission.refusal is None:
+            return admitted
+        self._refuse(admitted, admission.refusal, outlet)
+        return None
+
+    def serve(self, admitted: Admitted, body: bytes, outlet: Outlet) -> Handler | None:
+        request, admission = replace(admitted.request, body=body), admitted.admission
         route = _route_of(request)
         if route is None or not route.is_streamed(request):
             return None
-        protocol = PROTOCOLS[request.http_version]
-        name = route.name(request)
-        exchange = Exchange(self.counts, protocol, request.method, name, request.headers)
-        has_token = TOKEN_QUERY.search(request.query) is not None
-        admission = self.rules.admit(head_of(request), has_token=has_token)
-        access = [*fields_of(admission.headers), *exchange.headers]
         try:
-            if admission.refusal is not None:
-                raise admission.refusal
             wanted = route.wanted(request, admission.head, admission.caller)
         except TailraceError as error:
-            self.rules.done(admission)
-            return _refused(error, admission.head.path, access, outlet, exchange)
+            return self._refuse(admitted, error, outlet)
         if wanted is None:
-            self.rules.done(admission)
             return None
+        exchange = self._exchange(admitted)
+        access = [*fields_of(admission.headers), *exchange.headers]
         reader = StreamReader(
             self.link,
             self.turn,
@@ -213,11 +216,26 @@ class StreamRoutes:
             wanted.encoder,
             with_trace(credited(wanted.request), exchange),
             [*access, *fields_of(wanted.headers)],
-            partial(self.rules.done, admission),
+            admitted.done,
             exchange,
         )
         reader.ask()
         return reader
+
+    def _exchange(self, admitted: Admitted) -> Exchange:
+        """Begin the telemetry of a request that is answered here."""
+        request = admitted.request
+        route = _route_of(request)
+        assert route is not None  # it was claimed
+        protocol, name = PROTOCOLS[request.http_version], route.name(request)
+        began_s = admitted.began_s
+        return Exchange(self.counts, protocol, request.method, name, request.headers, began_s)
+
+    def _refuse(self, admitted: Admitted, error: TailraceError, outlet: Outlet) -> Handler:
+        admitted.done()
+        exchange, admission = self._exchange(admitted), admitted.admission
+        access = [*fields_of(admission.headers), *exchange.headers]
+        return _refused(error, admission.head.path, access, outlet, exchange)
 
 
 def _refused(

@@ -20,6 +20,7 @@ from edge.access.operators import sees_details
 from edge.access.rules import PROTOCOLS, Admission
 from edge.origins.relay import under
 from edge.server.deadlines import Deadline
+from edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
 from edge.server.outlet import Headers, Request, Wire
 from edge.server.wire import Shared
 from edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, Unfinished
@@ -61,8 +62,8 @@ class WebSocket:
     """The `Speaker` of one client's session, and the `Sink` of its streams."""
 
     __slots__ = (
-        *("_came", "_closed", "_deadline", "_done", "_exchange", "_held_s", "_link", "_missed"),
-        *("_parts", "_protocol", "_session", "_size", "_turn", "_wire"),
+        *("_came", "_closed", "_deadline", "_done", "_exchange", "_flood", "_held_s", "_link"),
+        *("_missed", "_parts", "_protocol", "_session", "_size", "_turn", "_wire"),
     )
     protocol = "ws"
 
@@ -85,12 +86,14 @@ class WebSocket:
         self._wire = wire
         self._turn = shared.turn
         self._link = shared.link
+        self._flood = FloodBudget(shared.deadlines.clock_s)
         self._session = Session(
             config.max_streams_per_connection,
             Unfinished(config.max_unfinished_per_connection, shared.deadlines.clock_s),
             caller=admission.caller,
             sees_details=sees_details(admission.head, "1.1", admission.caller, config),
             failed=self._exchange.failed,
+            spend=self._flood.spend,
         )
         self._protocol = Connection(ConnectionType.SERVER)
         self._came: list[bytes] = []  # from the link in this turn
@@ -141,15 +144,21 @@ class WebSocket:
             # A client that does not read its answers gets none: they would only pile up.
             if self._wire.room() > 0:
                 self._wire.write(self._protocol.send(event.response()))
+            self._session.charge(EMPTY_POINTS)
         elif isinstance(event, CloseConnection):
             self._wire.write(self._protocol.send(event.response()))
             self._end()
         else:
             assert isinstance(event, Pong), event
+            self._session.charge(EMPTY_POINTS)
 
     def _gather(self, event: BytesMessage | TextMessage) -> None:
-        """A piece of a message: it is put together only while it may still be one."""
-        self._size += len(event.data)
+        """Put a piece of a message to the others, while they may still be one."""
+        size = len(event.data)
+        least = 1 if event.message_finished else SMALL_PIECE_BYTES
+        if event.frame_finished and size < least:
+            self._session.charge(EMPTY_POINTS)
+        self._size += size
         if self._size > MAX_MESSAGE_BYTES or isinstance(event, TextMessage):
             # The session says what is wrong with it, and needs no more than its length to.
             self._parts.clear()

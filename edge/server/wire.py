@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from edge.access.connections import ConnectionLimits
 from edge.access.rules import Rules
 from edge.config import EdgeConfig
 from edge.origins.link import Link
 from edge.server.incoming import Behind
+from edge.server.input import InputTurns
 from edge.server.outlet import Wire
 from edge.server.rest import Rest
 
 KEEP_ALIVE_TIMEOUT_S = 75.0
 """Longer than the usual 60 s of a proxy, so that the proxy is the one to hang up."""
-MAX_WAITING_BYTES = 64 << 10
-"""Of what a client has sent while its last request is being answered; then it is not read."""
 
 
 class Connections:
@@ -41,6 +41,10 @@ class Connections:
         return list(self._open)
 
 
+def _call_soon(act: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(act)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared(Behind):
     """What all connections of an edge share."""
@@ -53,3 +57,4 @@ class Shared(Behind):
     asked_for: Callable[[str], None] | None = None
     """Told the host names of QUIC's handshakes."""
     connections: Connections = field(default_factory=Connections)
+    input: InputTurns = field(default_factory=lambda: InputTurns(perf_counter, _call_soon))

@@ -134,9 +134,10 @@ class Exchange:
         method: str,
         route: str,
         headers: Sequence[tuple[bytes, bytes]],
+        began_s: float | None = None,
     ) -> None:
-        """Nothing is counted without `counts`."""
-        self._began_s = perf_counter()
+        """Nothing is counted without `counts`. `began_s` is the time of the head, if not now."""
+        self._began_s = perf_counter() if began_s is None else began_s
         self._counts = counts
         self._over = False
         self.writes = 0  # of pieces of the body

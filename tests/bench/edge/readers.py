@@ -17,19 +17,20 @@ CREDIT = 1024
 LOOKED_AT = 7  # of so many reads one has its latency taken
 _TEXT = re.compile(rb"[0-9a-f]{6}(?=\"|[\x80-\xff][\x01-\x7f])")
 _CLOCK_US = 1 << 24
-_HANDSHAKE = (
+WS_HANDSHAKE = (
     b"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 _OPEN = 2**31 - 1
-_H2_BEGIN = (
+H2_PREFACE = (
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     + b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04"
     + _OPEN.to_bytes(4)
     + b"\x00\x00\x04\x08\x00\x00\x00\x00\x00"
     + (_OPEN - 65_535).to_bytes(4)
 )
-"""A client of HTTP/2 (RFC 9113) whose windows are wide open: it never has to speak again."""
+"""The beginning of HTTP/2 (RFC 9113) with windows that are wide open: the client never has to
+open them again."""
 _ACCEPT = {SSE: b"text/event-stream", FRAMES: b"application/vnd.tailrace.frames"}
 
 
@@ -46,7 +47,7 @@ def h2_request(path: bytes, accept: bytes) -> bytes:
     """The first request of a connection, and what comes before it; plain HPACK (RFC 7541)."""
     fields = ((b"\x04", path), (b"\x01", b"localhost"), (b"\x0f\x04", accept))
     block = b"\x82\x86" + b"".join(name + bytes((len(value),)) + value for name, value in fields)
-    return _H2_BEGIN + len(block).to_bytes(3) + b"\x01\x05\x00\x00\x00\x01" + block
+    return H2_PREFACE + len(block).to_bytes(3) + b"\x01\x05\x00\x00\x00\x01" + block
 
 
 def message(payload: bytes) -> bytes:
@@ -80,7 +81,7 @@ class Reader(asyncio.Protocol):
             asked = encode(Hello(SCHEMA_HASH, "bench"))
             if self._stream is not None:
                 asked += encode(Resume(self._stream, credit=CREDIT), 1)
-            self._transport.write(_HANDSHAKE + message(asked))
+            self._transport.write(WS_HANDSHAKE + message(asked))
         elif self._stream is not None:
             path = b"/v1/generate/" + self._stream.hex().encode()
             if self.view == H2:
@@ -152,7 +153,7 @@ def stalled(
     if view == WS:
         asked = encode(Hello(SCHEMA_HASH, "bench"))
         asked += encode(Resume(stream_id(kind, number), credit=CREDIT), 1)
-        client.sendall(_HANDSHAKE + message(asked))
+        client.sendall(WS_HANDSHAKE + message(asked))
     else:
         path = f"/v1/generate/{stream_id(kind, number).hex()}".encode()
         client.sendall(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aioquic.h3.connection import H3_ALPN, FrameType, H3Connection, encode_frame
@@ -15,12 +16,14 @@ from aioquic.quic.connection import QuicConnection
 from starlette.types import ASGIApp
 
 from edge.access.connections import ConnectionLimits
+from edge.access.rules import Admission
 from edge.quic.aioquic_core import AioquicCores
 from edge.quic.core import Address, Datagrams
 from edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
 from edge.server.deadlines import Deadlines
 from edge.server.incoming import Application, Behind
-from edge.server.outlet import Handler, Outlet, Request, Turn
+from edge.server.outlet import Admitted, Handler, Outlet, Request, Turn
+from edge.server.routes import head_of
 from tailrace.up import CertificateFiles
 
 STEP_S = 0.005
@@ -62,7 +65,11 @@ class Replies:
     def claims(self, request: Request) -> bool:
         return request.path != APP
 
-    def serve(self, request: Request, outlet: Outlet) -> Handler | None:
+    def admit(self, request: Request, outlet: Outlet) -> Admitted | None:
+        return Admitted(request, Admission(head_of(request), {}, None), 0.0, lambda _: None)
+
+    def serve(self, admitted: Admitted, body: bytes, outlet: Outlet) -> Handler | None:
+        request = replace(admitted.request, body=body)
         self.requests.append(request)
         outlet.start(200, [(b"content-type", b"text/plain")])
         if request.path == OPEN:

@@ -14,7 +14,7 @@ from aioquic.buffer import encode_uint_var
 from aioquic.h3.connection import ErrorCode, FrameType, encode_frame, encode_settings
 
 from edge.quic.core import MAX_HEADER_BYTES, Code
-from edge.quic.http3 import MAX_RESETS
+from edge.quic.http3 import MAX_REFUSED, MAX_RESETS
 from tailrace.up import CertificateFiles
 from tests.edge.quic.net import OPEN, Client, Fields, Net, head
 
@@ -103,6 +103,16 @@ def many_resets_in_no_time(client: Client) -> int:
         client.send_raw(client.fields(stream, head(OPEN)), stream=stream)
         client.net.settle()
         client.quic.reset_stream(stream, Code.REQUEST_CANCELLED)
+        client.net.settle()
+    return 0
+
+
+def many_refused_in_no_time(client: Client) -> int:
+    for _ in range(2 * MAX_REFUSED):
+        if client.ended_with is not None:
+            break
+        client.net.pass_time()  # to be allowed another stream
+        client.ask(b"/", method=b"CONNECT")
         client.net.settle()
     return 0
 
@@ -201,6 +211,7 @@ ATTACKS: dict[str, tuple[Attack, Outcome]] = {
     ),
     "resets": (quick_resets, 200),
     "resets in no time": (many_resets_in_no_time, Closed(Code.EXCESSIVE_LOAD)),
+    "refusals in no time": (many_refused_in_no_time, Closed(Code.EXCESSIVE_LOAD)),
     # Values that are none.
     "non-ASCII path": (sent_fields(head("/é".encode())), 400),
     "path that is no path": (sent_fields(head(b"no-slash")), 400),

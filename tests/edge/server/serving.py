@@ -52,6 +52,7 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     shared = Shared(
         *(turn, routes, application, rest.headers, deadlines),
         *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
+        bodies=app.state.bodies,
         config=config,
         link=link,
         rest=rest,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import httpx
 import pytest
 
-from edge.server.outlet import Handler, Outlet, Request
+from edge.server.outlet import Admitted, Handler, Outlet, Request
 from ledger.frame import Caller, Open, Resume, Sibling, encode
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.serving import Client, Served, serving
@@ -83,8 +83,13 @@ class Noting:
     def claims(self, request: Request) -> bool:
         return self._routes.claims(request)
 
-    def serve(self, request: Request, outlet: Outlet) -> Handler | None:
-        handler = self._routes.serve(request, outlet)
+    def admit(self, request: Request, outlet: Outlet) -> Admitted | None:
+        admitted = self._routes.admit(request, outlet)
+        self.served += admitted is None
+        return admitted
+
+    def serve(self, admitted: Admitted, body: bytes, outlet: Outlet) -> Handler | None:
+        handler = self._routes.serve(admitted, body, outlet)
         self.served += handler is not None
         return handler
 

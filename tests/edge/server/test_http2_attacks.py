@@ -20,8 +20,9 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
+from edge.server.flood import FORGIVEN_PER_S, MAX_POINTS
 from edge.server.http2_core import Asked, Left
-from edge.server.http2_library import FORGIVEN_PER_S, MAX_IDLE_WORK, MAX_STREAMS
+from edge.server.http2_library import MAX_STREAMS
 from tests.edge.server.http2_pair import GET, PLENTY, POST, Pair
 
 
@@ -188,13 +189,13 @@ def test_a_flood_ends_the_connection(
         if pair.server.closed:
             break
     assert pair.server.closed
-    assert sent <= 5 * MAX_IDLE_WORK + 200
+    assert sent <= 5 * MAX_POINTS + 200
     assert answered < 64_000
     assert not pair.server.streams
 
 
 def test_what_is_asked_for_nothing_is_forgiven_with_time(pair: Pair) -> None:
-    for _ in range(20 * int(MAX_IDLE_WORK)):
+    for _ in range(20 * int(MAX_POINTS)):
         pair.sends(PingFrame(0, b"12345678"))
         pair.server.take(PLENTY)
         pair.now += 2.5 / FORGIVEN_PER_S

@@ -1,0 +1,45 @@
+"""Flood budget: how much unproductive input a client may send before the edge hangs up.
+
+Input is unproductive when it makes the edge work and asks for nothing that would be answered with
+a stream or a page: pings, empty frames, resets, requests that are refused at once. Each kind costs
+points. Points are forgiven with time, and for what the client lets the edge send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+MAX_POINTS = 1000.0
+"""Maximum points that a connection may owe; over it the edge hangs up."""
+FORGIVEN_PER_S = 100.0
+FORGIVEN_PER_DATA = 0.5
+"""Points forgiven for a piece of a response that left because the client read."""
+REFUSED_POINTS = 5.0
+"""Points of a request that is refused at once: without an API key, say, or with a bad body."""
+EMPTY_POINTS = 1.0
+"""Points of a frame that carries nothing, or next to nothing."""
+SMALL_PIECE_BYTES = 64
+"""A piece of a body or message with fewer bytes, which is not the last, carries next to nothing."""
+
+
+class FloodBudget:
+    """The points that one connection owes."""
+
+    __slots__ = ("_clock_s", "_forgiven_at", "points")
+
+    def __init__(self, clock_s: Callable[[], float]) -> None:
+        self._clock_s = clock_s
+        self._forgiven_at = clock_s()
+        self.points = 0.0
+
+    def spend(self, points: float) -> bool:
+        """Charge points; return False if the connection owes too many."""
+        self.points += points
+        if self.points > MAX_POINTS:
+            now = self._clock_s()
+            self.forgive((now - self._forgiven_at) * FORGIVEN_PER_S)
+            self._forgiven_at = now
+        return self.points <= MAX_POINTS
+
+    def forgive(self, points: float) -> None:
+        self.points = max(0.0, self.points - points)

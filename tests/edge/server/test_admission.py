@@ -1,0 +1,203 @@
+"""The access rules are applied once for a request, and before anything is kept of its body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from edge.access.bodies import BodyBudget
+from edge.access.keys import KeyRing, Limits
+from ledger.errors import Overloaded
+from ledger.telemetry.traces import Traces
+from tests.edge.access.test_gate import KEY, api_key
+from tests.edge.scripted_origin import ScriptedOrigin, until
+from tests.edge.server.http2_peer import Peer
+from tests.edge.server.serving import Client, Served, serving
+from tests.edge.server.test_both_ways import Noting
+
+pytestmark = pytest.mark.anyio
+
+EVENTS = "Accept: text/event-stream\r\n"
+GENERATE, COMPLETIONS = "/v1/generate", "/v1/completions"
+WITH_KEY = f"Authorization: Bearer {KEY}\r\n"
+BODY = b'{"model": "demo", "prompt": "Once"}'
+BURST = 4
+
+
+def posted(path: str, body: bytes, headers: str = EVENTS + WITH_KEY) -> bytes:
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+@asynccontextmanager
+async def with_keys(limits: Limits | None = None) -> AsyncIterator[Served]:
+    """An edge that asks for API keys, on a clock that stands still."""
+    async with ScriptedOrigin(3).listening() as origin, serving(origin) as served:
+        gate = served.shared.rules.gate
+        gate.ring = KeyRing([api_key()], {"acme": limits or Limits()})
+        gate.clock = lambda: 0.0
+        yield served
+
+
+@pytest.mark.parametrize("path", [GENERATE, COMPLETIONS, "/v1/chat/completions", "/v1/responses"])
+async def test_nothing_of_a_body_is_awaited_of_whom_no_key_speaks_for(path: str) -> None:
+    body = b" " * 1000 + b'{"stream": true}'
+    asked = posted(path, body, EVENTS)
+    async with with_keys() as served, Client.connected(served) as client:
+        await client.send(asked[:-900])
+        answer = await client.answer()
+        assert (answer.status, served.shared.bodies.used_bytes) == (401, 0)
+        # What still comes of it is dropped, and the connection goes on.
+        await client.send(asked[-900:] + posted(GENERATE, BODY))
+        assert (await client.answer()).status == 200
+
+
+async def test_the_same_over_http2() -> None:
+    async with with_keys() as served, Peer.of(served) as peer:
+        headers = {"accept": "text/event-stream", "content-length": "1000"}
+        stream = peer.ask("POST", GENERATE, headers, ended=False)
+        await peer.until(lambda: stream in peer.ended)
+        assert peer.statuses[stream] == "401"
+
+
+TWO_PROMPTS = {"model": "demo", "prompt": ["Once", "Twice"], "stream": True}
+TWO_CHOICES = {"model": "demo", "prompt": "Once", "stream": True, "n": 2}
+ONE = {"model": "demo", "prompt": "Once", "stream": True}
+
+
+@pytest.mark.parametrize("asked", [TWO_PROMPTS, TWO_CHOICES, ONE], ids=["prompts", "n", "one"])
+async def test_a_request_counts_once_whoever_answers_it(asked: dict[str, object]) -> None:
+    body = json.dumps(asked).encode()
+    async with with_keys(Limits(requests_per_s=BURST / 2)) as served:
+        async with Client.connected(served) as client:
+            statuses = []
+            for _ in range(BURST + 1):
+                await client.send(posted(COMPLETIONS, body))
+                statuses.append((await client.answer()).status)
+            assert statuses == [200] * BURST + [429]
+        async with Peer.of(served) as peer:
+            served.shared.rules.gate.clock = lambda: 1000.0
+            headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+            for n in range(BURST + 1):
+                stream = peer.ask("POST", COMPLETIONS, headers, ended=False)
+                peer.h2.send_data(stream, body, end_stream=True)
+                await peer.until(lambda stream=stream: stream in peer.ended)
+                assert peer.statuses[stream] == ("429" if n == BURST else "200")
+        await until(lambda: not served.shared.rules.gate._under_way)
+
+
+async def test_whoever_leaves_within_a_body_is_not_counted_any_more() -> None:
+    async with with_keys(Limits(max_concurrent=1)) as served:
+        gate = served.shared.rules.gate
+        for path in (GENERATE, COMPLETIONS):
+            async with Client.connected(served) as client:
+                await client.send(posted(path, BODY)[:-5])
+                await until(lambda: bool(served.shared.bodies.used_bytes))
+                assert gate._under_way["acme"] == 1
+            await until(lambda: not gate._under_way)
+            assert served.shared.bodies.used_bytes == 0
+
+
+async def test_each_request_has_one_span_and_each_span_ends() -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    begun: list[ReadableSpan] = []
+    async with with_keys() as served:
+        counts = served.shared.counts
+        assert counts is not None
+        counts.traces = Traces(provider)
+        begin = counts.traces._tracer.start_span
+
+        def noted(*given: object, **named: object) -> object:
+            begun.append(span := begin(*given, **named))  # type: ignore[arg-type]
+            return span
+
+        counts.traces._tracer.start_span = noted  # type: ignore[method-assign,assignment]
+        async with Client.connected(served) as client:
+            for asked in (TWO_PROMPTS, ONE):
+                await client.send(posted(COMPLETIONS, json.dumps(asked).encode()))
+                assert (await client.answer()).status == 200
+        await until(lambda: len(exporter.get_finished_spans()) == len(begun))
+    assert len(begun) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "fast"),
+    [
+        (b'"n": 1', True),
+        (b'"n" : 1', True),
+        (b'"n":null', True),
+        (b'"n":  null', True),
+        (b'"n": 2', False),
+        (b'"n":10', False),
+        (b'"n": 16', False),
+    ],
+)
+async def test_one_choice_takes_the_fast_way_however_it_is_written(
+    settings: bytes, fast: bool
+) -> None:
+    body = b'{"model": "demo", "prompt": "Once", "stream": true, %b}' % settings
+    async with with_keys() as served:
+        noting = Noting(served)
+        object.__setattr__(served.shared, "routes", noting)
+        async with Client.connected(served) as client:
+            await client.send(posted(COMPLETIONS, body))
+            await client.answer()
+    assert noting.served == fast
+
+
+# ---- the bodies of all connections together ----
+
+
+def test_a_budget_of_bodies_is_kept() -> None:
+    budget = BodyBudget(100)
+    budget.take(60)
+    with pytest.raises(Overloaded):
+        budget.take(41)
+    budget.take(40)
+    budget.give(100)
+    assert budget.used_bytes == 0
+
+
+@pytest.mark.parametrize("headers", [EVENTS + WITH_KEY, WITH_KEY], ids=["a route's", "the app's"])
+async def test_bodies_beyond_the_budget_are_refused_until_there_is_room(headers: str) -> None:
+    body = BODY + b" " * 3000
+    asked = posted(GENERATE, body, headers)
+    async with with_keys() as served:
+        bodies = served.shared.bodies
+        bodies.most_bytes = 4000
+        async with Client.connected(served) as first, Client.connected(served) as second:
+            await first.send(asked[:-100])
+            await until(lambda: bodies.used_bytes == len(body) - 100)
+            await second.send(asked)
+            answer = await second.answer()
+            assert (answer.status, answer.error) == (503, "overloaded")
+            assert answer.headers["retry-after"] == "1"
+            await first.send(asked[-100:])
+            assert (await first.answer()).status == 200
+        await until(lambda: bodies.used_bytes == 0)
+
+
+async def test_bodies_over_http2_are_in_the_budget() -> None:
+    async with with_keys() as served, Peer.of(served) as peer:
+        served.shared.bodies.most_bytes = 4000
+        headers = {"accept": "text/event-stream", "authorization": f"Bearer {KEY}"}
+        waiting = peer.ask("POST", GENERATE, headers, ended=False)
+        peer.h2.send_data(waiting, BODY + b" " * 3000)
+        await peer.until(lambda: served.shared.bodies.used_bytes > 3000)
+        refused = peer.ask("POST", GENERATE, headers, ended=False)
+        peer.h2.send_data(refused, BODY + b" " * 3000)
+        await peer.until(lambda: refused in peer.ended)
+        assert peer.statuses[refused] == "503"
+        peer.h2.end_stream(waiting)
+        await peer.until(lambda: waiting in peer.ended)
+        assert peer.statuses[waiting] == "200"
+        assert served.shared.bodies.used_bytes == 0
