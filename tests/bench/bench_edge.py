@@ -16,6 +16,9 @@ takes for one. `p99_beside_stalled` is what 64 readers wait beside 500 that read
 they wait without those; the worst of three views. `gc_pause_ms` is the longest that the edge has
 looked for garbage since 2,000 idle WebSockets began to connect, plain or over TLS, and
 `gc_whole_ms` what it takes to look at all that there is then, which it is told to.
+`flood_p99_ms` is the time that frames of 64 readers wait while four connections flood the edge
+with input that asks for nothing, for the worst of the floods in tests/bench/edge/floods.py, which
+`flood_worst` names; `flood_…_hung_up` is how often the edge hung up on the flooders in that time.
 `stalled_reader_kib` is what a reader costs more that stalls than one to whom nothing is said. It
 ends with one line of JSON: times in us or ms as the names say, sizes in KiB of the edge and of the
 kernel's TCP buffers together; null is not measured.
@@ -46,6 +49,7 @@ sys.path.insert(0, str(ROOT))
 
 from tailrace.up import development_certificate  # noqa: E402
 from tests.bench import bench_http3  # noqa: E402
+from tests.bench.edge import floods  # noqa: E402
 from tests.bench.edge.readers import (  # noqa: E402
     FRAMES,
     H2,
@@ -72,10 +76,12 @@ ROWS = (
     *(("nginx", H2), ("edge", H2), ("workerd", SSE)),
 )
 VIEWS = (SSE, FRAMES, WS)
-PARTS = ("frames", "storm", "idle", "stalled", "http3")
+PARTS = ("frames", "storm", "idle", "stalled", "floods", "http3")
 IDLE, STALLED, STORM = 2000, 500, 1000
 NEIGHBOUR_S = 6.0
 """How long those are looked at who read beside readers that stall."""
+FLOOD_S = 3.0
+"""Duration of each flood. Its clients connect again whenever the edge has hung up on them."""
 MOST_SETTLE_S, IDLE_CPU_S = 60, 0.05
 NGINX = """
 worker_processes 1; daemon off; pid {folder}/pid; error_log {folder}/error.log;
@@ -283,6 +289,31 @@ class Bench:
             for each in (*warm, *clients):
                 each.close()
 
+    async def floods(self) -> None:
+        """How long frames of others wait while four connections flood the edge."""
+        pid, port = self.servers["edge"]
+        readers = await self.connect("edge", SSE, PACED, CONNECTIONS[0])
+        await asyncio.sleep(SETTLE_S)
+        await self._neighbours("beside_no_flood")
+        for name in floods.NAMES:
+            for reader in readers:
+                reader.latencies_s.clear()
+            before = cpu_s(pid)
+            command = (sys.executable, floods.__file__, str(port), name, str(FLOOD_S))
+            flooding = await asyncio.create_subprocess_exec(
+                *("taskset", "-c", OTHER_CORE, *command), stdout=asyncio.subprocess.PIPE
+            )
+            said, _ = await flooding.communicate()
+            hung_up, sent = map(int, said.split())
+            await asyncio.sleep(SETTLE_S)  # for the frames that are late
+            waits = sorted(value for reader in readers for value in reader.latencies_s)
+            self._note_waits(f"flood_{name}", waits or [FLOOD_S])
+            self.note(f"flood_{name}_hung_up", hung_up)
+            self.note(f"flood_{name}_mb", sent / 1e6)
+            self.note(f"flood_{name}_cpu_s", cpu_s(pid) - before)
+        for reader in readers:
+            reader.close()
+
     async def _settled(self) -> None:
         """Wait until the edge has done what it was asked: on a busy machine that takes a while."""
         pid = self.servers["edge"][0]
@@ -349,7 +380,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         parts = PARTS if options.only is None else (options.only,)
         for _ in range(options.rounds if "frames" in parts else 0):
             await one_round(bench, options)
-        for part in (bench.storm, bench.idle, bench.stalled):
+        for part in (bench.storm, bench.idle, bench.stalled, bench.floods):
             if part.__name__ in parts:
                 await part()
     over_http3: dict[str, Any] = {}
@@ -398,6 +429,12 @@ def report(found: dict[str, list[float]]) -> dict[str, Any]:
         return None if ours is None or theirs is None else round(theirs / ours, 2)
 
     most = CONNECTIONS[-1]
+    flooded = {
+        name: medians[f"flood_{name}_p99_ms"]
+        for name in floods.NAMES
+        if f"flood_{name}_p99_ms" in medians
+    }
+    worst_flood = max(flooded, key=lambda name: flooded[name], default=None)
     return {
         **{name: round(value, 2) for name, value in sorted(medians.items())},
         "ws_cpu_vs_nginx": ratio("ws", f"{most}_staggered"),
@@ -426,6 +463,8 @@ def report(found: dict[str, list[float]]) -> dict[str, Any]:
         "stalled_reader_kib": worst("stalled_"),
         "tls_stalled_reader_kib": worst("tls_stalled_"),
         "storm_p99_ms": worst("storm_p99_ms"),
+        "flood_p99_ms": None if worst_flood is None else round(flooded[worst_flood], 1),
+        "flood_worst": worst_flood,
     }
 
 
