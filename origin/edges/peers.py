@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import cast
 
 import structlog
@@ -26,6 +28,8 @@ from ledger.frame import (
     BodyEnd,
     Call,
     Challenge,
+    Credit,
+    Detach,
     Frame,
     Header,
     Heartbeat,
@@ -40,8 +44,9 @@ from ledger.frame import (
 from ledger.interface import ObjectKey
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.settings import parse_address
+from ledger.window import Window
 from ledger.wire.handshake import Handshake, Side
-from origin.edges.calls import MAX_CREDIT_BODIES
+from origin.edges.calls import NO_CONTENT
 
 SOFTWARE = "tailrace-origin"
 """What an origin calls itself, and knows others by."""
@@ -49,6 +54,10 @@ PEER_CONNECT_S = 2.0
 PEER_SILENCE_S = 16.0
 """An origin that was silent for so long is taken for lost, until its heartbeats say how long."""
 PEER_RETRY_S = 0.1
+WINDOW_BODIES = 64
+"""Maximum number of Body frames of one answer on their way from another origin."""
+WINDOW_BODY_BYTES = 1 << 20
+"""Maximum number of their bytes, and of the bytes of a body that is passed on whole."""
 PEER_PATIENCE_S = 6.0
 """How long one that cannot be reached may keep its objects: longer than its lease as a rule."""
 
@@ -196,28 +205,60 @@ class PeerLink(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     async def call(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
-        """Send a request and wait for the whole answer; raises what a StreamError says."""
-        corr = next(self._corrs)
-        call = self._calls[corr] = PeerCall()
-        headers = tuple(Header(name, value) for name, value in request.headers)
-        sent = Call(*key, request.method, request.url, headers, request.body, MAX_CREDIT_BODIES)
-        try:
-            if self._transport is None or self.closed:
-                raise outcome_unknown()
-            self._transport.write(LINK_CODEC.encode(sent, corr))
-            return await self._answer(call)
-        finally:
-            del self._calls[corr]
+        """Send a request and return its answer; raises what a StreamError says.
 
-    async def _answer(self, call: PeerCall) -> ObjectResponse:
-        now = asyncio.get_running_loop().time
-        while not call.done.done():
-            left_s = self._heard_at + self._patience_s - now()
-            if left_s <= 0:
-                self.close()
-                raise outcome_unknown()
-            await asyncio.wait((call.done,), timeout=left_s)
-        return call.done.result()
+        A small body of known length is returned whole. Any other is passed on as it comes: it has
+        to be read to its end or closed.
+        """
+        corr = next(self._corrs)
+        call = self._calls[corr] = PeerCall(self, corr)
+        is_passed_on = False
+        try:
+            self._send(key, request, corr)
+            answer = await call.head()
+            headers = tuple((header.name, header.value) for header in answer.headers)
+            response = ObjectResponse(answer.status, headers, call)
+            if _is_small(request, response):
+                return replace(response, body=b"".join([part async for part in call]))
+            is_passed_on = True
+            return response
+        finally:
+            if not is_passed_on:
+                await call.aclose()
+
+    def _send(self, key: ObjectKey, request: ObjectRequest, corr: int) -> None:
+        headers = tuple(Header(name, value) for name, value in request.headers)
+        sent = Call(
+            *key,
+            request.method,
+            request.url,
+            headers,
+            request.body,
+            WINDOW_BODIES,
+            credit_bytes=WINDOW_BODY_BYTES,
+        )
+        if self._transport is None or self.closed:
+            raise outcome_unknown()
+        self._transport.write(LINK_CODEC.encode(sent, corr))
+
+    async def wait(self, news: asyncio.Event) -> None:
+        """Wait for `news` while the other origin shows signs of life; raises when it does not."""
+        left_s = self._heard_at + self._patience_s - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            self.close()
+            raise outcome_unknown()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                await news.wait()
+
+    def grant(self, corr: int, window: Window) -> None:
+        """Let the other origin send more of an answer's body."""
+        self._write(encode(Credit(window.limit, window.limit_bytes), corr))
+
+    def leave(self, corr: int, *, has_ended: bool) -> None:
+        """Forget a Call. One that has not ended is detached, so that it holds nothing there."""
+        if self._calls.pop(corr, None) is not None and not has_ended:
+            self._write(encode(Detach(), corr))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -236,18 +277,18 @@ class PeerLink(asyncio.Protocol):
         self._transport = None
         self.greeted.set()
         for call in self._calls.values():
-            call.fail(outcome_unknown())
+            call.fail(call.lost())
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         try:
             for raw in self._splitter.feed(data):
-                self._take(*decode(raw))
+                self._take(*decode(raw), len(raw))
         except TailraceError as error:
             log.warning("peer.refused", error=str(error))
             self.close()
 
-    def _take(self, corr: int, frame: Frame) -> None:
+    def _take(self, corr: int, frame: Frame, size: int) -> None:
         if isinstance(frame, Hello):
             if frame.schema != SCHEMA_HASH:
                 raise SchemaMismatch(f"another origin speaks schema {frame.schema.hex()}")
@@ -264,7 +305,7 @@ class PeerLink(asyncio.Protocol):
         elif corr == 0 and isinstance(frame, StreamError):
             raise to_error(frame)
         elif corr in self._calls:
-            self._calls[corr].take(frame)
+            self._calls[corr].take(frame, size)
 
     def _begin_if_sure(self) -> None:
         if self._is_hello_heard and self._handshake.done:
@@ -276,29 +317,85 @@ class PeerLink(asyncio.Protocol):
 
 
 class PeerCall:
-    """A Call that waits for its answer. What writers are answered is small: it is kept whole."""
+    """A Call to another origin: the head of its answer, and an iterator over the body.
 
-    def __init__(self) -> None:
-        self.done: asyncio.Future[ObjectResponse] = asyncio.get_running_loop().create_future()
+    It holds at most `WINDOW_BODY_BYTES` and one frame: credit is renewed as the body is read.
+    """
+
+    def __init__(self, link: PeerLink, corr: int) -> None:
+        self._link = link
+        self._corr = corr
         self._answer: Answer | None = None
-        self._body: list[bytes] = []
+        self._parts: deque[tuple[bytes, int]] = deque()  # each with the size of its frame
+        self._news = asyncio.Event()
+        self._window = Window.starting(0, WINDOW_BODIES, WINDOW_BODIES, WINDOW_BODY_BYTES)
+        self._has_ended = False
+        self._error: TailraceError | None = None
 
-    def take(self, frame: Frame) -> None:
+    # ---- for the link ----
+
+    def take(self, frame: Frame, size: int) -> None:
+        """Take a frame of `size` bytes."""
         match frame:
             case Answer():
                 self._answer = frame
             case Body():
-                self._body.append(frame.data)
-            case BodyEnd() if self._answer is not None and not self.done.done():
-                headers = tuple((header.name, header.value) for header in self._answer.headers)
-                body = b"".join(self._body)
-                self.done.set_result(ObjectResponse(self._answer.status, headers, body))
+                self._parts.append((frame.data, size))
+            case BodyEnd():
+                self._has_ended = True
             case StreamError():
-                self.fail(to_error(frame))
+                self._has_ended = True
+                self._error = to_error(frame)
+        self._news.set()
 
     def fail(self, error: TailraceError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
+        self._error = error
+        self._news.set()
+
+    def lost(self) -> TailraceError:
+        """Return the error of a link that is lost now."""
+        if self._answer is None:
+            return outcome_unknown()
+        return OriginUnreachable("the origin that holds the object was lost within its answer")
+
+    # ---- for the reader ----
+
+    async def head(self) -> Answer:
+        while self._answer is None:
+            await self._more()
+        return self._answer
+
+    def __aiter__(self) -> PeerCall:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._parts:
+            if self._has_ended and self._error is None:
+                await self.aclose()
+                raise StopAsyncIteration
+            await self._more()
+        part, size = self._parts.popleft()
+        self._window.passed(1, size)
+        if self._window.renew(WINDOW_BODY_BYTES) and not self._has_ended:
+            self._link.grant(self._corr, self._window)
+        return part
+
+    async def aclose(self) -> None:
+        self._link.leave(self._corr, has_ended=self._has_ended)
+
+    async def _more(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._news.clear()
+        await self._link.wait(self._news)
+
+
+def _is_small(request: ObjectRequest, response: ObjectResponse) -> bool:
+    """Return True if a body is known to be empty or small enough to be taken whole."""
+    if request.method == "HEAD" or response.status in NO_CONTENT:
+        return True
+    length = response.header("content-length") or ""
+    return length.isascii() and length.isdecimal() and int(length) <= WINDOW_BODY_BYTES
 
 
 def outcome_unknown() -> OriginUnreachable:

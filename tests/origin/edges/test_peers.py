@@ -15,7 +15,7 @@ import pytest
 from ledger.errors import HeldElsewhere, OriginUnreachable, Unavailable
 from ledger.frame import SCHEMA_HASH, Heartbeat, Hello, encode
 from ledger.interface import ObjectKey
-from ledger.objects.object import ObjectRequest
+from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.postgres.ledger import PostgresLedger
 from ledger.sqlite.ledger import SqliteLedger
 from origin.config import StreamsConfig
@@ -24,7 +24,8 @@ from origin.edges.peers import SOFTWARE, Outages
 from origin.objects import OriginObjects
 from origin.steady_clock import now_ms
 from tests.e2e.processes import free_port
-from tests.origin.edges.test_link import House
+from tests.origin.edges.test_calls import LiveBody, answering
+from tests.origin.edges.test_link import House, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -248,3 +249,106 @@ async def test_an_origin_that_is_asked_is_waited_for_as_long_as_it_has_told(
             await link.call(ObjectKey("stream", "a"), ObjectRequest("GET", URL + "a"))
         link.close()
     assert caught.value.code == "outcome_unknown"
+
+
+# ---- bodies that come bit by bit ----
+
+
+KEY = ObjectKey("clock", "a")
+GET = ObjectRequest("GET", URL + "a")
+
+
+@asynccontextmanager
+async def holder(folder: Path, checkpoint: Path) -> AsyncIterator[tuple[House, peers.PeerLink]]:
+    """An origin whose objects are the test's, and the link of another one to it."""
+    async with serving(folder, checkpoint) as house:
+        link = await peers.connect(f"127.0.0.1:{house.port}")
+        assert link is not None
+        try:
+            yield house, link
+        finally:
+            link.close()
+
+
+def body_of(response: ObjectResponse) -> AsyncIterator[bytes]:
+    assert not isinstance(response.body, bytes)
+    return response.body
+
+
+async def test_a_live_body_of_another_origin_is_passed_on_as_it_comes_and_closed_with_its_reader(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with holder(tmp_path, checkpoint) as (house, link), asyncio.timeout(PATIENCE_S):
+        live = LiveBody()
+        house.objects.answer = answering(ObjectResponse(200, (("x", "y"),), live))
+        response = await link.call(KEY, GET)
+        assert (response.status, response.headers) == (200, (("x", "y"),))
+        body = body_of(response)
+        for part in (b"one", b"two"):
+            live.parts.put_nowait(part)
+            assert await anext(body) == part
+        await cast(peers.PeerCall, body).aclose()
+        await live.closed.wait()
+
+
+async def test_a_caller_that_leaves_before_the_answer_frees_the_corr_at_the_other_origin(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with holder(tmp_path, checkpoint) as (house, link), asyncio.timeout(PATIENCE_S):
+        begun, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def think(_request: ObjectRequest) -> ObjectResponse:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+            raise AssertionError
+
+        house.objects.answer = think
+        call = asyncio.create_task(link.call(KEY, GET))
+        await begun.wait()
+        call.cancel()
+        await cancelled.wait()
+
+
+async def test_a_large_body_of_another_origin_comes_whole(tmp_path: Path, checkpoint: Path) -> None:
+    content = bytes(range(256)) * (20 << 12)  # 20 MiB: more than the first credit
+    async with holder(tmp_path, checkpoint) as (house, link), asyncio.timeout(PATIENCE_S):
+        house.objects.answer = answering(ObjectResponse(200, (), content))
+        body = body_of(await link.call(KEY, GET))
+        assert b"".join([part async for part in body]) == content
+        house.objects.answer = answering(ObjectResponse(201, (), b"small"))
+        small = await link.call(KEY, GET)
+        assert (small.status, small.body) == (201, b"small")
+
+
+async def test_a_body_that_is_not_read_is_not_fetched(tmp_path: Path, checkpoint: Path) -> None:
+    async with holder(tmp_path, checkpoint) as (house, link), asyncio.timeout(PATIENCE_S):
+        live = LiveBody()
+        for _ in range(10 * peers.WINDOW_BODIES):
+            live.parts.put_nowait(b"x")
+        house.objects.answer = answering(ObjectResponse(200, (), live))
+        body = body_of(await link.call(KEY, GET))
+        house.objects.answer = answering(ObjectResponse(200, (), b"behind it"))
+        for _ in range(peers.WINDOW_BODIES):
+            await link.call(KEY, GET)
+        assert live.given <= peers.WINDOW_BODIES + 1  # one waits there for credit
+        for _ in range(10 * peers.WINDOW_BODIES):
+            assert await anext(body) == b"x"
+
+
+async def test_a_body_that_its_origin_takes_along_ends_with_an_error(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with holder(tmp_path, checkpoint) as (house, link), asyncio.timeout(PATIENCE_S):
+        live = LiveBody()
+        live.parts.put_nowait(b"one")
+        house.objects.answer = answering(ObjectResponse(200, (), live))
+        body = body_of(await link.call(KEY, GET))
+        assert await anext(body) == b"one"
+        for there in list(house.links):
+            there.close()
+        with pytest.raises(OriginUnreachable) as caught:
+            await anext(body)
+        assert caught.value.code == "origin_unreachable"
