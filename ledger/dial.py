@@ -127,6 +127,11 @@ async def listen(
         os.umask(mask)
 
 
+def os_reason(error: OSError) -> str:
+    """Return the system's words for an error; asyncio's repeat the address."""
+    return os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
+
+
 LinkText = Annotated[str, AfterValidator(lambda text: LinkAddress.parse(text) and text)]
 """A setting that is a link's address."""
 

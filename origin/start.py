@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from ledger.errors import EXIT_FAILED, EXIT_USAGE, CallerError, ConfigError
 from ledger.log import configure_logging
 from ledger.process import Stop, end_without_threads, look_less_often
 from ledger.tasks import beside
+from origin.checkpoint.folder import check_folder
 from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from origin.model_table import Tables
 from origin.workers.forked import Launcher
@@ -49,6 +51,7 @@ def run(
     """
     configure_logging(config.log_level)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line per webhook, with its URL
+    _check_folders(config, tables or {})
     offer(config.data)
     remove_left_folders()
     several: list[ModelPlan] = []
@@ -68,6 +71,29 @@ def run(
     finally:
         if left := end_without_threads(status):
             log.warning("threads.left", threads=left)
+
+
+def _check_folders(config: OriginConfig, tables: Tables) -> None:
+    """Raise ConfigError for a folder that is missing, before a worker is started for it."""
+    named = [(f"models.{name}", table.alone(name, config)) for name, table in tables.items()]
+    for field, model in named or [("origin.model", config)]:
+        if makes_tokens(model):
+            check_folder(model.model, field)
+    data = config.data
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{data} cannot be created: {error.strerror}",
+            field="origin.data",
+            hint="give a folder that this user may write in: --data FOLDER",
+        ) from error
+    if not os.access(data, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{data} cannot be written to",
+            field="origin.data",
+            hint=f"give a folder that user {os.geteuid()} may write in: --data FOLDER",
+        )
 
 
 async def _start(

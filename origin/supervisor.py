@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from ledger.dial import UNIX, listen
+from ledger.dial import UNIX, listen, os_reason
 from ledger.errors import ConfigError, Damaged, LedgerFailed, Unavailable
 from ledger.frame import encode
 from ledger.interface import Ledger
@@ -206,7 +206,7 @@ class Supervisor:
             server = await listen(self._link, address, credentials)
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {self._config.link}: {error.strerror or error}",
+                f"cannot listen on {self._config.link}: {os_reason(error)}",
                 field="origin.link",
                 hint="another origin may be running; choose another port",
             ) from error

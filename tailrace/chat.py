@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ledger.errors import Unavailable
 from ledger.frame import FinishReason, Frame, Notice, Revision, ScoredToken, StreamEnd, Token
 from ledger.text import StreamText
 from tailrace.client import Client, State, Stream
@@ -161,6 +162,14 @@ async def chat(
             if stream.id is not None:
                 notes.print(f"\nthe stream runs on: {edges[0]}/v1/generate/{stream.id}")
             raise
+        except Unavailable as error:
+            if error.code != "edge_unreachable" or stream.id is not None:
+                raise
+            raise Unavailable(
+                f"no edge answers at {' or '.join(edges)}",
+                code=error.code,
+                hint="start one with tailrace up, or name another: --edge URL",
+            ) from error
     if as_json:
         print(_document(stream, viewer.text, end, summary))
         return end.finish_reason not in FAILURES

@@ -60,9 +60,10 @@ def check(
     The exit status is 0 if the model can be served, and 1 if not.
     """
     memory_bytes = None if memory is None else _bytes(memory)
-    if not directory.is_dir():
-        raise ConfigError(f"{directory} is no folder", hint=_how_to_get(directory))
     with extra("origin"):
+        from origin.checkpoint.folder import check_folder
+
+        check_folder(directory)
         from origin.checkpoint.model_check import check_model
         from origin.config import OriginConfig
 
@@ -133,13 +134,6 @@ def load_profile(
         f" {found.over_floor:.2f} times as long; {found.cold.attributed:.1%} lie in a stage\n"
         f"a worker that was killed was replaced in {said['replaced_ms']:.0f} ms"
     )
-
-
-def _how_to_get(directory: Path) -> str:
-    """A name as on the Hugging Face hub is no folder yet."""
-    if len(directory.parts) == 2 and not directory.parent.exists():
-        return f"fetch it first: hf download {directory} --local-dir {directory.name}"
-    return "give a checkpoint folder"
 
 
 def _bytes(text: str) -> int:

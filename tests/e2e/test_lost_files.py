@@ -69,4 +69,4 @@ async def test_an_origin_without_a_folder_to_write_in_says_so_in_one_line(tmp_pa
     assert await origin.ended() == 2
     said = [str(event["message"]) for event in origin.events if event != origin.events[-1]]
     assert len(said) == 1, said
-    assert said[0].startswith("error: ledger.path: ")
+    assert said[0].startswith(f"error: origin.data: {tmp_path / 'file' / 'data'} cannot be created")

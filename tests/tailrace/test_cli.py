@@ -189,3 +189,45 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
     result = tailrace("--version", folder=tmp_path)
     assert result.returncode == 0
     assert result.stdout.startswith("tailrace ")
+
+
+# ---- messages ----
+
+
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("nowhere/at/all", "give the folder of a checkpoint"),
+        ("Some/Model-1B", "hf download Some/Model-1B --local-dir Model-1B"),
+    ],
+)
+def test_an_origin_without_a_model_folder_says_how_to_get_one(
+    model: str, hint: str, tmp_path: Path
+) -> None:
+    result = tailrace("origin", "--model", model, folder=tmp_path)
+    assert result.returncode == 2
+    assert f"error: origin.model: {model} does not exist (" in result.stderr
+    assert hint in result.stderr
+    (tmp_path / "tailrace.toml").write_text(f'[models.one]\nfolder = "{model}"\n')
+    result = tailrace("origin", folder=tmp_path)
+    assert result.returncode == 2
+    assert f"error: models.one: {model} does not exist (" in result.stderr
+
+
+def test_an_origin_whose_port_is_taken_names_it_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        link = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = tailrace("origin", "--link", link, folder=tmp_path)
+    assert result.returncode == 2
+    [said] = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert said.startswith(f"error: origin.link: cannot listen on {link}: Address already in use (")
+
+
+def test_chat_without_an_edge_says_how_to_start_one(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        result = tailrace("chat", "hello", "--edge", url, folder=tmp_path)
+    assert result.returncode == 1
+    hint = "start one with tailrace up, or name another: --edge URL"
+    assert result.stderr.splitlines()[-1] == f"error: no edge answers at {url} ({hint})"

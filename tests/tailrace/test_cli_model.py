@@ -107,7 +107,10 @@ def test_every_weight_is_read_where_that_is_wanted(copy: Path) -> None:
 def test_a_missing_folder_and_a_wrong_size_are_wrong_usage(tmp_path: Path) -> None:
     status, said = check(tmp_path / "nowhere")
     assert status == 2
-    assert "is no folder" in said
+    assert "nowhere does not exist (give the folder of a checkpoint)" in said
+    status, said = check(Path("Some/Model-1B"))
+    assert status == 2
+    assert "fetch it first: hf download Some/Model-1B --local-dir Model-1B" in said
     status, said = check(DEMO, "--memory", "lots")
     assert status == 2
     assert "--memory" in said
