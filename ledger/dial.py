@@ -129,7 +129,8 @@ async def listen(
 
 def os_reason(error: OSError) -> str:
     """Return the system's words for an error; asyncio's repeat the address."""
-    return os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
+    number = error.errno or 0  # negative for those of getaddrinfo
+    return os.strerror(number) if number > 0 else error.strerror or str(error)
 
 
 LinkText = Annotated[str, AfterValidator(lambda text: LinkAddress.parse(text) and text)]
