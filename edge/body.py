@@ -25,6 +25,15 @@ deadlines (edge/server/deadlines.py) it comes after 6 s at most. Clients that he
 consider the connection lost."""
 ALIVE = encode(Heartbeat(0, ready=True))
 """The sign of life among frames: encoded once, because thousands of idle readers get it."""
+UNBUFFERED = {
+    "X-Accel-Buffering": "no",  # nginx
+    "Incremental": "?1",  # draft-ietf-httpbis-incremental
+}
+"""Headers that ask proxies to pass a body on as it comes, instead of when it is whole."""
+NO_TRANSFORM = "no-transform"
+"""The directive of Cache-Control that keeps proxies from compressing a body, which holds it up."""
+LIVE_HEADERS = {"Cache-Control": f"no-store, {NO_TRANSFORM}"} | UNBUFFERED
+"""Headers of every answer whose body is sent while it is made, whatever the dialect."""
 
 
 class Encoder(Protocol):
@@ -103,7 +112,7 @@ class StreamedBody(StreamingResponse):
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(pieces, status, headers)
+        super().__init__(pieces, status, {**(headers or {}), **LIVE_HEADERS})
         self._close, self._pieces = close, pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -193,7 +193,6 @@ TIP_PATIENCE_S = 1.0
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",  # the URL may have a token
-    "X-Accel-Buffering": "no",
     "X-Content-Type-Options": "nosniff",
 }
 

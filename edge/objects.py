@@ -15,18 +15,27 @@ from contextlib import ExitStack, asynccontextmanager
 from urllib.parse import unquote_to_bytes
 
 import structlog
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
 from edge.access.middleware import caller_of
-from edge.body import StreamedBody, answer_of
+from edge.body import LIVE_HEADERS, NO_TRANSFORM, UNBUFFERED, StreamedBody, answer_of
 from edge.origins.link import Link, Reader, attended, link_of, whole_answer
-from edge.parameters import read_body
+from edge.parameters import View, read_body
 from ledger.deployment import DEPLOYMENT, Deployment
 from ledger.errors import CallerError, NotFound, TailraceError
-from ledger.frame import CALL_METHODS, RESERVED_NAME, SAFE_METHODS, STREAM_PATH, Call, Header
+from ledger.frame import (
+    CALL_METHODS,
+    FRAMES_TYPE,
+    RESERVED_NAME,
+    SAFE_METHODS,
+    STREAM_PATH,
+    Call,
+    Header,
+)
 from ledger.objects.object import MAX_KEY_CHARS
 from ledger.tasks import beside
 
@@ -53,7 +62,54 @@ _NOT_A_VALUE = re.compile(rb"[\x00\r\n]")
 
 async def call(request: Request) -> Response:
     """Any method of /v1/stream/{name}"""
-    return await pass_on(request, *parse_target(request.scope["raw_path"]))
+    answer = await pass_on(request, *parse_target(request.scope["raw_path"]))
+    make_inert(answer.headers)
+    return answer
+
+
+INERT_POLICY = "sandbox; default-src 'none'"
+"""The Content-Security-Policy of streams: what writers put there runs no script, has no origin and
+loads nothing, also where a browser shows it as a page."""
+SHOWN_TYPES = frozenset(
+    (
+        *("text/plain", "text/csv", "text/markdown", "text/event-stream"),
+        *("application/json", "application/x-ndjson", "application/octet-stream", FRAMES_TYPE),
+        *("image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"),
+    )
+)
+"""Media types that a browser may show. It is told to save all others, known and unknown, as a file:
+HTML, SVG, XML, JavaScript and PDF can hold scripts. Audio and video are also shown."""
+LIVE_TYPES = frozenset((View.SSE.value, View.FRAMES.value))
+
+
+def make_inert(headers: MutableHeaders) -> None:
+    """Set the headers that keep what a stream holds from acting as a part of the edge's site."""
+    headers["Content-Security-Policy"] = INERT_POLICY
+    essence = essence_of(headers)
+    is_media = essence.startswith(("audio/", "video/"))
+    if essence and essence not in SHOWN_TYPES and not is_media:
+        headers["Content-Disposition"] = "attachment"
+
+
+def essence_of(headers: MutableHeaders) -> str:
+    """Return the media type without its parameters, in lower case; empty if there is none."""
+    return headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def make_live(headers: MutableHeaders, *, waits: bool) -> None:
+    """Set the headers of an answer that is sent while it is made, if this is one.
+
+    `waits` says that the client asked the object to wait for news. The answer to that may be kept
+    by caches if the object says so: it is never sent again under the same URL.
+    """
+    if essence_of(headers) in LIVE_TYPES:
+        headers.update(LIVE_HEADERS)
+    elif waits:
+        stated = headers.get("Cache-Control")
+        headers["Cache-Control"] = f"{stated}, {NO_TRANSFORM}" if stated else NO_TRANSFORM
+        headers.update(UNBUFFERED)
+    elif "Content-Length" not in headers:
+        headers.update(UNBUFFERED)
 
 
 async def pass_on(request: Request, object_class: str, name: str) -> Response:
@@ -92,6 +148,7 @@ async def _answer(request: Request, wanted: Call) -> Response:
         for header in end_to_end((h.name, h.value) for h in answer.headers)
     ]
     body.headers["X-Content-Type-Options"] = "nosniff"
+    make_live(body.headers, waits=wanted.object == "stream" and "live" in request.query_params)
     return body
 
 

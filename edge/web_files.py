@@ -6,11 +6,17 @@ the disk; what is in a file is read when it is asked for, so that who edits one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gzip
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
+import zstandard
 from anyio import to_thread
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -34,41 +40,135 @@ HEADERS = {
     # Asked again each time, and answered in a few bytes if nothing has changed: a page that is
     # served as it was written has no names that change with what a file holds.
     "Cache-Control": "no-cache",
-    "Content-Security-Policy": "; ".join(
-        (
-            "default-src 'none'",
-            *("script-src 'self'", "style-src 'self'", "font-src 'self'"),
-            *("img-src 'self' data:", "connect-src 'self'"),
-            *("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
-        )
-    ),
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+PAGE_POLICY = "; ".join(
+    (
+        *("default-src 'none'", "script-src 'nonce-{nonce}'", "style-src 'self'"),
+        *("font-src 'self'", "img-src 'self' data:", "connect-src 'self'"),
+        *("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
+    )
+)
+"""The Content-Security-Policy of a page. Its scripts, and the modules that they import, have the
+nonce of this one answer. `'self'` would also allow what others have written to this edge's streams.
+"""
+NONCE_BYTES = 16
+_SCRIPT = re.compile(rb"<script\b")
+COMPRESSED_TYPES = (".css", ".js", ".svg")
+"""Kinds of files that are sent compressed. Images and fonts are compressed already, and a page
+changes with each answer."""
+MIN_COMPRESSED_BYTES = 512
+"""A smaller file fits in one packet with its headers, compressed or not."""
+GZIP_LEVEL, ZSTD_LEVEL = 9, 19
+"""Each file is compressed once for each version of it."""
+_ACCEPTED = re.compile(r"\s*([a-z*]+)\s*(?:;\s*q\s*=\s*([01](?:\.[0-9]{0,3})?))?\s*", re.IGNORECASE)
+
+
+class Representation(NamedTuple):
+    """A file as it is sent in one content coding."""
+
+    data: bytes
+    tag: str
+    coding: str
+    """For Content-Encoding; `identity` if the file is sent as it is."""
+
+
+class WebFile:
+    """One file that is served, compressed when it is first asked for in that coding."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_page = path.suffix == ".html"
+        self.is_compressed = path.suffix in COMPRESSED_TYPES
+        self._made: dict[str, Representation] = {}
+        self._digest = b""
+
+    def read(self, codings: Sequence[str]) -> Representation:
+        """Return the file as it is on disk now, in the first of the codings that makes it smaller.
+
+        Blocks; `identity` is always among the codings that can be returned.
+        """
+        data = self.path.read_bytes()
+        digest = sha256(data).digest()
+        if digest != self._digest:
+            self._made, self._digest = {}, digest
+        for coding in codings if self.is_compressed and len(data) >= MIN_COMPRESSED_BYTES else ():
+            if coding not in self._made:
+                tag = f'"{digest.hex()[:32]}-{coding}"'
+                self._made[coding] = Representation(ENCODERS[coding](data), tag, coding)
+            if len(self._made[coding].data) < len(data):
+                return self._made[coding]
+        return Representation(data, f'"{digest.hex()[:32]}"', "identity")
+
+
+def _gzip(data: bytes) -> bytes:
+    return gzip.compress(data, GZIP_LEVEL, mtime=0)
+
+
+def _zstd(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)
+
+
+ENCODERS: dict[str, Callable[[bytes], bytes]] = {"zstd": _zstd, "gzip": _gzip}
+"""Content codings, the preferred one first."""
 
 
 def web_routes(
     folder: Path = FOLDER, opened: Callable[[Request], None] = lambda request: None
 ) -> list[Route]:
-    """What serves everything in `folder`; `opened` is told when the first page is asked for."""
-    files = dict(_files_in(folder))
+    """Return the routes of all files in `folder`; `opened` is called for the first page."""
+    files = {name: WebFile(path) for name, path in _files_in(folder)}
 
     async def serve(request: Request) -> Response:
         """GET and HEAD /web/{path}, and / for the first page."""
         asked = request.path_params.get("path", INDEX)
         if asked == INDEX:
             opened(request)
-        path = files.get(asked)
-        if path is None:
+        file = files.get(asked)
+        if file is None:
             raise NotFound(f"nothing is served at {request.url.path}")
-        data = await to_thread.run_sync(path.read_bytes)
-        tag = f'"{sha256(data).hexdigest()[:32]}"'
-        headers = {**HEADERS, "ETag": tag, "Content-Type": TYPES[path.suffix]}
+        codings = accepted_codings(request.headers)
+        data, tag, coding = await to_thread.run_sync(file.read, codings)
+        typed = {"Content-Type": TYPES[file.path.suffix]}
+        if file.is_page:
+            return _page(data, HEADERS | typed)
+        headers = HEADERS | {"ETag": tag}
+        if file.is_compressed:
+            headers["Vary"] = "Accept-Encoding"
         if _names(request.headers.get("if-none-match", ""), tag):
             return Response(None, 304, headers)
-        return Response(data, 200, headers)
+        if coding != "identity":
+            headers["Content-Encoding"] = coding
+        return Response(data, 200, headers | typed)
 
     return [Route(FIRST_PAGE, serve), Route(f"{WEB_PATH}{{path:path}}", serve)]
+
+
+def accepted_codings(headers: Headers) -> list[str]:
+    """Return the content codings that may be used for a response (RFC 9110, 12.5.3).
+
+    None for a request of a range: its numbers would be those of the compressed bytes.
+    """
+    if "range" in headers:
+        return []
+    weights: dict[str, float] = {}
+    for member in ",".join(headers.getlist("accept-encoding")).split(","):
+        found = _ACCEPTED.fullmatch(member)
+        if found is not None:
+            weights[found[1].lower()] = float(found[2] or 1)
+    others = weights.get("*", 0.0)
+    accepted = [coding for coding in ENCODERS if weights.get(coding, others) > 0]
+    return sorted(accepted, key=lambda coding: -weights.get(coding, others))
+
+
+def _page(data: bytes, headers: dict[str, str]) -> Response:
+    """Return a page whose scripts may run in this one answer, which no cache may keep."""
+    nonce = secrets.token_urlsafe(NONCE_BYTES)
+    policy = {"Content-Security-Policy": PAGE_POLICY.format(nonce=nonce)}
+    page = _SCRIPT.sub(b'<script nonce="%b"' % nonce.encode(), data)
+    return Response(page, 200, headers | policy | {"Cache-Control": "no-store"})
 
 
 def _files_in(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -26,6 +26,8 @@ from math import ceil
 from random import Random
 from typing import NamedTuple
 
+import structlog
+
 from edge.access.connections import parsed_address
 from edge.access.head import Head, Proxies
 from edge.access.keys import PREFIX, KeyRing, Limits
@@ -97,13 +99,18 @@ class HostRule:
         # Only a name can be pointed elsewhere. Without any it is no browser (HTTP/1.0).
         if not self._on or not name or name in self._names or _is_local(name):
             return
+        shown = name if _SHOWN_HOST.fullmatch(name) else "edge.example"
         raise CallerError(
-            "this edge does not go by that name",
+            "this edge does not answer for that host name",
             code="foreign_host",
             status=421,
             field="Host",
-            hint="ask for localhost, or name it in edge.hosts",
+            hint=f'the edge\'s operator can set edge.hosts = ["{shown}"], and behind a proxy also'
+            ' edge.trusted_proxies = ["ADDRESS OF THE PROXY"], such as "127.0.0.1"',
         )
+
+
+_SHOWN_HOST = re.compile(r"[a-z0-9.-]{1,253}")
 
 
 def name_of(host: str) -> str:
@@ -339,6 +346,37 @@ def _take_key(head: Head) -> tuple[str | None, Head]:
     return text, head._replace(headers=tuple(kept))
 
 
+MAX_LOGGED_REFUSALS = 64
+"""Maximum number of different page origins and hosts whose refusal is logged."""
+MAX_LOGGED_CHARS = 300
+"""Maximum length of such a name: a host name has at most 253 characters."""
+
+log = structlog.get_logger("tailrace.edge")
+
+
+class RefusalLog:
+    """Logs once for each page origin and each host that a setting keeps out.
+
+    The answer says the same, but a page cannot read it, and a proxy's log does not show it.
+    """
+
+    def __init__(self) -> None:
+        self._logged: set[tuple[str, str]] = set()
+
+    def note(self, error: TailraceError, head: Head) -> None:
+        names = {"foreign_origin": head.value(b"origin"), "foreign_host": head.host}
+        name = names.get(error.code)
+        if not name or len(name) > MAX_LOGGED_CHARS or (error.code, name) in self._logged:
+            return
+        if len(self._logged) < MAX_LOGGED_REFUSALS:
+            self._logged.add((error.code, name))
+            if error.code == "foreign_origin":
+                hint = f"to let its pages use this edge add {name!r} to edge.allowed_origins"
+                log.warning("page origin refused", origin=name, hint=hint)
+            else:
+                log.warning("host refused", host=name, hint=error.hint)
+
+
 class Admission(NamedTuple):
     """What becomes of a request: `refusal` is the answer, unless there is none.
 
@@ -361,6 +399,7 @@ class Rules:
     hosts: HostRule
     pages: OriginRule
     gate: Gate
+    refusals: RefusalLog = field(default_factory=RefusalLog)
 
     def admit(self, head: Head, *, has_token: bool = False) -> Admission:
         """`has_token`: the request has a resume token besides its headers, in its query."""
@@ -371,6 +410,7 @@ class Rules:
             self.pages.check(head)
             grant = self.gate.admit(head, has_token=has_token)
         except TailraceError as error:
+            self.refusals.note(error, head)
             return Admission(head, headers, error)
         return Admission(grant.head, headers, None, grant.caller)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from edge.body import SILENCE_S, Encoder, FrameEncoder
+from edge.body import LIVE_HEADERS, SILENCE_S, Encoder, FrameEncoder
 from edge.generate import TIP_PATIENCE_S, stream_headers
 from edge.origins.link import CORR, WINDOW_BYTES, WINDOW_FRAMES, Link
 from edge.origins.relay import TOKEN, under
@@ -221,7 +221,7 @@ class StreamReader:
         assert isinstance(answer, Opened), answer
         self._exchange.stream = answer.stream.hex()
         self._encoder.opened(answer)
-        headers = stream_headers(answer, self._encoder.media_type)
+        headers = stream_headers(answer, self._encoder.media_type) | LIVE_HEADERS
         self._access = [*fields_of(headers), *self._access]
         if isinstance(wanted, Resume) and wanted.after is not None and not self._queue:
             loop = asyncio.get_running_loop()

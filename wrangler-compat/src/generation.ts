@@ -28,7 +28,8 @@ export function headerOf(opened: Opened): string {
 /** Of the answer to a reader. */
 export function headersOf(opened: Opened): Headers {
   const headers = new Headers({
-    "Cache-Control": "no-store",
+    "Cache-Control": "no-store, no-transform",
+    Incremental: "?1", // draft-ietf-httpbis-incremental
     "Referrer-Policy": "no-referrer", // the URL may have a token
     "X-Accel-Buffering": "no",
     "X-Content-Type-Options": "nosniff",

@@ -1,7 +1,9 @@
 import pytest
+from structlog.testing import capture_logs
 
 from edge.access.head import Head
-from edge.access.rules import HostRule, OriginRule, is_loopback
+from edge.access.rules import MAX_LOGGED_REFUSALS, HostRule, OriginRule, is_loopback
+from edge.config import EdgeConfig, access_rules
 from ledger.errors import CallerError, Forbidden
 
 
@@ -70,9 +72,12 @@ def test_a_private_edge_answers_to_local_names_and_to_those_it_is_given(host: st
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:80", "127.0.0.1.nip.io"])
 def test_a_name_that_somebody_pointed_here_is_not_answered(host: str) -> None:
     """DNS rebinding: to the browser the page that asks is of the same origin as this edge."""
-    with pytest.raises(CallerError, match="or name it") as refused:
+    with pytest.raises(CallerError, match=r"edge\.hosts = \[") as refused:
         HostRule(["box"], on=True).check(asked(host, f"http://{host}"))
     assert (refused.value.status, refused.value.code) == (421, "foreign_host")
+    name = host.partition(":")[0]
+    assert f'edge.hosts = ["{name}"]' in (refused.value.hint or "")
+    assert "edge.trusted_proxies" in (refused.value.hint or "")
     HostRule([], on=False).check(asked(host))
 
 
@@ -85,3 +90,25 @@ def test_a_name_that_somebody_pointed_here_is_not_answered(host: str) -> None:
 )
 def test_what_only_this_machine_can_reach(host: str, is_one: bool) -> None:
     assert is_loopback(host) is is_one
+
+
+def test_a_refused_page_and_host_are_logged_once_each_with_what_to_set() -> None:
+    rules = access_rules(EdgeConfig(http=("127.0.0.1:0",)))
+    with capture_logs() as logged:
+        for _ in range(3):
+            assert rules.admit(asked("localhost", "http://localhost:3000")).refusal is not None
+            assert rules.admit(asked("edge.example")).refusal is not None
+    page, host = logged
+    assert (page["event"], page["origin"]) == ("page origin refused", "http://localhost:3000")
+    assert page["hint"].endswith("add 'http://localhost:3000' to edge.allowed_origins")
+    assert (host["event"], host["host"]) == ("host refused", "edge.example")
+    assert 'edge.hosts = ["edge.example"]' in host["hint"]
+
+
+def test_not_all_refused_origins_that_somebody_can_think_of_are_logged() -> None:
+    rules = access_rules(EdgeConfig(http=("127.0.0.1:0",)))
+    with capture_logs() as logged:
+        rules.admit(asked("localhost", "http://" + "a" * 5_000))
+        for number in range(2 * MAX_LOGGED_REFUSALS):
+            rules.admit(asked("localhost", f"http://{number}.example"))
+    assert len(logged) == MAX_LOGGED_REFUSALS

@@ -1,0 +1,290 @@
+"""What proxies need of an edge: headers of live answers; the real nginx and Caddy before one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import curl_cffi
+import httpx
+import pytest
+from curl_cffi import CurlHttpVersion
+from websockets.asyncio.client import connect
+
+from ledger.frame import SCHEMA_HASH, Heartbeat, Hello, decode, encode, split
+from tailrace.up import development_certificate
+from tests.e2e.processes import ROOT, Edge, Origin, free_port, running
+from tests.e2e.sse import TIMEOUT
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE_S = 45.0
+"""Less than an event stream lasts: what a proxy holds back until its end comes too late."""
+PROMPT = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "seed": 1}
+MESSAGES = [{"role": "user", "content": "Once upon a time"}]
+CHAT = {"model": "demo", "messages": MESSAGES, "max_tokens": 8, "stream": True}
+SSE, FRAMES = {"Accept": "text/event-stream"}, {"Accept": "application/vnd.tailrace.frames"}
+TURN = {"id": "1", "role": "user", "parts": [{"type": "text", "text": "Once upon a time"}]}
+LIVE_ROUTES: dict[str, tuple[str, str, dict[str, str], dict[str, Any] | None]] = {
+    "events": ("POST", "/v1/generate", SSE, PROMPT),
+    "frames": ("POST", "/v1/generate", FRAMES, PROMPT),
+    "events of two": ("POST", "/v1/generate", SSE, PROMPT | {"n": 2}),
+    "events again": ("GET", "/v1/generate/{id}", SSE, None),
+    "frames again": ("GET", "/v1/generate/{id}", FRAMES, None),
+    "chat": ("POST", "/v1/chat/completions", {}, CHAT),
+    "chat of two": ("POST", "/v1/chat/completions", {}, CHAT | {"n": 2}),
+    "chat again": ("GET", "/v1/chat/completions/{id}?stream=true", {}, None),
+    "completions": ("POST", "/v1/completions", {}, PROMPT | {"stream": True}),
+    "response": (
+        *("POST", "/v1/responses", {}),
+        {"model": "demo", "input": "Once", "max_output_tokens": 8, "stream": True},
+    ),
+    "response again": ("GET", "/v1/responses/resp_{id}?stream=true", {}, None),
+    "AI SDK": ("POST", "/api/chat", {}, {"id": "c", "model": "demo", "messages": [TURN]}),
+    "stream as events": ("GET", "/v1/stream/notes?offset=-1&live=sse", {}, None),
+    "stream as frames": ("GET", "/v1/stream/notes?offset=-1&live=frames", {}, None),
+    "long poll": ("GET", "/v1/stream/notes?offset=-1&live=long-poll", {}, None),
+    "generation as events": ("GET", "/v1/stream/{id}?offset=-1&live=sse", {}, None),
+}
+
+
+@dataclass
+class Place:
+    edge: Edge
+    certificate: Path
+    stream: str
+    """The id of a generation that has ended."""
+
+
+@pytest.fixture(scope="module")
+async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place]:
+    folder = tmp_path_factory.mktemp("place")
+    files = development_certificate(folder / "certificate", datetime.now(UTC))
+    origin = Origin(folder / "data")
+    edge = Edge(origin, certificate=(files.certificate, files.key))
+    async with running(origin, edge), httpx.AsyncClient(timeout=TIMEOUT) as client:
+        made = await client.post(f"{edge.url}/v1/generate", json=PROMPT)
+        closed = {"Content-Type": "text/plain", "Stream-Closed": "true"}
+        put = await client.put(f"{edge.url}/v1/stream/notes", content="a", headers=closed)
+        assert (made.status_code, put.status_code) == (200, 201)
+        yield Place(edge, files.certificate, made.json()["id"])
+
+
+@pytest.mark.parametrize("version", ["V1_1", "V2TLS", "V3ONLY"])
+@pytest.mark.parametrize("route", LIVE_ROUTES)
+async def test_every_live_answer_asks_proxies_to_pass_it_on_at_once(
+    place: Place, route: str, version: str
+) -> None:
+    method, path, headers, body = LIVE_ROUTES[route]
+    async with curl_cffi.AsyncSession[curl_cffi.Response]() as client:
+        answer = await client.request(
+            method,
+            place.edge.tls_url + path.format(id=place.stream),
+            headers=headers,
+            json=body,
+            stream=True,
+            http_version=CurlHttpVersion[version],
+            verify=str(place.certificate),
+            timeout=60,
+        )
+        said = answer.headers
+        await answer.aclose()
+    assert answer.status_code == 200
+    assert (said["x-accel-buffering"], said["incremental"]) == ("no", "?1")
+    if route == "long poll":  # asked for once, under a URL of its own
+        assert said["cache-control"].endswith("stale-while-revalidate=300, no-transform")
+    else:
+        assert said["cache-control"] == "no-store, no-transform"
+
+
+async def test_what_is_not_live_says_nothing_to_proxies(place: Place) -> None:
+    async with httpx.AsyncClient(timeout=TIMEOUT) as client:
+        for path in (f"/v1/generate/{place.stream}", "/healthz", "/web/tailrace/index.js"):
+            answer = await client.get(place.edge.url + path)
+            assert answer.status_code == 200
+            assert not {"incremental", "x-accel-buffering"} & set(answer.headers)
+            assert "no-transform" not in answer.headers["cache-control"]
+
+
+# ---- real proxies ----
+
+
+def program(name: str) -> str:
+    """Its path; skips the test where it is not installed, but in CI."""
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
+    if found is None:
+        say = pytest.fail if os.environ.get("CI") else pytest.skip
+        say(f"needs {name}: apt install {name}")
+    assert found is not None
+    return found
+
+
+@asynccontextmanager
+async def proxy(*command: str, port: int, environment: dict[str, str] | None = None) -> Any:
+    """A proxy as a child process that listens on `port`."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env={**os.environ, **(environment or {})},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                assert process.returncode is None, command
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                except OSError:
+                    await asyncio.sleep(0.05)
+                else:
+                    writer.close()
+                    break
+        yield
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def nginx(folder: Path, block: str, port: int) -> Any:
+    """nginx with its default settings and this in `http`."""
+    kept = "".join(
+        f"{name}_temp_path {folder}/{name};\n"
+        for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    file = folder / "nginx.conf"
+    file.write_text(
+        f"daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log;\n"
+        f"events {{}}\nhttp {{ access_log off;\n{kept}{block}\n}}\n"
+    )
+    return proxy(program("nginx"), "-c", str(file), "-p", str(folder), port=port)
+
+
+def documented(language: str) -> str:
+    """The one block of docs/deploy.md in that language."""
+    text = (ROOT / "docs/deploy.md").read_text()
+    [block] = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    return str(block)
+
+
+async def news_comes_at_once(url: str, client: httpx.AsyncClient) -> None:
+    """A reader has what there is, and then what is appended, while its answer goes on."""
+    text = {"Content-Type": "text/plain"}
+    assert (await client.put(url, content="old", headers=text)).status_code == 201
+    for live, old, new in (("sse", "data:old", "data:new"), ("frames", "old", "new")):
+        async with (
+            client.stream("GET", f"{url}?offset=-1&live={live}") as answer,
+            asyncio.timeout(PATIENCE_S),
+        ):
+            assert answer.status_code == 200
+            seen, pieces = "", answer.aiter_raw()
+            while old not in seen:
+                seen += (await anext(pieces)).decode("latin-1")
+            await client.post(url, content="new", headers=text)
+            while new not in seen:
+                seen += (await anext(pieces)).decode("latin-1")
+
+
+async def test_nginx_in_its_default_settings_shows_a_live_stream_at_once(
+    place: Place, tmp_path: Path
+) -> None:
+    port = free_port()
+    where = f"location / {{ proxy_pass {place.edge.url}; }}"
+    block = f"server {{ listen 127.0.0.1:{port}; {where} }}"
+    async with (
+        nginx(tmp_path, block, port),
+        httpx.AsyncClient(timeout=TIMEOUT, trust_env=False) as client,
+    ):
+        url = f"http://127.0.0.1:{port}"
+        await news_comes_at_once(f"{url}/v1/stream/by-nginx", client)
+        # To the edge that request comes from this machine, and for this machine.
+        refused = await client.get(f"{url}/v1/admin/streams")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_right")
+        assert (await client.get(f"{url}/readyz")).json() == {"ready": True, "reasons": []}
+        assert (await client.get(f"{place.edge.url}/v1/admin/streams")).status_code == 200
+
+
+Started = Callable[[Path, int, Edge, Path], Any]
+
+
+def documented_nginx(folder: Path, port: int, edge: Edge, certificate: Path) -> Any:
+    block = documented("nginx").replace("127.0.0.1:8080", f"127.0.0.1:{edge.port}")
+    block = block.replace("listen 443", f"listen 127.0.0.1:{port}")
+    block = re.sub(r"/etc/letsencrypt/\S*fullchain.pem", str(certificate), block)
+    block = re.sub(r"/etc/letsencrypt/\S*privkey.pem", str(certificate.with_suffix(".key")), block)
+    return nginx(folder, block, port)
+
+
+def documented_caddy(folder: Path, port: int, edge: Edge, certificate: Path) -> Any:
+    block = documented("caddyfile").replace("127.0.0.1:8080", f"127.0.0.1:{edge.port}")
+    tls = f"tls {certificate} {certificate.with_suffix('.key')}"
+    block = block.replace(
+        "edge.example {", f"https://edge.example:{port} {{\n\tbind 127.0.0.1\n\t{tls}"
+    )
+    options = "{\n\tadmin off\n\tauto_https disable_redirects\n}\n"
+    (folder / "Caddyfile").write_text(options + block)
+    command = (program("caddy"), "run", "--config", str(folder / "Caddyfile"))
+    kept = {"XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
+    return proxy(*command, port=port, environment=kept)
+
+
+@pytest.mark.parametrize("started", [documented_nginx, documented_caddy])
+async def test_the_documented_settings_work_with_the_documented_proxy(
+    place: Place, tmp_path: Path, started: Started
+) -> None:
+    (tmp_path / "tailrace.toml").write_text(documented("toml"))
+    edge, port = (
+        Edge(links=place.edge.command[place.edge.command.index("--origin") + 1]),
+        free_port(),
+    )
+    edge.command.remove("--operator-without-key")
+    edge.command += ["--config", str(tmp_path / "tailrace.toml")]
+    trusted = ssl.create_default_context(cafile=str(place.certificate))
+    trusted.check_hostname = False  # it is localhost's
+    name = {"Host": "edge.example"}
+    sni = {"sni_hostname": "edge.example"}
+    try:
+        await edge.start()
+        await edge.saw("origin link up")
+        async with (
+            started(tmp_path, port, edge, place.certificate),
+            httpx.AsyncClient(
+                timeout=TIMEOUT, trust_env=False, verify=trusted, headers=name
+            ) as client,
+        ):
+            url = f"https://127.0.0.1:{port}"
+
+            async def asked(request: httpx.Request) -> None:
+                request.extensions |= sni
+
+            client.event_hooks["request"] = [asked]
+            await news_comes_at_once(f"{url}/v1/stream/{started.__name__}", client)
+            page = await client.post(  # the edge's own page
+                f"{url}/v1/generate", json=PROMPT, headers={"Origin": "https://edge.example"}
+            )
+            assert page.status_code == 200
+            refused = await client.get(f"{url}/v1/admin/streams")
+            assert refused.status_code == 403
+            socket = connect(
+                f"wss://edge.example:{port}/v1/ws",
+                host="127.0.0.1",
+                port=port,
+                ssl=trusted,
+                compression=None,
+                proxy=None,
+            )
+            async with socket as session, asyncio.timeout(PATIENCE_S):
+                await session.send(encode(Hello(SCHEMA_HASH, "test")))
+                heard: list[object] = []
+                while not any(isinstance(frame, Heartbeat) for frame in heard):
+                    heard += [decode(raw)[1] for raw in split(await session.recv(decode=False))]
+    finally:
+        await edge.stop()
