@@ -18,8 +18,16 @@ from functools import lru_cache
 from math import inf
 from random import Random
 
+from edge.access.rules import NOBODY
 from ledger.backoff import spread_ms
-from ledger.errors import CallerError, FrameError, SchemaMismatch, TailraceError, TooLarge
+from ledger.errors import (
+    CallerError,
+    FrameError,
+    SchemaMismatch,
+    TailraceError,
+    TooLarge,
+    Unauthorized,
+)
 from ledger.frame import (
     CLIENT,
     CLOSING,
@@ -284,6 +292,9 @@ class Session:
         if frame.caller is not None:
             self._refuse_request(corr, not_a_clients())
             return
+        if self.caller == NOBODY and (isinstance(frame, Open) or not frame.token):
+            self._refuse(corr, no_key(frame))
+            return
         credit = frame.credit if isinstance(frame, Open | Resume) else 0
         if credit > MAX_CREDIT_FRAMES:
             self._refuse_request(corr, _too_much_credit(f"{type(frame).__name__}.credit"))
@@ -498,6 +509,21 @@ def _too_many(limit: int) -> CallerError:
         status=429,
         retryable=True,
         hint="detach or finish one first, or open another connection",
+    )
+
+
+def no_key(request: Frame) -> Unauthorized:
+    """Return the refusal of a request that no origin would allow, as nothing speaks for it."""
+    if isinstance(request, Open):
+        message, hint = "an API key is needed to open a stream", ""
+    else:
+        message, hint = "an API key or a resume token is needed", "set `token`, or "
+    return Unauthorized(
+        message,
+        code="no_key",
+        field="Authorization",
+        hint=f"{hint}open the WebSocket with Authorization: Bearer KEY, or with the subprotocols"
+        " tailrace and tailrace-key.KEY",
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from edge.access.rules import NOBODY
 from edge.session import (
     LEAST_WINDOW_BYTES,
     LEFT_COUNTS_S,
@@ -198,6 +199,38 @@ def test_a_bad_payload_costs_its_own_stream_only(session: Session) -> None:
     ]
     assert errors(session) == [(1, "bad_frame", 400)]
     assert session.close is None
+
+
+NOTHING_SPEAKS = [OPEN, Resume(STREAM), Cancel(STREAM), Steer(STREAM, None, "x")]
+
+
+@pytest.mark.parametrize("request_frame", NOTHING_SPEAKS)
+def test_what_neither_a_key_nor_a_token_speaks_for_is_refused_here(request_frame: Frame) -> None:
+    session = Session(caller=NOBODY)
+    session.receive(HELLO)
+    assert session.receive(encode(request_frame, 1)) == []
+    assert errors(session) == [(1, "no_key", 401)]
+    assert session.close is None
+    assert session.receive(encode(request_frame, 1)) == [], "the corr is free"
+
+
+@pytest.mark.parametrize(
+    ("caller", "request_frame"),
+    [
+        (NOBODY, Resume(STREAM, token="v1.token")),
+        (NOBODY, Cancel(STREAM, token="v1.token")),
+        (NOBODY, Steer(STREAM, "v1.token", "x")),
+        *((Caller("acme", 0), request) for request in NOTHING_SPEAKS),
+        *((None, request) for request in NOTHING_SPEAKS),
+    ],
+)
+def test_what_a_key_or_a_token_speaks_for_is_the_origins_to_decide(
+    caller: Caller | None, request_frame: Frame
+) -> None:
+    session = Session(caller=caller)
+    session.receive(HELLO)
+    assert len(session.receive(encode(request_frame, 1))) == 1
+    assert errors(session) == []
 
 
 # ---- bounds ----

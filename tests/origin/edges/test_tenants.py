@@ -90,6 +90,18 @@ async def test_a_token_is_bound_to_the_tenant(house: House) -> None:
         await service.resume(Resume(stream, token=old, caller=NOBODY))
 
 
+async def test_a_token_says_the_same_beside_the_key_of_another_tenant_as_alone(
+    house: House,
+) -> None:
+    service = house.service
+    stream = (await service.open(REQUEST)).stream
+    token = service.keys.issue(stream, Right.READ, 10**12, tenant="acme")
+    for caller in (NOBODY, OTHER):
+        assert (await service.resume(Resume(stream, token=token, caller=caller))).stream == stream
+        with pytest.raises(Forbidden):  # OTHER's key has the right, for streams of its own
+            await service.cancel(Cancel(stream, token, caller=caller))
+
+
 async def test_idempotency_keys_of_tenants_do_not_meet(house: House) -> None:
     service = house.service
     keyed = replace(REQUEST, idempotency_key="k")
