@@ -106,12 +106,22 @@ class KeyRing:
         self._limits = dict(limits)
 
     def find(self, text: str, now: datetime) -> ApiKey:
-        """The key that `text` is; Unauthorized, with one text for all causes, if it is none."""
+        """Return the key that `text` is; raise Unauthorized if it is none.
+
+        One text for all causes, but for an expired key: whoever has all of it may know.
+        """
         found = _KEY.fullmatch(text)
         key = self._keys.get(found[1]) if found else None
         # An unknown key costs the same work as a known one: timing tells nothing.
         expected = _NO_DIGEST if key is None else key.sha256
         matches = hmac.compare_digest(digest_of(text), expected)
+        if key is not None and matches and key.state(now) == "expired":
+            raise Unauthorized(
+                f"the API key expired on {key.expires:%Y-%m-%d}",
+                code="bad_key",
+                field="Authorization",
+                hint="ask the operator for a new one (tailrace key add)",
+            )
         if key is None or not matches or key.state(now) != "active":
             raise Unauthorized(
                 "the API key is not valid",

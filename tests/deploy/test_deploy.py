@@ -159,7 +159,8 @@ def test_commands_settings_and_ports_are_those_of_the_code(
         assert not loaded.listens_on_loopback_alone
         assert not loaded.allow_public_without_keys
         assert "TAILRACE_EDGE_API_KEYS" in process.environment
-        listening = {parse_address(address)[1] for address in loaded.http}
+        addresses = [*loaded.http, *([loaded.metrics] if loaded.metrics else [])]
+        listening = {parse_address(address)[1] for address in addresses}
     else:
         flags = dict(zip(process.command, process.command[1:], strict=False))
         addresses = [loaded.link, flags.get("--metrics", loaded.link)]
@@ -192,10 +193,55 @@ def test_edges_find_the_origin_and_a_service_the_edges() -> None:
         assert {each["targetPort"] for each in service["ports"]} <= ports.keys()
     origin = manifest("Service", "tailrace-origin")["spec"]["ports"]
     assert [each["port"] for each in origin] == [8470]
-    policy = manifest("NetworkPolicy", "tailrace-origin")["spec"]
-    assert policy["podSelector"]["matchLabels"] == pod_labels("origin")
-    [rule] = policy["ingress"]
-    assert rule["from"] == [{"podSelector": {"matchLabels": pod_labels("edge")}}]
+
+
+def test_links_are_for_edges_and_metrics_for_prometheus() -> None:
+    monitoring = {"kubernetes.io/metadata.name": "monitoring"}
+    prometheus = [{"namespaceSelector": {"matchLabels": monitoring}}]
+    edges = [{"podSelector": {"matchLabels": pod_labels("edge")}}]
+    allowed = {
+        "edge": {"http": None, "metrics": prometheus},
+        "origin": {"link": edges, "metrics": prometheus},
+    }
+    for name, ports in allowed.items():
+        policy = manifest("NetworkPolicy", f"tailrace-{name}")["spec"]
+        assert policy["podSelector"]["matchLabels"] == pod_labels(name)
+        rules = {
+            port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]
+        }
+        assert rules == ports
+        assert set(rules) == {port["name"] for port in pod(name)["containers"][0]["ports"]}
+
+
+def test_prometheus_finds_the_pods_by_the_jobs_of_the_dashboard() -> None:
+    prometheus = DEPLOY / "prometheus"
+    here, there = (
+        yaml.safe_load((prometheus / name).read_text())
+        for name in ("prometheus.yaml", "kubernetes.yaml")
+    )
+    jobs = [job["job_name"] for job in there["scrape_configs"]]
+    assert jobs == [job["job_name"] for job in here["scrape_configs"]]
+    for job in there["scrape_configs"]:
+        name = job["job_name"].removeprefix("tailrace-")
+        keep, _ = job["relabel_configs"]
+        assert keep["source_labels"] == [
+            "__meta_kubernetes_pod_label_app",
+            "__meta_kubernetes_pod_container_port_name",
+        ]
+        assert keep["regex"] == f"{pod_labels(name)['app']};metrics"
+        [container] = pod(name)["containers"]
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        kind = "Deployment" if name == "edge" else "StatefulSet"
+        template = manifest(kind, f"tailrace-{name}")["spec"]["template"]
+        told = template["metadata"]["annotations"]
+        assert told == {
+            "prometheus.io/scrape": "true",
+            "prometheus.io/port": str(ports["metrics"]),
+        }
+
+
+def test_no_service_sets_variables_that_look_like_settings() -> None:
+    assert all(pod(name)["enableServiceLinks"] is False for name in ("edge", "origin"))
 
 
 def pod_labels(name: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ SQLite with it, and not the system's. Locks keep a second process away, by whate
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -40,6 +41,7 @@ from ledger.sqlite.disk.wal import Wal, leave
 from ledger.sqlite.room import ROW_BYTES
 from ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, Sizes, StreamRow
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 RECLAIM_BYTES = 128 * 1024
 """Bytes of segments that are taken away in one slice; one segment alone may have more."""
 
@@ -148,11 +150,10 @@ class SqliteFile:
             if not isinstance(error, apsw.Error | OSError):
                 raise
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise ConfigError(
-                f"{path}: {why}",
-                field="ledger.path",
-                hint="give the ledger a folder that can be written",
-            ) from error
+            hint = "give the ledger a folder that can be written"
+            if isinstance(error, apsw.FullError) or getattr(error, "errno", 0) in NO_SPACE:
+                hint = f"free some space on the disk of {path.parent}"
+            raise ConfigError(f"{path}: {why}", field="ledger.path", hint=hint) from error
 
     async def close(self) -> None:
         await self._wal.rest()

@@ -82,7 +82,8 @@ def test_a_bearer_token_that_is_no_key_is_for_the_origin() -> None:
         ("tr_", api_key()),
         ("tr_" + "é" * 40, api_key()),
         (KEY, api_key(revoked=NOW)),
-        (KEY, api_key(expires=NOW)),
+        (KEY[:-1] + ("A" if KEY[-1] != "A" else "B"), api_key(expires=NOW)),
+        (KEY, api_key(expires=NOW, revoked=NOW)),
         (KEY, api_key(sha256="0" * 64)),
     ],
 )
@@ -92,6 +93,13 @@ def test_any_other_key_is_refused_with_one_text(text: str, key: ApiKey) -> None:
         house.gate.admit(asked("/v1/generate", ("tailrace-key", text)))
     assert (refused.value.status, refused.value.code) == (401, "bad_key")
     assert text not in str(refused.value)
+
+
+def test_an_expired_key_is_told_the_date_to_whoever_has_all_of_it() -> None:
+    house = House(key=api_key(expires=NOW))
+    with pytest.raises(Unauthorized, match=f"the API key expired on {NOW:%Y-%m-%d}") as refused:
+        house.gate.admit(asked("/v1/generate", ("tailrace-key", KEY)))
+    assert (refused.value.status, refused.value.code) == (401, "bad_key")
 
 
 def test_a_key_is_good_until_it_expires() -> None:

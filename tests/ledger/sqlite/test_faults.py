@@ -237,6 +237,14 @@ async def until_it_fails(outside: Outside, ledger: SqliteLedger) -> LedgerFailed
     return errors[0]
 
 
+async def test_a_ledger_that_cannot_be_made_for_want_of_room_says_so(tmp_path: Path) -> None:
+    with faulty(Random(1)) as disk:
+        disk.room = 0
+        with pytest.raises(ConfigError, match="free some space on the disk of"):
+            async with opened(tmp_path, disk):
+                pass
+
+
 @pytest.mark.parametrize("room", [0, 1, 500, 4_095, 4_096, 30_000, 100_001, 200_000])
 async def test_on_a_full_disk_the_ledger_stops_and_loses_nothing(tmp_path: Path, room: int) -> None:
     outside = Outside()
