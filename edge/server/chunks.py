@@ -16,7 +16,7 @@ MAX_CHUNK_LINE_BYTES = 4096
 MAX_TRAILER_BYTES = 16 << 10
 """Maximum length of all trailer lines together."""
 
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _TRAILER = re.compile(rb"[\t\x20-\x7e\x80-\xff]*\r\n")
 
 

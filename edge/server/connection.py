@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Coroutine, Generator
+from functools import cache
 from types import coroutine
 from typing import Any, TypeVar, cast
 
 import structlog
 from hypercorn.utils import parse_socket_addr
 
+from edge.errors import error_response
+from edge.server.client_hello import AlpnCheck
 from edge.server.deadlines import Deadline
 from edge.server.http1 import Http1
 from edge.server.http2 import Http2
 from edge.server.input import MAX_HELD_BYTES, SLICE_BYTES
 from edge.server.outlet import NOBODY, UNSENT_BYTES, Speaker
 from edge.server.wire import Shared
+from ledger.errors import Overloaded
 
 Result = TypeVar("Result")
 
@@ -26,6 +30,8 @@ CLOSE_TIMEOUT_S = 10.0
 
 LINGER_S = 2.0
 """For a client that is still sending what has been refused."""
+
+NO_ROOM_RETRY_MS = 1_000
 
 log = structlog.get_logger("tailrace.edge")
 
@@ -40,6 +46,20 @@ def _begun(work: Coroutine[Any, Any, Result], waited_for: Any) -> Generator[Any,
         raise
     result: Result = yield from work
     return result
+
+
+@cache
+def _no_room() -> bytes:
+    """Return the answer of HTTP/1.1 to a connection too many, made once."""
+    error = Overloaded(
+        "there are as many connections as this edge takes, in all or from one address",
+        hint="use the connections that are open, or try again later",
+        retry_after_ms=NO_ROOM_RETRY_MS,
+    )
+    answer = error_response(error)
+    fields = [*answer.raw_headers, (b"connection", b"close")]
+    lines = b"".join(b"%b: %b\r\n" % field for field in fields)
+    return b"HTTP/1.1 503 \r\n%b\r\n%b" % (lines, bytes(answer.body))
 
 
 class Connection(asyncio.Protocol):
@@ -92,7 +112,9 @@ class Connection(asyncio.Protocol):
         self._address = peer[0] if isinstance(peer, tuple) else ""
         self._admitted = self._shared.limits.admit(self._address)
         if not self._admitted:
-            plain.abort()
+            if self._tls is None:
+                plain.write(_no_room())
+            plain.close()
             return
         if self._tls is None:
             self._begin(plain, "http/1.1")
@@ -109,9 +131,9 @@ class Connection(asyncio.Protocol):
             ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
         )
         # It takes the transport over before it first waits, and that must be before the first read.
-        self._handshake = loop.create_task(
-            self._shake_hands(plain, _begun(shaking, shaking.send(None)))
-        )
+        waited_for = shaking.send(None)
+        plain.set_protocol(AlpnCheck(plain))
+        self._handshake = loop.create_task(self._shake_hands(plain, _begun(shaking, waited_for)))
 
     async def _shake_hands(
         self, plain: asyncio.Transport, shaking: Awaitable[asyncio.Transport | None]

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any, cast
 
 import pytest
 
 from edge.server.connection import Connection
-from tests.edge.scripted_origin import ScriptedOrigin
+from edge.server.http1 import MAX_EMPTY_LINES
+from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.serving import Client, Served, serving
+from tests.edge.server.test_both_ways import Noting
 
 pytestmark = pytest.mark.anyio
 
@@ -203,7 +204,7 @@ async def test_a_client_that_leaves_in_the_middle_costs_nothing(served: Served) 
     await served.shared.connections.none.wait()
 
 
-async def test_connections_over_the_limit_are_closed_at_once() -> None:
+async def test_connections_over_the_limit_are_told_so_and_closed() -> None:
     async with (
         ScriptedOrigin(3).listening() as origin,
         serving(origin, max_connections=2) as served,
@@ -213,9 +214,149 @@ async def test_connections_over_the_limit_are_closed_at_once() -> None:
                 await client.send(GET)
                 await client.answer()
             async with Client.connected(served) as third:
-                with suppress(ConnectionResetError):
-                    assert await third.rest() == b""
+                answer = await third.answer()
+                assert (answer.status, answer.error) == (503, "overloaded")
+                assert answer.headers["retry-after"] == "1"
+                assert await third.rest() == b""
         await served.shared.connections.none.wait()
         async with Client.connected(served) as again:
             await again.send(GET)
             assert (await again.answer()).status == 200
+
+
+async def test_a_refusal_has_no_id_of_the_request_behind_it(served: Served) -> None:
+    folded = b"GET / HTTP/1.1\r\nHost: localhost\r\nA: b\r\n c\r\n\r\n"
+    behind = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: of-another\r\n\r\n"
+    async with Client.connected(served) as client:
+        await client.send(folded + behind)
+        answer = await client.answer()
+        assert answer.status == 400
+        assert answer.headers["x-request-id"] != "of-another"
+
+
+@pytest.mark.parametrize("version", ["0.9", "1.2", "1.9", "2.0", "3.0"])
+async def test_other_versions_of_http_are_not_served(served: Served, version: str) -> None:
+    async with Client.connected(served) as client:
+        await client.send(f"GET /healthz HTTP/{version}\r\nHost: localhost\r\n\r\n".encode())
+        answer = await client.answer()
+        assert (answer.status, answer.error) == (505, "http_error")
+        assert await client.rest() == b""
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost/healthz", "localhost", 200),
+        ("HTTP://localhost:80/healthz?a=b", "localhost", 200),
+        ("https://localhost/healthz", "elsewhere.example", 200),  # the target's host counts
+        ("http://localhost", "localhost", 200),
+        ("http://elsewhere.example/healthz", "localhost", 421),
+        ("http://user@localhost/healthz", "localhost", 404),
+        ("ftp://localhost/healthz", "localhost", 404),
+    ],
+)
+async def test_an_absolute_target_is_taken_as_the_path_of_its_host(
+    served: Served, target: str, host: str, status: int
+) -> None:
+    async with Client.connected(served) as client:
+        for _ in range(2):
+            await client.send(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            assert (await client.answer()).status == status
+
+
+async def test_an_absolute_target_takes_the_fast_way_too(served: Served) -> None:
+    head = f"GET http://localhost/v1/generate/{STREAM.hex()} HTTP/1.1\r\nHost: localhost\r\n"
+    async with Client.connected(served) as client:
+        await client.send(head.encode() + b"Accept: text/event-stream\r\n\r\n")
+        assert (await client.answer()).body.count(b"data: ") == 4
+
+
+CHUNKED = b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"2;a=\rb\r\n{}\r\n0\r\n\r\n",
+        b"2 \r\n{}\r\n0\r\n\r\n",
+        b"2\n{}\r\n0\r\n\r\n",
+        b"2\r\n{}\n0\r\n\r\n",
+        b"00000000000000002\r\n{}\r\n0\r\n\r\n",
+        b"+2\r\n{}\r\n0\r\n\r\n",
+        b"2\r\n{}}0\r\n\r\n",
+        b"2\r\n{}\r\n0\r\na: b\n\r\n",
+        b"\r\n",
+    ],
+)
+async def test_chunks_that_another_server_may_read_otherwise_are_refused(
+    served: Served, body: bytes
+) -> None:
+    async with Client.connected(served) as client:
+        await client.send(CHUNKED + body)
+        answer = await client.answer()
+        assert (answer.status, answer.error) == (400, "bad_request")
+        assert await client.rest() == b""
+
+
+async def test_what_is_behind_chunks_is_the_next_request(served: Served) -> None:
+    body = b'B;a="b"\r\n{"prompt": \r\n4;c=d\r\n"x"}\r\n000\r\na: b\r\n\r\n'
+    async with Client.connected(served) as client:
+        sent = CHUNKED + body + GET
+        for at in range(0, len(sent), 7):
+            await client.send(sent[at : at + 7])
+        assert (await client.answer()).error == "invalid_request"
+        assert (await client.answer()).body == b'{"ok":true}'
+        await client.send(sent)
+        assert (await client.answer()).error == "invalid_request"
+        assert (await client.answer()).body == b'{"ok":true}'
+
+
+@pytest.mark.parametrize("sent", [GET.replace(b"\r\n", b"\n"), GET.replace(b"\r\nH", b"\nH")])
+async def test_a_line_ends_with_cr_and_lf(served: Served, sent: bytes) -> None:
+    async with Client.connected(served) as client:
+        await client.send(sent)
+        assert (await client.answer()).error == "bad_request"
+
+
+async def test_empty_lines_do_not_keep_a_connection(hurried: Served) -> None:
+    async with Client.connected(hurried) as client:
+        await client.send(b"\r\n" * MAX_EMPTY_LINES + GET)
+        assert (await client.answer()).status == 200
+        await client.send(b"\r\n" * (MAX_EMPTY_LINES + 1))
+        assert (await client.answer()).error == "bad_request"
+    # One now and then, each before the time of a head is over: that time begins with the first.
+    async with Client.connected(hurried) as client:
+
+        async def trickle() -> None:
+            for _ in range(MAX_EMPTY_LINES):
+                await client.send(b"\r\n")
+                await asyncio.sleep(1.0)
+
+        trickling = asyncio.create_task(trickle())
+        began = asyncio.get_running_loop().time()
+        assert await client.rest() == b""
+        assert asyncio.get_running_loop().time() - began < MAX_EMPTY_LINES
+        trickling.cancel()
+        await asyncio.gather(trickling, return_exceptions=True)
+
+
+@pytest.mark.parametrize("view", ["text/event-stream", "application/vnd.tailrace.frames"])
+async def test_http_1_0_takes_the_fast_way_and_ends_with_its_connection(
+    served: Served, view: str
+) -> None:
+    noting = Noting(served)
+    body = b'{"model": "demo", "prompt": "Once"}'
+    fields = f"Accept: {view}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    object.__setattr__(served.shared, "routes", noting)
+    said = []
+    for line in (b"POST /v1/generate HTTP/1.0\r\n", b"POST /v1/generate HTTP/1.1\r\nHost: a\r\n"):
+        async with Client.connected(served) as client:
+            await client.send(line.replace(b"Host: a", b"Host: localhost") + fields)
+            answer = await client.answer("POST")
+            assert answer.ended
+            said.append(answer)
+    old, new = said
+    assert noting.served == 2
+    assert old.body.count(b"w") == new.body.count(b"w") > 0
+    assert old.headers["connection"] == "close"
+    assert "transfer-encoding" not in old.headers
