@@ -359,6 +359,12 @@ class Ledger(Protocol):
     async def size(self) -> LedgerSize:
         """What it takes now; quick enough to be asked every second."""
 
+    def shortage(self) -> str | None:
+        """Return why the place where it is stored has no room for new streams; None if it has.
+
+        Quick enough to be asked every second.
+        """
+
     async def unfinished(self) -> list[bytes]:
         """Generations without a StreamEnd whose producer's lease is gone, oldest first.
 

@@ -300,6 +300,10 @@ class PostgresLedger:
         [(size,)] = await self._pool.rows(sql.TABLE_BYTES)
         return LedgerSize(int(size or 0))
 
+    def shortage(self) -> str | None:
+        """Return None: the server's disk is the server's business."""
+        return None
+
     async def _used(self, stream: bytes) -> PostgresTail:
         """The resident stream, whose retention begins anew."""
         tail = self._residents.get(stream) or await self._residents.look_up(stream)

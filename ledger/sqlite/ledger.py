@@ -199,6 +199,8 @@ class SqliteLedger:
     async def append(self, batch: Sequence[Append] | Appends) -> list[Refusal]:
         refused: list[Refusal] = []
         step = Appends.of(batch)
+        if self._retention.holds:
+            await self._retention.until_disk_has_room()
         tails = list(map(self._residents.tails.get, step.streams))
         absent: dict[bytes, TailraceError] = {}
         if not all(tails) or not self._commits.ready:
@@ -286,8 +288,8 @@ class SqliteLedger:
                     absent[stream] = error
 
     def _tidy(self, group: Group, commit: Commit) -> None:
-        if size := self._log.tidy(group, commit):
-            self._retention.grew(size)
+        self._log.tidy(group, commit)
+        self._retention.committing()
 
     def _release(self, group: Group) -> bool:
         """Show a stored group to its readers; whether tails are left that should be stored."""
@@ -332,6 +334,9 @@ class SqliteLedger:
         return LedgerSize(
             sizes.used_bytes, sizes.free_bytes, sizes.wal_bytes, sizes.disk_free_bytes
         )
+
+    def shortage(self) -> str | None:
+        return self._retention.shortage()
 
     async def expire(self) -> int:
         async with self._sweeping:

@@ -124,17 +124,17 @@ class Log:
         commit.log = pack_batch(self._packed[1], group.indexes, group.frames, group.ids)
         self._rows.add(self._seq, len(commit.log))
 
-    def tidy(self, group: Group, commit: Commit) -> int:
-        """Put into `commit` what becomes a segment now; returns how many bytes of frames do."""
+    def tidy(self, group: Group, commit: Commit) -> None:
+        """Put into `commit` what becomes a segment now, and which rows of the log go."""
         self._note_aged(self._seq)
         # Some ripe tails, as far as they are accepted: the rest of them is in this group.
         due = -(-len(self._residents.ripe) // SEGMENT_COMMITS)
-        size = self._store(due, group, commit) if due else 0
+        if due:
+            self._store(due, group, commit)
         unstored = self._residents.unstored
         oldest = next(iter(unstored.values())).oldest_seq if unstored else self._seq + 1
         if (keep_from := self._rows.prune(oldest, all_=self.closes)) is not None:
             commit.keep_from = keep_from
-        return size
 
     def _note_aged(self, seq: int) -> None:
         ripe = self._residents.ripe
@@ -144,20 +144,17 @@ class Log:
                 return
             ripe[tail.sid] = tail
 
-    def _store(self, due: int, group: Group, commit: Commit) -> int:
-        """Make segments of the first `due` ripe tails; returns their bytes."""
-        now, size = self._now_ms(), 0
-        residents = self._residents
+    def _store(self, due: int, group: Group, commit: Commit) -> None:
+        """Make segments of the first `due` ripe tails."""
+        now, residents = self._now_ms(), self._residents
         for sid in list(islice(residents.ripe, due)):
             tail = residents.ripe.pop(sid)
             residents.unstored.pop(sid, None)
             if tail.accepted > tail.stored:
                 commit.segments += tail.segments()
                 group.segmented.append((tail, tail.accepted))
-                size += tail.unstored_bytes
             if tail.end_accepted:
                 commit.ended.append((now + tail.ttl_ms, sid))
-        return size
 
     def release(self, group: Group) -> None:
         """Show a stored group to its readers."""

@@ -38,7 +38,9 @@ KEPT_FREE_BYTES = MIB
 KEPT_FREE_SHARE = 1 / 8
 """or this share of the file, if that is more."""
 MEASURE_BYTES = MIB
-"""Segments stored between two looks at the size of the file."""
+"""Bytes written between two looks at the file and its disk."""
+FULL_LOOK_S = 0.5
+"""Between two looks at a full disk while producers are held back."""
 EARLY_STREAMS = 16
 """Streams removed early before the file is measured again."""
 FULL_RETRY_MS = 5_000
@@ -65,6 +67,8 @@ class RetentionSettings:
     """An ended stream that nobody touched for so long is compressed."""
     pause_s: float = 0.002
     """Between two commits of clean-up, so that producers have most of the time."""
+    full_disk_grace_s: float = 30.0
+    """For how long running generations are held back while the disk is full, before they end."""
 
 
 class Retention:
@@ -88,10 +92,15 @@ class Retention:
         self._making_room = asyncio.Lock()
         self._counting = asyncio.Lock()
         self._counted_s = -math.inf  # when objects were, by the clock of the event loop
-        self._room = Room(settings.max_ledger_bytes, settings.object_share)
+        self._room = Room(settings.max_ledger_bytes, settings.object_share, storage.name)
         self._shortages: dict[StreamKind, Shortage | None] = dict.fromkeys(StreamKind)
         self._wal_is_long = False
         self._grown = 0
+        self._look_at_bytes = MEASURE_BYTES
+        self.holds = False
+        """Whether running generations are held back, because the disk is full."""
+        self._holding = asyncio.Lock()
+        self._gave_up = False  # it has been full for the whole of the grace
 
     # ---- what there is room for ----
 
@@ -110,21 +119,26 @@ class Retention:
                 self._room.object_bytes = counted + unstored
                 self._counted_s = now_s
 
-    def grew(self, size: int) -> None:
-        """Segments or values of so many bytes have been stored."""
-        self._grown += size
-        if self._grown >= MEASURE_BYTES:
-            self._grown = 0
-            with suppress(TailraceError):  # no reason not to commit: the next look will tell
-                self._look()
+    def committing(self) -> None:
+        """A commit is being made: look at the disk if much was written since the last look."""
+        if self._upkeep.written_bytes >= self._look_at_bytes:
+            self._look_unless_away()
 
     def objects_grew(self, size: int) -> None:
         """Objects have stored so much more: frames, values, streams."""
         self._room.object_bytes += size
-        self.grew(size)
+        self._grown += size
+        if self._grown >= MEASURE_BYTES:
+            self._grown = 0
+            self._look_unless_away()
+
+    def _look_unless_away(self) -> None:
+        with suppress(TailraceError):  # no reason not to commit: the next look will tell
+            self._look()
 
     def _look(self) -> None:
         sizes = self._room.sizes = self._upkeep.sizes()
+        self._look_at_bytes = self._upkeep.written_bytes + MEASURE_BYTES
         if self._wal_is_long is not (sizes.wal_bytes > LONG_WAL_BYTES):
             self._wal_is_long = not self._wal_is_long
             if self._wal_is_long:
@@ -136,9 +150,47 @@ class Retention:
         before, self._shortages[kind] = self._shortages[kind], shortage
         if before is None and shortage is not None:
             log.warning("ledger.short", kind=kind.name.lower(), what=shortage.what)
-        if self.is_spent(kind) is not (shortage is not None and shortage.spent):
+        held = shortage is not None and shortage.held
+        if kind is StreamKind.GENERATION:
+            self._gave_up = self._gave_up and held
+            self.holds = held and not self._gave_up
+            held = self._gave_up
+        if self.is_spent(kind) is not (held or (shortage is not None and shortage.spent)):
             self._residents.spent ^= {kind}
             self._residents.fit()
+
+    async def until_disk_has_room(self) -> None:
+        """Hold a producer of generations back while the disk is full, for the grace at most."""
+        async with self._holding:  # one looks at the disk for all that wait
+            if self.holds:
+                await self._wait_for_disk()
+
+    async def _wait_for_disk(self) -> None:
+        loop, grace_s = asyncio.get_running_loop(), self._settings.full_disk_grace_s
+        until_s = loop.time() + grace_s
+        log.warning("ledger.disk_full", path=self._storage.name, held_for_s=grace_s)
+        while await self._is_still_full():
+            if loop.time() >= until_s:
+                self._gave_up = True
+                self._look_unless_away()
+                log.error("ledger.disk_still_full", path=self._storage.name, held_for_s=grace_s)
+                return
+            await asyncio.sleep(FULL_LOOK_S)
+        log.info("ledger.disk_has_room", path=self._storage.name)
+
+    async def _is_still_full(self) -> bool:
+        """Look again. What can be moved from the WAL into the file makes room in the WAL."""
+        sizes = self._room.sizes
+        if sizes is not None and sizes.unmoved_bytes <= sizes.disk_free_bytes:
+            await self._upkeep.settle(cut=False)
+        self._look_unless_away()
+        return self.holds
+
+    def shortage(self) -> str | None:
+        """Look why there is no room for new generations that removing others could not make."""
+        self._look_unless_away()
+        shortage = self._shortages[StreamKind.GENERATION]
+        return None if shortage is None or shortage.own else f"{shortage.what}: {shortage.hint}"
 
     def has_room(self, kind: StreamKind) -> bool:
         """Whether there was room for new streams of that kind when it was looked last."""

@@ -25,7 +25,12 @@ LOW_SHARE = 0.9
 DISK_RESERVE_BYTES = 64 * MIB
 """Free bytes, on the disk and in the file, below which there is no room for new streams,"""
 DISK_RESERVE_SHARE = 1 / 32
-"""or this share of the disk, if that is less. Below half of it running streams can only end."""
+"""or this share of the disk, if that is less. Below half of it running streams write only as much
+as the WAL has space reserved for."""
+WAL_MARGIN_BYTES = 6 * MIB
+"""Bytes of that space that are kept for the ends of streams: running ones are held back before.
+A commit may have 4 MiB, and between two looks at the disk 1 MiB may be written. On a small disk
+it is what is kept free of the disk, if that is less."""
 LONG_WAL_BYTES = 256 * MIB
 """A WAL that is longer is told of: a reader keeps it from beginning anew."""
 MAX_WAL_BYTES = 1024 * MIB
@@ -38,22 +43,25 @@ ROW_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What there is no room for new streams of a kind for.
+    """Why there is no room for new streams of a kind.
 
-    `own`: for what the kind itself holds, so that removing some of that ends it. `spent`:
-    running streams can only end.
+    `own`: because of what the kind itself holds, so that removing some of that ends it. `spent`:
+    running streams can only end. `held`: running streams must wait for room on the disk.
     """
 
     what: str
     hint: str
     own: bool = False
     spent: bool = False
+    held: bool = False
 
 
 class Room:
     """Judges by what was looked at last."""
 
-    def __init__(self, max_ledger_bytes: int | None, object_share: float) -> None:
+    def __init__(self, max_ledger_bytes: int | None, object_share: float, place: str) -> None:
+        """`place` is the ledger's file, as errors name it."""
+        self._place = place
         self._max_ledger_bytes = max_ledger_bytes
         self._object_share = object_share
         self.sizes: Sizes | None = None
@@ -113,11 +121,14 @@ class Room:
     def _foreign(self, sizes: Sizes) -> Shortage | None:
         left = sizes.disk_free_bytes + sizes.free_bytes - sizes.unmoved_bytes
         reserve = min(DISK_RESERVE_BYTES, int(sizes.disk_bytes * DISK_RESERVE_SHARE))
-        if sizes.disk_bytes and left < reserve:
+        margin = min(WAL_MARGIN_BYTES, reserve)
+        wal_room = sizes.wal_room_bytes
+        wal_ends = sizes.disk_free_bytes + wal_room < margin
+        if sizes.disk_bytes and (left < reserve or wal_ends):
             return Shortage(
                 f"the ledger's disk has {max(0, left)} bytes left, {reserve} are kept free",
-                "make room on the disk: the ledger is not what fills it",
-                spent=left < reserve // 2,
+                f"free space on the disk of {self._place}",
+                held=wal_ends or (left < reserve // 2 and wal_room < margin),
             )
         if sizes.wal_bytes > MAX_WAL_BYTES:
             return Shortage(

@@ -182,6 +182,7 @@ class Sizes(NamedTuple):
     disk_bytes: int  # the whole disk where the file lies
     disk_free_bytes: int  # what else is free there
     garbage: bool
+    wal_room_bytes: int = 0  # what the WAL can take within the space that is reserved for it
 
     @property
     def used_bytes(self) -> int:
@@ -198,7 +199,11 @@ class Upkeep(Protocol):
         """`LedgerFailed` where what is written would be found by nobody."""
 
     def sizes(self) -> Sizes:
-        """Some ten microseconds."""
+        """Measure; it takes some ten microseconds. `LedgerAway` where that fails."""
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that commits have written so far, about. It never goes back."""
 
     async def object_bytes(self) -> int:
         """What the streams and values of objects take of the file: estimated, all of them read."""

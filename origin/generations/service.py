@@ -380,7 +380,8 @@ class Service:
         return True
 
     def heartbeat(self) -> Heartbeat:
-        reasons, models = (*self.runs.models.reasons, *self._silence()), self.runs.models
+        models = self.runs.models
+        reasons = (*models.reasons, *self._silence(), *filter(None, [self.ledger.shortage()]))
         return Heartbeat(
             clock_ms=self.now_ms(),
             ready=not reasons,

@@ -9,7 +9,6 @@ SQLite with it, and not the system's. Locks keep a second process away, by whate
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,14 +33,13 @@ from ledger.sqlite.disk.checksum import (
     restated,
     stream_crc,
 )
-from ledger.sqlite.disk.opening import HighWater, OpenFiles, lock
+from ledger.sqlite.disk.opening import HighWater, OpenFiles, is_full, lock
 from ledger.sqlite.disk.schema import Lookups, connect_reader, connect_writer
 from ledger.sqlite.disk.sync import SyncOf, WorkThread, sync_of
 from ledger.sqlite.disk.wal import Wal, leave
 from ledger.sqlite.room import ROW_BYTES
 from ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, Sizes, StreamRow
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 RECLAIM_BYTES = 128 * 1024
 """Bytes of segments that are taken away in one slice; one segment alone may have more."""
 
@@ -151,7 +149,7 @@ class SqliteFile:
                 raise
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             hint = "give the ledger a folder that can be written"
-            if isinstance(error, apsw.FullError) or getattr(error, "errno", 0) in NO_SPACE:
+            if is_full(error):
                 hint = f"free some space on the disk of {path.parent}"
             raise ConfigError(f"{path}: {why}", field="ledger.path", hint=hint) from error
 
@@ -437,7 +435,12 @@ class SqliteUpkeep:
             disk_bytes=disk.f_blocks * disk.f_frsize,
             disk_free_bytes=disk.f_bavail * disk.f_frsize,
             garbage=self._damage is None and self._lookups.number(_HAS_GARBAGE) > 0,
+            wal_room_bytes=self._wal.room_bytes,
         )
+
+    @property
+    def written_bytes(self) -> int:
+        return self._wal.written_bytes
 
     async def object_bytes(self) -> int:
         kind = int(StreamKind.OBJECT)

@@ -9,6 +9,7 @@ When the power fails either may be ahead of the other; that the system has boote
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -28,6 +29,7 @@ BUSY_TIMEOUT_MS = 5_000
 """For how long a connection waits for the locks of others."""
 DESCRIPTORS = Path("/dev/fd")
 """The descriptors of the process that looks, on Linux and macOS."""
+SQLITE_FULL = 13
 WAL_HEADER_BYTES = 32
 _SALTS = slice(16, 24)
 """In the header of a WAL, big-endian; the first grows by one whenever it begins anew."""
@@ -49,6 +51,12 @@ def existing(path: Path) -> Path:
             hint="name the file with --path, or the folder of the origin with --data",
         )
     return path
+
+
+def is_full(error: Exception) -> bool:
+    """Return True if a write failed because the disk, or a quota, has no room for it."""
+    no_room = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return no_room or getattr(error, "result", None) == SQLITE_FULL
 
 
 def require_closed_here(path: Path) -> None:
@@ -285,8 +293,10 @@ class OpenFiles:
 
     def failed(self, error: Exception) -> LedgerFailed:
         """What nothing is written after."""
+        cure = f"free space on the disk of {self._path.parent}"
         self.failure = LedgerFailed(
-            f"{self._path}: {error}", hint="see to the disk, then start the origin again"
+            f"{self._path}: {error}",
+            hint=f"{cure if is_full(error) else 'see to the disk'}, then start the origin again",
         )
         return self.failure
 

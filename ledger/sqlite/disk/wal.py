@@ -28,7 +28,8 @@ PATIENT_WAL_PAGES = 3 * CHECKPOINT_PAGES
 MAX_CHECKPOINT_PASSES = 5
 """Passes in the background, each of which has less to move than the one before."""
 WAL_FRAME_HEADER_BYTES = 24
-WAL_BYTES = CHECKPOINT_PAGES * (4_096 + WAL_FRAME_HEADER_BYTES)
+WAL_PAGE_BYTES = 4_096 + WAL_FRAME_HEADER_BYTES
+WAL_BYTES = CHECKPOINT_PAGES * WAL_PAGE_BYTES
 """The usual size of the WAL."""
 CUT_ABOVE_BYTES = 32 * 1024 * 1024
 """A WAL file up to it is written over again, which is cheaper than to let it grow anew."""
@@ -60,6 +61,9 @@ class Wal:
     ) -> None:
         self.path = Path(writer.filename_wal)  # there as long as a connection is
         self.pages = 0
+        self.written_bytes = 0
+        """Bytes that commits have written to it since it was opened."""
+        self._moved = 0  # pages of it that are in the database
         self.filled = False
         """Whether it has its usual size, so that to sync it takes no longer than it must."""
         self.asks_writer = False
@@ -84,6 +88,18 @@ class Wal:
     @property
     def size_bytes(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that it can take within the blocks that it has on the disk.
+
+        A WAL that has been moved as a whole begins anew with the next commit.
+        """
+        with suppress(OSError):
+            blocks = self.path.stat().st_blocks * STAT_BLOCK_BYTES
+            used = 0 if self._moved >= self.pages else self.pages * WAL_PAGE_BYTES
+            return max(0, blocks - WAL_HEADER_BYTES - used)
+        return 0
 
     async def rest(self) -> None:
         """Wait for a checkpoint under way; cancelling who waits does not end it."""
@@ -128,9 +144,12 @@ class Wal:
     # ---- with the writer ----
 
     def _after_commit(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
-        if pages < self.pages:  # it has begun anew
+        new = pages - self.pages
+        if new < 0:  # it has begun anew
             self._checkpoint_at = CHECKPOINT_PAGES
+            self._moved, new = 0, pages
         self.pages = pages
+        self.written_bytes += new * WAL_PAGE_BYTES
         self._mark.reached(pages)
         return apsw.SQLITE_OK
 
@@ -152,8 +171,8 @@ class Wal:
         try:
             writer.set_busy_timeout(0)
             self._move(writer, mode)
-        except apsw.BusyError:
-            pass  # a reader needs the WAL
+        except (apsw.BusyError, apsw.FullError):
+            pass  # a reader needs the WAL, or the disk is full
         else:
             if mode == apsw.SQLITE_CHECKPOINT_TRUNCATE:
                 self._reserve()
@@ -203,6 +222,8 @@ class Wal:
                     break
         except apsw.BusyError:
             pass  # a reader holds on to an old page
+        except apsw.FullError:
+            pass  # all of it is still in the WAL, and is moved when the disk has room again
         except LedgerFailed:
             pass  # the next commit raises it
         finally:
@@ -226,10 +247,11 @@ class Wal:
         self._files.check()
         try:
             _, moved = connection.wal_checkpoint(mode=mode)
-        except apsw.BusyError:
+        except (apsw.BusyError, apsw.FullError):
             raise
         except apsw.Error as error:
             raise self._files.failed(error) from error
+        self._moved = moved
         return moved
 
 

@@ -179,6 +179,8 @@ class SimulatedDisk:
 class BoundlessDisk:
     """`ledger.sqlite.storage.Upkeep` where there is room for all, and nothing is packed."""
 
+    written_bytes = 0
+
     def check(self) -> None: ...
 
     def sizes(self) -> Sizes:

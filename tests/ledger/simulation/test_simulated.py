@@ -124,10 +124,9 @@ def forget_an_epoch_in_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
 def forget_a_segment_at_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Log._store
 
-    def store_all_but_one(log: Log, due: int, group: Group, commit: Commit) -> int:
-        size = store(log, due, group, commit)
+    def store_all_but_one(log: Log, due: int, group: Group, commit: Commit) -> None:
+        store(log, due, group, commit)
         del commit.segments[-1:]
-        return size
 
     monkeypatch.setattr(Log, "_store", store_all_but_one)
 

@@ -307,7 +307,7 @@ class FaultyFile(apsw.VFSFile):
                 super().xWrite(part, offset)
                 self._disk.wrote(self._medium, Write(offset, part))
         if fitting < len(data):
-            raise apsw.FullError("the disk is full")
+            raise apsw.exception_for(apsw.SQLITE_FULL)
 
     def xTruncate(self, newsize: int) -> None:  # noqa: N802
         with self._disk.lock:

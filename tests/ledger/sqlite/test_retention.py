@@ -248,12 +248,21 @@ async def test_a_full_ledger_removes_what_would_expire_first(tmp_path: Path) -> 
         assert ledger._retention._upkeep.sizes().used_bytes < 5 * MIB
 
 
+async def overfill(ledger: SqliteLedger, stream: bytes) -> int:
+    """Append until generations hold more than their share of a ledger of 2 MiB; says how many."""
+    count = 0
+    while (await ledger.size()).used_bytes <= 1.5 * MIB:
+        await extend(ledger, stream, long_records(20, ends=False), count)
+        count += 20
+    return count
+
+
 async def test_a_full_ledger_without_ended_streams_refuses_new_ones(tmp_path: Path) -> None:
     clock = Clock()
     settings = RetentionSettings(pause_s=0, max_ledger_bytes=2 * MIB)
     async with opened(tmp_path, clock, settings) as ledger:
         old = await store(ledger, 1, [])
-        await extend(ledger, old, long_records(2_000, ends=False))
+        count = await overfill(ledger, old)
         new = NewStream(stream_id(2), "{}", Durability.PROCESS, TTL_S)
         with pytest.raises(LedgerFull) as error:
             await ledger.create(new)
@@ -265,7 +274,7 @@ async def test_a_full_ledger_without_ended_streams_refuses_new_ones(tmp_path: Pa
             waits.add(error.value.retry_after_ms)
         assert len(waits) > 1
         assert None not in waits
-        await extend(ledger, old, [end(2_000)], 2_000)
+        await extend(ledger, old, [end(count)], count)
         await ledger.create(new)
         assert await is_gone(ledger, old)
 
@@ -275,7 +284,7 @@ async def test_an_open_that_is_repeated_is_answered_by_a_full_ledger(tmp_path: P
     async with opened(tmp_path, Clock(), settings) as ledger:
         first = NewStream(stream_id(1), "{}", Durability.PROCESS, TTL_S, "key", b"hash")
         await ledger.create(first)
-        await extend(ledger, first.stream, long_records(2_000, ends=False))
+        await overfill(ledger, first.stream)
         again = NewStream(stream_id(2), "{}", Durability.PROCESS, TTL_S, "key", b"hash")
         info, created = await ledger.create(again)
         assert (info.stream, created) == (first.stream, False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -13,14 +15,17 @@ from hypothesis import strategies as st
 from ledger.errors import LedgerFull
 from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record, StreamKind
+from ledger.sqlite import retention
 from ledger.sqlite.disk import wal as sqlite_wal
 from ledger.sqlite.disk.file import SqliteFile, SqliteUpkeep
 from ledger.sqlite.disk.sync import reserve
+from ledger.sqlite.disk.wal import WAL_BYTES
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.retention import RetentionSettings
 from ledger.sqlite.room import DISK_SHARE, HARD_SHARE, LOW_SHARE, MAX_WAL_BYTES, MIB, Room
 from ledger.sqlite.storage import Sizes
 from tests.ledger.sqlite.cold_material import TTL_S, Clock, extend, sentence, store, stream_id
+from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
 
 pytestmark = pytest.mark.anyio
 
@@ -34,10 +39,28 @@ class SharedDisk(SqliteUpkeep):
     def __init__(self, upkeep: SqliteUpkeep) -> None:
         self.__dict__.update(upkeep.__dict__)
         self.free_bytes = DISK_BYTES
+        self.wal_room_bytes = WAL_BYTES
+        self.looks = 0
+        self.looked = asyncio.Event()
 
     def sizes(self) -> Sizes:
-        sizes = super().sizes()
-        return sizes._replace(disk_bytes=DISK_BYTES, disk_free_bytes=self.free_bytes)
+        self.looks += 1
+        self.looked.set()
+        return (
+            super()
+            .sizes()
+            ._replace(
+                disk_bytes=DISK_BYTES,
+                disk_free_bytes=self.free_bytes,
+                wal_room_bytes=self.wal_room_bytes,
+            )
+        )
+
+    async def look_again(self, times: int) -> None:
+        """Wait until the ledger has looked at its disk so often."""
+        for _ in range(times):
+            self.looked.clear()
+            await self.looked.wait()
 
 
 @asynccontextmanager
@@ -46,8 +69,8 @@ async def opened(
 ) -> AsyncIterator[tuple[SqliteLedger, SharedDisk]]:
     file = await SqliteFile.open(folder / "ledger.db")
     file.upkeep = disk = SharedDisk(file.upkeep)
-    retention = RetentionSettings(pause_s=0, cold_after_s=10 * TTL_S, **settings)  # type: ignore[arg-type]
-    ledger = await SqliteLedger.recover(file, Clock(), retention=retention)
+    limits = RetentionSettings(pause_s=0, cold_after_s=10 * TTL_S, **settings)  # type: ignore[arg-type]
+    ledger = await SqliteLedger.recover(file, Clock(), retention=limits)
     try:
         yield ledger, disk
     finally:
@@ -99,16 +122,76 @@ async def test_a_disk_that_something_else_fills_costs_no_ended_stream(tmp_path: 
         for _ in range(3):
             assert await ledger.expire() == 0
         new = NewStream(stream_id(101), "{}", Durability.PROCESS, TTL_S)
-        with pytest.raises(LedgerFull, match="bytes left"):
-            await ledger.create(new)
-        [refused] = await ledger.append([Append(running, 1, 0, long(0))])
-        assert isinstance(refused.error, LedgerFull)
-        assert refused.error.retryable
+        for index in range(3):  # what is opened meanwhile is refused, and ends no other
+            with pytest.raises(LedgerFull, match="bytes left") as error:
+                await ledger.create(new)
+            assert str(tmp_path) in str(error.value.hint)
+            assert await ledger.append([Append(running, 1, index, long(index))]) == []
+        assert "bytes left" in str(ledger.shortage())
         assert await living(ledger, range(40)) == 40
-        disk.free_bytes = DISK_BYTES  # nobody has looked since: that is for who is refused
-        assert await ledger.append([Append(running, 1, n, long(n)) for n in range(3)]) == []
+        disk.free_bytes = DISK_BYTES
+        assert ledger.shortage() is None
         await ledger.create(new)
         assert await ledger.append([Append(running, 1, 3, end(3))]) == []
+
+
+async def test_where_the_wal_has_no_room_left_either_producers_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "FULL_LOOK_S", 0)
+    async with opened(tmp_path) as (ledger, disk):
+        running = await store(ledger, 1, [])
+        assert await ledger.append([Append(running, 1, 0, long(0))]) == []
+        disk.free_bytes, disk.wal_room_bytes = 0, MIB
+        assert ledger.shortage() is not None
+        waiting = asyncio.create_task(ledger.append([Append(running, 1, 1, long(1))]))
+        await disk.look_again(5)
+        new = NewStream(stream_id(2), "{}", Durability.PROCESS, TTL_S)
+        with pytest.raises(LedgerFull):
+            await ledger.create(new)
+        assert await ledger.read(running, 0, 9) == [long(0)]  # readers have what is there
+        assert not waiting.done()
+        disk.free_bytes = DISK_BYTES
+        assert await waiting == []
+        await ledger.create(new)
+        assert await ledger.read(running, 0, 9) == [long(0), long(1)]
+
+
+async def test_a_disk_that_stays_full_ends_streams_after_the_grace(tmp_path: Path) -> None:
+    async with opened(tmp_path, full_disk_grace_s=0) as (ledger, disk):
+        running = await store(ledger, 1, [])
+        disk.free_bytes, disk.wal_room_bytes = 0, MIB
+        assert ledger.shortage() is not None
+        before = disk.looks
+        [refused] = await ledger.append([Append(running, 1, 0, long(0))])
+        assert disk.looks > before + 1
+        assert isinstance(refused.error, LedgerFull)
+        assert refused.error.retryable
+        assert await ledger.append([Append(running, 1, 0, end(0))]) == []
+        disk.free_bytes = DISK_BYTES
+        other = await store(ledger, 2, [])
+        assert await ledger.append([Append(other, 1, 0, long(0))]) == []
+
+
+async def test_a_wal_that_cannot_be_moved_to_a_full_disk_is_moved_later(tmp_path: Path) -> None:
+    full = Disk(Random(0))
+    vfs = FaultyVfs("faulty", full)
+    path = tmp_path / "ledger.db"
+    ledger = await SqliteLedger.open(path, Clock(), vfs="faulty", wal_sync=full.wal_sync)
+    stream = await store(ledger, 1, [])
+    await extend(ledger, stream, [long(n) for n in range(2_000)])
+    await ledger._storage.upkeep.settle(cut=False)
+    await extend(ledger, stream, [long(n) for n in range(2_000, 2_500)], 2_000)
+    full.room = 0  # the WAL has begun anew: its file has room, the database's has not
+    await ledger._storage.upkeep.settle(cut=False)
+    assert ledger._storage.upkeep.sizes().unmoved_bytes > 0
+    await extend(ledger, stream, [long(n) for n in range(2_500, 2_600)], 2_500)
+    full.room = None
+    await ledger._storage.upkeep.settle(cut=False)
+    assert ledger._storage.upkeep.sizes().unmoved_bytes == 0
+    assert await ledger.read(stream, 0, 3_000) == [long(n) for n in range(2_600)]
+    await ledger.close()
+    vfs.unregister()
 
 
 async def test_a_disk_that_something_else_fills_costs_nothing_of_what_is_nearly_too_much(
@@ -240,7 +323,7 @@ amounts = st.integers(0, 400 * MIB)
 def test_nothing_is_removed_for_what_others_or_running_streams_hold(
     file: int, free: int, wal: int, unmoved: int, disk_free: int, objects: int
 ) -> None:
-    room = Room(None, 0.25)
+    room = Room(None, 0.25, "ledger.db")
     disk = file + wal + disk_free + 100 * MIB
     room.sizes = Sizes(file, min(file, free), wal, unmoved, disk, disk_free, False)
     room.object_bytes = objects
@@ -258,14 +341,14 @@ def test_nothing_is_removed_for_what_others_or_running_streams_hold(
 
 
 def test_what_only_the_wal_has_yet_will_take_its_room_on_the_disk() -> None:
-    room = Room(None, 0.25)
+    room = Room(None, 0.25, "ledger.db")
     for unmoved, is_short in ((0, False), (50 * MIB, True)):
         room.sizes = Sizes(MIB, 0, 60 * MIB, unmoved, 1 << 40, 100 * MIB, False)
         assert (room.shortage(GENERATION) is not None) is is_short
 
 
 def test_a_wal_that_does_not_end_is_no_reason_to_remove_anything() -> None:
-    room = Room(None, 0.25)
+    room = Room(None, 0.25, "ledger.db")
     room.sizes = Sizes(MIB, 0, MAX_WAL_BYTES + 1, 0, 1 << 40, 1 << 39, False)
     for kind in StreamKind:
         shortage = room.shortage(kind)
@@ -275,7 +358,7 @@ def test_a_wal_that_does_not_end_is_no_reason_to_remove_anything() -> None:
 
 
 def test_a_disk_that_does_not_say_how_large_it_is_sets_no_limit() -> None:
-    room = Room(None, 0.25)
+    room = Room(None, 0.25, "ledger.db")
     room.sizes = Sizes(400 * MIB, 0, MIB, MIB, 0, 0, False)
     room.object_bytes = 100 * MIB
     assert [room.shortage(kind) for kind in StreamKind] == [None, None]

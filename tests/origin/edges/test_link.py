@@ -51,6 +51,7 @@ from ledger.frame import (
 from ledger.interface import NewStream, ObjectKey, StreamKind
 from ledger.objects.object import ObjectRequest, ObjectResponse
 from ledger.rights import Right
+from ledger.sqlite.disk.file import SqliteFile
 from ledger.sqlite.disk.sync import SyncOf, sync_of
 from ledger.sqlite.ledger import SqliteLedger
 from origin.checkpoint.prompt import PromptReader
@@ -61,6 +62,7 @@ from origin.generations.service import LEDGER_SILENCE_S, MAX_STEER_CHARS, Servic
 from origin.workers import worker_frame
 from origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Step
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
+from tests.ledger.sqlite.test_room import DISK_BYTES, SharedDisk
 from tests.origin.stage import Slot, Stage
 from tests.origin.tiny_checkpoint import write_checkpoint
 
@@ -610,3 +612,22 @@ async def test_an_origin_whose_ledger_does_not_answer_is_not_ready(
     heartbeat = house.service.heartbeat()
     assert not heartbeat.ready
     assert heartbeat.reasons == ("the ledger does not answer",)
+
+
+async def test_the_origin_is_not_ready_for_new_streams_while_its_disk_is_full(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    file = await SqliteFile.open(tmp_path / "ledger.db")
+    file.upkeep = disk = SharedDisk(file.upkeep)
+    house = House(await SqliteLedger.recover(file, lambda: 1000), checkpoint)
+    await house.ready(house.slot)
+    assert house.service.heartbeat().ready
+    disk.free_bytes = 0
+    heartbeat = house.service.heartbeat()
+    assert not heartbeat.ready
+    [reason] = heartbeat.reasons
+    assert "bytes left" in reason
+    assert str(tmp_path) in reason
+    disk.free_bytes = DISK_BYTES
+    assert house.service.heartbeat().ready
+    await house.ledger.close()
