@@ -15,6 +15,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from edge.access.connections import RESERVED_FILES, ConnectionLimits
 from edge.access.head import Proxies
 from edge.access.rules import ANY_ORIGIN, Gate, HostRule, OriginRule, Rules, is_loopback
+from edge.origins.open_requests import OpenRequests
 from edge.quic.steer import MAX_PROCESSES, can_steer
 from edge.session import MAX_UNFINISHED
 from ledger.dial import Credentials, LinkAddress, LinkText, check_link, secret_bytes
@@ -58,6 +59,8 @@ Networks = Several[Annotated[str, AfterValidator(_checked_network)]]
 
 MANY_CONNECTIONS = 20_000
 MANY_PER_ADDRESS = 1_000
+MANY_STREAMS_PER_ADDRESS = 8_192
+MANY_STREAMS_PER_TENANT = 16_384
 
 
 class EdgeConfig(Settings):
@@ -154,6 +157,18 @@ class EdgeConfig(Settings):
     )
     max_streams_per_connection: int = Field(
         256, ge=1, le=65_536, description="open streams of one WebSocket; 429 beyond"
+    )
+    max_streams_per_address: int = Field(
+        MANY_STREAMS_PER_ADDRESS,
+        ge=1,
+        description="open streams and other requests of one address, or of one /64 of IPv6, over"
+        " all of its connections to one process; 429 beyond; those of loopback and of trusted"
+        " proxies do not count by address",
+    )
+    max_streams_per_tenant: int = Field(
+        MANY_STREAMS_PER_TENANT,
+        ge=1,
+        description="open streams and other requests of one tenant at one process; 429 beyond",
     )
     max_unfinished_per_connection: int = Field(
         MAX_UNFINISHED,
@@ -312,6 +327,16 @@ def access_rules(config: EdgeConfig, gate: Gate | None = None) -> Rules:
         hosts=HostRule(config.hosts, on=bool(config.hosts) or config.is_private),
         pages=OriginRule(config.allowed_origins),
         gate=gate or Gate(None, monotonic, lambda: datetime.now(UTC)),
+    )
+
+
+def open_requests(config: EdgeConfig) -> OpenRequests:
+    """Return the count of what clients have open at the origins, with its limits."""
+    proxies = config.proxies
+    return OpenRequests(
+        config.max_streams_per_address,
+        config.max_streams_per_tenant,
+        exempt=lambda address: is_loopback(address) or proxies.trusts(address),
     )
 
 

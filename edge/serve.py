@@ -25,7 +25,13 @@ from hypercorn.config import Config
 
 from edge.access.connections import RESERVED_FILES, raise_open_files
 from edge.app import create_app
-from edge.config import EdgeConfig, access_rules, connection_limits, too_few_files
+from edge.config import (
+    EdgeConfig,
+    access_rules,
+    connection_limits,
+    open_requests,
+    too_few_files,
+)
 from edge.origins.hints import Hints
 from edge.origins.link import Link
 from edge.processes import Processes
@@ -141,7 +147,12 @@ async def serve(
     turn = Turn() if counts is None else Turn(clock_s=perf_counter, wrote=counts.wrote)
     gate = open_gate(config)
     config.origin_credentials.connects()  # so that a file which is not there is an error now
-    link = Link(*config.origin_addresses, credentials=config.origin_credentials, turn=turn)
+    link = Link(
+        *config.origin_addresses,
+        credentials=config.origin_credentials,
+        turn=turn,
+        open_requests=open_requests(config),
+    )
     stop = Stop()
     server = server_config(config)
     server.alt_svc_headers = alt_svc(sockets.quic)

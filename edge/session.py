@@ -162,6 +162,7 @@ class OpenStream:
     """What the session knows of an open corr."""
 
     id: bytes | None = None  # of the stream that is read, once it is known
+    answered: bool = False
     next_index: int = 0  # of the frame that leaves for the client next
     waiting: deque[bytes] = field(default_factory=deque)  # frames for the client
     limit: int = 0  # the first index that the client has given no credit for
@@ -184,6 +185,8 @@ class Session:
     `caller` is who the client is, and said of all that it asks. A client that does not see details
     gets Heartbeats without the names of models and devices. `failed` is called with the code of
     each error that the client gets.
+    `left` gives the number of requests that the client has detached from and that no origin has
+    answered yet. They count as open.
     `spend` charges points of the flood budget, and is False where the client owes too many.
     """
 
@@ -191,11 +194,13 @@ class Session:
     unfinished: Unfinished = field(default_factory=lambda: Unfinished(inf, lambda: 0.0))
     caller: Caller | None = None
     sees_details: bool = True
+    left: Callable[[], int] = lambda: 0
     failed: Callable[[str], None] = lambda _code: None
     spend: Callable[[float], bool] = lambda _points: True
     close: Close | None = None
     _random: Random = field(default_factory=Random)
     _greeted: bool = False
+    _just_left: int = 0  # requests of this message that `left` does not count yet
     _streams: dict[int, OpenStream] = field(default_factory=dict)
     # What waits for the client: frames that credit bounds, of each stream by itself so that none
     # waits behind another, then what credit does not bound. The first stream is next.
@@ -211,6 +216,7 @@ class Session:
     def receive(self, message: bytes | str) -> list[bytes]:
         """One WebSocket message; gives the frames for the origin link."""
         forward: list[bytes] = []
+        self._just_left = 0
         if self.close is not None:
             return forward
         if isinstance(message, str):
@@ -286,7 +292,7 @@ class Session:
                 field="corr",
                 hint="a request takes a corr that is not 0 and has no open stream",
             )
-        if len(self._streams) >= self.max_streams:
+        if len(self._streams) + self.left() + self._just_left >= self.max_streams:
             self._refuse_request(corr, _too_many(self.max_streams))
             return
         if frame.caller is not None:
@@ -345,6 +351,7 @@ class Session:
         if stream is None:
             return
         self.unfinished.close(corr, stream.id)
+        self._just_left += not stream.answered
         # The client may use the corr again at once: nothing old may follow on it.
         self._turns.pop(corr, None)
         forward.append(encode(Detach(), corr))
@@ -373,6 +380,7 @@ class Session:
 
     def _follow(self, corr: int, stream: OpenStream, tag: int, raw: bytes) -> None:
         """Keep count of what this client has opened and what has ended."""
+        stream.answered = True
         if tag == Opened.tag:
             opened = decode(raw)[1]
             assert isinstance(opened, Opened)

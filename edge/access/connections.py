@@ -35,7 +35,7 @@ class ConnectionLimits:
 
     def admit(self, address: str) -> bool:
         """Count a connection in; False where there is no room, and it is to be closed at once."""
-        place = _place(address)
+        place = place_of(address)
         is_bounded = not self.exempt(address)
         if self.count >= self.most:
             return False
@@ -47,15 +47,15 @@ class ConnectionLimits:
 
     def release(self, address: str) -> None:
         """A connection that was admitted has ended."""
-        place = _place(address)
+        place = place_of(address)
         self.count -= 1
         self._by_place[place] -= 1
         if not self._by_place[place]:
             del self._by_place[place]
 
 
-def _place(address: str) -> str:
-    """What counts as one client."""
+def place_of(address: str) -> str:
+    """Return what counts as one client: the address, or its /64 of IPv6."""
     parsed = parsed_address(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         return str(ipaddress.IPv6Network((int(parsed), IPV6_SITE_BITS), strict=False))

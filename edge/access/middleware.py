@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edge.access.head import Head
 from edge.access.rules import Admission, Rules, preflight_headers
 from edge.errors import AI_SDK_PATH, OPENAI_PATHS, noted_response
+from edge.telemetry.exchange import current
 from ledger.frame import STREAM_PATH, Caller
 
 PREFIXES = ("/v1/generate", AI_SDK_PATH, STREAM_PATH, *OPENAI_PATHS)
@@ -59,6 +60,8 @@ class Access:
             await Response(None, 204, preflight_headers(headers))(scope, receive, send)
         else:
             scope[CALLER] = caller
+            if (exchange := current.get()) is not None:
+                exchange.address = head.address
             await self._app(_with(scope, head), receive, with_access)
 
 

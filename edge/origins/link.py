@@ -24,6 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from edge.origins.choice import PREFIX_CHARS, Wanted, choose
+from edge.origins.open_requests import OpenRequests
 from edge.origins.origin import Origin, now
 from edge.origins.relay import RETRY_AFTER_MS, Route, Sink, route_of, spread, under
 from edge.origins.watchers import Watchers
@@ -39,6 +40,7 @@ from ledger.frame import (
     Body,
     BodyEnd,
     Call,
+    Caller,
     Cancel,
     Credit,
     Detach,
@@ -81,10 +83,12 @@ class Link:
         credentials: Credentials = NOTHING_SHOWN,
         backoff: Backoff | None = None,
         turn: Turn | None = None,
+        open_requests: OpenRequests | None = None,
     ) -> None:
         """`backoff` is how each origin is waited for that cannot be reached. Sinks may touch
         `turn` when they are delivered to: it is flushed when all of one read has been."""
         self._turn = turn or Turn()
+        self._open_requests = open_requests or OpenRequests()
         self.origins = [
             Origin(
                 LinkAddress(*address),
@@ -92,6 +96,7 @@ class Link:
                 credentials,
                 self._turn,
                 None if backoff is None else replace(backoff),
+                self._open_requests,
             )
             for address in addresses
         ]
@@ -136,9 +141,14 @@ class Link:
             _, request = LINK_CODEC.decode(raw)
             self.asked[kind_of(request)] += 1
             route = route_of(sink, raw, request, now())
+            # Sinks of tests and of embedders may not say where their client is.
+            tenant = "" if (caller := caller_of(request)) is None else caller.tenant
+            route.owner = self._open_requests.owner(getattr(sink, "address", ""), tenant)
             route.wanted = wanted_by(request) if only is None else Wanted(only=only)
             chosen = self._chosen(route) or self.origins[0]  # who waits there
-            if chosen.usable and chosen.relay.is_full:
+            if (refusal := self._open_requests.refusal(route.owner)) is not None:
+                pass
+            elif chosen.usable and chosen.relay.is_full:
                 refusal = self._overloaded("too many streams are open at the origin")
             elif chosen.unsent_bytes > MAX_LINK_BUFFER_BYTES:
                 refusal = self._overloaded("the link to the origin is full")
@@ -160,6 +170,10 @@ class Link:
         for origin in self.origins:
             origin.relay.forget(sink)
         self._flush()
+
+    def left_by(self, sink: Sink) -> int:
+        """Return how many requests a client has detached from that have no answer yet."""
+        return sum(origin.relay.left_by(sink) for origin in self.origins)
 
     @property
     def route_count(self) -> int:
@@ -294,6 +308,14 @@ def kind_of(request: Frame) -> str:
     return type(request).__name__.lower()
 
 
+def caller_of(request: Frame) -> Caller | None:
+    """Return the client that a request is made for, as far as the edge knows it."""
+    match request:
+        case Open() | Resume() | Cancel() | Steer() | Call():
+            return request.caller
+    return None
+
+
 def wanted_by(request: Frame) -> Wanted:
     """What `choice` needs to know of a request."""
     match request:
@@ -349,6 +371,7 @@ class Reader:
         self._only = only
         exchange = current.get()
         self.protocol = "other" if exchange is None else exchange.protocol
+        self.address = "" if exchange is None else exchange.address
         self._queue: list[bytes] = []
         self._filled = asyncio.Event()
         self._window = Window(0, 0)

@@ -14,6 +14,7 @@ from typing import cast
 import structlog
 
 from edge.origins.choice import Breaker, Candidate, State
+from edge.origins.open_requests import OpenRequests
 from edge.origins.relay import LinkState, Relay
 from edge.server.outlet import Turn
 from ledger.backoff import Backoff
@@ -96,8 +97,9 @@ class Origin:
         credentials: Credentials,
         turn: Turn,
         backoff: Backoff | None = None,
+        open_requests: OpenRequests | None = None,
     ) -> None:
-        self.relay = Relay(secret=credentials.secret)
+        self.relay = Relay(secret=credentials.secret, open_requests=open_requests)
         self.turn = turn
         self._credentials = credentials
         self.breaker = Breaker()

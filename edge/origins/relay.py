@@ -11,7 +11,7 @@ pause. Of a request that has been answered nothing is kept but what that takes.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from random import Random
 from typing import Protocol
 
 from edge.origins.choice import ANYBODY, Wanted
+from edge.origins.open_requests import UNCOUNTED, OpenRequests, Owner
 from ledger.backoff import spread_ms
 from ledger.errors import FrameError, OriginUnreachable, SchemaMismatch, TailraceError, Unauthorized
 from ledger.frame import (
@@ -95,19 +96,6 @@ class Sink(Protocol):
         a frame, is for who needs it."""
 
 
-class _Nobody:
-    """The sink of a request whose client has left before the answer."""
-
-    def deliver(self, raw: bytes) -> None:
-        pass
-
-    def deliver_run(self, run: list[bytes], corr: bytes) -> None:
-        pass
-
-
-NOBODY = _Nobody()
-
-
 def under(run: list[bytes], corr: bytes) -> list[bytes]:
     """Copies of raw frames under another corr: as `with_corr`, in a third of its time."""
     return [raw[:CORR_OFFSET] + corr + raw[PREFIX_BYTES:] for raw in run]
@@ -136,6 +124,7 @@ class Route:
     follow: bool = True
     token: str | None = None  # the latest; None once it has lost its worth
     caller: Caller | None = None
+    owner: Owner = UNCOUNTED
     link_corr: int = 0
     sent: bool = False  # the request has been on a link
     asked: bool = False  # it, or what continues it, has been sent on this link
@@ -159,13 +148,20 @@ class Relay:
     """Give it what happens; sinks get what is theirs at once, then take `frames_to_send`."""
 
     def __init__(
-        self, last_corr: int = 0, random: Random | None = None, secret: bytes | None = None
+        self,
+        last_corr: int = 0,
+        random: Random | None = None,
+        secret: bytes | None = None,
+        open_requests: OpenRequests | None = None,
     ) -> None:
+        """`open_requests` counts what this relay has under way, beside those of others."""
         self.state = LinkState.DOWN
         self._secret = secret
         self._handshake = Handshake(Side.EDGE, secret)
         self._is_greeted = False
         self.heartbeat: Heartbeat | None = None
+        self._open_requests = open_requests or OpenRequests()
+        self._left: Counter[Sink] = Counter()  # requests that their client has left, by client
         self._routes: dict[int, Route] = {}
         self._by_client: dict[Sink, dict[int, Route]] = {}
         self._to_renew: deque[Route] = deque()  # those that wait for the answers of others
@@ -274,7 +270,7 @@ class Relay:
                     is_up = self.state is LinkState.UP
                 continue  # or detached while the frame was on its way
             if tag in LOGGED:
-                if route.renewed and self._repeats(route, raw):
+                if (route.renewed or route.left) and self._repeats(route, raw):
                     continue
                 route.next += 1
                 passed += 1
@@ -292,7 +288,9 @@ class Relay:
         self.frames += passed
 
     def _repeats(self, route: Route, raw: bytes) -> bool:
-        """Whether a frame had passed before the stream was asked for again."""
+        """Return True for a frame that passed before the renewal, or that nobody waits for."""
+        if route.left:
+            return True
         if index_of(raw) < route.next:
             self.repeated += 1
             return True
@@ -444,10 +442,15 @@ class Relay:
         """Ask this origin for a request: a new one, or one that another origin had."""
         route.link_corr = self._free_corr()
         self._routes[route.link_corr] = route
+        self._open_requests.add(route.owner)
         self._by_client.setdefault(route.sink, {})[route.client_corr] = route
         self.held_bytes += len(route.request)
         if self.state is LinkState.UP:
             self._ask(route)
+
+    def left_by(self, sink: Sink) -> int:
+        """Return how many requests a client has detached from that the origin has not answered."""
+        return self._left[sink]
 
     def release(self, route: Route) -> None:
         """Let another origin have it. This one does not know it, or is asked no more."""
@@ -479,7 +482,8 @@ class Relay:
         if route.asked and route.stream is None and not is_call:
             self._forget_client(route)
             self._let_go(route)
-            route.sink, route.left = NOBODY, True
+            self._left[route.sink] += 1
+            route.left = True
             return
         if route.asked:
             self._to_send.append(encode(Detach(), route.link_corr))
@@ -552,8 +556,13 @@ class Relay:
 
     def _remove(self, route: Route) -> None:
         del self._routes[route.link_corr]
+        self._open_requests.remove(route.owner)
         if not route.left:
             self._forget_client(route)
+        else:
+            self._left[route.sink] -= 1
+            if not self._left[route.sink]:
+                del self._left[route.sink]
         if route.link_corr in self._renewing:
             self._renewing.discard(route.link_corr)
             self._renew_some()
@@ -571,6 +580,8 @@ class Relay:
 
     def _fail(self, route: Route, error: TailraceError) -> None:
         self._drop(route)
+        if route.left:
+            return
         route.sink.deliver(encode(error_frame(error), route.client_corr))
 
 

@@ -207,6 +207,7 @@ class StreamRoutes:
         if wanted is None:
             return None
         exchange = self._exchange(admitted)
+        exchange.address = admission.head.address
         access = [*fields_of(admission.headers), *exchange.headers]
         reader = StreamReader(
             self.link,

@@ -89,6 +89,11 @@ class StreamReader:
         return self._exchange.protocol
 
     @property
+    def address(self) -> str:
+        """The client's address."""
+        return self._exchange.address
+
+    @property
     def is_stalled(self) -> bool:
         """The client has no room for what has come."""
         return self._held_s is not None

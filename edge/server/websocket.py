@@ -81,6 +81,7 @@ class WebSocket:
         path = SESSION_PATH.decode()
         self._exchange = Exchange(shared.counts, self.protocol, "GET", path, asked.headers)
         self._exchange.answered(101)
+        self._exchange.address = admission.head.address
         self._held_s: float | None = None  # since when frames wait for room, if any do
         self._done = partial(shared.rules.done, admission)
         self._wire = wire
@@ -91,6 +92,7 @@ class WebSocket:
             config.max_streams_per_connection,
             Unfinished(config.max_unfinished_per_connection, shared.deadlines.clock_s),
             caller=admission.caller,
+            left=partial(shared.link.left_by, self),
             sees_details=sees_details(admission.head, "1.1", admission.caller, config),
             failed=self._exchange.failed,
             spend=self._flood.spend,
@@ -116,6 +118,11 @@ class WebSocket:
         wire.write(b"HTTP/1.1 101 \r\n%b\r\n" % lines)
         self._link.watch(self)
         self._turn.touch(self)
+
+    @property
+    def address(self) -> str:
+        """The client's address."""
+        return self._exchange.address
 
     @property
     def is_stalled(self) -> bool:

@@ -123,7 +123,7 @@ class Exchange:
     """Begun with a request's head, `ended` once."""
 
     __slots__ = (
-        *("_began_s", "_counts", "_over", "_span", "method", "protocol"),
+        *("_began_s", "_counts", "_over", "_span", "address", "method", "protocol"),
         *("request_id", "route", "status", "stream", "trace", "writes"),
     )
 
@@ -141,6 +141,7 @@ class Exchange:
         self._counts = counts
         self._over = False
         self.writes = 0  # of pieces of the body
+        self.address = ""  # of the client, once the rules have said who that is
         self.protocol = protocol
         self.method = method if method in METHODS else NOWHERE
         self.route = route

@@ -245,6 +245,16 @@ def test_streams_over_the_cap_are_refused_one_by_one() -> None:
     assert forwards(session, encode(OPEN, 3)) == [encode(OPEN, 3)]
 
 
+def test_requests_that_were_left_without_an_answer_count_too() -> None:
+    left = [2]
+    session = Session(max_streams=3, left=lambda: left[0])
+    session.receive(HELLO)
+    assert len(session.receive(encode(OPEN, 1) + encode(OPEN, 2))) == 1
+    assert errors(session) == [(2, "too_many_streams", 429)]
+    left[0] = 1
+    assert len(session.receive(encode(OPEN, 2))) == 1
+
+
 def test_what_was_opened_and_has_not_ended_counts_wherever_its_reader_is() -> None:
     clock = [0.0]
     session = Session(unfinished=Unfinished(3, lambda: clock[0]))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import h11
 
 from edge.app import create_app
-from edge.config import EdgeConfig, access_rules, connection_limits
+from edge.config import EdgeConfig, access_rules, connection_limits, open_requests
 from edge.origins.link import Link
 from edge.serve import server_config
 from edge.server.deadlines import Deadlines
@@ -39,8 +39,8 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     """The server of one edge, with a link to `origin` that is up."""
     counts = Counts()
     turn = Turn(clock_s=perf_counter, wrote=counts.wrote)
-    link = Link(("127.0.0.1", origin.port), turn=turn)
     config = EdgeConfig(http=("127.0.0.1:0",), **settings)
+    link = Link(("127.0.0.1", origin.port), turn=turn, open_requests=open_requests(config))
     sockets = Sockets.bound(config)
     rules = access_rules(config)
     app = create_app(link, config, rules)

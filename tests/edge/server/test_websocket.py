@@ -23,18 +23,22 @@ from edge.server import websocket
 from edge.session import MAX_MESSAGE_BYTES
 from ledger.frame import (
     SCHEMA_HASH,
+    Answer,
+    BodyEnd,
+    Cancel,
     Credit,
     Detach,
     Frame,
     Hello,
     Open,
     Opened,
+    Resume,
     StreamError,
     decode,
     encode,
     split,
 )
-from tests.edge.scripted_origin import ScriptedOrigin
+from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.serving import PATIENCE_S, Client, Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -80,11 +84,13 @@ class Peer:
 
     @classmethod
     @asynccontextmanager
-    async def connected(cls, served: Served, first: bytes = HELLO) -> AsyncIterator[Self]:
+    async def connected(
+        cls, served: Served, first: bytes = HELLO, **fields: str
+    ) -> AsyncIterator[Self]:
         async with Client.connected(served) as client:
             peer = cls(client)
             early = peer.protocol.send(BytesMessage(first)) if first else b""
-            await client.send(handshake() + early)
+            await client.send(handshake(**fields) + early)
             async with asyncio.timeout(PATIENCE_S):
                 head = await client.reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 101 ")
@@ -271,3 +277,59 @@ async def test_no_other_spelling_of_the_path_leads_to_a_session(served: Served) 
     async with Client.connected(served) as client:
         await client.send(handshake().replace(b"/v1/ws", b"/v1/%77s"))
         assert (await client.answer()).status == 426
+
+
+async def test_requests_count_until_the_origin_answers_although_the_client_detaches() -> None:
+    async with (
+        ScriptedOrigin(1).listening() as origin,
+        serving(origin, max_streams_per_connection=3) as served,
+        Peer.connected(served) as peer,
+    ):
+        origin.silent = True
+        asked = [encode(Cancel(STREAM), corr) + encode(Detach(), corr) for corr in range(1, 11)]
+        await peer.send(BytesMessage(b"".join(asked)))
+        refused = await until_errors(peer, 7)
+        assert {error.code for _, error in refused} == {"too_many_streams"}
+        assert [corr for corr, _ in refused] == list(range(4, 11))
+        await origin.has_received(3)
+        assert origin.received == [Cancel(STREAM)] * 3
+
+
+async def test_an_address_has_its_share_of_requests_over_all_of_its_connections() -> None:
+    behind = {"trusted_proxies": ["127.0.0.1"], "max_streams_per_address": 2}
+    one, other = "192.0.2.1", "192.0.2.2"
+    resume = encode(Resume(STREAM, credit=1), 1)
+    async with ScriptedOrigin(9).listening() as origin, serving(origin, **behind) as served:
+        async with (
+            Peer.connected(served, HELLO + resume, X_Forwarded_For=one) as first,
+            Peer.connected(served, HELLO + resume, X_Forwarded_For=one) as second,
+        ):
+            for peer in (first, second):
+                await opened(peer)
+            async with Peer.connected(served, HELLO + resume, X_Forwarded_For=one) as third:
+                [(corr, error)] = await until_errors(third, 1)
+                assert (corr, error.code, error.status) == (1, "too_many_streams", 429)
+            for path in (f"/v1/generate/{STREAM.hex()}", "/v1/stream/a"):
+                for address, status in ((one, 429), (other, 200)):
+                    async with Client.connected(served) as client:
+                        head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n"
+                        view = "Accept: text/event-stream\r\n"
+                        origin.answers = (Answer(200), BodyEnd())
+                        told = f"X-Forwarded-For: {address}\r\n\r\n"
+                        await client.send((head + view + told).encode())
+                        assert (await client.answer()).status == status, (path, address)
+        async with Peer.connected(served, HELLO + resume, X_Forwarded_For=one) as again:
+            await opened(again)
+
+
+async def until_errors(peer: Peer, count: int) -> list[tuple[int, StreamError]]:
+    """The next errors of streams, so many at least."""
+    found: list[tuple[int, StreamError]] = []
+    while len(found) < count:
+        found += [(c, f) for c, f in await peer.frames(1) if isinstance(f, StreamError)]
+    return found
+
+
+async def opened(peer: Peer) -> None:
+    while not any(isinstance(frame, Opened) for _, frame in await peer.frames(1)):
+        pass

@@ -1,0 +1,82 @@
+"""Counts the open requests of clients at the origins, by address and by tenant.
+
+A link to an origin carries a bounded number of requests, for all clients of an edge together. One
+client may have a share of them, however many connections it spreads its requests over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf
+from random import Random
+from typing import NamedTuple
+
+from edge.access.connections import place_of
+from ledger.backoff import spread_ms
+from ledger.errors import CallerError
+
+RETRY_MS = 1_000
+"""Minimum wait that a refused client is told; not all are told the same."""
+REMEMBERED_ADDRESSES = 4096
+
+_place_of = lru_cache(REMEMBERED_ADDRESSES)(place_of)
+
+
+class Owner(NamedTuple):
+    """The client of a request. An empty `address` or `tenant` is not counted."""
+
+    address: str = ""
+    tenant: str = ""
+
+
+UNCOUNTED = Owner()
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequests:
+    """The count of one edge process. Clients at `exempt` addresses are counted by tenant only."""
+
+    most_per_address: float = inf
+    most_per_tenant: float = inf
+    exempt: Callable[[str], bool] = lambda _: False
+    _by_address: Counter[str] = field(default_factory=Counter)
+    _by_tenant: Counter[str] = field(default_factory=Counter)
+    _random: Random = field(default_factory=Random)
+
+    def owner(self, address: str, tenant: str) -> Owner:
+        return Owner("" if not address or self.exempt(address) else _place_of(address), tenant)
+
+    def refusal(self, owner: Owner) -> CallerError | None:
+        """Return the error of one more request of `owner` if it has as many as it may have."""
+        if owner.address and self._by_address[owner.address] >= self.most_per_address:
+            return self._too_many(self.most_per_address, "address")
+        if owner.tenant and self._by_tenant[owner.tenant] >= self.most_per_tenant:
+            return self._too_many(self.most_per_tenant, "tenant")
+        return None
+
+    def add(self, owner: Owner) -> None:
+        self._count(owner, 1)
+
+    def remove(self, owner: Owner) -> None:
+        self._count(owner, -1)
+
+    def _count(self, owner: Owner, change: int) -> None:
+        for counts, key in ((self._by_address, owner.address), (self._by_tenant, owner.tenant)):
+            if key:
+                counts[key] += change
+                if not counts[key]:
+                    del counts[key]
+
+    def _too_many(self, most: float, of: str) -> CallerError:
+        return CallerError(
+            f"this {of} has {most:g} streams and other requests open on this edge",
+            code="too_many_streams",
+            status=429,
+            retryable=True,
+            hint="detach or finish some first; the limit is the operator's"
+            f" edge.max_streams_per_{of}",
+            retry_after_ms=spread_ms(RETRY_MS, self._random),
+        )
