@@ -23,13 +23,25 @@ from starlette.routing import Route
 from edge.access.middleware import caller_of
 from edge.body import SILENCE_S, Encoder, StreamedBody, stream_body
 from edge.errors import openai_error, openai_fields
-from edge.generate import Collected, asked_to_read, collect, stream_headers
+from edge.generate import (
+    MAX_DOCUMENT_BYTES,
+    Collected,
+    asked_to_read,
+    collect,
+    stream_headers,
+)
 from edge.openai.request import StreamOptions, compact, flag, read_body
 from edge.origins.link import Link, Reader, attended, link_of
 from edge.parameters import read_body as whole_body
 from edge.sse import short_token
 from edge.telemetry.exchange import note_error
-from ledger.errors import CallerError, OriginUnreachable, TailraceError, Unavailable
+from ledger.errors import (
+    CallerError,
+    OriginUnreachable,
+    TailraceError,
+    TooLarge,
+    Unavailable,
+)
 from ledger.frame import (
     CLOSING,
     LOGGED,
@@ -53,9 +65,11 @@ from ledger.frame import (
     tag_of,
     to_error,
 )
-from ledger.tasks import together
+from ledger.tasks import cancel, together
 
 DONE = b"data: [DONE]\n\n"
+PROMPTS_AT_A_TIME = 8
+"""Prompts of one request that have streams under way, so that it leaves room for others."""
 FINISH = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -63,6 +77,8 @@ FINISH = {
     FinishReason.TOOL_CALLS: "tool_calls",
 }
 """In the API's words; every other end is an error there."""
+CANCELLED = "cancelled"
+"""A word of ours, in the document of a stream that was cancelled and is read later."""
 
 
 def data_event(fields: object) -> bytes:
@@ -108,11 +124,14 @@ class AnswerShape(Protocol):
     whole: str
     """The `object` of a whole answer."""
 
-    def first(self, index: int) -> dict[str, Any] | None:
-        """What a choice begins with, if with anything."""
+    def first(self, index: int, *, calls: bool) -> dict[str, Any] | None:
+        """Return what a choice begins with, if with anything. `calls`: no text comes first."""
         return None
 
-    def text(self, index: int, text: str, scores: tuple[TokenScores, ...]) -> dict[str, Any]: ...
+    def text(
+        self, index: int, text: str, scores: tuple[TokenScores, ...], offset: int = 0
+    ) -> dict[str, Any]:
+        """`offset` is the number of characters of the scored tokens before these."""
 
     def reasoning(self, index: int, text: str) -> dict[str, Any] | None:
         return None
@@ -144,6 +163,7 @@ class ChunkEncoder(Encoder):
     error: TailraceError | None = None
     _head: dict[str, Any] = field(default_factory=dict)
     _prompt_tokens: int = 0
+    _scored_chars: int = 0
     _before: bytes = b""
     _behind: bytes = b""
 
@@ -166,7 +186,8 @@ class ChunkEncoder(Encoder):
         if self.begun:
             return said
         self.begun = True
-        first = self.shape.first(self.choice)
+        begins = next((tag for tag in map(tag_of, frames) if tag != Notice.tag), None)
+        first = self.shape.first(self.choice, calls=begins == ToolCall.tag)
         return (b"" if first is None else self._chunk([first])) + said
 
     def sign_of_life(self) -> bytes:
@@ -201,7 +222,8 @@ class ChunkEncoder(Encoder):
             case Token():
                 said = shape.text(choice, frame.text, ())
             case ScoredToken():
-                said = shape.text(choice, frame.text, frame.scores)
+                said = shape.text(choice, frame.text, frame.scores, self._scored_chars)
+                self._scored_chars += sum(len(text_of(each.chosen)) for each in frame.scores)
             case Revision() if frame.final:
                 # What may still change is not shown: nothing can be taken back here.
                 said = shape.text(choice, frame.text, ())
@@ -267,6 +289,11 @@ def chunk_head(shape: AnswerShape, opened: Opened) -> dict[str, Any]:
     }
 
 
+def text_of(score: Score) -> str:
+    """Return a token's text; the bytes of a character may be those of several tokens."""
+    return score.token.decode(errors="replace")
+
+
 def scores_of(
     scores: Sequence[TokenScores], impossible: float | None = None
 ) -> list[dict[str, Any]]:
@@ -274,7 +301,7 @@ def scores_of(
 
     def told(score: Score) -> dict[str, Any]:
         return {
-            "token": score.token.decode(errors="replace"),
+            "token": text_of(score),
             "logprob": score.logprob if math.isfinite(score.logprob) else impossible,
             "bytes": list(score.token),
         }
@@ -370,24 +397,35 @@ class Choice:
     opened: Opened
 
 
+class _Broken(Exception):
+    """An answer that ended as an error; what there is of its stream can be read."""
+
+    def __init__(self, error: TailraceError, opened: Opened) -> None:
+        super().__init__(error)
+        self.error = error
+        self.opened = opened
+
+
 async def _start(dialect: Dialect, request: Request) -> Response:
     body = await whole_body(request)
     parsed, headers = read_body(dialect.body, body, dialect.example)
     opens = parsed.opens(request.headers.get("Idempotency-Key"), caller_of(request))
+    link = link_of(request)
+    if not parsed.stream:
+        return await attended(request.receive, _whole(dialect, link, opens, headers))
+    options = parsed.stream_options or StreamOptions()
     with ExitStack() as unless_handed_on:
-        work = _choices(link_of(request), opens, unless_handed_on)
-        choices = await attended(request.receive, work)
+        first = _choices(link, opens[0], unless_handed_on)
+        choices = await attended(request.receive, first)
         headers |= stream_headers(choices[0].opened)
-        if not parsed.stream:
-            return await attended(request.receive, _whole(dialect, choices, len(opens), headers))
-        options = parsed.stream_options or StreamOptions()
-        if len(choices) == 1:
+        if len(opens) == len(choices) == 1:
             encoder = dialect.encoder(options)
             encoder.opened(choices[0].opened)
             return stream_body(unless_handed_on, choices[0].reader, encoder, headers)
-        pieces = _merged(dialect, choices, len(opens), include_usage=bool(options.include_usage))
         headers["Content-Type"] = ChunkEncoder.media_type
-        return StreamedBody(unless_handed_on.pop_all().close, pieces, headers=headers)
+        opened = unless_handed_on.pop_all()
+        pieces = _merged(dialect, link, opens, choices, opened, bool(options.include_usage))
+        return StreamedBody(opened.close, pieces, headers=headers)
 
 
 async def _read(dialect: Dialect, request: Request) -> Response:
@@ -399,48 +437,87 @@ async def _read(dialect: Dialect, request: Request) -> Response:
     with ExitStack() as unless_handed_on:
         reader = unless_handed_on.enter_context(closing(Reader(link_of(request))))
         work = reader.open(replace(resume, follow=encoder is not None))
-        choice = Choice(reader, await attended(request.receive, work))
-        headers = stream_headers(choice.opened)
+        opened = await attended(request.receive, work)
+        headers = stream_headers(opened)
         if encoder is None:
-            return await attended(request.receive, _whole(dialect, [choice], 1, headers))
-        encoder.opened(choice.opened)
+            collected = await attended(request.receive, collect(reader))
+            end = collected.closing
+            if isinstance(end, StreamEnd) and end.finish_reason is not FinishReason.CANCELLED:
+                try:
+                    check_end(end)
+                except TailraceError as error:
+                    return _refusal(dialect, _Broken(error, opened), headers)
+            return _document(dialect, [(opened, collected)], 1, headers)
+        encoder.opened(opened)
         return stream_body(unless_handed_on, reader, encoder, headers)
 
 
-async def _choices(link: Link, opens: Sequence[Open], opened: ExitStack) -> list[Choice]:
-    """All streams of a request, in the order of its prompts; `opened` closes them."""
+async def _choices(link: Link, wanted: Open, opened: ExitStack) -> list[Choice]:
+    """All streams of one prompt; `opened` closes them."""
 
-    async def ask(wanted: Open | Resume) -> Choice:
+    async def ask(asked: Open | Resume) -> Choice:
         reader = opened.enter_context(closing(Reader(link)))
-        return Choice(reader, await reader.open(wanted))
+        return Choice(reader, await reader.open(asked))
 
-    choices: list[Choice] = []
-    for wanted in opens:
-        first = await ask(wanted)
-        choices.append(first)
-        for sibling in first.opened.siblings:
-            token = sibling.token or None
-            choices.append(await ask(Resume(sibling.stream, token=token, caller=wanted.caller)))
+    choices = [await ask(wanted)]
+    for sibling in choices[0].opened.siblings:
+        token = sibling.token or None
+        choices.append(await ask(Resume(sibling.stream, token=token, caller=wanted.caller)))
     return choices
 
 
+Answered = tuple[Opened, Collected]
+
+
 async def _whole(
-    dialect: Dialect, choices: Sequence[Choice], prompts: int, headers: Mapping[str, str]
+    dialect: Dialect, link: Link, opens: Sequence[Open], headers: Mapping[str, str]
 ) -> Response:
-    """The answer as one document, when all of it is there."""
+    """The answer as one document, when all of it is there; the first error ends it."""
+    turns, chars = asyncio.Semaphore(PROMPTS_AT_A_TIME), 0
+
+    async def answered(wanted: Open) -> list[Answered]:
+        nonlocal chars
+        async with turns:
+            with ExitStack() as opened:
+                choices = await _choices(link, wanted, opened)
+                try:
+                    collected = await together(*(collect(choice.reader) for choice in choices))
+                    for each in collected:
+                        if isinstance(each.closing, StreamEnd):
+                            check_end(each.closing)
+                        chars += len(each.text.text)
+                    if chars > MAX_DOCUMENT_BYTES:
+                        raise TooLarge(
+                            f"the answers have over {MAX_DOCUMENT_BYTES} bytes",
+                            hint="send fewer prompts, or set stream to true",
+                        )
+                except TailraceError as error:
+                    raise _Broken(error, choices[0].opened) from error
+        return [(choice.opened, each) for choice, each in zip(choices, collected, strict=True)]
+
     try:
-        collected = await together(*(collect(choice.reader) for choice in choices))
-        closings = (each.closing for each in collected)
-        ends = [check_end(each) for each in closings if isinstance(each, StreamEnd)]
-    except TailraceError as error:
-        refused = openai_error(error)
-        refused.headers.update(headers)  # what there is of it can be read
-        return refused
-    shape, head = dialect.shape, chunk_head(dialect.shape, choices[0].opened)
+        made = await together(*(answered(wanted) for wanted in opens))
+    except _Broken as broken:
+        return _refusal(dialect, broken, headers)
+    answers = [each for group in made for each in group]
+    return _document(dialect, answers, len(opens), {**headers, **stream_headers(answers[0][0])})
+
+
+def _refusal(dialect: Dialect, broken: _Broken, headers: Mapping[str, str]) -> Response:
+    refused = openai_error(broken.error, dialect.path)
+    refused.headers.update({**headers, **stream_headers(broken.opened)})
+    return refused
+
+
+def _document(
+    dialect: Dialect, answers: Sequence[Answered], prompts: int, headers: Mapping[str, str]
+) -> Response:
+    shape, head = dialect.shape, chunk_head(dialect.shape, answers[0][0])
+    ends = [each.closing for _, each in answers if isinstance(each.closing, StreamEnd)]
     document = head | {
         "object": shape.whole,
         "choices": [
-            shape.choice(index, each, _reason(each)) for index, each in enumerate(collected)
+            shape.choice(index, each, _reason(each)) for index, (_, each) in enumerate(answers)
         ],
         "usage": usage(ends, prompts),
     }
@@ -448,45 +525,79 @@ async def _whole(
 
 
 def _reason(collected: Collected) -> str | None:
-    """None for a stream that goes on."""
+    """Return why a stream ended, or None for one that goes on.
+
+    A cancelled one has no word of the API's: its text is all there, and ends where it was.
+    """
     end = collected.closing
-    return FINISH[end.finish_reason] if isinstance(end, StreamEnd) else None
+    return FINISH.get(end.finish_reason, CANCELLED) if isinstance(end, StreamEnd) else None
+
+
+async def _relay(
+    reader: Reader, encoder: ChunkEncoder, pieces: asyncio.Queue[bytes | None]
+) -> None:
+    """Put one stream's chunks into `pieces` until it ends; raises the error that ends it."""
+    frames: list[bytes] = []
+    while not frames or tag_of(frames[-1]) not in CLOSING:
+        frames = await reader.take(SILENCE_S)
+        await pieces.put(encoder.frames(frames) if frames else encoder.sign_of_life())
+        if encoder.error is not None:
+            raise encoder.error
 
 
 async def _merged(
-    dialect: Dialect, choices: Sequence[Choice], prompts: int, *, include_usage: bool
+    dialect: Dialect,
+    link: Link,
+    opens: Sequence[Open],
+    first: Sequence[Choice],
+    opened: ExitStack,
+    include_usage: bool,
 ) -> AsyncGenerator[bytes]:
-    """The chunks of several streams as they come, in one response, which all of them end."""
-    head = chunk_head(dialect.shape, choices[0].opened)
-    encoders = [
-        ChunkEncoder(dialect.shape, usage=include_usage, choice=nth, alone=False)
-        for nth in range(len(choices))
-    ]
-    taking: dict[asyncio.Task[list[bytes]], int] = {}
+    """The chunks of several streams as they come, in one response, which all of them end.
 
-    def take(nth: int) -> None:
-        taking[asyncio.create_task(choices[nth].reader.take(SILENCE_S))] = nth
+    `first` are the choices of the first prompt. A few prompts have streams under way; when those of
+    one have ended, the next prompt is sent. `opened` closes their readers.
+    """
+    head = chunk_head(dialect.shape, first[0].opened)
+    pieces: asyncio.Queue[bytes | None] = asyncio.Queue(1)  # None: all have ended
+    ends: dict[int, StreamEnd] = {}
+    prompts = iter(enumerate(opens))
 
-    for nth, choice in enumerate(choices):
-        encoders[nth].opened(choice.opened, head)
-        take(nth)
+    async def relay(index: int, choice: Choice) -> None:
+        encoder = ChunkEncoder(dialect.shape, usage=include_usage, choice=index, alone=False)
+        encoder.opened(choice.opened, head)
+        await _relay(choice.reader, encoder, pieces)
+        if encoder.end is not None:
+            ends[index] = encoder.end
+
+    async def relay_prompts() -> None:
+        for nth, wanted in prompts:  # which all of these tasks take from
+            choices = await _choices(link, wanted, opened) if nth else first
+            places = range(nth * len(first), (nth + 1) * len(first))
+            await together(*(relay(*each) for each in zip(places, choices, strict=True)))
+
+    async def relay_all() -> Exception | None:
+        failed = None
+        try:
+            await together(*(relay_prompts() for _ in opens[:PROMPTS_AT_A_TIME]))
+        except Exception as error:  # noqa: BLE001  (raised below, when what came before it is out)
+            failed = error
+        await pieces.put(None)
+        return failed
+
+    relaying = asyncio.create_task(relay_all())
     try:
-        while taking:
-            done, _ = await asyncio.wait(taking, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                nth = taking.pop(task)
-                encoder, frames = encoders[nth], task.result()
-                if not frames:
-                    yield encoder.sign_of_life()
-                else:
-                    yield encoder.frames(frames)
-                if encoder.error is not None:
-                    yield error_events(encoder.error)
-                    return
-                if not frames or tag_of(frames[-1]) not in CLOSING:
-                    take(nth)
-        ends = [encoder.end for encoder in encoders if encoder.end is not None]
-        yield encoders[0].ending(usage(ends, prompts) if include_usage else None)
+        while (piece := await pieces.get()) is not None:
+            yield piece
+        failed = await relaying
+        if isinstance(failed, TailraceError):
+            yield error_events(failed)
+        elif failed is not None:
+            raise failed
+        else:
+            in_order = [end for _, end in sorted(ends.items())]
+            last = ChunkEncoder(dialect.shape, usage=include_usage, alone=False)
+            last.opened(first[0].opened, head)
+            yield last.ending(usage(in_order, len(opens)) if include_usage else None)
     finally:
-        for task in taking:
-            task.cancel()
+        await cancel([relaying])

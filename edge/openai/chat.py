@@ -13,7 +13,7 @@ from pydantic import Field
 
 from edge.errors import CHAT_PATH, COMPLETIONS_PATH
 from edge.generate import Collected
-from edge.openai.answers import AnswerShape, Dialect, scores_of
+from edge.openai.answers import AnswerShape, Dialect, scores_of, text_of
 from edge.openai.messages import read_messages, read_tools
 from edge.openai.request import (
     ALL_THERE_IS,
@@ -26,7 +26,7 @@ from edge.openai.request import (
 from edge.request import Count
 from edge.sse import finite
 from ledger.errors import CallerError
-from ledger.frame import Caller, Open, OutputFormat, Score, TokenScores, ToolCall
+from ledger.frame import Caller, Open, OutputFormat, TokenScores, ToolCall
 
 EXAMPLE = '{"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}'
 
@@ -98,10 +98,12 @@ class ChatShape(AnswerShape):
     kind = "chat.completion.chunk"
     whole = "chat.completion"
 
-    def first(self, index: int) -> dict[str, Any] | None:
-        return _delta(index, {"role": "assistant", "content": ""})
+    def first(self, index: int, *, calls: bool) -> dict[str, Any] | None:
+        return _delta(index, {"role": "assistant", "content": None if calls else ""})
 
-    def text(self, index: int, text: str, scores: tuple[TokenScores, ...]) -> dict[str, Any]:
+    def text(
+        self, index: int, text: str, scores: tuple[TokenScores, ...], offset: int = 0
+    ) -> dict[str, Any]:
         return _delta(index, {"content": text}, _logprobs(scores))
 
     def reasoning(self, index: int, text: str) -> dict[str, Any] | None:
@@ -164,7 +166,8 @@ DEFAULT_MAX_TOKENS = 16
 """As in the reference."""
 MAX_LOGPROBS = 5
 """As there."""
-MAX_PROMPTS = 16
+MAX_PROMPTS = 2048
+"""As there."""
 
 
 class CompletionBody(StreamedSettings):
@@ -206,8 +209,10 @@ class CompletionShape(AnswerShape):
     prefix = "cmpl-"
     kind = whole = "text_completion"
 
-    def text(self, index: int, text: str, scores: tuple[TokenScores, ...]) -> dict[str, Any]:
-        return _choice(index, text, scores)
+    def text(
+        self, index: int, text: str, scores: tuple[TokenScores, ...], offset: int = 0
+    ) -> dict[str, Any]:
+        return _choice(index, text, scores, offset)
 
     def end(self, index: int, reason: str) -> dict[str, Any]:
         return _choice(index, "") | {"finish_reason": reason}
@@ -217,31 +222,32 @@ class CompletionShape(AnswerShape):
         return choice | {"finish_reason": reason}
 
 
-def _choice(index: int, text: str, scores: Sequence[TokenScores] = ()) -> dict[str, Any]:
+def _choice(
+    index: int, text: str, scores: Sequence[TokenScores] = (), offset: int = 0
+) -> dict[str, Any]:
     return {
         "index": index,
         "text": text,
-        "logprobs": _text_logprobs(scores) if scores else None,
+        "logprobs": _text_logprobs(scores, offset) if scores else None,
         "finish_reason": None,
     }
 
 
-def _text_logprobs(scores: Sequence[TokenScores]) -> dict[str, Any]:
-    """Of a chunk; `text_offset` counts from its own beginning."""
-    tokens = [_text(each.chosen) for each in scores]
+def _text_logprobs(scores: Sequence[TokenScores], offset: int) -> dict[str, Any]:
+    """Return the scores of a text that begins at `offset`, or of all of it.
+
+    A stream that is resumed counts from where it was resumed.
+    """
+    tokens = [text_of(each.chosen) for each in scores]
     return {
         "tokens": tokens,
         "token_logprobs": [finite(each.chosen.logprob) for each in scores],
         "top_logprobs": [
-            {_text(score): finite(score.logprob) for score in (each.chosen, *each.top)}
+            {text_of(score): finite(score.logprob) for score in (each.chosen, *each.top)}
             for each in scores
         ],
-        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=0)),
+        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)),
     }
-
-
-def _text(score: Score) -> str:
-    return score.token.decode(errors="replace")
 
 
 COMPLETIONS = Dialect(CompletionBody, TEXT_EXAMPLE, CompletionShape())

@@ -25,6 +25,7 @@ from ledger.frame import Caller, FormatKind, Open, OutputFormat
 IGNORED = "Tailrace-Ignored"
 """The header that names the parameters that had no effect."""
 MAX_NAMED_IGNORED = 20
+MIN_SEED = -(2**63)
 ALL_THERE_IS = 1 << 20
 """Tokens of an answer whose length the request leaves open: what the context has room for."""
 
@@ -62,7 +63,9 @@ def read_body(model: type[Body], body: bytes, example: str) -> tuple[Body, dict[
     What a client says is null counts as left out.
     """
     document = {
-        name: value for name, value in read_object(body, example).items() if value is not None
+        name: _ours(name, value)
+        for name, value in read_object(body, example).items()
+        if value is not None
     }
     for name, neutral in model.cannot.items():
         if document.get(name) not in (None, *neutral):
@@ -79,6 +82,15 @@ def read_body(model: type[Body], body: bytes, example: str) -> tuple[Body, dict[
         raise _refusal(error, model) from None
     named = [name for name in unknown if name.isascii() and name.isidentifier()]
     return parsed, {IGNORED: ", ".join(named[:MAX_NAMED_IGNORED])} if named else {}
+
+
+def _ours(name: str, value: object) -> object:
+    """Return a value as we write it, where other servers have another way to."""
+    if name == "top_k" and value == -1 and type(value) is int:  # off, in vLLM and SGLang
+        return 0
+    if name == "seed" and type(value) is int and MIN_SEED <= value < 0:  # 64 bits with a sign
+        return value + (1 << 64)
+    return value
 
 
 def open_of(settings: Settings, key: str | None, caller: Caller | None, **more: Any) -> Open:

@@ -10,7 +10,7 @@ from typing import Self
 
 from edge.origins.link import Link
 from ledger.backoff import Backoff
-from ledger.errors import BeyondEnd, NotFound, TailraceError
+from ledger.errors import BeyondEnd, NotFound, Overloaded, TailraceError
 from ledger.frame import (
     SCHEMA_HASH,
     Body,
@@ -58,6 +58,7 @@ class ScriptedOrigin:
         self.released = words + 1
         self.siblings: tuple[Sibling, ...] = ()  # streams of the same frames
         self.silent = False
+        self.allowed: int | None = None  # Opens until the queue is full
         self.patience_ms = 0
         self.tiers: tuple[ModelTier, ...] = ()
         self.ready = True
@@ -184,6 +185,10 @@ class _Connection:
         try:
             if self._origin.refusal is not None and isinstance(frame, Open | Resume):
                 raise self._origin.refusal
+            if isinstance(frame, Open) and self._origin.allowed is not None:
+                self._origin.allowed -= 1
+                if self._origin.allowed < 0:
+                    raise Overloaded("the queue is full")
             self._answer(corr, frame)
         except TailraceError as error:
             self._send(corr, error_frame(error))

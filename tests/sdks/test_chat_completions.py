@@ -211,6 +211,21 @@ async def test_completions_of_several_prompts_and_the_models(sdk: openai.AsyncOp
         await sdk.models.retrieve("other")
 
 
+async def test_more_prompts_than_are_made_at_a_time(sdk: openai.AsyncOpenAI) -> None:
+    prompts = [f"Once upon a time {nth}" for nth in range(20)]  # as langchain's OpenAI sends
+    asked: dict[str, Any] = {"model": "demo", "max_tokens": 6, "prompt": prompts}
+    whole = await sdk.completions.create(**asked)
+    texts = [""] * len(prompts)
+    used = None
+    options: Any = {"include_usage": True}
+    async for chunk in await sdk.completions.create(**asked, stream=True, stream_options=options):
+        used = chunk.usage or used
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in whole.choices] and len({*texts}) > 10
+    assert used == whole.usage is not None
+
+
 @pytest.mark.parametrize(
     ("change", "status", "param", "code"),
     [
@@ -306,12 +321,18 @@ async def test_a_stream_that_is_cancelled_ends_with_an_error_and_never_in_silenc
     )
     id_ = stream.response.headers["tailrace-stream"]
     chunks = aiter(stream)
-    await anext(chunks)
+    while not (await anext(chunks)).choices[0].delta.content:
+        pass  # it begins with the role alone
     cancelled = await client.post(f"{house.edges[1].url}/v1/generate/{id_}/cancel")
     assert cancelled.json()["state"] == "ended"
     with pytest.raises(openai.APIError, match="cancelled"):
         async for _ in chunks:
             pass
+    native = (await client.get(f"{house.edges[0].url}/v1/generate/{id_}")).json()
+    later = await client.get(f"{house.edges[1].url}/v1/chat/completions/chatcmpl-{id_}")
+    [choice] = later.json()["choices"]
+    assert (later.status_code, choice["finish_reason"]) == (200, "cancelled")
+    assert choice["message"]["content"] == native["text"] != ""
 
 
 async def test_leaving_does_not_cancel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from edge.app import create_app
 from edge.config import EdgeConfig
-from edge.openai.answers import ChunkEncoder
+from edge.openai.answers import PROMPTS_AT_A_TIME, ChunkEncoder
 from edge.openai.chat import ChatShape, CompletionShape
 from ledger.errors import Overloaded
 from ledger.frame import (
@@ -35,7 +36,7 @@ from ledger.frame import (
     encode,
     error_frame,
 )
-from tests.edge.scripted_origin import STREAM, ScriptedOrigin
+from tests.edge.scripted_origin import PROMPT_TOKENS, STREAM, ScriptedOrigin
 
 OPENED = Opened(STREAM, 0, "", "demo", 12, created_ms=1_750_000_000_123)
 HEAD = {
@@ -103,6 +104,30 @@ def delta_of(frame: Frame) -> Any:
 )
 def test_a_frame_is_a_chunk_with_its_index(frame: Any, delta: dict[str, Any]) -> None:
     assert delta_of(frame) == (frame.index, delta)
+
+
+def test_a_choice_that_begins_with_a_call_has_no_text_until_there_is_some() -> None:
+    call, notice = ToolCall(0, "c1", "add", "", 1), Notice("loading", "it was", 0)
+    first, _ = told(call, begun=False)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    first, *_ = told(notice, call, begun=False)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    first, _ = told(Token("x", 0), begun=False)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+
+
+def test_offsets_of_scored_tokens_count_from_the_beginning_of_the_text() -> None:
+    made = ChunkEncoder(CompletionShape(), begun=True)
+    made.opened(OPENED)
+    scores = [TokenScores(Score(1, text, -0.5)) for text in (b"The", b" fox", "é".encode())]
+    frames = [
+        ScoredToken("The fox", tuple(scores[:2]), 0),
+        ScoredToken("é", (scores[2],), 1),
+        ScoredToken("The", (scores[0],), 2),
+    ]
+    chunks = events(made.frames([encode(frame) for frame in frames]))
+    offsets = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks]
+    assert offsets == [[0, 3], [7], [8]]
 
 
 def test_what_the_api_has_no_place_for_rides_beside_the_choices_or_not_at_all() -> None:
@@ -216,19 +241,78 @@ async def test_a_request_says_to_the_origin_what_its_parameters_mean(
         "top_logprobs": 3,
         "priority": "interactive",
         "unread": "cancel",
+        "top_k": -1,
+        "seed": -1,
     }
     async with origin.serving() as link, served(link) as client:
         answer = await client.post("/v1/chat/completions", json=CHAT | more)
         assert answer.json()["choices"][0]["message"]["content"] == " w0 w1 w2"
-        await client.post("/v1/chat/completions", json=CHAT | {"messages": CHAT["messages"]})
+        await client.post("/v1/chat/completions", json=CHAT | {"seed": -(2**63)})
         first, second = (frame for frame in origin.received if isinstance(frame, Open))
     assert [(turn.role, turn.content) for turn in first.messages] == [
         ("system", "Be brief."),
         ("user", "Hi"),
     ]
+    assert (first.sampling.top_k, first.sampling.seed) == (0, 2**64 - 1)
+    assert (second.sampling.top_k, second.sampling.seed) == (None, 2**63)
     assert (first.max_tokens, first.logprobs, first.stop) == (7, 3, ("x",))
     assert (first.priority.word, first.unread.word) == ("interactive", "cancel")
     assert second.max_tokens == 1 << 20 and second.logprobs is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("more", [{"top_k": -2}, {"seed": -(2**63) - 1}, {"seed": 2**64}])
+async def test_what_no_server_takes_is_refused(
+    origin: ScriptedOrigin, more: dict[str, int]
+) -> None:
+    async with origin.serving() as link, served(link) as client:
+        refused = await client.post("/v1/chat/completions", json=CHAT | more)
+    assert refused.status_code == 400
+    assert [refused.json()["error"]["param"]] == list(more)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_many_prompts_only_a_few_are_under_way_at_a_time(
+    origin: ScriptedOrigin, stream: bool
+) -> None:
+    many = {"model": "demo", "prompt": ["hold"] * 20, "stream": stream}
+    async with origin.serving() as link, served(link) as client:
+        asking = asyncio.create_task(client.post("/v1/completions", json=many))
+        await origin.has_received(PROMPTS_AT_A_TIME)
+        # What is sent on the same link later comes later.
+        await client.get(f"/v1/chat/completions/chatcmpl-{STREAM.hex()}")
+        opens = [frame for frame in origin.received if isinstance(frame, Open)]
+        assert len(opens) == PROMPTS_AT_A_TIME
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+@pytest.mark.anyio
+async def test_an_error_of_one_prompt_ends_the_answer(origin: ScriptedOrigin) -> None:
+    many = {"model": "demo", "prompt": ["x"] * 20}
+    async with origin.serving() as link, served(link) as client:
+        whole = await client.post("/v1/completions", json=many)
+        assert [choice["index"] for choice in whole.json()["choices"]] == [*range(20)]
+        assert whole.json()["usage"]["prompt_tokens"] == 20 * PROMPT_TOKENS
+        too_many = await client.post("/v1/completions", json=many | {"prompt": ["x"] * 2049})
+        assert too_many.status_code == 400 and "2048" in too_many.json()["error"]["message"]
+        origin.refusal = Overloaded("the queue is full", retry_after_ms=1500)
+        refused = await client.post("/v1/completions", json=many)
+        assert (refused.status_code, refused.headers["retry-after-ms"]) == (503, "1500")
+
+
+@pytest.mark.anyio
+async def test_an_error_after_the_first_prompts_ends_a_streamed_answer(
+    origin: ScriptedOrigin,
+) -> None:
+    many = {"model": "demo", "prompt": ["x"] * 20, "stream": True}
+    origin.allowed = 9
+    async with origin.serving() as link, served(link) as client:
+        answer = await client.post("/v1/completions", json=many)
+    *chunks, failed, done = events(answer.content)
+    assert answer.status_code == 200 and chunks and done == "[DONE]"
+    assert failed["error"]["code"] == "overloaded"
 
 
 @pytest.mark.anyio
