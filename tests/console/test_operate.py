@@ -53,7 +53,7 @@ async def test_axe_finds_nothing_wrong_with_any_page(
         "ledger": "Streams that ended lately",
         "pool": "ready in",
         "latency": "p99",
-        "health": "Edges that are linked to it",
+        "health": "Linked edges",
     }
     for page, text in shows.items():
         async with visiting(
@@ -81,7 +81,7 @@ async def test_the_pool_page_tells_of_models_and_simulates_what_was_asked_of_the
         answer = await scene.client.post(f"{scene.edge.url}/v1/generate", json=wanted)
         assert answer.status_code == 200
     async with visiting(scene.browser, scene.edge.tls_url, "pool") as visit:
-        table = visit.page.get_by_role("table").filter(has_text="Waited for it")
+        table = visit.page.get_by_role("table").filter(has_text="Cold starts")
         row = table.get_by_role("row").filter(has_text="teller")
         await expect(row.get_by_role("cell").nth(2)).not_to_have_text(re.compile("^[01]$"))
         assert visit.faults == []
@@ -125,8 +125,8 @@ async def test_frames_are_scrubbed_through_and_say_nothing_unasked(
         slider = page.get_by_role("slider")
         await expect(slider).to_have_attribute("max", "14")
         assert "Wave" not in await page.inner_text("main")
-        await page.get_by_label("show what it says").check()
-        said = page.get_by_role("region", name="What it says until this frame")
+        await page.get_by_label("Show text").check()
+        said = page.get_by_role("region", name="Text up to this frame")
         await expect(said).to_contain_text("Wave 1 came in from the sea.")
         await slider.fill("3")
         await expect(said).to_have_text("Wave 0 came in from")
@@ -136,6 +136,36 @@ async def test_frames_are_scrubbed_through_and_say_nothing_unasked(
         await expect(page.locator(".scrub")).to_contain_text("Frame 4")
         await page.get_by_role("button", name="Play").click()
         await expect(said).to_contain_text("Wave 1 came in from the sea.")
+        assert visit.faults == []
+
+
+async def test_the_marks_of_a_histogram_differ_and_fit(scene: Scene, streams: list[str]) -> None:
+    """None is turned or cut off, as uPlot writes them on its canvas."""
+    noted = """
+        window.badly = [];
+        window.written = [];
+        const write = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+            const { a, b, e } = this.getTransform();
+            const share = { center: 0.5, right: 0, end: 0 }[this.textAlign] ?? 1;
+            const right = e + a * (x + share * this.measureText(text).width);
+            window.written.push(text);
+            if (b !== 0 || right > this.canvas.width) window.badly.push(text);
+            return write.apply(this, arguments);
+        };
+        null
+    """
+    async with visiting(scene.browser, scene.edge.tls_url, "pool") as visit:
+        page = visit.page
+        await page.evaluate(noted)
+        await page.get_by_role("link", name="Latency").click()
+        await visit.see("Between tokens")
+        await page.wait_for_function("window.written.includes('> 262,144')")
+        assert await page.evaluate("window.badly") == []
+        ui = "import('/web/console/ui.js')"
+        spans = f"{ui}.then(({{ span }}) => [0.05, 0.1, 4.25, 310, 999.7].map(span))"
+        told = await page.evaluate(spans)
+        assert told == ["0.05 ms", "0.1 ms", "4.3 ms", "310 ms", "1.0 s"]
         assert visit.faults == []
 
 
@@ -176,13 +206,13 @@ async def test_an_edge_with_keys_asks_for_an_operators(
         assert await visit.violations() == []
         await visit.photograph("key")
         await field.press("Enter")
-        await expect(page.get_by_role("alert")).to_contain_text("no operator's")
+        await expect(page.get_by_role("alert")).to_contain_text("lacks the right")
         await field.fill(operator)
         await field.press("Enter")
-        await visit.see("Edges that are linked to it")
+        await visit.see("Linked edges")
         assert operator not in page.url
         await page.reload()
-        await visit.see("Edges that are linked to it")
+        await visit.see("Linked edges")
         await page.get_by_role("button", name="Forget the key").click()
         await field.wait_for()
         # Who only tries it needs a key, too, but no operator's.
@@ -273,6 +303,6 @@ async def _scroll_through(page: Page, crowd: Runs) -> None:
     await expect(row(MIDDLE)).to_contain_text("4,321")
     await page.get_by_role("button", name="Tokens").click()
     await expect(row(MIDDLE)).to_have_attribute("aria-rowindex", "2")
-    await page.get_by_label("Begins with").fill(id_of(77).hex())
+    await page.get_by_label("Stream ID").fill(id_of(77).hex())
     await expect(table).to_have_attribute("aria-rowcount", "2")
     await expect(row(77)).to_be_in_viewport()

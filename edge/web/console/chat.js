@@ -41,6 +41,7 @@ function fresh() {
     beganAt: performance.now(),
     id: null,
     state: "connecting",
+    quiet: false,
     ways: [],
     first: null,
     took: null,
@@ -139,6 +140,7 @@ class Conversation extends EventTarget {
   #pickUp() {
     const last = this.turns.at(-1);
     last.text = "";
+    last.cuts = [];
     this.#read((options) => resume(URL_OF_STREAMS, options), last.model, "auto", "picked up after a reload");
   }
 
@@ -161,7 +163,7 @@ class Conversation extends EventTarget {
       return;
     }
     this.#stream = made;
-    this.#tell(note || "asked for");
+    this.#tell(note || "sent");
     this.#follow(made, wire, model);
   }
 
@@ -209,7 +211,8 @@ class Conversation extends EventTarget {
     if (cut && cut.back == null) cut.had = frame.index + 1; // it had come, and waited here
     if (cut && cut.back != null && cut.firstMissing == null) {
       cut.firstMissing = at - cut.back;
-      this.#tell(`first missing token after ${Math.round(cut.firstMissing)} ms`);
+      turn.cuts = [...(turn.cuts ?? []), turn.text.length];
+      this.#tell(`resumed: the next token came after ${Math.round(cut.firstMissing)} ms`);
     }
     if (frame.type === "StreamEnd") {
       wire.end = frame;
@@ -221,8 +224,9 @@ class Conversation extends EventTarget {
       for (const [nth, bytes] of costs(frame, model, made.id).entries()) wire.bytes[nth] += bytes;
       if (wire.armed && wire.tokens >= CUT_AFTER && !wire.cuts.length) this.#cut();
     }
-    const replayed = cut != null && cut.madeUntil != null && frame.index < cut.madeUntil;
-    if (replayed) cut.replayed += 1;
+    const missed = cut != null && cut.madeUntil != null && frame.index < cut.madeUntil;
+    if (missed) cut.replayed += 1;
+    const replayed = missed || frame.index < made.seen; // before a reload
     wire.points.push([at, frame.index, replayed]);
     if (wire.points.length > MOST_POINTS) {
       wire.points = wire.points.filter((_, nth) => nth % 2 === 0 || nth === wire.points.length - 1);
@@ -255,6 +259,8 @@ class Conversation extends EventTarget {
 
   #stateIs(state, made) {
     const { wire } = this;
+    wire.quiet = made.quiet;
+    if (wire.state === state) return this.#changed(); // only `quiet` has changed
     wire.state = state;
     if (made.transport && wire.ways.at(-1) !== made.transport) wire.ways.push(made.transport);
     wire.resumes = made.resumes;

@@ -23,7 +23,7 @@ function Edge({ edge }) {
       <${Stat} name="Requests under way">${count(edge.requests)}<//>
       <${Stat} name="HTTP/3">${edge.http3 ? "yes" : "no"}<//>
       <${Stat} name="Version">${edge.version}<//>
-      <${Stat} name="Process">${edge.pid}<//>
+      <${Stat} name="PID">${edge.pid}<//>
     </dl>
     ${edge.reasons.map((reason) => html`<p class="warn">${reason}</p>`)}
   </section>`;
@@ -41,10 +41,10 @@ function Origin({ one, ledger }) {
       <dt>Streams</dt><dd>${one.up ? html`${count(one.streams)} of ${count(one.room)}<${Bar} share=${one.streams / one.room} />` : "–"}</dd>
       <dt>Version</dt><dd>${itself?.version || "–"}</dd>
       <dt>Ledger</dt><dd>${ledger?.used_bytes == null ? "–" : html`${bytes(ledger.used_bytes)}${ledger.wal_bytes != null && html`, and ${bytes(ledger.wal_bytes)} of WAL`}${ledger.disk_free_bytes != null && html`; ${bytes(ledger.disk_free_bytes)} free on its disk`}`}</dd>
-      ${itself && itself.ledger_silent_s > 0.5 && html`<dt>Ledger’s answer</dt><dd class="warn">owed for ${span(itself.ledger_silent_s * 1000)}</dd>`}
+      ${itself && itself.ledger_silent_s > 0.5 && html`<dt>Database responding</dt><dd class="warn">no, for ${span(itself.ledger_silent_s * 1000)}</dd>`}
     </dl>
     ${itself &&
-    html`<h3>Edges that are linked to it</h3>
+    html`<h3>Linked edges</h3>
       <ul class="edges">${itself.edges.map(
         (edge) => html`<li><span class="mono">${edge.address || "unix"}</span> <span class="soft">${edge.software}, ${count(edge.streams)} ${edge.streams === 1 ? "stream" : "streams"} open</span></li>`,
       )}</ul>`}

@@ -13,6 +13,14 @@ const TITLES = {
 /** Steps of an axis that counts. */
 const WHOLE = [1, 2, 5].flatMap((n) => [0, 1, 2, 3, 4, 5, 6, 7, 8].map((zeros) => n * 10 ** zeros)).sort((a, b) => a - b);
 const SHARES = [0.5, 0.95, 0.99];
+/** Room for the mark of one bar, in pixels. */
+const MARK_PX = 76;
+
+/** The bars that get a mark: each has room for its own, and the last has one. */
+function marked(count, width) {
+  const step = Math.max(1, Math.ceil((count * MARK_PX) / width));
+  return Array.from({ length: Math.ceil(count / step) }, (_, nth) => count - 1 - nth * step).reverse();
+}
 
 /** One histogram of all origins and series together, by its name. */
 function summed(origins) {
@@ -39,7 +47,7 @@ export function Latency() {
     if (!recent || !before || began) return one;
     return { ...one, counts: one.counts.map((n, at) => n - before[at]) };
   });
-  return html`<${Page} title="Latency" about="What the origins have measured, of all priorities together.">
+  return html`<${Page} title="Latency" about="Measured by the origins, all priorities together.">
     ${error && html`<${Fault} error=${error} />`}
     <fieldset class="choice"><legend class="hidden">Which tokens count</legend>
       <label><input type="radio" name="since" checked=${!recent} onChange=${() => setRecent(false)} /> since the origins began</label>
@@ -67,9 +75,10 @@ function Histogram({ one }) {
     ${total === 0
       ? html`<div class="plot"><${Empty} title="Nothing to measure yet">It fills as streams run.<//></div>`
       : html`<${Plot} data=${data} label=${label} deps=${[one.name]} options=${(theme) => ({
+          padding: [8, MARK_PX / 2, 0, 0],
           scales: { x: { time: false, range: [-0.6, one.counts.length - 0.4] } },
           axes: [
-            axis(theme, { splits: () => one.counts.map((_, at) => at), values: (_, at) => at.map((n) => ends[n]), grid: { show: false }, rotate: -45, size: 62, gap: 4 }),
+            axis(theme, { splits: (plot) => marked(one.counts.length, plot.width), values: (_, at) => at.map((n) => ends[n]), grid: { show: false }, size: 34 }),
             axis(theme, { size: 54, incrs: WHOLE }),
           ],
           series: [{}, { fill: theme.accent, stroke: theme.accent, width: 0, paths: window.uPlot.paths.bars({ size: [0.82] }), points: { show: false } }],

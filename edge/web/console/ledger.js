@@ -1,8 +1,9 @@
-// One stream as the ledger has it: what it was asked for, and its frames, to be scrubbed in time.
+// One stream as the ledger has it: its request, and its frames, to be scrubbed in time.
 
 import { ApiError, ask, usePolled } from "./api.js";
 import { Plot, axis } from "./charts.js";
-import { Empty, Fault, Page, Stat, State, bytes, clock, count, date, html, span, useEffect, useMemo, useRef, useState, words } from "./ui.js";
+import { Ended } from "./streams.js";
+import { Fault, Page, Stat, State, bytes, clock, count, date, html, span, useEffect, useMemo, useRef, useState, words } from "./ui.js";
 
 const PAGE_FRAMES = 1000;
 /** Frames of a stream that are fetched to be looked at; longer ones are cut there, and it says so. */
@@ -43,18 +44,11 @@ function Sizes() {
               <${Stat} name="Used">${bytes(one.used_bytes)}<//>
               ${one.wal_bytes != null && html`<${Stat} name="WAL">${bytes(one.wal_bytes)}<//>`}
               ${one.disk_free_bytes != null && html`<${Stat} name="Free on the disk">${bytes(one.disk_free_bytes)}<//>`}
-              <${Stat} name="Owes an answer">${one.silent_s > 0.05 ? span(one.silent_s * 1000) : "no"}<//>
+              <${Stat} name="Database responding">${one.silent_s > 0.05 ? `no, for ${span(one.silent_s * 1000)}` : "yes"}<//>
             </dl>`}
       </section>`,
     )}</div>
-    <section class="card">
-      <h2>Streams that ended lately</h2>
-      ${lately.data?.ended.length
-        ? html`<ul class="chips">${lately.data.ended.slice(0, 24).map(
-            (one) => html`<li><a class="mono" href=${`#/ledger/${one.id}`} title=${one.id}>${one.id.slice(0, 8)}</a> <span class="soft">${words(one.finish_reason)}, ${count(one.tokens)}</span></li>`,
-          )}</ul>`
-        : html`<${Empty} title="Nothing yet">A stream’s id is in the header <code>Tailrace-Stream</code> of the answer that opened it.<//>`}
-    </section>`;
+    <${Ended} ended=${lately.data?.ended} most=${24} />`;
 }
 
 function Stream({ id }) {
@@ -110,11 +104,11 @@ function Facts({ data }) {
     ${life && html`<dl class="stats life">
       <${Stat} name="Waited for a worker">${span(life.queue_ms)}<//>
       <${Stat} name="First frame">${span(life.first_ms)}<//>
-      <${Stat} name="Whole">${span(life.whole_ms)}<//>
+      <${Stat} name="Total">${span(life.whole_ms)}<//>
       <${Stat} name="Between frames: p50, p95, p99">${[life.gap_p50_ms, life.gap_p95_ms, life.gap_p99_ms].map(span).join(" · ")}<//>
     </dl>`}
     <details>
-      <summary>What it was asked for</summary>
+      <summary>Request</summary>
       <dl class="pairs">
         <dt>Model</dt><dd>${recipe.model} <span class="soft mono">${recipe.fingerprint.slice(0, 16)}</span></dd>
         <dt>Began</dt><dd>${date(data.created_ms)}</dd>
@@ -149,16 +143,16 @@ function Scrub({ data, frames, error, text, setText }) {
       <button onClick=${play} disabled=${frames.length < 2}>${plays ? "Pause" : "Play"}</button>
       <label class="slider"><span>Frame <b>${count(place)}</b>${frame?.at_ms != null && began != null && html`, ${span(frame.at_ms - began)} after the first`}</span>
         <input type="range" min="0" max=${last} value=${place} onInput=${(event) => { setPlays(false); setAt(Number(event.target.value)); }} aria-valuetext=${frame ? `frame ${place}, ${words(frame.type)}` : "no frame"} /></label>
-      <label class="check"><input type="checkbox" checked=${text} onChange=${(event) => setText(event.target.checked)} /> show what it says <span class="soft">(the origin logs that you looked)</span></label>
+      <label class="check"><input type="checkbox" checked=${text} onChange=${(event) => setText(event.target.checked)} /> Show text <span class="soft">(access is logged)</span></label>
     </div>
-    ${timed.length > 1 ? html`<${Gaps} frames=${timed} place=${place} />` : frames.length > 0 && html`<p class="note">When these frames came is not known any more: an origin remembers it of the last 512 streams that ended there. Their order is.</p>`}
+    ${timed.length > 1 ? html`<${Gaps} frames=${timed} place=${place} />` : frames.length > 0 && html`<p class="note">When these frames came is no longer known: an origin keeps the times of the last 512 streams that ended there. Their order is kept.</p>`}
     ${frame && html`<dl class="pairs">
       <dt>Type</dt><dd>${frame.type}</dd>
       <dt>Released</dt><dd>${clock(frame.at_ms)}</dd>
       <dt>On the wire</dt><dd>${count(frame.bytes)} bytes, ${count(frame.tokens)} ${frame.tokens === 1 ? "token" : "tokens"}</dd>
       ${frame.message && html`<dt>Message</dt><dd>${frame.message}</dd>`}
     </dl>`}
-    ${text && html`<div class="said" tabindex="0" role="region" aria-label="What it says until this frame">${said}</div>`}
+    ${text && html`<div class="said" tabindex="0" role="region" aria-label="Text up to this frame">${said}</div>`}
   </section>`;
 }
 

@@ -1,6 +1,6 @@
 // The frame around the pages: which one is shown is in the address behind the #.
 
-import { key, needsKey, usePolled, ask } from "./api.js";
+import { ask, credentials, key, needsKey, usePolled } from "./api.js";
 import { html, render, useEffect, useRef, useState } from "./ui.js";
 import { Health } from "./health.js";
 import { Latency } from "./latency.js";
@@ -71,8 +71,15 @@ function Side({ at }) {
       <p id="operators">For operators</p>
       <${Links} names=${names.slice(1)} at=${at} />
     </nav>
-    <div class="foot">${stored && html`<button class="plain" onClick=${() => key.set("")}>Forget the key</button>`}</div>
+    <div class="foot"><${Version} />${stored && html`<button class="plain" onClick=${() => key.set("")}>Forget the key</button>`}</div>
   </header>`;
+}
+
+/** The version of the edge, and of its wire format. */
+function Version() {
+  const [told, setTold] = useState(null);
+  useEffect(() => void fetch("/version", { headers: credentials() }).then((answer) => answer.json()).then(setTold, () => {}), []);
+  return told?.tailrace && html`<p>Tailrace ${told.tailrace}<br />schema <span class="mono">${told.schema.slice(0, 8)}</span></p>`;
 }
 
 /** Shown in place of a page that needs a key, or a better one. */

@@ -30,32 +30,42 @@ export function Pool() {
       <${Stat} name="Tokens made">${data ? count(workers.reduce((sum, one) => sum + (one.load?.tokens || 0), 0)) : "–"}<//>
     </dl>
     <${Tiers} />
-    <div class="columns">${workers.map((one) => html`<${Worker} key=${`${one.origin} ${one.worker}`} one=${one} />`)}</div>
+    <${Workers} workers=${workers} />
     <${Residency} samples=${samples.current} />
     <${Starts} starts=${starts} />
     <${Simulator} />
   <//>`;
 }
 
+function Workers({ workers }) {
+  return html`<section class="card">
+    <h2>Workers <small>load time: milliseconds where the model was in memory already</small></h2>
+    ${workers.length === 0
+      ? html`<${Empty} title="No worker yet">Workers are listed here as soon as an origin starts them.<//>`
+      : html`<div class="scroll" tabindex="0" role="region" aria-label="Workers"><table>
+          <thead><tr><th>Worker</th><th>State</th><th>Model</th><th>Device</th><th class="number">Streams</th><th class="number">Tokens</th><th class="number">Last step</th><th class="number">KV cache</th><th class="number">Load time</th><th class="number">Deaths</th></tr></thead>
+          <tbody>${workers.map((one) => html`<${Worker} key=${`${one.origin} ${one.worker}`} one=${one} />`)}</tbody>
+        </table></div>`}
+  </section>`;
+}
+
 function Worker({ one }) {
   const { load } = one;
   const used = load && load.pages ? 1 - load.pages_free / load.pages : null;
-  return html`<section class="card">
-    <h2>Worker ${one.worker} <small><${State} kind=${KINDS[one.state]}>${one.stage ? `${one.state}: ${words(one.stage)}` : one.state}<//></small></h2>
-    <dl class="pairs">
-      <dt>Origin</dt><dd class="mono">${one.origin}</dd>
-      <dt>Model</dt><dd>${one.model || "–"}</dd>
-      <dt>Device</dt><dd>${one.device || "–"}</dd>
-      <dt>Loaded in</dt><dd>${span(one.load_ms ?? NaN)}</dd>
-      <dt>Streams</dt><dd>${count(one.streams)}</dd>
-      ${load && html`
-        <dt>Last step</dt><dd>${span(load.step_us / 1000)}</dd>
-        <dt>KV cache</dt><dd>${Math.round(used * 100)} % of ${count(load.pages)} pages<${Bar} share=${used} /></dd>
-        <dt>Tokens</dt><dd>${count(load.tokens)}, and ${count(load.prompt_tokens)} of prompts; ${count(load.reused_tokens)} from the cache</dd>`}
-      <dt>Deaths</dt><dd>${count(one.deaths)}${one.fate && html`; the last: <span class="bad">${words(one.death)}</span>, ${one.fate}`}</dd>
-      ${one.circuit !== "closed" && html`<dt>Circuit</dt><dd class="warn">${words(one.circuit)}: ${one.reason}</dd>`}
-    </dl>
-  </section>`;
+  const tokens = load && `${count(load.prompt_tokens)} of prompts, ${count(load.reused_tokens)} from the cache`;
+  return html`<tr>
+    <th scope="row" title=${one.origin}>${one.worker}</th>
+    <td><${State} kind=${KINDS[one.state]}>${one.stage ? `${one.state}: ${words(one.stage)}` : one.state}<//>
+      ${one.circuit !== "closed" && html`<div class="warn">circuit ${words(one.circuit)}: ${one.reason}</div>`}</td>
+    <td>${one.model || "–"}</td>
+    <td>${one.device || "–"}</td>
+    <td class="number">${count(one.streams)}</td>
+    <td class="number" title=${tokens}>${count(load?.tokens)}</td>
+    <td class="number">${load ? span(load.step_us / 1000) : "–"}</td>
+    <td class="number">${used == null ? "–" : html`${Math.round(used * 100)} % of ${count(load.pages)} pages<${Bar} share=${used} />`}</td>
+    <td class="number">${span(one.load_ms ?? NaN)}</td>
+    <td class="number">${count(one.deaths)}${one.fate && html`<div><span class="bad">${words(one.death)}</span>, ${one.fate}</div>`}</td>
+  </tr>`;
 }
 
 /** Runs of one state in the samples of a worker. */

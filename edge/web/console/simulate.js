@@ -45,9 +45,8 @@ export function Simulator() {
         ${source === UPLOAD
           ? html`<label>File<input type="file" name="file" accept=".csv,text/csv" required /></label>`
           : html`<label>Days<input type="number" name="days" value="2" min="0.1" max="30" step="0.1" required /></label>`}
-        <label>A cold start is worth<input type="number" name="cold" value="60" min="0.1" max="1000000" step="any" required aria-describedby="gpu-s" /></label>
-        <label>and takes<input type="number" name="load" placeholder=${source === OWN ? "as measured" : "10"} min="0.1" max="1000000" step="any" aria-describedby="gpu-s" /></label>
-        <span id="gpu-s" class="soft unit">GPU-seconds, seconds</span>
+        <label>Price of a cold start, GPU-seconds<input type="number" name="cold" value="60" min="0.1" max="1000000" step="any" required /></label>
+        <label>Load time, seconds<input type="number" name="load" placeholder=${source === OWN ? "as measured" : "10"} min="0.1" max="1000000" step="any" /></label>
       </div>
       <fieldset class="chosen"><legend>Policies</legend>
         ${POLICIES.map((name) => html`<label><input type="checkbox" checked=${chosen.includes(name)} onChange=${toggle(name)} /> ${name}</label>`)}

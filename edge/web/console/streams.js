@@ -1,12 +1,14 @@
 // The streams that run or wait: a window of a list that may be ten thousand long, once a second.
 
 import { ask, usePolled } from "./api.js";
-import { Empty, Fault, Page, Stat, State, count, html, short, span, useEffect, useMemo, useRef, useState, words } from "./ui.js";
+import { Empty, Fault, Page, Stat, State, clock, count, html, short, span, useEffect, useMemo, useRef, useState, words } from "./ui.js";
 
 const ROW_PX = 40;
 /** Rows that are asked for beyond those that are seen, above and below. */
 const SPARE = 20;
 const MOST_ROWS = 240;
+/** The list is at least this high, in rows, so that it does not jump with every stream. */
+const LEAST_ROWS = 5;
 
 const COLUMNS = [
   { field: "id", title: "Stream" },
@@ -68,7 +70,7 @@ export function Streams() {
 function Filters({ filter, set, origins }) {
   const change = (name) => (event) => set((last) => ({ ...last, [name]: event.target.value.trim() }));
   return html`<form class="fields inset" role="search" onSubmit=${(event) => event.preventDefault()}>
-    <label>Begins with<input value=${filter.id} onInput=${change("id")} placeholder="id, in hex" maxlength="32" size="14" /></label>
+    <label>Stream ID<input value=${filter.id} onInput=${change("id")} placeholder="first hex digits" maxlength="32" size="14" /></label>
     <label>State<select value=${filter.state} onChange=${change("state")}>
       <option value="">any</option>${Object.keys(KINDS).map((state) => html`<option>${state}</option>`)}
     </select></label>
@@ -83,6 +85,7 @@ function Filters({ filter, set, origins }) {
 function Rows({ data, found, sort, setSort, range, setRange, again }) {
   const box = useRef(null);
   const look = () => {
+    if (!box.current) return; // the page has gone
     const { scrollTop, clientHeight } = box.current;
     const top = Math.floor(scrollTop / ROW_PX / SPARE) * SPARE;
     const seen = Math.ceil(clientHeight / ROW_PX);
@@ -91,6 +94,11 @@ function Rows({ data, found, sort, setSort, range, setRange, again }) {
     if (first !== range.first || size !== range.size) setRange({ first, size });
   };
   useEffect(look, []);
+  // As high as its rows, within what the style sheet allows.
+  const high = (at) => {
+    box.current = at;
+    if (at) at.style.height = `${Math.max(LEAST_ROWS, found) * ROW_PX}px`;
+  };
   const order = (field) => () => {
     const falls = sort.field === field && sort.order === "desc";
     setSort({ field, order: falls ? "asc" : "desc" });
@@ -105,9 +113,9 @@ function Rows({ data, found, sort, setSort, range, setRange, again }) {
   );
   return html`<div role="table" aria-label="Live streams" aria-rowcount=${found + 1} class="list">
     <div role="rowgroup"><div role="row" aria-rowindex="1" class="row head">${head}<div role="columnheader"><span class="hidden">Actions</span></div></div></div>
-    <div role="rowgroup" class="body" ref=${box} onScroll=${look} tabindex="0" aria-label="Rows, to be scrolled">
+    <div role="rowgroup" class="body" ref=${high} onScroll=${look} tabindex="0" aria-label="Rows, to be scrolled">
       ${data && found === 0
-        ? html`<div role="row"><div role="cell"><${Empty} title="Still water">No stream runs that fits. <a href="#/try">Try it</a>: it will be here in a second.<//></div></div>`
+        ? html`<div role="row"><div role="cell"><${Empty} title="Still water">No matching stream is running. <a href="#/try">Try it</a>: it will be here in a second.<//></div></div>`
         : html`<div class="rail" role="presentation" ref=${(at) => at && (at.style.height = `${found * ROW_PX}px`)}>
             ${data?.rows.map((row, nth) => html`<${Row} key=${row.id} row=${row} place=${data.first + nth} now=${data.now_ms} again=${again} />`)}
           </div>`}
@@ -141,18 +149,18 @@ function Row({ row, place, now, again }) {
   </div>`;
 }
 
-function Ended({ ended }) {
-  const shown = useMemo(() => (ended || []).slice(0, 12), [ended]);
+export function Ended({ ended, most = 12 }) {
+  const shown = useMemo(() => (ended || []).slice(0, most), [ended, most]);
   return html`<section class="card">
-    <h2>Ended lately <small>the origins remember the last 512 each</small></h2>
+    <h2>Streams that ended lately <small>the origins remember the last 512 each</small></h2>
     ${shown.length === 0
       ? html`<${Empty} title="Nothing has ended yet">What ends shows up here, with its reason.<//>`
       : html`<div class="scroll" tabindex="0" role="region" aria-label="Streams that ended lately"><table>
-          <thead><tr><th>Stream</th><th>Reason</th><th>Model</th><th class="number">Tokens</th><th class="number">Took</th><th class="number">Resumes</th></tr></thead>
+          <thead><tr><th>Stream</th><th>Ended</th><th>Reason</th><th>Model</th><th class="number">Tokens</th><th class="number">Took</th><th class="number">Resumes</th></tr></thead>
           <tbody>${shown.map(
             (one) => html`<tr key=${one.id}>
               <th scope="row"><a class="mono" href=${`#/ledger/${one.id}`}>${short(one.id)}</a></th>
-              <td>${words(one.finish_reason)}</td><td>${one.model}</td>
+              <td>${clock(one.ended_ms)}</td><td>${words(one.finish_reason)}</td><td>${one.model}</td>
               <td class="number">${count(one.tokens)}</td>
               <td class="number">${span(one.ended_ms - one.began_ms)}</td>
               <td class="number">${count(one.resumes)}</td>

@@ -27,9 +27,9 @@ export class CuttableNetwork {
           this.addEventListener("close", () => network.#breaks.delete(break_));
         }
       },
-      onWake: (wake) => {
+      onWake: (wake, cut) => {
         network.#wakes.add(wake);
-        const unlisten = system.onWake(wake);
+        const unlisten = system.onWake(wake, cut);
         return () => {
           network.#wakes.delete(wake);
           unlisten();

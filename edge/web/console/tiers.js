@@ -14,9 +14,9 @@ export function Tiers() {
   return html`<section class="card">
     <h2>Models <small>over the last day${origins.map((one) => one.problem && html`; ${one.origin} keeps no history: ${one.problem}`)}</small></h2>
     ${rows.length === 0
-      ? html`<${Empty} title="Nothing was asked yet">What is asked of each model, and how it was found, is counted here.<//>`
+      ? html`<${Empty} title="No requests yet">The requests to each model, and its cold starts, are counted here.<//>`
       : html`<div class="scroll" tabindex="0" role="region" aria-label="Models and their tiers"><table>
-          <thead><tr><th>Model</th><th>Tier</th><th class="number">Asked in an hour</th><th class="number">a day</th><th class="number">Waited for it</th><th class="number">A load takes</th><th>Decides</th><th>Until</th></tr></thead>
+          <thead><tr><th>Model</th><th>Tier</th><th class="number">Requests (1 h)</th><th class="number">(24 h)</th><th class="number">Cold starts</th><th class="number">Load time</th><th>Policy</th><th>Keep until</th></tr></thead>
           <tbody>${rows.map(
             (one) => html`<tr key=${`${one.origin} ${one.model}`}>
               <th scope="row" title=${one.origin}>${one.model}</th>

@@ -5,7 +5,10 @@ import { CUT_AFTER, conversation } from "./chat.js";
 import { River } from "./river.js";
 import { Fault, State, count, html, span, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
-const MODES = { text: "Go on with my text", chat: "Answer me" };
+const MODES = { chat: "Chat", text: "Continue my text" };
+/** Interval between questions for the models while none is served. */
+const UNSERVED_MS = 2000;
+const QUIET = ["warn", "no token for some seconds"];
 const STATES = {
   connecting: ["wait", "connecting"],
   open: ["on", "streaming"],
@@ -29,17 +32,33 @@ function useConversation() {
   return conversation;
 }
 
-/** The models that are served, and over which protocol this page is. */
+/** Return the names of the models: null where the edge tells them to no one without a key.
+ * @returns {Promise<string[] | null>}
+ */
+async function namesOfModels() {
+  const asked = { cache: /** @type {const} */ ("no-store"), headers: credentials() };
+  const { models } = await (await fetch("/readyz", asked)).json();
+  if (models) return models;
+  const answer = await fetch("/v1/models", asked);
+  return answer.ok ? (await answer.json()).data.map(({ id }) => id) : null;
+}
+
 function useModels() {
   const [models, setModels] = useState(null);
   useEffect(() => {
-    const load = () =>
-      fetch("/readyz", { cache: "no-store", headers: credentials() })
-        .then((answer) => answer.json())
-        .then((told) => setModels(told.models ?? null), () => setModels([])); // none are named without a key
+    let timer = 0;
+    const load = async () => {
+      clearTimeout(timer);
+      const names = await namesOfModels().catch(() => []);
+      setModels(names);
+      if (names?.length === 0) timer = setTimeout(load, UNSERVED_MS); // an origin still loads, or is away
+    };
     load();
     window.addEventListener("tailrace-key", load);
-    return () => window.removeEventListener("tailrace-key", load);
+    return () => {
+      clearTimeout(timer);
+      window.removeEventListener("tailrace-key", load);
+    };
   }, []);
   return models;
 }
@@ -49,7 +68,7 @@ export function Try() {
   const models = useModels();
   return html`<div class="try">
     <section class="talk" aria-label="Conversation">
-      <header><h1>Try it</h1><p class="soft">Send something, then cut the network in the middle of it.</p></header>
+      <header><h1>Try it</h1><ol class="steps soft"><li>Send</li><li>Cut the network</li><li>Watch it continue</li></ol></header>
       <${Turns} chat=${chat} />
       <${Spoken} chat=${chat} />
       <${Composer} chat=${chat} models=${models} />
@@ -65,8 +84,8 @@ function Turns({ chat }) {
   useLayoutEffect(() => {
     if (follows.current) box.current.scrollTop = box.current.scrollHeight;
   });
-  const scrolled = () => {
-    const { scrollTop, scrollHeight, clientHeight } = box.current;
+  // The element is the event's: one that scrolled last may be told when the page has gone.
+  const scrolled = ({ currentTarget: { scrollTop, scrollHeight, clientHeight } }) => {
     follows.current = scrollHeight - scrollTop - clientHeight < 40;
   };
   return html`<div class="turns" ref=${box} onScroll=${scrolled} tabindex="0" role="region" aria-label="What was said">
@@ -85,7 +104,7 @@ function Turn({ turn }) {
   const caret = useRef(null);
   // Moved by a transform, which is no shift of the layout.
   useLayoutEffect(() => {
-    const text = article.current?.firstChild;
+    const text = caret.current?.previousSibling;
     if (!caret.current || text?.nodeType !== Node.TEXT_NODE || !text.length) return;
     const range = document.createRange();
     range.setStart(text, text.length - 1);
@@ -96,8 +115,15 @@ function Turn({ turn }) {
   });
   if (turn.role === "user") return html`<p class="asked"><span class="hidden">You: </span>${turn.text}</p>`;
   return html`<article class="answer" ref=${article} aria-busy=${turn.open ? "true" : "false"} aria-label="Answer">
-    ${turn.text.trimStart()}${turn.open && html`<span class="caret" ref=${caret} aria-hidden="true"></span>`}
+    ${pieces(turn).map((piece, nth) => html`${nth > 0 && html`<i class="cutmark" aria-hidden="true"></i>`}${piece}`)}${turn.open && html`<span class="caret" ref=${caret} aria-hidden="true"></span>`}
   </article>`;
+}
+
+/** The text of a turn, in the pieces that the cuts of its network made of it. */
+function pieces({ text, cuts = [] }) {
+  const begin = text.length - text.trimStart().length;
+  const places = [begin, ...cuts.filter((place) => place > begin && place < text.length), text.length];
+  return places.slice(1).map((place, nth) => text.slice(places[nth], place));
 }
 
 function Trouble({ chat }) {
@@ -146,10 +172,11 @@ function Composer({ chat, models }) {
   const [chosen, setChosen] = useState({ model: null, mode: null, transport: "auto", maxTokens: 600 });
   const model = chosen.model ?? models?.[0] ?? "";
   const mode = chosen.mode ?? (model === "demo" ? "text" : "chat");
+  const canSend = !chat.busy && text.trim() && (model || models === null); // the answer asks for a key
   const change = (name) => (event) => setChosen((last) => ({ ...last, [name]: event.target.value }));
   const send = (event) => {
     event.preventDefault();
-    if (!text.trim() || !model) return;
+    if (!canSend) return;
     chat.send(text, { model, mode, transport: chosen.transport, maxTokens: Number(chosen.maxTokens) || 600 });
     setText("");
   };
@@ -162,12 +189,15 @@ function Composer({ chat, models }) {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   };
   return html`<form class="composer" onSubmit=${send}>
+    <fieldset class="choice"><legend class="hidden">What the model does</legend>
+      ${Object.entries(MODES).map(([value, said]) => html`<label><input type="radio" name="mode" value=${value} checked=${mode === value} onChange=${change("mode")} /> ${said}</label>`)}
+    </fieldset>
     <label><span class="hidden">What to say</span>
-      <textarea rows="2" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${typed} placeholder=${mode === "text" ? "Begin a text…" : "Say something…"}></textarea></label>
+      <textarea rows="2" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${typed} placeholder=${mode === "text" ? "The beginning of a text" : "A message"}></textarea></label>
     <div class="buttons">
-      <button class="first" disabled=${chat.busy || !text.trim() || !model}>Send</button>
+      <button class="first" disabled=${!canSend}>Send</button>
       <button type="button" disabled=${!chat.busy} onClick=${() => chat.stop()} aria-keyshortcuts="Escape">Stop</button>
-      <button type="button" class="cut" disabled=${chat.isCut} aria-pressed=${chat.armed ? "true" : "false"} onClick=${() => chat.cut()}>
+      <button type="button" class=${chat.busy ? "cut now" : "cut"} disabled=${chat.isCut} aria-pressed=${chat.armed ? "true" : "false"} onClick=${() => chat.cut()}>
         ${CUTS.map((said, nth) => html`<span class=${nth === (chat.isCut ? 2 : chat.armed ? 1 : 0) ? "" : "out"}>${said}</span>`)}
       </button>
       <button type="button" class="plain" disabled=${chat.busy || chat.turns.length === 0} onClick=${() => chat.clear()}>Clear</button>
@@ -175,7 +205,6 @@ function Composer({ chat, models }) {
     <details class="settings"><summary>Model, transport</summary>
       <div class="fields">
         <label>Model<select value=${model} onChange=${change("model")}>${(models || []).map((name) => html`<option>${name}</option>`)}</select></label>
-        <label>What it does<select value=${mode} onChange=${change("mode")}>${Object.entries(MODES).map(([value, said]) => html`<option value=${value}>${said}</option>`)}</select></label>
         <label>Transport<select value=${chosen.transport} onChange=${change("transport")}>
           <option value="auto">what works</option><option value="fetch">streaming fetch</option><option value="websocket">WebSocket</option></select></label>
         <label>Tokens at most<input type="number" min="1" max="100000" value=${chosen.maxTokens} onInput=${change("maxTokens")} /></label>
@@ -187,7 +216,7 @@ function Composer({ chat, models }) {
 
 function Wire({ chat }) {
   const { wire } = chat;
-  const [kind, word] = wire ? STATES[wire.state] : ["", "nothing sent yet"];
+  const [kind, word] = wire ? (wire.quiet ? QUIET : STATES[wire.state]) : ["", "nothing sent yet"];
   const http = PROTOCOLS[chat.protocol] || chat.protocol || "–";
   const ways = wire?.ways.length ? wire.ways.map((way) => (way === "websocket" ? "WebSocket" : http)) : [http];
   const cut = wire?.cuts.at(-1);
@@ -200,23 +229,20 @@ function Wire({ chat }) {
         <div><dt>Protocol</dt><dd>${ways.join(", then ")}</dd></div>
         <div><dt>First token</dt><dd>${wire?.first == null ? "–" : span(wire.first)}</dd></div>
         <div><dt>Tokens</dt><dd>${count(wire?.tokens ?? null)}</dd></div>
-        <div><dt>A second</dt><dd>${rate ? count(rate) : "–"}</dd></div>
+        <div><dt>Tokens/s</dt><dd>${rate ? count(rate) : "–"}</dd></div>
       </dl>
       <${River} wire=${wire} />
     </section>
     <section class="card">
       <h2>The cut</h2>
       <dl class="figures">
-        <div><dt>Had come</dt><dd>${cut ? count(cut.had) : "–"}</dd></div>
-        <div><dt>Made meanwhile</dt><dd>${cut?.madeUntil == null ? "–" : count(Math.max(0, cut.madeUntil - cut.had))}</dd></div>
+        <div><dt>Received before the cut</dt><dd>${cut ? count(cut.had) : "–"}</dd></div>
+        <div><dt>Generated while offline</dt><dd>${cut?.madeUntil == null ? "–" : count(Math.max(0, cut.madeUntil - cut.had))}</dd></div>
         <div><dt>Replayed</dt><dd>${cut ? count(cut.replayed) : "–"}</dd></div>
-        <div><dt>First missing token</dt><dd>${cut?.firstMissing == null ? "–" : span(cut.firstMissing)}</dd></div>
+        <div><dt>Time to resume</dt><dd>${cut?.firstMissing == null ? "–" : span(cut.firstMissing)}</dd></div>
       </dl>
+      <p class="sum">${wire?.end && cut?.madeUntil != null && html`${count(cut.had)} + ${count(wire.frames - cut.had)} frames, none lost`}</p>
       <p class="verdict">${verdict(wire, cut)}</p>
-    </section>
-    <section class="card">
-      <h2>Bytes for each token <small>computed from these very tokens</small></h2>
-      <${Costs} wire=${wire} />
     </section>
     <section class="card">
       <h2>What happened</h2>
@@ -225,6 +251,10 @@ function Wire({ chat }) {
       )}</ol>
       ${wire?.id && html`<p class="note"><a class="mono" href=${`#/ledger/${wire.id}`}>${wire.id.slice(0, 8)}…</a> in the ledger</p>`}
     </section>
+    <section class="card">
+      <h2>Bytes per token <small>computed from these tokens</small></h2>
+      <${Costs} wire=${wire} />
+    </section>
   </aside>`;
 }
 
@@ -232,7 +262,7 @@ function verdict(wire, cut) {
   if (!cut) return "Cut the network while it streams: for a second and a half nothing comes through.";
   if (cut.back == null) return "Nothing comes through. The model does not know, and goes on.";
   if (cut.firstMissing == null) return "The network is back. The client asks for the frame after the last it had…";
-  return wire.end ? "Every frame came once, in its order. Nothing was made twice, nothing was lost." : "The rest came from the ledger, and then live again.";
+  return wire.end ? "Every frame came once and in order." : "The rest came from the ledger, and then live again.";
 }
 
 function Costs({ wire }) {

@@ -21,12 +21,12 @@ export function bytes(n) {
   return `${unit && n < 10 ? n.toFixed(1) : whole.format(n)} ${UNITS[unit]}`;
 }
 
-/** Of a duration in ms: 4 ms, 0.31 s, 12 s, 3 min, 5 h, 2 d. */
+/** Return a duration in words: 0.05 ms, 4.2 ms, 310 ms, 1.5 s, 12 s, 3 min, 5 h, 2 d. */
 export function span(ms) {
   if (ms == null || !Number.isFinite(ms)) return "–";
-  if (ms < 100) return `${ms < 10 ? Number(ms.toFixed(1)) : whole.format(ms)} ms`;
+  if (ms < 999.5) return `${ms < 1 ? Number(ms.toPrecision(2)) : ms < 10 ? Number(ms.toFixed(1)) : whole.format(ms)} ms`;
   const s = ms / 1000;
-  if (s < 10) return `${s.toFixed(s < 1 ? 2 : 1)} s`;
+  if (s < 10) return `${s.toFixed(1)} s`;
   if (s < 120) return `${whole.format(s)} s`;
   if (s < 7200) return `${whole.format(s / 60)} min`;
   return s < 172_800 ? `${whole.format(s / 3600)} h` : `${whole.format(s / 86_400)} d`;
