@@ -4,6 +4,7 @@
   whenever half of one is used, so that a body is taken in as fast as it comes.
 - Session tickets carry no permission for early data, which anybody could send once more.
 - The first byte of a connection id may be given, so that several processes can share a port.
+- Stateless reset tokens are computed from connection ids, so that they outlive this process.
 - The host name that a handshake asks for is told; aioquic reads it and throws it away.
 - An acknowledgement waits for something to go with.
 - What may leave at once does: aioquic's pacing counts in microseconds, for which there is no timer.
@@ -45,6 +46,8 @@ PACING_GAIN = 2
 """How many windows may leave in a round trip's time, were they acknowledged: RFC 9002, 7.7 asks for
 one and a little, Linux takes two while a window grows."""
 
+ResetToken = Callable[[bytes], bytes]
+"""Gives the stateless reset token of a connection id."""
 AskedFor = Callable[[str], None]
 """Told the host name of a handshake, before the client can ask anything of it."""
 
@@ -73,9 +76,16 @@ class _Pacer(QuicPacketPacer):
 
 
 class AioquicConnection(PacketConnection):
-    def __init__(self, mark: int | None, asked_for: AskedFor | None, **options: Any) -> None:
+    def __init__(
+        self,
+        mark: int | None,
+        asked_for: AskedFor | None,
+        reset_token: ResetToken,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self._mark = mark
+        self._reset_token = reset_token
         self._asked_for = asked_for
         self._logger = self._loss._logger = _MUTE
         self._loss._pacer = _Pacer(max_datagram_size=self._max_datagram_size)
@@ -88,6 +98,7 @@ class AioquicConnection(PacketConnection):
             first = self._host_cids[0]
             first.cid = bytes([mark]) + first.cid[1:]
             self.host_cid = self._local_initial_source_connection_id = first.cid
+        self._host_cids[0].stateless_reset_token = reset_token(self.host_cid)
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
@@ -111,9 +122,10 @@ class AioquicConnection(PacketConnection):
     def _replenish_connection_ids(self) -> None:
         known = len(self._host_cids)
         super()._replenish_connection_ids()
-        if self._mark is not None:
-            for each in self._host_cids[known:]:
+        for each in self._host_cids[known:]:
+            if self._mark is not None:
                 each.cid = bytes([self._mark]) + each.cid[1:]
+            each.stateless_reset_token = self._reset_token(each.cid)
 
     # ---- what is sent ----
 

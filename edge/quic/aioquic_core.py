@@ -70,6 +70,7 @@ from edge.quic.core import (
     Stray,
     TooLong,
 )
+from edge.quic.stateless_reset import StatelessResets
 
 CONNECTION_ID_BYTES = 8
 FIELD_OVERHEAD_BYTES = 32
@@ -352,8 +353,11 @@ class AioquicCores:
         key: Path,
         mark: int | None = None,
         asked_for: AskedFor | None = None,
+        secret: bytes | None = None,
     ) -> None:
+        """`secret` makes stateless reset tokens; without one the certificate's key does."""
         self._mark = mark
+        self._secret = secret
         self._asked_for = asked_for
         self._retries = QuicRetryTokenHandler()
         self._tickets: OrderedDict[bytes, SessionTicket] = OrderedDict()
@@ -371,12 +375,14 @@ class AioquicCores:
         )
         configuration.load_cert_chain(certificate, key)
         self._configuration = configuration
+        self._resets = StatelessResets(self._secret or key.read_bytes())
 
     def accept(self, original_cid: bytes, retried_cid: bytes | None) -> AioquicCore:
         return AioquicCore(
             AioquicConnection(
                 self._mark,
                 self._asked_for,
+                self._resets.token,
                 configuration=self._configuration,
                 original_destination_connection_id=original_cid,
                 retry_source_connection_id=retried_cid,
@@ -444,6 +450,9 @@ class AioquicCores:
             )
         except ValueError:
             return None
+
+    def reset(self, datagram: bytes, now: float) -> bytes | None:
+        return self._resets.answer(datagram, datagram[1 : 1 + CONNECTION_ID_BYTES], now)
 
     def refusal(self, stray: Stray, *, bad_token: bool) -> bytes:
         code = QuicErrorCode.INVALID_TOKEN if bad_token else QuicErrorCode.CONNECTION_REFUSED

@@ -199,5 +199,8 @@ class Cores(Protocol):
     def retried(self, stray: Stray, address: Address, now: float) -> bytes | None:
         """The connection id of the Initial before the Retry; None if the token is not good."""
 
+    def reset(self, datagram: bytes, now: float) -> bytes | None:
+        """Return the stateless reset for a short header with an unknown id, if it gets one."""
+
     def refusal(self, stray: Stray, *, bad_token: bool) -> bytes:
         """There is no connection for it: the token is not good, or there are too many."""

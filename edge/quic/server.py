@@ -238,7 +238,12 @@ class QuicServer:
 
     def _stray(self, datagram: bytes, address: Address, way: Way, now: float) -> Connection | None:
         """The new connection that a datagram begins; else what there is to say is said."""
-        stray = self.cores.stray(datagram) if datagram[0] & 0x80 else None
+        if not datagram[0] & 0x80:
+            reset = self.cores.reset(datagram, now)
+            if reset is not None:
+                way.send([(reset, address)])
+            return None
+        stray = self.cores.stray(datagram)
         if stray is None:
             return None
         if not stray.known_version:

@@ -165,7 +165,8 @@ def _listen_quic(bound: Sequence[socket.socket], shared: Shared, process: int) -
     config = shared.config
     mark = process if config.processes > 1 else None
     assert config.certificate is not None and config.key is not None  # or nothing was bound
-    cores = AioquicCores(config.certificate, config.key, mark, shared.asked_for)
+    secret = config.origin_credentials.secret
+    cores = AioquicCores(config.certificate, config.key, mark, shared.asked_for, secret)
     listener = QuicListener(bound, cores, shared, shared.limits)
     listener.start()
     for each in bound:

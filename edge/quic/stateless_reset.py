@@ -1,0 +1,54 @@
+"""Stateless resets (RFC 9000, 10.3): tell clients of connections that this edge does not have.
+
+An edge that was killed and started again knows none of its connections. Without a reset each client
+sends into the void until its own idle timeout. The token of a connection id is computed from the id
+and a secret, so that every process and every edge with the same secret can end the connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+from ledger.bucket import Bucket
+
+TOKEN_BYTES = 16
+MIN_TRIGGER_BYTES = 22
+"""Minimum length of a packet that is answered: the shortest reset has 21 bytes. A reset is always
+shorter than what it answers, so that two endpoints cannot answer each other for ever."""
+HIDDEN_RESET_BYTES, MAX_RESET_BYTES = 42, 100
+"""Range of the length of a reset, drawn so that an observer cannot tell it from other packets. A
+packet that is too short for that gets a reset one byte shorter, which an observer may recognise: a
+client that only waits sends nothing but PINGs, of about 30 bytes."""
+RESETS_PER_S = 200.0
+"""Maximum rate of resets of one process: a forged packet costs an HMAC and a datagram."""
+_KIND, _SHORT = 0xC0, 0x40
+"""The bits of a first byte that tell a short header from everything else (RFC 9000, 17.3.1)."""
+
+
+class StatelessResets:
+    """The tokens and the resets of one secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = hmac.digest(secret, b"tailrace QUIC stateless reset", hashlib.sha256)
+        self._bucket: Bucket | None = None
+
+    def token(self, cid: bytes) -> bytes:
+        """Return the token that a client gets together with a connection id."""
+        return hmac.digest(self._key, cid, hashlib.sha256)[:TOKEN_BYTES]
+
+    def answer(self, datagram: bytes, cid: bytes, now: float) -> bytes | None:
+        """Return the reset for a datagram with an unknown connection id; None if it gets none."""
+        if len(datagram) < MIN_TRIGGER_BYTES or datagram[0] & _KIND != _SHORT:
+            return None
+        if self._bucket is None:
+            self._bucket = Bucket(RESETS_PER_S, RESETS_PER_S, now)
+        if self._bucket.take(1, now) > 0:
+            return None
+        size = min(len(datagram) - 1, MAX_RESET_BYTES)
+        if size > HIDDEN_RESET_BYTES:
+            size -= secrets.randbelow(size - HIDDEN_RESET_BYTES + 1)
+        noise = secrets.token_bytes(size - TOKEN_BYTES)
+        first = _SHORT | noise[0] & ~_KIND
+        return bytes((first,)) + noise[1:] + self.token(cid)
