@@ -10,7 +10,6 @@ After another boot nothing can tell a step from a long pause, and the system's c
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import structlog
 
+from ledger.durable_file import replace_file
 from ledger.process import boot_id
 
 MAX_LEAP_MS = 60_000
@@ -89,10 +89,9 @@ class KeptClock(SteadyClock):
             else:
                 log.info("clock.followed")
         mark = ClockMark(self._boot, self._uptime, self._now)
-        new = self._path.with_suffix(".new")
         with suppress(OSError):  # without it the next process believes the system's clock
-            new.write_text(json.dumps(asdict(mark)))
-            os.replace(new, self._path)
+            # After a power cut it is another boot, of which this mark says nothing.
+            replace_file(self._path, json.dumps(asdict(mark)).encode(), sync=False)
 
 
 def _read(path: Path, boot: str) -> ClockMark | None:

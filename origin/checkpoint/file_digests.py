@@ -17,6 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ledger.durable_file import locked, replace_file
+
 VERSION = 1
 SETTLED_S = 2.0
 """A file that was changed less than so long ago may change again at the same time."""
@@ -30,7 +32,7 @@ class FileDigests:
         self._path = path
         self._clock_s = clock_s
         self._kept = _read(path) if path is not None else {}
-        self._is_new = False
+        self._new: dict[str, tuple[Identity, str]] = {}
         self.hashed_bytes = 0
         """Of the files that were read."""
 
@@ -45,21 +47,25 @@ class FileDigests:
             after = os.fstat(file.fileno())
         self.hashed_bytes += after.st_size
         if _identity(after) == before and self._clock_s() - after.st_ctime > SETTLED_S:
-            self._kept[name] = before, digest.hexdigest()
-            self._is_new = True
+            self._kept[name] = self._new[name] = before, digest.hexdigest()
         return digest.digest()
 
     def keep(self) -> None:
-        """Write what is new; a folder that cannot be written to is left alone."""
-        if self._path is None or not self._is_new:
+        """Add what is new to the file; a folder that cannot be written to is left alone.
+
+        Other workers may do so at the same time: the file is read again under a lock.
+        """
+        if self._path is None or not self._new:
             return
-        files = dict([*self._kept.items()][-MAX_KEPT:])
-        written = self._path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            written.write_text(json.dumps({"version": VERSION, "files": files}), "utf-8")
-            written.replace(self._path)
-            self._is_new = False
+            with locked(self._path):
+                stored = _read(self._path)
+                files = {**{n: d for n, d in stored.items() if n not in self._new}, **self._new}
+                files = dict([*files.items()][-MAX_KEPT:])
+                document = {"version": VERSION, "files": files}
+                replace_file(self._path, json.dumps(document).encode())
+            self._new = {}
 
 
 Identity = list[int]

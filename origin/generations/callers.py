@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import hmac
 import json
-import os
 import secrets
 import struct
 from collections.abc import Callable
@@ -30,6 +28,7 @@ from typing import NamedTuple
 
 from ledger.backoff import spread_ms
 from ledger.bucket import Bucket
+from ledger.durable_file import OWNER_MODE, create_file
 from ledger.errors import (
     CallerError,
     ConfigError,
@@ -155,18 +154,13 @@ class TokenKeys:
 
 
 def _make_keys(path: Path, random: Callable[[int], bytes]) -> None:
-    """Write a new key to `path`, whole or not at all: another origin may do so at this moment."""
+    """Write a new key to `path`, unless another origin does so at this moment.
+
+    It is on the disk before any token is signed with it: a power cut must not void the tokens.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     made = {random(4).hex(): random(KEY_BYTES).hex()}
-    new = path.with_name(f"{path.name}.{random(4).hex()}")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(made, file)
-        with contextlib.suppress(FileExistsError):  # the other one's key is as good
-            os.link(new, path)
-    finally:
-        new.unlink()
+    create_file(path, json.dumps(made).encode(), mode=OWNER_MODE)
 
 
 def _mark(tenant: str) -> bytes:

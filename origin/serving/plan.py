@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ledger.durable_file import replace_file
 from ledger.errors import ConfigError
 from ledger.version import tailrace_version
 from origin.checkpoint.file_digests import identities
@@ -82,10 +83,10 @@ class KnownModels:
         del said["spans"]
         entry = {"identity": self._identities[name], "ready": said, "load_s": known.load_s}
         self._stored[name] = entry
-        new = self._path.with_suffix(".new")
+        document = {"version": VERSION, "models": self._stored}
         with suppress(OSError):
-            new.write_text(json.dumps({"version": VERSION, "models": self._stored}), "utf-8")
-            new.replace(self._path)
+            # The event loop does not wait for the disk here: what is lost is learnt again.
+            replace_file(self._path, json.dumps(document).encode(), sync=False)
 
 
 def _identity(config: OriginConfig) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 
 import structlog
 
+from ledger.durable_file import locked, replace_file
 from ledger.errors import CallerError, ConfigError
 
 FOLDER = "kernels"
@@ -113,14 +114,15 @@ class KernelCache:
         """Take what was compiled since into the manifest; gives how many that are."""
         if not self.folder.is_dir():
             return 0
-        known = self._known()
-        new = {
-            path.name: _files(path)
-            for path in sorted(self.folder.iterdir())
-            if path.is_dir() and path.name not in known and _is_whole(path)
-        }
-        if new:
-            self._write(known | new)
+        with locked(self.folder / MANIFEST):  # workers keep theirs at the same time
+            known = self._known()
+            new = {
+                path.name: _files(path)
+                for path in sorted(self.folder.iterdir())
+                if path.is_dir() and path.name not in known and _is_whole(path)
+            }
+            if new:
+                self._write(known | new)
         return len(new)
 
     def export(self, to: Path, progress: Callable[[int], None] = lambda done: None) -> int:
@@ -186,10 +188,12 @@ class KernelCache:
         if groups is None or any(taken.get(one, {}).keys() != groups[one].keys() for one in groups):
             raise CallerError("is damaged: it ends too early", field=str(path))
         self.keep()
-        known = self._known()
-        new = {one: files for one, files in taken.items() if one not in known}
-        here = {group: self._put(group, files) for group, files in new.items()}
-        self._write(known | here)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder / MANIFEST):
+            known = self._known()
+            new = {one: files for one, files in taken.items() if one not in known}
+            here = {group: self._put(group, files) for group, files in new.items()}
+            self._write(known | here)
         return len(new)
 
     def _put(self, group: str, files: dict[str, bytes]) -> dict[str, list[Any]]:
@@ -233,9 +237,7 @@ class KernelCache:
 
     def _write(self, groups: Groups) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        new = self.folder / f"{MANIFEST}.{os.getpid()}.new"
-        new.write_bytes(self._manifest(groups))
-        os.replace(new, self.folder / MANIFEST)
+        replace_file(self.folder / MANIFEST, self._manifest(groups))
 
 
 def _files(folder: Path) -> dict[str, list[Any]]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -37,6 +38,23 @@ def test_a_file_is_hashed_once(tmp_path: Path) -> None:
     weights, store = kept(tmp_path)
     again = kept_at(store)
     assert again.of(weights) == digest_of(weights)
+    assert again.hashed_bytes == 0
+
+
+def test_workers_that_keep_digests_at_once_lose_none(tmp_path: Path) -> None:
+    files, store = [tmp_path / f"weights{n}" for n in range(8)], tmp_path / "digests.json"
+    for file in files:
+        file.write_bytes(file.name.encode())
+    workers = [kept_at(store) for _ in files]  # each has read what is kept before any writes
+    for worker, file in zip(workers, files, strict=True):
+        worker.of(file)
+    threads = [Thread(target=worker.keep) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    again = kept_at(store)
+    assert [again.of(file) for file in files] == list(map(digest_of, files))
     assert again.hashed_bytes == 0
 
 
