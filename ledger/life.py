@@ -27,7 +27,7 @@ class StreamLife(NamedTuple):
     queue_ms: int | None = None
     """Until a worker had it."""
     first_ms: int | None = None
-    """Until its first frame was durable."""
+    """Until its first frame was durable that is no notice."""
     whole_ms: int | None = None
     """Until its end was written."""
     gap_p50_ms: int | None = None

@@ -292,7 +292,7 @@ class Runs(Owner):
             run=stream.run,
             trace=stream.recipe.trace,
         )
-        stream.progress.go_on(len(history.ids), history.next_index, self._metrics.clock())
+        stream.progress.go_on(history, self._metrics.clock())
         self.table.touch(stream)
         if stream.unread:
             self._tell_unread(stream)

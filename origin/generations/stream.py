@@ -131,12 +131,17 @@ class StreamProgress:
     first_timed: int = 0
     frame_ms: array[int] = field(default_factory=lambda: array("I"))
     queue_ms: int | None = None  # until a worker had it
+    first_ms: int | None = None
+    """Until its first frame was released that is no notice of ours, if that was made here."""
+    _is_begun: bool = False
 
-    def go_on(self, tokens: int, next_index: int, now_s: float) -> None:
-        """A worker begins, or goes on, behind so much of it."""
+    def go_on(self, history: History, now_s: float) -> None:
+        """Note that a worker begins with it, or goes on behind what is in its log."""
         if self.queue_ms is None:
             self.queue_ms = self._ms(now_s)
-        self.tokens, self.next_index = tokens, next_index
+        self.tokens, self.next_index = len(history.ids), history.next_index
+        self._is_begun = self.next_index > len(history.notices)
+        next_index = self.next_index
         if self.first_timed + len(self.frame_ms) != next_index:
             self.first_timed = next_index
             del self.frame_ms[:]
@@ -145,6 +150,8 @@ class StreamProgress:
         """The frame of this index is durable, and completes so many tokens."""
         self.tokens += tokens
         self.next_index = index + 1
+        if not self._is_begun:
+            self._is_begun, self.first_ms = True, self._ms(now_s)
         timed = len(self.frame_ms)
         if timed < MAX_TIMED_FRAMES and self.first_timed + timed == index:
             self.frame_ms.append(self._ms(now_s))
@@ -156,19 +163,17 @@ class StreamProgress:
             return None
         return self.began_s + self.frame_ms[place] / 1000
 
-    @property
-    def first_ms(self) -> int | None:
-        """Until its first frame, if that was made here."""
-        return self.frame_ms[0] if self.frame_ms and self.first_timed == 0 else None
-
     def life(self, takeovers: int, now_s: float, coming: int = 0) -> StreamLife:
-        """What is kept of it when it ends now, and so many frames are released with its end."""
+        """Return what to keep if it ends now, and `coming` frames are released with its end."""
+        first_ms = self.first_ms
+        if coming and not self._is_begun:
+            first_ms = self._ms(now_s)
         coming = coming if len(self.frame_ms) < MAX_TIMED_FRAMES else 0
         times = [*self.frame_ms, *[self._ms(now_s)] * coming]
         gaps = sorted(map(sub, times[1:], times))
         return StreamLife(
             queue_ms=self.queue_ms,
-            first_ms=times[0] if times and self.first_timed == 0 else None,
+            first_ms=first_ms,
             whole_ms=self._ms(now_s),
             gap_p50_ms=_percentile(gaps, 50),
             gap_p95_ms=_percentile(gaps, 95),

@@ -68,17 +68,26 @@ async def lately(
 
 
 async def models(store: HistoryStore, since_ms: int) -> list[Document]:
-    """Of each model what was asked of it since then, the most wanted first."""
+    """Return what was asked of each model since then, the most wanted first.
+
+    `first_ms` is the mean until the first frame, or None where no request is known to have got one.
+    """
     rows = await store.rows(
         f"""SELECT model, count(*), sum(CASE WHEN found IN {WARM} THEN 0 ELSE 1 END), max(at_ms),
-            coalesce(avg(first_ms), 0), coalesce(sum(took_ms), 0)
+            avg(first_ms), coalesce(sum(took_ms), 0)
         FROM arrival WHERE at_ms >= $1 GROUP BY model ORDER BY 2 DESC, 1 LIMIT $2""",
         since_ms,
         MAX_MODELS,
     )
     keys = ("model", "arrivals", "cold", "last_ms", "first_ms", "took_ms")
     return [
-        dict(zip(keys, (model, *(round(one) for one in figures)), strict=True))
+        dict(
+            zip(
+                keys,
+                (model, *(None if one is None else round(one) for one in figures)),
+                strict=True,
+            )
+        )
         for model, *figures in rows
     ]
 

@@ -249,9 +249,10 @@ def _show_explained(one: Document) -> None:
         pinned = "pinned" if now["pinned"] else f"{now['policy']} decides"
         typer.echo(f"{one['model']} at {one['origin']} is {now['tier']}; {pinned}")
     if lately:
+        first_ms = lately["first_ms"]
         typer.echo(
-            f"{lately['arrivals']:,} requests in a day, {lately['cold']:,} of them waited for it;"
-            f" {lately['first_ms']:,} ms until the first frame on average"
+            f"{lately['arrivals']:,} requests in a day, {lately['cold']:,} of them waited for it"
+            + ("" if first_ms is None else f"; {first_ms:,} ms until the first frame on average")
         )
     rows = [
         (

@@ -13,13 +13,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledger.errors import CallerError, ConfigError, Unavailable
+from ledger.life import StreamLife
 from ledger.sqlite.ledger import SqliteLedger
 from origin.history import queries, recorder
 from origin.history.recorder import HistoryRecorder
 from origin.history.schema import COLD, DAY_MS, HOT, HistoryEntry, HistoryStore, Keeping
 from origin.history.sqlite_file import SqliteHistory
 from origin.pool.records import PoolChoice, PoolDecision
-from tests.origin.stage import A, B, Stage
+from tests.origin.stage import RECIPE, A, B, Stage
 
 pytestmark = pytest.mark.anyio
 
@@ -28,6 +29,12 @@ def recorder_of(path: Path) -> HistoryRecorder:
     return HistoryRecorder(
         lambda: SqliteHistory.open(path, 7), "here", Keeping(DAY_MS, 1000), lambda: DAY_MS
     )
+
+
+async def close(history: HistoryRecorder) -> None:
+    """Also after a failed assertion, or the thread of its file keeps pytest from ending."""
+    if history.store is not None:
+        await history.store.close()
 
 
 def statement(path: Path, text: str) -> list[Any]:
@@ -60,6 +67,52 @@ async def test_an_origins_requests_and_workers_are_recorded(tmp_path: Path) -> N
         (0, "demo", HOT, "it is ready"),
         (0, "demo", COLD, "ended by SIGKILL"),
     ]
+
+
+async def test_the_first_frame_of_a_cold_start_is_the_one_behind_its_notices(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "history.db"
+    ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: 1000)
+    stage = Stage(ledger)
+    history = stage.runs.recorder = recorder_of(path)
+    try:
+        notices = (("loading", "is loaded"),)
+        cold = RECIPE.model_copy(update={"notices": notices, "fingerprint": ""})
+        await stage.start(A, cold)
+        stage.clock_s += 2.0
+        one, two = stage.slots
+        await stage.ready(one)
+        run, _ = one.last
+        stage.clock_s += 0.5
+        await stage.step(one, run, 2, "a")
+        await stage.lost(one)
+        stage.clock_s += 1.0
+        await stage.ready(two)
+        run, _ = two.last
+        await stage.step(two, run, 3, None)
+        life = StreamLife.of((await ledger.read(A, 3, 1))[0])
+        assert life is not None and (life.first_ms, life.whole_ms) == (2500, 3500)
+        await history.flush()
+        assert history.store is not None
+        [told] = await queries.models(history.store, 0)
+        assert (told["cold"], told["first_ms"]) == (1, 2500)
+    finally:
+        await close(history)
+        await ledger.close()
+
+
+async def test_of_requests_without_a_first_frame_none_is_told(tmp_path: Path) -> None:
+    history = recorder_of(tmp_path / "history.db")
+    history.arrived(A, "demo", COLD)
+    history.served(A, None, 0, "failed")
+    await history.flush()
+    try:
+        assert history.store is not None
+        [told] = await queries.models(history.store, 0)
+        assert told["first_ms"] is None
+    finally:
+        await close(history)
 
 
 @pytest.mark.parametrize("at", [20, 5000])
