@@ -55,7 +55,7 @@ bench-ledger: $(DEV) ## time the ledger beside Redis, NATS, PostgreSQL and Durab
 bench-path: $(DEV) ## time a token from worker to reader, process by process
 	@$(BIN)/python tests/bench/bench_path.py $(ARGS)
 
-bench-edge: $(DEV) ## time a relayed frame beside nginx, idle and stalled clients, a storm of resumes
+bench-edge: $(DEV) ## time a relayed frame beside nginx, idle and stalled clients, a storm of resumes, 50,000 readers of a cut link
 	@$(BIN)/python tests/bench/bench_edge.py $(ARGS)
 
 bench-telemetry: $(DEV) ## time what telemetry costs of a relayed frame, on and off

@@ -19,8 +19,9 @@ looked for garbage since 2,000 idle WebSockets began to connect, plain or over T
 `flood_p99_ms` is the time that frames of 64 readers wait while four connections flood the edge
 with input that asks for nothing, for the worst of the floods in tests/bench/edge/floods.py, which
 `flood_worst` names; `flood_…_hung_up` is how often the edge hung up on the flooders in that time.
-`stalled_reader_kib` is what a reader costs more that stalls than one to whom nothing is said. It
-ends with one line of JSON: times in us or ms as the names say, sizes in KiB of the edge and of the
+`stalled_reader_kib` is what a reader costs more that stalls than one to whom nothing is said. How
+long 50,000 readers wait when their link is cut is the part `links`, in bench_links.py. It ends with
+one line of JSON: times in us or ms as the names say, sizes in KiB of the edge and of the
 kernel's TCP buffers together; null is not measured.
 """
 
@@ -48,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tailrace.up import development_certificate  # noqa: E402
-from tests.bench import bench_http3  # noqa: E402
+from tests.bench import bench_http3, bench_links  # noqa: E402
 from tests.bench.edge import floods  # noqa: E402
 from tests.bench.edge.readers import (  # noqa: E402
     FRAMES,
@@ -76,7 +77,7 @@ ROWS = (
     *(("nginx", H2), ("edge", H2), ("workerd", SSE)),
 )
 VIEWS = (SSE, FRAMES, WS)
-PARTS = ("frames", "storm", "idle", "stalled", "floods", "http3")
+PARTS = ("frames", "storm", "idle", "stalled", "floods", "http3", "links")
 IDLE, STALLED, STORM = 2000, 500, 1000
 NEIGHBOUR_S = 6.0
 """How long those are looked at who read beside readers that stall."""
@@ -387,7 +388,10 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     if "http3" in parts and shutil.which("caddy") is not None:
         found = await bench_http3.measure(files, folder, options.seconds, options.rounds)
         over_http3 = {name: value for name, value in found.items() if name.startswith("h3_")}
-    return {**report(bench.found), **over_http3}
+    over_links: dict[str, Any] = {}
+    if "links" in parts:
+        over_links = await bench_links.measure(folder)
+    return {**report(bench.found), **over_http3, **over_links}
 
 
 async def one_round(bench: Bench, options: argparse.Namespace) -> None:

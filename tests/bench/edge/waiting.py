@@ -1,0 +1,28 @@
+"""A producer whose streams have a few words and then go on without any, as while a model thinks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from origin.producer import About, Output, Request, Resumption, Text
+
+WORDS = 16
+
+
+class Waiting:
+    """Says `WORDS` words at once, and no more until it is cancelled."""
+
+    about = About("waiting", "waiting 1", Resumption.REPEATS)
+
+    async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
+        for number in range(WORDS):
+            yield Text(f"{number} ")
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+
+def waiting() -> Waiting:
+    return Waiting()
