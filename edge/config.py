@@ -18,8 +18,9 @@ from edge.access.rules import ANY_ORIGIN, Gate, HostRule, OriginRule, Rules, is_
 from edge.origins.open_requests import OpenRequests
 from edge.quic.steer import MAX_PROCESSES, can_steer
 from edge.session import MAX_UNFINISHED
+from edge.unread import DEFAULT_AFTER_S, UnreadDefault
 from ledger.dial import Credentials, LinkAddress, LinkText, check_link, secret_bytes
-from ledger.frame import MAX_CALL_BODY_BYTES
+from ledger.frame import MAX_CALL_BODY_BYTES, Unread
 from ledger.settings import (
     MAX_PORT,
     Address,
@@ -187,6 +188,18 @@ class EdgeConfig(Settings):
         gt=0,
         description="a client that takes nothing of what is sent to it for so long is cut off",
     )
+    unread: Literal["run", "pause", "cancel"] = Field(
+        "run",
+        description="what becomes of a stream that was opened at this edge when nobody reads it any"
+        " more, if its request does not say: whether closing a connection pauses or cancels it; the"
+        " same on all edges",
+    )
+    unread_after_s: int = Field(
+        DEFAULT_AFTER_S,
+        ge=1,
+        le=86_400,
+        description="seconds without a reader until then; a client that resumes needs some",
+    )
     lame_duck_s: float = Field(
         0.0,
         ge=0,
@@ -288,6 +301,10 @@ class EdgeConfig(Settings):
     def listens_on_loopback_alone(self) -> bool:
         listening = (*self.http, *(self.https if self.certificate is not None else ()))
         return all(is_loopback(parse_address(text)[0]) for text in listening)
+
+    @property
+    def unread_default(self) -> UnreadDefault:
+        return UnreadDefault(Unread.from_word(self.unread), self.unread_after_s)
 
     @property
     def origin_addresses(self) -> tuple[LinkAddress, ...]:

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import from_json, to_json
 
 from edge.session import not_a_clients
+from edge.unread import DEFAULT_AFTER_S
 from ledger.errors import CallerError, FrameError
 from ledger.frame import (
     MAX_MESSAGES,
@@ -137,6 +138,9 @@ class _Settings(BaseModel):
         priority = "standard" if self.priority is None else self.priority
         overflow = "refuse" if self.overflow is None else self.overflow
         unread = UnreadBody(then="run") if self.unread is None else self.unread
+        after_s = unread.after_s
+        if after_s is None and self.unread is not None and unread.then == "run":
+            after_s = DEFAULT_AFTER_S  # which tells it from nothing said: `UnreadDefault`
         return Open(
             model=self.model,
             sampling=Sampling(**{name: getattr(self, name) for name in SAMPLING}),
@@ -147,7 +151,7 @@ class _Settings(BaseModel):
             durability=Durability.from_word(durability),
             priority=Priority.from_word(priority),
             unread=Unread.from_word(unread.then),
-            unread_after_s=unread.after_s,
+            unread_after_s=after_s,
             idempotency_key=idempotency_key,
         )
 

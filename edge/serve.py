@@ -152,6 +152,7 @@ async def serve(
         credentials=config.origin_credentials,
         turn=turn,
         open_requests=open_requests(config),
+        unread=config.unread_default,
     )
     stop = Stop()
     server = server_config(config)

@@ -19,6 +19,7 @@ from math import inf
 from random import Random
 
 from edge.access.rules import NOBODY
+from edge.unread import UnreadDefault
 from ledger.backoff import spread_ms
 from ledger.errors import (
     CallerError,
@@ -194,6 +195,7 @@ class Session:
     unfinished: Unfinished = field(default_factory=lambda: Unfinished(inf, lambda: 0.0))
     caller: Caller | None = None
     sees_details: bool = True
+    unread: UnreadDefault = field(default_factory=UnreadDefault)
     left: Callable[[], int] = lambda: 0
     failed: Callable[[str], None] = lambda _code: None
     spend: Callable[[float], bool] = lambda _points: True
@@ -318,7 +320,8 @@ class Session:
         if isinstance(frame, Open | Resume):
             stream.limit = frame.start + frame.credit
             stream.limit_bytes = inf if frame.credit_bytes is None else frame.credit_bytes
-            asked = replace(frame, credit_bytes=stream.grant(self._window_bytes))
+            granted = stream.grant(self._window_bytes)
+            asked = replace(self.unread.applied(frame), credit_bytes=granted)
         if self.caller is not None:
             asked = replace(asked, caller=self.caller)
         forward.append(raw if asked is frame else encode(asked, corr))

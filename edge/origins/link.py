@@ -30,6 +30,7 @@ from edge.origins.relay import RETRY_AFTER_MS, Route, Sink, route_of, spread, un
 from edge.origins.watchers import Watchers
 from edge.server.outlet import Turn
 from edge.telemetry.exchange import current, note_error, note_stream, traced
+from edge.unread import UnreadDefault
 from ledger.backoff import Backoff, spread_ms
 from ledger.dial import Credentials, LinkAddress
 from ledger.errors import CallerError, Overloaded, TailraceError, TooLarge
@@ -84,10 +85,13 @@ class Link:
         backoff: Backoff | None = None,
         turn: Turn | None = None,
         open_requests: OpenRequests | None = None,
+        unread: UnreadDefault | None = None,
     ) -> None:
         """`backoff` is how each origin is waited for that cannot be reached. Sinks may touch
-        `turn` when they are delivered to: it is flushed when all of one read has been."""
+        `turn` when they are delivered to: it is flushed when all of one read has been. `unread`
+        holds for streams whose request says nothing of it."""
         self._turn = turn or Turn()
+        self.unread = unread or UnreadDefault()
         self._open_requests = open_requests or OpenRequests()
         self.origins = [
             Origin(
@@ -393,7 +397,7 @@ class Reader:
 
     async def open(self, request: Open | Resume, frames: int = WINDOW_FRAMES) -> Opened:
         """The stream's frames follow, at first at most so many."""
-        request = credited(request, frames)
+        request = credited(self.link.unread.applied(request), frames)
         self._window = Window.starting(
             request.start, request.credit, WINDOW_FRAMES, request.credit_bytes
         )

@@ -215,7 +215,7 @@ class StreamRoutes:
             self.deadlines,
             outlet,
             wanted.encoder,
-            with_trace(credited(wanted.request), exchange),
+            with_trace(credited(self.link.unread.applied(wanted.request)), exchange),
             [*access, *fields_of(wanted.headers)],
             admitted.done,
             exchange,

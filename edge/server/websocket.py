@@ -93,6 +93,7 @@ class WebSocket:
             Unfinished(config.max_unfinished_per_connection, shared.deadlines.clock_s),
             caller=admission.caller,
             left=partial(shared.link.left_by, self),
+            unread=shared.link.unread,
             sees_details=sees_details(admission.head, "1.1", admission.caller, config),
             failed=self._exchange.failed,
             spend=self._flood.spend,

@@ -136,6 +136,7 @@ def test_a_refused_value_is_shown_but_not_at_length() -> None:
     [
         (b"null", Unread.RUN, None),
         (b'"pause"', Unread.PAUSE, None),
+        (b'"run"', Unread.RUN, 30),  # said, so that no edge's default takes its place
         (b'{"then":"cancel","after_s":5}', Unread.CANCEL, 5),
     ],
 )

@@ -22,8 +22,9 @@ from edge.openai.request import (
     output_format,
 )
 from edge.request import Count
+from edge.unread import DEFAULT_AFTER_S
 from ledger.errors import CallerError
-from ledger.frame import MAX_MESSAGES, Caller, Message, Open, Overflow
+from ledger.frame import MAX_MESSAGES, Caller, Message, Open, Overflow, Unread
 
 MAX_INPUT_CHARS = 128 * 1024
 """Of the input, as JSON, that is kept with a stream, beside the ids of its tokens. A longer one is
@@ -136,6 +137,8 @@ def to_open(
         if body.truncation not in _TRUNCATION:
             raise invalid("truncation", body.truncation, "auto or disabled")
         more["overflow"] = _TRUNCATION[body.truncation]
+    if body.background and body.unread is None:  # it is meant to be made without a reader
+        more |= {"unread": Unread.RUN, "unread_after_s": DEFAULT_AFTER_S}
     return open_of(
         body,
         key,

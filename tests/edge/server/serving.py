@@ -40,7 +40,12 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     counts = Counts()
     turn = Turn(clock_s=perf_counter, wrote=counts.wrote)
     config = EdgeConfig(http=("127.0.0.1:0",), **settings)
-    link = Link(("127.0.0.1", origin.port), turn=turn, open_requests=open_requests(config))
+    link = Link(
+        ("127.0.0.1", origin.port),
+        turn=turn,
+        open_requests=open_requests(config),
+        unread=config.unread_default,
+    )
     sockets = Sockets.bound(config)
     rules = access_rules(config)
     app = create_app(link, config, rules)
