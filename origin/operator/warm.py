@@ -248,7 +248,7 @@ class WarmDesk:
             return {"policy": policy.policy, "shadow": policy.shadow}
         if asked == "pin":
             pin = parse_body(WantedPin, body)
-            self._pool.pin(pin.model, pinned=pin.pinned)
+            await self._pool.pin(pin.model, pinned=pin.pinned)
             return {"model": pin.model, "pinned": pin.pinned}
         wanted = parse_body(WantedModel, body)
         self._pool.prewarm(wanted.model)

@@ -149,8 +149,12 @@ class WarmPool:
         if kept.residence is Residence.LOADING and stage_tier > kept.tier:
             self._reach(kept, stage_tier, now, "loading")
 
-    def loaded(self, model: str, now: float) -> list[PoolOrder]:
-        """It may be asked; whoever waited is taken now."""
+    def loaded(self, model: str, now: float, load_s: float | None = None) -> list[PoolOrder]:
+        """Take the requests that waited for a model that is ready now.
+
+        `load_s` is how long the next load of this kind is expected to take by this one; without
+        it, that is the time since the load was ordered.
+        """
         kept = self.of(model)
         was_loading = kept.residence is Residence.LOADING
         kept.residence = follow(kept.residence, PoolEvent.LOADED)
@@ -158,8 +162,8 @@ class WarmPool:
             return []
         kept.retry_at_s = 0.0
         took_s = now - kept.loading_s
-        known = kept.prices_s.get(kept.loading_from)
-        price = took_s if known is None else known + PRICE_WEIGHT * (took_s - known)
+        newest, known = took_s if load_s is None else load_s, kept.prices_s.get(kept.loading_from)
+        price = newest if known is None else known + PRICE_WEIGHT * (newest - known)
         kept.prices_s[kept.loading_from] = kept.load_s = price
         kept.ready_s = now
         self._reach(kept, Tier.COMPILED, now, kept.reason, took_s)

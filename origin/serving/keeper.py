@@ -31,6 +31,7 @@ from origin.pool.records import ArrivalRecord, PoolDecision, PoolRecord, TierCha
 from origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence, Tier
 from origin.pool.warm_pool import PoolOrder
 from origin.serving.live_pool import MAX_REMEMBERED, LivePool
+from origin.serving.pins import Pins
 from origin.serving.plan import KnownModel, KnownModels, ModelPlan, caps, first_load_s
 from origin.serving.served_model import ServedModel, ServedModels
 from origin.warm.policies import LOAD_S, WarmPrices
@@ -117,6 +118,7 @@ class ModelKeeper:
 
     def start(self) -> None:
         """Load what is pinned, and then of the others, in their order, as many as fit."""
+        self.live.restore_pins()
         now = self._clock()
         self._do([*self.pool.tick(now), *self.pool.fill(now)])
 
@@ -221,12 +223,13 @@ class ModelKeeper:
             self.pool.stage(model.name, tier, self._clock())
 
     def loaded(self, model: ServedModel, slot: WorkerSlot) -> None:
-        """A worker of it is ready, and may be given streams."""
-        if model.ready is not None and slot.start is not None:
-            took_s = slot.start.ready_s - slot.start.asked_s
-            self._known.learn(model.name, KnownModel(model.ready, took_s))
+        """Take note that a worker of a model is ready, and may be given streams."""
+        load_s = None if slot.start is None else slot.start.own_s
+        if model.ready is not None and load_s is not None:
+            self._known.learn(model.name, KnownModel(model.ready, load_s))
         if self.pool.of(model.name).residence in (Residence.LOADING, Residence.READY):
-            self._do(self.pool.loaded(model.name, self._clock()))
+            price_s = None if load_s is None else load_s * self._pace
+            self._do(self.pool.loaded(model.name, self._clock(), price_s))
 
     def lost(self, model: ServedModel) -> None:
         """A worker of it died; another one is started unless its circuit is open."""
@@ -387,6 +390,7 @@ def live_pool(
             {plan.name: plan.table.policy for plan in plans if plan.table.policy is not None},
             tell,
             clock,
+            Pins(config.data),
         )
         if config.shadow_policy is not None:
             live.run_shadow(config.shadow_policy)

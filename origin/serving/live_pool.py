@@ -8,17 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import structlog
+
+from ledger.errors import CallerError, ConfigError
 from ledger.hints import Hint
 from origin.pool.members import PoolMember
 from origin.pool.records import ArrivalRecord, KeepRecord, PoolDecision, PoolRecord, TierChange
 from origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay, ShadowPool
 from origin.pool.tiers import Tier
 from origin.pool.warm_pool import PoolOrder, WarmPool
+from origin.serving.pins import Pins
 from origin.warm.learned import named_policy
 from origin.warm.policies import KeepAlivePolicy, WarmPrices
 
 MAX_REMEMBERED = 20_000
 """Requests that a policy which is applied later learns from."""
+
+log = structlog.get_logger("models")
 
 Carry = Callable[[list[PoolOrder]], None]
 Tell = Callable[[PoolRecord, bool], None]
@@ -40,8 +46,11 @@ class LivePool:
         own: Mapping[str, str],
         tell: Tell,
         clock_s: Callable[[], float],
+        pins: Pins | None = None,
     ) -> None:
+        """`pins` are those of operators, which are forgotten with this object if not given."""
         self.clock_s = clock_s
+        self._pins = pins
         self.carry_out: Carry = lambda orders: None
         self._members, self._caps, self._own = members, caps, own
         self._policy = policy
@@ -59,8 +68,19 @@ class LivePool:
     def prewarm(self, model: str) -> None:
         self.carry_out(self.pool.hint(model, Hint.OPERATOR, self.clock_s()))
 
-    def pin(self, model: str, *, pinned: bool) -> None:
+    async def pin(self, model: str, *, pinned: bool) -> None:
+        """Pin a model or unpin it, now and at the next starts of the origin."""
         self.carry_out(self.pool.pin(model, self.clock_s(), pinned=pinned))
+        if self._pins is not None:
+            await self._pins.keep(model, pinned=pinned)
+
+    def restore_pins(self) -> None:
+        """Pin what operators have pinned before the origin started, as far as it is possible."""
+        for model in () if self._pins is None else self._pins.models:
+            try:
+                self.carry_out(self.pool.pin(model, self.clock_s(), pinned=True))
+            except (CallerError, ConfigError) as error:
+                log.warning("pin.ignored", model=model, error=str(error))
 
     async def apply(self, policy: str, *, shadow: bool) -> None:
         """It knows what has been asked of late. Models with a policy of their own keep it."""

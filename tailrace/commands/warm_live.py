@@ -136,12 +136,15 @@ def prewarm(
 
 def pin(
     model: ModelArgument,
-    off: Annotated[bool, typer.Option("--off", help="Let its policy decide again.")] = False,
+    off: Annotated[
+        bool,
+        typer.Option("--off", help="Let its policy decide again."),
+    ] = False,
     edge: EdgeOption = LOCAL,
     origin: OriginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep a model loaded whatever its policy says."""
+    """Keep a model loaded whatever its policy says, also after a restart of the origin."""
     for one in _change(edge, "pin", {"model": model, "pinned": not off}, origin, as_json):
         typer.echo(f"{one['origin']}: {model} is {'left to its policy' if off else 'pinned'}")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from structlog.testing import capture_logs
 
 from ledger.errors import Unavailable
 from origin.config import DEMO_MODEL, OriginConfig
@@ -22,10 +23,12 @@ from origin.pool.tiers import Residence
 from origin.pool.warm_pool import PoolOrder
 from origin.serving.keeper import ModelKeeper
 from origin.serving.live_pool import LivePool
+from origin.serving.pins import Pins
 from origin.serving.plan import KnownModel, KnownModels, first_load_s
 from origin.serving.served_model import ServedModel, ServedModels
 from origin.warm.policies import WarmPrices
 from origin.workers.liveness import CircuitState
+from origin.workers.load_spans import FORKED, LoadStage, WorkerStart
 from origin.workers.worker_frame import Ready
 from origin.workers.worker_process import WorkerSlot
 from tests.origin.history.test_stores import Pool
@@ -66,12 +69,14 @@ class Troupe:
             {},
             self._hear,
             lambda: self.now_s,
+            Pins(folder),
         )
         self.pool = live.pool
+        self.known = known = KnownModels(folder, configs)
         self.keeper = ModelKeeper(
             ServedModels(*self.models),
             live,
-            KnownModels(folder, configs),
+            known,
             self.metrics,
             clock=lambda: self.now_s,
             wait_s=wait_s,
@@ -222,12 +227,57 @@ async def test_a_model_whose_workers_die_makes_room_and_is_tried_when_it_is_time
     assert "out of memory" in troupe.keeper.tiers()[0].reason
 
 
+async def test_a_pin_is_remembered_over_restarts_until_it_is_taken_back(tmp_path: Path) -> None:
+    def pinned(troupe: Troupe) -> list[str]:
+        troupe.keeper.start()
+        return [one.name for one in troupe.pool.states() if one.is_pinned]
+
+    troupe = Troupe(tmp_path, cap=2.0)
+    assert pinned(troupe) == []
+    await troupe.keeper.live.pin("two", pinned=True)
+    troupe = Troupe(tmp_path, cap=2.0)
+    assert pinned(troupe) == ["two"]
+    assert pinned(Troupe(tmp_path, cap=1.0)) == []  # there would be no room for the other one
+    await troupe.keeper.live.pin("two", pinned=False)
+    assert pinned(Troupe(tmp_path, cap=2.0)) == []
+
+
+async def test_pins_that_cannot_be_read_or_written_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "pins.json"
+    file.write_text('{"version": 1, "models": ["gone"]}')
+    Troupe(tmp_path, cap=2.0).keeper.start()
+    for damaged in ("", "7", '{"version": 2, "models": []}', '{"version": 1, "models": [7]}'):
+        file.write_text(damaged)
+        with capture_logs() as logs:
+            troupe = Troupe(tmp_path, cap=2.0)
+        assert [one["event"] for one in logs] == ["pins.unreadable"]
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(Unavailable, match=r"holds until the origin ends: .*pins\.json cannot"):
+        await troupe.keeper.live.pin("two", pinned=True)
+    assert troupe.pool.of("two").is_pinned
+
+
+async def test_the_imports_that_a_first_start_waits_for_are_not_expected_of_the_next(
+    tmp_path: Path,
+) -> None:
+    troupe = Troupe(tmp_path, cap=2.0)
+    one, _ = troupe.models
+    troupe.keeper.start()
+    troupe.now_s += 27.5
+    stages = (LoadStage("imports", 0.0, 26.0), LoadStage(FORKED, 26.0, 26.1))
+    one.slots[0].start = WorkerStart(FORKED, 0.0, 27.5, (*stages, LoadStage("read", 26.1, 27.5)))
+    troupe.load(one)
+    assert troupe.pool.of("one").load_s == 1.5
+    assert troupe.known.find("one") == KnownModel(READY, 1.5)
+
+
 async def test_a_pinned_model_whose_workers_cannot_start_is_loaded_when_one_is_tried_again(
     tmp_path: Path,
 ) -> None:
     troupe = Troupe(tmp_path, cap=2.0)
     one, _ = troupe.models
-    troupe.keeper.live.pin("one", pinned=True)
+    await troupe.keeper.live.pin("one", pinned=True)
     troupe.fail(one)
     troupe.leave(one)
     decided = len(troupe.told)

@@ -91,11 +91,11 @@ async def test_a_model_keeps_its_own_policy_whatever_is_applied() -> None:
     ]
 
 
-def test_operators_prewarm_and_pin_and_edges_hint() -> None:
+async def test_operators_prewarm_and_pin_and_edges_hint() -> None:
     played = Played("ttl-0")
     played.live.prewarm("a")
     played.player.advance(LOAD_S)
-    played.live.pin("a", pinned=True)
+    await played.live.pin("a", pinned=True)
     played.live.hint(Hint.MODELS, "")  # of any: there is room for one more
     played.player.advance(2 * LOAD_S)
     ready = [name for name in NAMES if played.residence(name) is Residence.READY]
@@ -104,7 +104,7 @@ def test_operators_prewarm_and_pin_and_edges_hint() -> None:
     played.player.advance(1000.0)
     assert played.residence("a") is Residence.READY
     assert played.residence("b") is Residence.AWAY
-    played.live.pin("a", pinned=False)
+    await played.live.pin("a", pinned=False)
     played.player.advance(1001.0)
     assert played.residence("a") is Residence.AWAY
 
