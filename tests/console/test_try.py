@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 
 import pytest
 from playwright.async_api import Page, expect
@@ -91,6 +93,21 @@ async def _check_the_wire(page: Page, protocol: str) -> None:
         f"resumed after frame {await number('Received before the cut') - 1}"
         in await page.locator(".events").inner_text()
     )
+
+
+async def test_the_request_can_be_made_from_a_terminal(scene: Scene) -> None:
+    async with visiting(scene.browser, scene.edge.url, "try") as visit:
+        page = visit.page
+        await page.get_by_role("option", name="teller").wait_for(state="attached")
+        await choose(page, "auto")
+        await page.get_by_label("What to say").fill("it's 2 waves")
+        await page.get_by_text("Use this from a terminal").click()
+        program, *words = shlex.split(await page.locator(".curl").inner_text())
+        assert (program, words[:2]) == ("curl", ["-N", f"{scene.edge.url}/v1/generate"])
+        body = json.loads(words[words.index("-d") + 1])
+        assert (body["model"], body["prompt"]) == ("teller", "it's 2 waves")
+        assert await visit.violations() == []
+        assert visit.faults == []
 
 
 async def test_a_screen_reader_hears_whole_sentences(scene: Scene) -> None:

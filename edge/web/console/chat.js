@@ -88,16 +88,18 @@ class Conversation extends EventTarget {
     return this.#network.isCut;
   }
 
+  /** Return the body of the request that `send` would make. */
+  input(text, { model, mode, maxTokens }) {
+    const common = { model, max_tokens: maxTokens };
+    if (mode !== "chat") return { ...common, prompt: text, ignore_eos: true };
+    const said = this.turns.filter((turn) => turn.mode === "chat").map(({ role, text }) => ({ role, content: text }));
+    return { ...common, messages: [...said, { role: "user", content: text }] };
+  }
+
   send(text, { model, mode, maxTokens, transport }) {
     if (this.busy) return;
-    const chat = mode === "chat";
+    const input = this.input(text, { model, mode, maxTokens });
     this.turns.push({ role: "user", text, mode });
-    const said = this.turns.filter((turn) => turn.mode === "chat").map(({ role, text }) => ({ role, content: text }));
-    const input = {
-      model,
-      max_tokens: maxTokens,
-      ...(chat ? { messages: said } : { prompt: text, ignore_eos: true }),
-    };
     this.turns.push({ role: "assistant", text: "", mode, model, open: true });
     this.#read((options) => stream(URL_OF_STREAMS, { ...options, input }), model, transport);
   }

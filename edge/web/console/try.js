@@ -172,12 +172,13 @@ function Composer({ chat, models }) {
   const [chosen, setChosen] = useState({ model: null, mode: null, transport: "auto", maxTokens: 600 });
   const model = chosen.model ?? models?.[0] ?? "";
   const mode = chosen.mode ?? (model === "demo" ? "text" : "chat");
+  const request = { model, mode, maxTokens: Number(chosen.maxTokens) || 600 };
   const canSend = !chat.busy && text.trim() && (model || models === null); // the answer asks for a key
   const change = (name) => (event) => setChosen((last) => ({ ...last, [name]: event.target.value }));
   const send = (event) => {
     event.preventDefault();
     if (!canSend) return;
-    chat.send(text, { model, mode, transport: chosen.transport, maxTokens: Number(chosen.maxTokens) || 600 });
+    chat.send(text, { ...request, transport: chosen.transport });
     setText("");
   };
   useEffect(() => {
@@ -210,8 +211,23 @@ function Composer({ chat, models }) {
         <label>Tokens at most<input type="number" min="1" max="100000" value=${chosen.maxTokens} onInput=${change("maxTokens")} /></label>
       </div>
     </details>
+    <${Curl} body=${chat.input(text, request)} />
     ${models?.length === 0 && html`<p class="warn">No model is served yet: an origin is still loading, or away.</p>`}
   </form>`;
+}
+
+/** This very request, to be tried from a terminal. */
+function Curl({ body }) {
+  const [copied, setCopied] = useState(false);
+  const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
+  const allowed = key.get() ? ` -H "Authorization: Bearer $TAILRACE_API_KEY"` : "";
+  const command = `curl -N ${location.origin}/v1/generate -H 'Accept: text/event-stream'${allowed} -d '${quoted}'`;
+  useEffect(() => setCopied(false), [command]);
+  const copy = () => navigator.clipboard.writeText(command).then(() => setCopied(true), () => {});
+  return html`<details class="settings"><summary>Use this from a terminal</summary>
+    <pre class="curl">${command}</pre>
+    ${navigator.clipboard && html`<button type="button" onClick=${copy}>${copied ? "Copied" : "Copy"}</button>`}
+  </details>`;
 }
 
 function Wire({ chat }) {
@@ -246,7 +262,7 @@ function Wire({ chat }) {
     </section>
     <section class="card">
       <h2>What happened</h2>
-      <ol class="events" tabindex="0" aria-label="What happened">${(wire?.events || []).slice(-40).map(
+      <ol class="events" ref=${newest} tabindex="0" aria-label="What happened">${(wire?.events || []).slice(-40).map(
         (event) => html`<li><span class="mono soft">${(event.at / 1000).toFixed(2)} s</span> ${event.what}</li>`,
       )}</ol>
       ${wire?.id && html`<p class="note"><a class="mono" href=${`#/ledger/${wire.id}`}>${wire.id.slice(0, 8)}…</a> in the ledger</p>`}
@@ -257,6 +273,8 @@ function Wire({ chat }) {
     </section>
   </aside>`;
 }
+
+const newest = (at) => at && (at.scrollTop = at.scrollHeight);
 
 function verdict(wire, cut) {
   if (!cut) return "Cut the network while it streams: for a second and a half nothing comes through.";
