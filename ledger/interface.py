@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from ledger.errors import Conflict, StaleEpoch, TailraceError, WrongIndex
+from ledger.errors import CallerError, Conflict, StaleEpoch, TailraceError, WrongIndex
 from ledger.frame import Durability
 
 
@@ -18,6 +18,10 @@ class StreamKind(IntEnum):
     """An engine. Without a StreamEnd it is unfinished, and another worker takes it over."""
     OBJECT = 1
     """An object, which also ends and deletes it; it has no retention of its own."""
+
+
+MAX_TTL_S = 100 * 365 * 24 * 3600
+"""Maximum time that a stream is kept after its last use: 100 years, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,14 @@ class NewStream:
     idempotency_key: str | None = None
     request_hash: bytes = b""
     kind: StreamKind = StreamKind.GENERATION
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ttl_s <= MAX_TTL_S:  # which is true of nan, too
+            raise CallerError(
+                f"{self.ttl_s} is not a time to keep a stream for",
+                field="ttl_s",
+                hint=f"from 0 to {MAX_TTL_S} seconds (100 years)",
+            )
 
 
 @dataclass(frozen=True, slots=True)

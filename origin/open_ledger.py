@@ -6,15 +6,20 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
+from ledger.durable_file import replace_file
 from ledger.errors import ConfigError
 from ledger.interface import Ledger
 from ledger.sqlite.ledger import SqliteLedger
 from ledger.sqlite.retention import RetentionSettings
 from origin.config import LedgerConfig
+
+SEEN_NAME = "ledger.db.seen"
+"""In the data folder: where its ledger is, once there was one."""
 
 log = structlog.get_logger("origin")
 
@@ -40,7 +45,10 @@ async def open_ledger(
             cold_after_s=config.cold_after_s,
         )
         path = config.path or data / "ledger.db"
-        return await SqliteLedger.open(path, now_ms, retention=retention)
+        _require_known(path, data)
+        ledger = await SqliteLedger.open(path, now_ms, retention=retention)
+        _note_known(path, data)
+        return ledger
     try:
         from ledger.postgres.ledger import PostgresLedger
     except ModuleNotFoundError as error:
@@ -57,6 +65,36 @@ async def open_ledger(
     return await PostgresLedger.open(
         url, now_ms, owner=owner, lease_s=config.lease_s, reached=reached
     )
+
+
+def _require_known(path: Path, data: Path) -> None:
+    """Raise `ConfigError` if this folder's ledger is gone: an empty one must not take its place.
+
+    All that the old one has acknowledged would be answered with 404.
+    """
+    seen = data / SEEN_NAME
+    with suppress(OSError):
+        if not path.exists() and seen.read_text("utf-8") == _named(path, data):
+            raise ConfigError(
+                f"there was a ledger at {path}, and it is gone",
+                field="ledger.path",
+                hint="is its disk mounted? put the file back with all that lay beside it;"
+                f" to begin with an empty ledger, remove {seen}",
+            )
+
+
+def _note_known(path: Path, data: Path) -> None:
+    """Note in the data folder that there is a ledger at `path`."""
+    seen, named = data / SEEN_NAME, _named(path, data)
+    with suppress(OSError):  # without the note nothing is refused
+        if not seen.exists() or seen.read_text("utf-8") != named:
+            data.mkdir(parents=True, exist_ok=True)
+            replace_file(seen, named.encode())
+
+
+def _named(path: Path, data: Path) -> str:
+    """Name a ledger so that the data folder may be moved with it."""
+    return os.path.relpath(path, data)
 
 
 def owner_name(name: str | None, random: Callable[[int], bytes] = secrets.token_bytes) -> str:

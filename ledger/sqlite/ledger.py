@@ -89,6 +89,9 @@ class SqliteLedger:
     ) -> SqliteLedger:
         """Open the ledger file at `path` and recover it; `now_ms` gives Unix time in ms.
 
+        What that time leaps over expires. A clock that may be set ahead is to be smoothed first,
+        as `origin.steady_clock` does.
+
         `vfs` and `wal_sync` are those of `SqliteFile.open`.
         """
         file = await SqliteFile.open(path, vfs, wal_sync)

@@ -1,13 +1,14 @@
 """What `ledger.interface` promises, on every backend."""
 
 import asyncio
+import math
 from dataclasses import replace
 
 import pytest
 
-from ledger.errors import Conflict, NotFound, StaleEpoch, WrongIndex
+from ledger.errors import CallerError, Conflict, NotFound, StaleEpoch, WrongIndex
 from ledger.frame import Durability
-from ledger.interface import Append, Appends, Ledger, Record, StreamKind
+from ledger.interface import MAX_TTL_S, Append, Appends, Ledger, Record, StreamKind
 from tests.ledger.backends import (
     A,
     B,
@@ -93,6 +94,24 @@ async def test_streams_are_created_together_or_not_at_all(ledger: Ledger) -> Non
     for stream in others:
         with pytest.raises(NotFound):
             await ledger.info(stream)
+
+
+@pytest.mark.parametrize("ttl_s", [1e17, -1.0, math.nan, math.inf])
+def test_a_stream_is_kept_for_a_time_that_there_is(ttl_s: float) -> None:
+    with pytest.raises(CallerError, match="is not a time") as error:
+        new(ttl_s=ttl_s)
+    assert error.value.field == "ttl_s"
+
+
+async def test_a_stream_may_be_kept_for_a_hundred_years(ledger: Ledger) -> None:
+    await ledger.create(new(ttl_s=MAX_TTL_S))
+    await finish(ledger, A, 1)
+    assert await ledger.expire() == 0
+
+
+async def test_nobody_watches_a_stream_that_there_is_not(ledger: Ledger) -> None:
+    with pytest.raises(NotFound):
+        ledger.watch(A, lambda: None)
 
 
 async def test_a_recipe_is_kept_whatever_its_characters(ledger: Ledger) -> None:

@@ -7,7 +7,7 @@ import pytest
 from ledger.errors import ConfigError
 from ledger.sqlite.ledger import SqliteLedger
 from origin.config import LedgerConfig
-from origin.open_ledger import open_ledger, owner_name
+from origin.open_ledger import SEEN_NAME, open_ledger, owner_name
 
 pytestmark = pytest.mark.anyio
 
@@ -23,6 +23,44 @@ async def test_without_a_url_it_is_a_file(tmp_path: Path, path: Path | None) -> 
     assert isinstance(ledger, SqliteLedger)
     await ledger.close()
     assert (tmp_path / (path or Path("data") / "ledger.db")).exists()
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["in_its_place", "with_the_data_folder"])
+async def test_an_empty_ledger_does_not_take_the_place_of_one_that_is_gone(
+    tmp_path: Path, moved: bool
+) -> None:
+    data, config = tmp_path / "data", LedgerConfig()
+    for _ in range(2):
+        await (await open_ledger(config, data, now_ms)).close()
+    if moved:
+        data = data.rename(tmp_path / "elsewhere")
+    (data / "ledger.db").rename(tmp_path / "kept")
+    with pytest.raises(ConfigError, match="there was a ledger") as error:
+        await open_ledger(config, data, now_ms)
+    assert str(data / SEEN_NAME) in str(error.value.hint)
+    assert not (data / "ledger.db").exists()
+    (tmp_path / "kept").rename(data / "ledger.db")
+    await (await open_ledger(config, data, now_ms)).close()
+    for path in data.glob("ledger.db*"):
+        path.unlink()
+    await (await open_ledger(config, data, now_ms)).close()
+
+
+async def test_a_link_to_a_disk_that_is_not_mounted_is_no_new_ledger(tmp_path: Path) -> None:
+    data, disk = tmp_path / "data", tmp_path / "disk"
+    for folder in (data, disk):
+        folder.mkdir()
+    (data / "ledger.db").symlink_to(disk / "tailrace" / "ledger.db")
+    with pytest.raises(ConfigError, match=r"is a link to .*, and there is no folder"):
+        await open_ledger(LedgerConfig(), data, now_ms)
+    assert list(disk.iterdir()) == []
+    (disk / "tailrace").mkdir()
+    await (await open_ledger(LedgerConfig(), data, now_ms)).close()
+    (disk / "tailrace").rename(tmp_path / "unmounted")
+    (disk / "tailrace").mkdir()  # the folder is there, but what is mounted on it is not
+    with pytest.raises(ConfigError, match="there was a ledger"):
+        await open_ledger(LedgerConfig(), data, now_ms)
+    assert list((disk / "tailrace").iterdir()) == []
 
 
 async def test_without_the_driver_it_is_said_how_to_get_it(

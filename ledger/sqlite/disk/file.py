@@ -134,7 +134,14 @@ class SqliteFile:
 
         With another `vfs` than SQLite's own goes a `wal_sync` that syncs its files.
         """
-        path = Path(os.path.realpath(path))  # as SQLite does, which puts its WAL beside that
+        link, path = path, Path(os.path.realpath(path))
+        # From here on as SQLite does, which puts its WAL beside what a link points to.
+        if link.is_symlink() and not path.parent.is_dir():
+            raise ConfigError(
+                f"{link} is a link to {path}, and there is no folder {path.parent}",
+                field="ledger.path",
+                hint="is its disk mounted? mount it, or make the folder",
+            )
         locks: tuple[int, int] | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
