@@ -42,6 +42,7 @@ from ledger.frame import (  # noqa: E402
     StreamError,
     decode,
     encode,
+    index_of,
     split,
     tag_and_corr_of,
 )
@@ -74,6 +75,7 @@ class Socket(asyncio.Protocol):
         self.opened: list[bytes] = []
         self.errors: list[str] = []
         self.is_lost = False
+        self.is_in_order = True
         self._asked = [encode(request, n + 1) for n, request in enumerate(opens)]
         self._asked += [
             encode(Resume(stream, credit=FIRST_FRAMES), n + 1) for n, stream in enumerate(reads)
@@ -129,6 +131,8 @@ class Socket(asyncio.Protocol):
     def _take(self, raw: bytes) -> None:
         tag, corr = tag_and_corr_of(raw)
         if tag in LOGGED:
+            # A frame that came twice, or a gap, would be a fault of the edge's.
+            self.is_in_order &= index_of(raw) == self.frames[corr]
             self.frames[corr] += 1
         elif tag == StreamError.tag:
             _, error = decode(raw)
@@ -166,10 +170,11 @@ class Bench:
                     bad = [code for each in sockets for code in each.errors]
                     assert not bad, f"{what}: {len(bad)} readers were refused, first {bad[0]}"
                     assert not any(each.is_lost for each in sockets), f"{what}: closed"
+                    assert all(each.is_in_order for each in sockets), f"{what}: a wrong frame"
                     await asyncio.sleep(LOOK_S)
-        except TimeoutError:
+        except TimeoutError as error:
             late = sum(c < frames for each in waiting for c in each.frames.values())
-            sys.exit(f"{what}: {late} readers still wait after {MOST_S:g} s")
+            raise TimeoutError(f"{what}: {late} readers wait after {MOST_S:g} s") from error
 
     async def streams(self) -> list[bytes]:
         """Open the streams that all read; their own connection reads nothing of them."""
@@ -204,20 +209,34 @@ class Bench:
                 await asyncio.sleep(PROBE_EVERY_S)
 
 
-async def measure(folder: Path, readers: int = READERS, streams: int = STREAMS) -> dict[str, Any]:
+async def measure(
+    folder: Path,
+    readers: int = READERS,
+    streams: int = STREAMS,
+    held_s: float = HELD_S,
+    *,
+    pinned: bool = True,
+) -> dict[str, Any]:
+    """Raise where a reader gets an error or a wrong frame; `pinned` processes have a core each."""
     origin = Origin(folder / "data", producer=PRODUCER)
     again = Origin(folder / "data", origin.port, producer=PRODUCER)
     proxy = FaultProxy(origin.port)
     async with proxy.serving():
         edge = Edge(origin, links=proxy.link)
-        for each, core in ((origin, OTHER_CORE), (again, OTHER_CORE), (edge, EDGE_CORE)):
-            each.command = ["taskset", "-c", core, *each.command]
+        if pinned:
+            for each, core in ((origin, OTHER_CORE), (again, OTHER_CORE), (edge, EDGE_CORE)):
+                each.command = ["taskset", "-c", core, *each.command]
         async with running(origin, edge, late=[again]):
-            return await _measured(Bench(edge, streams), proxy, origin, again, readers)
+            return await _measured(Bench(edge, streams), proxy, origin, again, readers, held_s)
 
 
 async def _measured(
-    bench: Bench, proxy: FaultProxy, origin: Origin, again: Origin, readers: int
+    bench: Bench,
+    proxy: FaultProxy,
+    origin: Origin,
+    again: Origin,
+    readers: int,
+    held_s: float,
 ) -> dict[str, Any]:
     edge = bench.edge
     streams = await bench.streams()
@@ -234,7 +253,7 @@ async def _measured(
     found[f"renew_{readers}_s"] = monotonic() - began
     found["renew_origin_cpu_us"] = (cpu_s(origin.pid) - before[0]) / readers * 1e6
     found["renew_edge_cpu_us"] = (cpu_s(edge.pid) - before[1]) / readers * 1e6
-    await asyncio.sleep(HELD_S)
+    await asyncio.sleep(held_s)
     probing.cancel()
     found["neighbour_max_s"] = max(bench.waits_s)
 
@@ -246,7 +265,7 @@ async def _measured(
     found["origin_start_s"] = monotonic() - began
     await bench.until("killed", bench.sockets, FIRST_FRAMES + 2)
     found[f"renew_{readers}_killed_s"] = monotonic() - began
-    await asyncio.sleep(HELD_S)
+    await asyncio.sleep(held_s)
     found["links_lost"] = edge.count("origin link down") - 2
     found["edge_mib"] = resident_kib(edge.pid) / 1024
     found["origin_mib"] = resident_kib(again.pid) / 1024

@@ -11,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from edge.origins.relay import MAX_RENEWALS
+from tests.bench import bench_links
 from tests.e2e.cluster import Reader, request
 from tests.e2e.fault_proxy import FaultProxy
 from tests.e2e.processes import Edge, Origin, running
@@ -110,3 +112,10 @@ async def test_a_slow_link_and_one_that_swallows_everything_are_pauses(
             if "silent" in gone["reason"]:
                 break
         way.proxy.give_way()
+
+
+async def test_more_readers_than_are_renewed_at_a_time_read_on_after_a_cut_and_a_killed_origin(
+    tmp_path: Path,
+) -> None:
+    found = await bench_links.measure(tmp_path, 5 * MAX_RENEWALS, held_s=1.0, pinned=False)
+    assert found["links_lost"] == 0
