@@ -19,13 +19,14 @@ USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
 SPECIAL_TOKENS = (END, SYSTEM, USER, ASSISTANT)
 
-# What `exchange` and `conversation` write, in Jinja.
+# What `exchange` and `conversation` write, in Jinja. The result of a tool is text that is given, as
+# a user's is: the model was not trained on any.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'system' %}<|system|>{{ message.content }}"
-    "{% elif message.role == 'user' %}<|user|>{{ message.content }}"
+    "{% elif message.role in ('user', 'tool') %}<|user|>{{ message.content }}"
     "{% elif message.role == 'assistant' %}<|assistant|>{{ message.content }}<|end|>"
-    "{% else %}{{ raise_exception('role must be system, user or assistant') }}"
+    "{% else %}{{ raise_exception('role must be system, user, assistant or tool') }}"
     "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )

@@ -316,21 +316,22 @@ class PromptReader:
             )
         return ids
 
-    def markup(self, *, forced: bool) -> MarkupName:
-        """How calls of tools are written; any model can be forced, and few call by themselves.
+    def markup(self, *, forced: bool) -> MarkupName | None:
+        """Return how calls of tools are written.
 
-        Raises CallerError for a model that cannot.
+        A model whose template shows no tools can be forced to call one, and does not by itself:
+        None. Raises CallerError for a model whose template shows them in an unknown form.
         """
         template = self._template
-        if template is not None and template.markup is not None:
+        if template is None or not template.shows_tools:
+            return "hermes" if forced else None
+        if template.markup is not None:
             return template.markup
-        if forced and (template is None or not template.shows_tools):
-            return "hermes"
         raise CallerError(
-            "this model was not trained to call tools, or in a form that is not known here",
+            "this model calls tools in a form that is not known here",
             code="unsupported",
             field="tools",
-            hint='"tool_choice": "required" makes it, as well as it can',
+            hint='leave them out, or send "tool_choice": "none"',
         )
 
     def read(

@@ -37,6 +37,10 @@ MAX_CHOICES = 16
 DEFAULT_MAX_TOKENS = 256
 ALL_THERE_IS = 1 << 20
 """A request for so many tokens is one for all that there is room for; nobody is asked for more."""
+TOOLS_UNUSED = (
+    "this model was not trained to call tools, so it answers in text;"
+    ' "tool_choice": "required" makes it call one, as well as it can'
+)
 MAX_NOTE_CHARS = 256 * 1024
 DEFAULT_UNREAD_S = 30
 MAX_UNREAD_S = 86_400
@@ -83,8 +87,14 @@ def _token_recipe(
     # Who asks for all that there is room for is content with any room.
     room = 1 if request.max_tokens is None or asked >= ALL_THERE_IS else asked
     tools = _tool_use(request, reader)
+    notices: list[tuple[str, str]] = []
+    if tools is not None and tools.markup is None:
+        tools = None
+        notices.append(("tools_unused", TOOLS_UNUSED))
     functions = [] if tools is None else read_functions(tools.functions)
     read = reader.read(request.prompt, request.messages, room if is_dropping else None, functions)
+    if read.dropped:
+        notices.append(("truncated", _dropped(read.dropped)))
     prompt_ids = packed_ids(read.ids)
     form = request.format
     held = tools is not None and (tools.forced or form is not None)
@@ -106,12 +116,12 @@ def _token_recipe(
         max_tokens=min(asked, reader.context - len(read.ids)),
         completes=request.prompt is not None,
         tools=tools,
-        notices=(("truncated", _dropped(read.dropped)),) if read.dropped else (),
+        notices=tuple(notices),
     )
 
 
 def _tool_use(request: Open, reader: PromptReader | None) -> ToolUse | None:
-    """What may be called, for an engine with the markup of its model."""
+    """Return what may be called, for an engine with the markup of its model if that has one."""
     tools = request.tools
     if tools is None or tools.choice is ToolChoice.NONE:
         return None

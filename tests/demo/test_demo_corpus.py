@@ -129,3 +129,11 @@ def test_the_chat_template_writes_conversations_as_the_corpus_does() -> None:
     ]
     rendered = template.render(messages=messages, add_generation_prompt=True)
     assert rendered == f"{USER}Hello!{ASSISTANT}Hi.{END}{USER}What is 1 + 1?{ASSISTANT}"
+
+
+def test_the_chat_template_takes_the_result_of_a_tool_as_given_text() -> None:
+    template = jinja2.Environment().from_string(CHAT_TEMPLATE)
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}
+    messages = [call, {"role": "tool", "tool_call_id": "a", "content": "42"}]
+    rendered = template.render(messages=messages, add_generation_prompt=True)
+    assert rendered == f"{ASSISTANT}{END}{USER}42{ASSISTANT}"

@@ -8,7 +8,7 @@ import jinja2
 import pytest
 from tokenizers import Tokenizer
 
-from demo.corpus import END, SPECIAL_TOKENS
+from demo.corpus import CHAT_TEMPLATE, END, SPECIAL_TOKENS
 from demo.evaluate import answer, chat, false_claims
 from demo.export import END_ID
 from kernels.shapes import WEIGHTS_PER_BYTE
@@ -51,6 +51,7 @@ def test_its_special_tokens_are_single_ids_and_the_end_is_its_eos(tokenizer: Tok
 
 def test_its_chat_template_renders_a_question_as_it_was_trained(tokenizer: Tokenizer) -> None:
     config = json.loads((MODEL_DIRECTORY / "tokenizer_config.json").read_text("utf-8"))
+    assert config["chat_template"] == CHAT_TEMPLATE
     template = jinja2.Environment().from_string(config["chat_template"])
     messages = [{"role": "user", "content": "Hello!"}]
     assert template.render(messages=messages, add_generation_prompt=True) == chat("Hello!")

@@ -3,7 +3,7 @@
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { generateText, streamText } from "ai";
+import { generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
 import { EventSource } from "eventsource";
 import { Chat } from "./chat.mjs";
 
@@ -89,6 +89,25 @@ async function provided() {
   return told;
 }
 
+// A tool is called because it has to be, and its result is left to the model.
+async function tools() {
+  const digits = { type: "object", properties: { a: { enum: [1, 2] } }, required: ["a"] };
+  const openai = createOpenAI({ baseURL: `${edge}/v1`, apiKey: "unused" });
+  const told = {};
+  for (const model of [openai.responses("demo"), openai.chat("demo")]) {
+    const { steps, text } = await generateText({
+      model,
+      tools: { double: tool({ inputSchema: jsonSchema(digits), execute: ({ a }) => String(2 * a) }) },
+      prompt: "What is 1 + 1?",
+      maxOutputTokens: 100,
+      stopWhen: stepCountIs(2),
+      prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber ? "auto" : "required" }),
+    });
+    told[model.provider] = { called: steps[0].toolCalls.map(({ toolName }) => toolName), steps: steps.length, text };
+  }
+  return told;
+}
+
 // EventSource reads the native route of the stream that a response is, from any index.
 async function eventSource() {
   const openai = createOpenAI({ baseURL: `${edge}/v1`, apiKey: "unused" });
@@ -109,6 +128,7 @@ console.log(
     conversation: await conversation(),
     refused: await refused(),
     provided: await provided(),
+    tools: await tools(),
     eventSource: await eventSource(),
   }),
 );

@@ -49,5 +49,14 @@ async def test_a_provider_streams_what_it_gets_at_once(told: dict[str, Any], pro
     assert answer["reason"] in ("stop", "length") and answer["usage"] > 10
 
 
+@pytest.mark.parametrize("provider", ["openai.responses", "openai.chat"])
+async def test_a_tool_is_called_and_its_result_answered(
+    told: dict[str, Any], provider: str
+) -> None:
+    answer = told["tools"][provider]
+    assert set(answer["called"]) == {"double"} and answer["steps"] == 2
+    assert answer["text"]
+
+
 async def test_an_eventsource_reads_the_stream_that_a_response_is(told: dict[str, Any]) -> None:
     assert told["eventSource"]["events"] == told["eventSource"]["text"] != ""

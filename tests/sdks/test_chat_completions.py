@@ -191,6 +191,22 @@ async def test_a_required_tool_is_called_whole_streamed_and_resumed(
     assert answer.choices[0].message.tool_calls
 
 
+async def test_a_result_of_a_tool_is_answered_in_text(sdk: openai.AsyncOpenAI) -> None:
+    """As tutorials on tools go: one call is required, and the rest is left to the model."""
+    asked = CHAT | {"tools": [ADD], "parallel_tool_calls": False, "max_tokens": 100}
+    first = await sdk.chat.completions.create(**asked, tool_choice="required")
+    message = first.choices[0].message
+    [call] = cast(Any, message.tool_calls)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "12 + 30 = 42"}
+    turns: Any = [*CHAT["messages"], message.to_dict(), result]
+    chunks = await streamed(sdk, **asked | {"messages": turns, "tool_choice": "auto"})
+    said = [c.choices[0] for c in chunks if c.choices]
+    assert "".join(choice.delta.content or "" for choice in said)
+    assert said[-1].finish_reason in ("stop", "length")
+    notices = [chunk.notice["code"] for chunk in chunks if hasattr(chunk, "notice")]
+    assert notices == ["tools_unused"]
+
+
 async def test_completions_of_several_prompts_and_the_models(sdk: openai.AsyncOpenAI) -> None:
     prompts = ["Once upon a time", "The fox"]
     asked: dict[str, Any] = {"model": "demo", "max_tokens": 12, "seed": 3, "n": 2}
@@ -250,7 +266,6 @@ async def test_more_prompts_than_are_made_at_a_time(sdk: openai.AsyncOpenAI) -> 
         ({"logit_bias": {"1": 5}}, 400, "logit_bias", "unsupported_parameter"),
         ({"top_logprobs": 2}, 400, "top_logprobs", None),
         ({"tool_choice": "required"}, 400, "tool_choice", None),
-        ({"tools": [ADD]}, 400, "tools", "unsupported"),
         (
             {
                 "tools": [

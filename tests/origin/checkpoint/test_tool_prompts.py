@@ -100,7 +100,8 @@ def test_a_schema_for_the_answer_goes_with_tools_and_says_nothing_where_one_must
 ) -> None:
     schema = OutputFormat(FormatKind.JSON_SCHEMA, '{"type":"object"}')
     either = admitted(reader, replace(asking(Tools(json.dumps([ADD]))), format=schema))
-    assert either.format == (schema.kind.word, schema.source) and either.tools is not None
+    assert either.format is not None and either.format[0] == schema.kind.word
+    assert either.tools is not None
     forced = asking(Tools(json.dumps([ADD]), ToolChoice.REQUIRED))
     assert admitted(reader, replace(forced, format=schema)) == admitted(reader, forced)
     bad = json.dumps([{"name": "bad", "parameters": {"type": "wizard"}}])
@@ -129,20 +130,24 @@ def test_what_cannot_be_is_refused_by_name(
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("template", [NO_TOOLS, UNKNOWN])
-def test_a_model_that_cannot_call_says_so(tmp_path: Path, template: str) -> None:
-    reader = reader_of(tmp_path, template)
-    turns = (Message("user", "1 + 1?"),)
-    with pytest.raises(CallerError) as caught:
-        admitted(reader, asking(Tools(json.dumps([ADD])), turns))
+@pytest.mark.parametrize("choice", [ToolChoice.AUTO, ToolChoice.REQUIRED])
+def test_a_model_that_calls_in_an_unknown_form_is_refused(
+    tmp_path: Path, choice: ToolChoice
+) -> None:
+    reader = reader_of(tmp_path, UNKNOWN)
+    with pytest.raises(CallerError, match="a form that is not known") as caught:
+        admitted(reader, asking(Tools(json.dumps([ADD]), choice), (Message("user", "1 + 1?"),)))
     assert (caught.value.code, caught.value.field) == ("unsupported", "tools")
-    forced = asking(Tools(json.dumps([ADD]), ToolChoice.REQUIRED), turns)
-    if template is NO_TOOLS:  # it can be forced, for it has no other form
-        recipe = admitted(reader, forced)
-        assert recipe.tools is not None and recipe.tools.markup == "hermes"
-    else:
-        with pytest.raises(CallerError):
-            admitted(reader, forced)
+
+
+def test_a_model_without_a_form_of_its_own_calls_only_where_it_must(tmp_path: Path) -> None:
+    reader = reader_of(tmp_path, NO_TOOLS)
+    turns = (Message("user", "1 + 1?"),)
+    left = admitted(reader, asking(Tools(json.dumps([ADD])), turns))
+    assert left.tools is None and [code for code, _ in left.notices] == ["tools_unused"]
+    forced = admitted(reader, asking(Tools(json.dumps([ADD]), ToolChoice.REQUIRED), turns))
+    assert forced.tools is not None and forced.tools.markup == "hermes"
+    assert forced.notices == ()
 
 
 def test_who_asks_for_all_that_there_is_room_for_gets_what_the_context_leaves(

@@ -246,6 +246,22 @@ def test_objects_that_list_properties_are_closed_unless_the_model_is_set_otherwi
         assert schema.get("additionalProperties", True) is open_objects
 
 
+CONVERSATION = (Message("user", "x"),)
+
+
+@pytest.mark.parametrize("form", [None, OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(CITY))])
+def test_a_model_that_calls_no_tools_by_itself_answers_in_text_and_says_so(
+    reader: PromptReader, form: OutputFormat | None
+) -> None:
+    tools = Tools(json.dumps([{"name": "weather", "parameters": CITY}]))
+    plain = admitted(reader, Open(model="demo", messages=CONVERSATION))
+    recipe = admitted(reader, Open(model="demo", messages=CONVERSATION, tools=tools, format=form))
+    assert recipe.tools is None and recipe.prompt_ids == plain.prompt_ids
+    assert (recipe.format is None) is (form is None)
+    [(code, message)] = recipe.notices
+    assert code == "tools_unused" and "required" in message
+
+
 def test_a_server_is_given_the_schema_of_the_request() -> None:
     form = OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(CITY))
     recipe = admit(
