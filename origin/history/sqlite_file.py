@@ -121,7 +121,7 @@ class SqliteHistory:
             await self._connection.execute("BEGIN IMMEDIATE")
             try:
                 for statement, rows in schema.in_groups(entries):
-                    await self._connection.executemany(_own(statement), rows)
+                    await self._connection.executemany(_own(statement), map(_named, rows))
                 await self._connection.commit()
             except BaseException:
                 with suppress(sqlite3.Error):
@@ -129,7 +129,7 @@ class SqliteHistory:
                 raise
 
     async def rows(self, query: str, *values: str | int) -> Sequence[tuple[Any, ...]]:
-        async with self._doing(), self._connection.execute(_own(query), values) as cursor:
+        async with self._doing(), self._connection.execute(_own(query), _named(values)) as cursor:
             return [tuple(row) for row in await cursor.fetchall()]
 
     async def close(self) -> None:
@@ -158,5 +158,13 @@ def is_sqlite(path: Path) -> bool:
 
 
 def _own(statement: str) -> str:
-    """Parameters as SQLite numbers them."""
-    return re.sub(r"\$(\d+)", r"?\1", statement)
+    """Return a statement with the parameters $1, $2, … as named ones.
+
+    From Python 3.12 on `sqlite3` deprecates numbered parameters that are given in a sequence.
+    """
+    return re.sub(r"\$(\d+)", r":p\1", statement)
+
+
+def _named(values: Sequence[Any]) -> dict[str, Any]:
+    """Return the values of $1, $2, … by the names that they have in a statement of ours."""
+    return {f"p{number}": value for number, value in enumerate(values, 1)}

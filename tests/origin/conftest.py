@@ -1,20 +1,35 @@
+"""Fixtures of the origin's tests. What needs torch is imported by the fixtures that need it.
+
+CI runs the tests that need no torch a second time, on another Python without it.
+"""
+
+from __future__ import annotations
+
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from ledger.sqlite.ledger import SqliteLedger
-from origin.models.cpu_model import CpuModel, load
-from origin.workers.token_worker import TORCH_THREADS
-from tests.interpreter import kernel_device
 from tests.origin.stage import Stage
-from tests.origin.tiny_checkpoint import write_checkpoint
 
-# As in a worker: a second thread costs more than it brings, and may change the last bits.
-torch.set_num_threads(TORCH_THREADS)
-DEVICE = kernel_device()
+if TYPE_CHECKING:
+    import torch
+
+    from origin.models.cpu_model import CpuModel
+
+if find_spec("torch") is not None:
+    import torch
+
+    from origin.workers.token_worker import TORCH_THREADS
+    from tests.interpreter import kernel_device
+
+    # As in a worker: a second thread costs more than it brings, and may change the last bits.
+    torch.set_num_threads(TORCH_THREADS)
+    DEVICE = kernel_device()
 
 
 @pytest.fixture(scope="session")
@@ -36,11 +51,15 @@ def few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random BitNet of two layers; tests that change a checkpoint write their own."""
+    from tests.origin.tiny_checkpoint import write_checkpoint
+
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="session")
 def model(checkpoint: Path) -> CpuModel:
+    from origin.models.cpu_model import load
+
     return load(checkpoint)
 
 
