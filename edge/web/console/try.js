@@ -262,7 +262,7 @@ function Wire({ chat }) {
     </section>
     <section class="card">
       <h2>What happened</h2>
-      <ol class="events" ref=${newest} tabindex="0" aria-label="What happened">${(wire?.events || []).slice(-40).map(
+      <ol class="events" ref=${(at) => newest(at)} tabindex="0" aria-label="What happened">${(wire?.events || []).slice(-40).map(
         (event) => html`<li><span class="mono soft">${(event.at / 1000).toFixed(2)} s</span> ${event.what}</li>`,
       )}</ol>
       ${wire?.id && html`<p class="note"><a class="mono" href=${`#/ledger/${wire.id}`}>${wire.id.slice(0, 8)}…</a> in the ledger</p>`}
