@@ -359,7 +359,8 @@ class EdgeLink(asyncio.Protocol):
                 self._spawn(corr, self._begin(corr, feed, self._service.open(frame)))
             case Resume() | Renew():
                 feed = self._feed(corr, frame, follow=frame.follow)
-                self._spawn(corr, self._begin(corr, feed, self._service.resume(frame)))
+                known = frame.mac if isinstance(frame, Renew) else None
+                self._spawn(corr, self._begin(corr, feed, self._service.resume(frame), known))
             case Cancel():
                 self._check_free(corr)
                 self._answers.add(corr)
@@ -403,10 +404,19 @@ class EdgeLink(asyncio.Protocol):
         if (sender := self._feeds.pop(corr, None) or self._calls.pop(corr, None)) is not None:
             sender.detach()
 
-    async def _begin(self, corr: int, feed: Feed, opening: Coroutine[None, None, Opened]) -> None:
+    async def _begin(
+        self,
+        corr: int,
+        feed: Feed,
+        opening: Coroutine[None, None, Opened],
+        known: bytes | None = None,
+    ) -> None:
+        """Answer a request to read, and begin; `known` is the pass that the edge has already."""
         opened = await opening
         if self._feeds.get(corr) is feed:  # not detached meanwhile
-            self.send(encode(Pass(self._service.keys.pass_for(opened.stream)), corr))
+            mac = self._service.keys.pass_for(opened.stream)
+            if mac != known:
+                self.send(encode(Pass(mac), corr))
             self.send(encode(opened, corr))
             feed.attach(opened.stream, opened.next_index)
 

@@ -376,8 +376,14 @@ async def test_an_edge_renews_with_its_pass_when_the_token_has_expired(
         again = await house.greeted()
         again.send(Renew(answer.stream, None, True, 10, None, mac), 1)
         _, renewed = await again.next()
-        assert isinstance(renewed, Opened)
-        assert again.passes == {1: mac}
+        assert renewed == Opened(answer.stream, 0, "", "", 0)  # the client has had all else
+        assert again.passes == {}
+        keys = TokenKeys({"new": bytes([1] * 32), "k": bytes(32)})
+        house.service = replace(house.service, keys=keys)
+        later = await house.greeted()
+        later.send(Renew(answer.stream, None, True, 10, None, mac), 1)
+        assert (await later.next())[1] == renewed
+        assert later.passes == {1: keys.pass_for(answer.stream)}, "the old key may go now"
         await house.step(house.slot, house.slot.last[0], 0, "a")
         assert await again.next() == (1, Token("a", 0))
         for stream, forged in ((answer.stream, bytes(32)), (bytes(16), mac)):
