@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from psycopg import AsyncConnection, errors
 
-from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
+from ledger.errors import ConfigError, Damaged, LedgerAway, LedgerFailed, TailraceError
 from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite
 from ledger.postgres import statements as sql
 from ledger.postgres.plan import GroupPlan, Item, Object
@@ -310,9 +310,11 @@ class Writer:
                     item.error = refusal
                 self._release(plan)
                 group.done.set_result(None)
-        except (LedgerAway, LedgerFailed, ConfigError) as error:
+        except (LedgerFailed, ConfigError) as error:
+            self.fail(error)
+        except (LedgerAway, Damaged) as error:
             # Away for longer than the writer waits is for good: its lease has lapsed.
-            self.fail(LedgerFailed(error.message) if isinstance(error, LedgerAway) else error)
+            self.fail(LedgerFailed(error.message, hint=error.hint))
         except BaseException as error:
             # Whatever it is, nobody may wait for ever.
             self.fail(LedgerFailed(f"the commit could not be made: {error!r}"))

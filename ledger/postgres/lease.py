@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from psycopg import AsyncConnection
 
-from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
+from ledger.errors import ConfigError, Damaged, LedgerAway, LedgerFailed, TailraceError
 from ledger.postgres.commit import replaced
 from ledger.postgres.schema import check_fsync
 from ledger.postgres.server import LastingConnection
@@ -78,6 +78,9 @@ class Lease:
                 pass  # it lapses, and is renewed when the server is back
             except (LedgerFailed, ConfigError) as error:
                 lost(error)
+                return
+            except Damaged as error:
+                lost(LedgerFailed(error.message, hint=error.hint))
                 return
             tick()
             await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)

@@ -28,7 +28,7 @@ from psycopg.errors import Diagnostic
 from psycopg.pq import Conninfo, PGconn, Ping, TransactionStatus
 
 from ledger.backoff import Backoff
-from ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
+from ledger.errors import ConfigError, Damaged, LedgerAway, LedgerFailed, TailraceError
 from ledger.postgres.rows import register
 from ledger.postgres.schema import Identity, check_server
 from ledger.settings import MAX_PORT
@@ -88,6 +88,8 @@ _PLACE = ("host", "hostaddr", "port")
 _LOST = ("08", "57P01", "57P02", "57P03", "57P05", "25006", "25P03")
 # Undone by the server, and none of it is stored: it crossed another one, or was cancelled there.
 _UNDONE = ("40001", "40P01", "55P03", "57014")
+# What the server could not do now: it lacks memory or disk, or a read has failed.
+_PASSING = ("53", "58030")
 
 
 class Connection(AsyncConnection[Any]):
@@ -276,7 +278,8 @@ class LastingConnection:
     async def run(self, work: Work[T], patience_s: float = READ_PATIENCE_S) -> T:
         """Do `work` on a live connection, again and again until it is done.
 
-        Raises `LedgerAway` when the server is away for longer, `LedgerFailed` when it refuses.
+        Raises `LedgerAway` when the server is away for longer or cannot do it now, `Damaged` for
+        what it finds damaged, `LedgerFailed` when it refuses.
         """
         async with self._turn:
             deadline = asyncio.get_running_loop().time() + patience_s
@@ -374,7 +377,12 @@ def failed(error: psycopg.Error) -> TailraceError:
             field="ledger.url",
             hint="the role needs CREATE on the database, or all rights in its schema tailrace",
         )
-    return LedgerFailed(f"PostgreSQL: {first_line(error)}", hint="see the server's log")
+    message = f"PostgreSQL: {first_line(error)}"
+    if isinstance(error, psycopg.errors.DataCorrupted | psycopg.errors.IndexCorrupted):
+        return Damaged(message, hint="see to the disk; restore the database from a copy")
+    if sqlstate.startswith(_PASSING):
+        return LedgerAway(message, hint="see the server's log")
+    return LedgerFailed(message, hint="see the server's log")
 
 
 def away(error: psycopg.Error) -> LedgerAway:

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager, nullcontext
 import psycopg
 import pytest
 
-from ledger.errors import ConfigError, LedgerFailed, StaleEpoch
+from ledger.errors import ConfigError, Damaged, LedgerAway, LedgerFailed, StaleEpoch
 from ledger.interface import ObjectKey, ObjectWrite, Refusal
 from ledger.postgres.ledger import PostgresLedger
 from ledger.postgres.schema import Identity
-from ledger.postgres.server import Server, with_last
-from tests.ledger.backends import A, Clock, everything, new, token, tokens
+from ledger.postgres.server import Server, failed, with_last
+from tests.ledger.backends import A, B, Clock, everything, new, token, tokens
 from tests.ledger.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.anyio
@@ -337,3 +337,59 @@ async def test_a_new_timeline_alone_fails_a_ledger_whose_commits_waited_for_no_s
             connections.append(await ours.connect())
         for connection in connections:
             await connection.close()
+
+
+# ---- damaged pages ----
+
+
+async def test_a_broken_page_costs_those_who_read_it_and_nobody_else(
+    server: PostgresServer,
+) -> None:
+    clock, dsn = Clock(), server.dsn()
+    ledger = await PostgresLedger.open(dsn, clock, owner="one")
+    await ledger.create(new(A))
+    assert await ledger.append(tokens(A, range(3))) == []
+    clock.now += 10 * 3_600_000  # the frames of B lie in the partition of another hour
+    await ledger.create(new(B))
+    assert await ledger.append(tokens(B, range(3))) == []
+    epoch = (await ledger.objects.claim(KEY)).epoch
+    await ledger.objects.write(ObjectWrite(KEY, epoch, puts={"n": b"1"}))
+    await ledger.close()
+    [(first,)] = server.execute(
+        "SELECT pg_relation_filepath(tableoid) FROM tailrace.frame ORDER BY sid LIMIT 1", dsn
+    )
+    [(values,)] = server.execute("SELECT pg_relation_filepath('tailrace.value')", dsn)
+    server.execute("CHECKPOINT")
+    server.kill()
+    for table in (first, values):
+        with (server.data / str(table)).open("r+b") as raw:
+            raw.write(b"\xff" * 8192)
+    server.start()
+    ledger = await PostgresLedger.open(dsn, clock, owner="two")
+    try:
+        for read in (ledger.read(A, 0, 9), ledger.objects.get(KEY, ["n"])):
+            with pytest.raises(Damaged, match="invalid page") as error:
+                await read
+            assert not error.value.retryable
+        assert await ledger.read(B, 0, 9) == [token(index) for index in range(3)]
+        epoch = await ledger.take_over(B)
+        assert await ledger.append(tokens(B, [3], epoch)) == []
+        assert sorted(await ledger.unfinished()) == [A]
+    finally:
+        await ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "explained"),
+    [
+        (psycopg.errors.DataCorrupted, Damaged),
+        (psycopg.errors.IndexCorrupted, Damaged),
+        (psycopg.errors.OutOfMemory, LedgerAway),
+        (psycopg.errors.IoError, LedgerAway),
+        (psycopg.errors.UndefinedTable, LedgerFailed),
+    ],
+)
+def test_what_the_server_could_not_read_is_no_failed_ledger(
+    error: type[psycopg.Error], explained: type[Exception]
+) -> None:
+    assert type(failed(error("as it says"))) is explained
