@@ -241,15 +241,18 @@ async def test_objects_that_hold_nothing_are_all_forgotten_in_one_sweep(
         assert tables.count("object") == 0
 
 
-async def test_a_clock_that_is_ahead_of_the_servers_removes_nothing(
+async def test_a_clock_that_is_ahead_of_the_servers_removes_nothing_too_early(
     backend: PostgresBackend,
 ) -> None:
-    backend.clock.now = now_ms()
+    backend.clock.now = now_ms() - 25 * HOUR_MS
     async with opened(backend) as ledger:
+        await ledger.create(new(B, ttl_s=3600))
+        await finish(ledger, B, 3)
+        backend.clock.now += 25 * HOUR_MS
         await ledger.create(new(A, ttl_s=3600))
         await finish(ledger, A, 3)
         backend.clock.now += 24 * HOUR_MS
-        assert await ledger.expire() == 0
-        await ledger.create(new(B, ttl_s=-25 * 3600))
-        await finish(ledger, B, 3)
         assert await ledger.expire() == 1
+        assert (await ledger.info(A)).ended
+        with pytest.raises(NotFound):
+            await ledger.info(B)
