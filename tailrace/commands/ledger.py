@@ -351,13 +351,19 @@ def _tell(figures: Mapping[str, object], *, as_json: bool) -> None:
         typer.echo(f"{name:16} {_readable(name, value)}")
 
 
+TIMES = {"created_ms", "expires_ms"}
+"""Figures that are points in time; the others in ms are durations."""
+
+
 def _readable(name: str, value: object) -> str:
     if value is None:
         return "-"
-    if name.endswith("_ms") and isinstance(value, int) and name != "ttl_ms":
+    if name in TIMES and isinstance(value, int):
         from datetime import UTC, datetime
 
         return datetime.fromtimestamp(value / 1000, UTC).isoformat(timespec="seconds")
+    if name.endswith("_ms") and isinstance(value, int):
+        return f"{value:,} ms"
     if name.endswith("_bytes") and isinstance(value, int):
         return f"{value:,}"
     return str(value)

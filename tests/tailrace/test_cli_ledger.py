@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ledger.frame import split
+from tailrace.commands.ledger import _readable
 from tests.ledger.ledger_files import (
     SECRET,
     A,
@@ -119,6 +120,12 @@ async def test_show_tells_of_one_stream(ledger: Place) -> None:
     assert told["recipe"] == {"model": "demo"}
     assert told["stored_bytes"] >= told["frame_bytes"]
     assert "unfinished" in on(ledger, "show", B.hex())
+
+
+def test_durations_are_no_dates() -> None:
+    assert _readable("created_ms", 1_000) == "1970-01-01T00:00:01+00:00"
+    for name in ("queue_ms", "first_ms", "whole_ms", "gap_p50_ms", "ttl_ms"):
+        assert _readable(name, 1_234) == "1,234 ms"
 
 
 async def test_tail_prints_from_an_index_on_and_ends_with_the_stream(ledger: Place) -> None:
