@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
 from typing import cast
 
@@ -76,11 +76,20 @@ async def test_a_flood_of_a_websocket_is_hung_up_on(served: Served, name: str) -
 
 @pytest.mark.parametrize("name", [name for name in floods.NAMES if name.startswith("h2_")])
 async def test_a_flood_of_http2_is_hung_up_on(served: Served, name: str) -> None:
-    said = await flooded(served, name)
-    assert GOAWAY_CALM in said
+    frames = list(frames_of(await flooded(served, name)))
+    kind, payload = frames[-1]
+    assert (kind, payload[4:8]) == (GOAWAY, ErrorCodes.ENHANCE_YOUR_CALM.to_bytes(4, "big"))
 
 
-GOAWAY_CALM = ErrorCodes.ENHANCE_YOUR_CALM.to_bytes(4, "big")
+GOAWAY = 7
+
+
+def frames_of(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The type and payload of each frame of HTTP/2."""
+    while data:
+        size = 9 + int.from_bytes(data[:3], "big")
+        yield data[3], data[9:size]
+        data = data[size:]
 
 
 class Paced:
@@ -89,15 +98,20 @@ class Paced:
     def __init__(self) -> None:
         self.now = 0.0
         self.turns = 0
+        self.between: Callable[[], None] = lambda: None  # turns
         self.input = InputTurns(self.clock_s, self.call_soon)
 
     def clock_s(self) -> float:
         self.now += TURN_S
         return self.now
 
-    def call_soon(self, act: object) -> None:
-        self.turns += 1
-        asyncio.get_running_loop().call_soon(act)  # type: ignore[arg-type]
+    def call_soon(self, act: Callable[[], None]) -> None:
+        def in_turn() -> None:
+            self.turns += 1
+            self.between()
+            act()
+
+        asyncio.get_running_loop().call_soon(in_turn)
 
 
 async def test_others_have_their_turn_after_each_slice_and_what_waits_is_bounded() -> None:
@@ -105,6 +119,7 @@ async def test_others_have_their_turn_after_each_slice_and_what_waits_is_bounded
     paced = Paced()
     pieces: list[int] = []
     waiting: list[int] = []
+    unbounded: list[int] = []  # bytes that waited while more was read
     async with ScriptedOrigin(3).listening() as origin, serving(origin) as served:
         object.__setattr__(served.shared, "input", paced.input)
         async with Client.connected(served) as client:
@@ -120,6 +135,14 @@ async def test_others_have_their_turn_after_each_slice_and_what_waits_is_bounded
                 receive(data)
 
             connection.speaker.receive = seen  # type: ignore[method-assign]
+
+            def between() -> None:
+                transport = connection._transport
+                assert transport is not None
+                if connection._input and transport.is_reading():
+                    unbounded.append(len(connection._input))
+
+            paced.between = between
             before = paced.turns
             body = b"x" * (1 << 20)
             head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
@@ -128,6 +151,7 @@ async def test_others_have_their_turn_after_each_slice_and_what_waits_is_bounded
             sending.cancel()
     assert max(pieces) == SLICE_BYTES
     assert paced.turns - before >= len(pieces) - 1
+    assert unbounded == []
     assert max(waiting) <= ONE_READ_BYTES + MAX_HELD_BYTES
 
 
