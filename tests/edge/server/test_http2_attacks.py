@@ -222,3 +222,27 @@ def test_what_a_client_lets_us_remember_is_bounded(pair: Pair) -> None:
         stream.end()
     pair.talk()
     assert pair.server._h2.encoder.header_table_size == 4096
+
+
+def test_a_header_block_full_of_changes_of_the_table_ends_the_connection(pair: Pair) -> None:
+    """One byte each, and thousands of them are a whole request's (RFC 7541, 6.3)."""
+    block = pair.client.encoder.encode(GET)
+    frame = HeadersFrame(1, b"\x20" * (int(MAX_POINTS) + 1) + block)
+    frame.flags.add("END_HEADERS")
+    frame.flags.add("END_STREAM")
+    pair.sends(frame)
+    pair.talk()
+    assert pair.server.closed
+
+
+def test_trailers_without_end_end_the_connection(pair: Pair) -> None:
+    for _ in range(2 * int(MAX_POINTS)):
+        stream = pair.asks(POST, ended=False)
+        pair.client.send_headers(stream.id, [("t", "t")], end_stream=True)
+        pair.talk()
+        if pair.server.closed:
+            break
+        stream.start(204, [])
+        stream.end()
+        pair.talk()
+    assert pair.server.closed
