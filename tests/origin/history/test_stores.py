@@ -11,7 +11,7 @@ import pytest
 from ledger.errors import ConfigError
 from origin.history import queries, schema
 from origin.history.recorder import HistoryRecorder
-from origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS, HistoryStore, Keeping
+from origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS, HistoryEntry, HistoryStore, Keeping
 from origin.history.sqlite_file import SqliteHistory
 from origin.pool.records import PoolChoice, PoolDecision
 from origin.workers.load_spans import LoadStage, WorkerStart
@@ -89,6 +89,31 @@ async def test_requests_are_read_as_a_trace_and_counted_by_model(store: HistoryS
         "took_ms": 2500,
     }
     assert await queries.models(store, pool.now_ms + 1) == []
+
+
+async def test_a_batch_that_a_table_cannot_hold_is_dropped_and_the_next_is_stored(
+    store: HistoryStore,
+) -> None:
+    pool = Pool(store)
+    pool.recorder.arrived(bytes(16), "a", HOT)
+    pool.recorder.served(bytes(16), 2**70, 1, "length")
+    await pool.recorder.flush()
+    assert (pool.recorder.dropped, pool.recorder.written) == (2, 0)
+    pool.recorder.arrived(bytes(16), "a", HOT)
+    await pool.recorder.flush()
+    [told] = await queries.models(store, 0)
+    assert (told["model"], told["arrivals"]) == ("a", 1)
+
+
+async def test_text_that_postgres_refuses_is_a_value_error(database: str) -> None:
+    from origin.history.postgres_tables import PostgresHistory
+
+    store = await PostgresHistory.open(database)
+    entry = HistoryEntry(schema.ARRIVED, ("00", "here", 1, "a\0b", HOT))
+    with pytest.raises(ValueError, match="NUL"):
+        await store.write([entry])
+    await store.write([entry._replace(values=("00", "here", 1, "ab", HOT))])
+    await store.close()
 
 
 async def test_starts_decisions_and_tiers_are_told_again(store: HistoryStore) -> None:
